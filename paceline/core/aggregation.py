@@ -1,0 +1,88 @@
+"""Mixing next-token distributions over documents and over sides: DRAGON, equations 2 and 4.
+
+The mixture of a side weighs its documents with softmax(score); the two sides' weights follow from log h, the
+logsumexp of the scores on each side, so that the whole is one softmax over all documents wherever they lie.
+Knows nothing of drafts, epochs or messages. Whether a truncated row suffices is for `certificates`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from paceline.core.dist import Dist, ProbArray
+
+SideName = TypeVar("SideName", bound=str)
+
+
+def log_weight(scores: Sequence[float]) -> float:
+    """log h = logsumexp of the documents' scores. Never normalised per side: that would make all sides equal.
+
+    Raises ValueError for no scores: a side without a document has no log h at all.
+    """
+    if not scores:
+        raise ValueError("a side without documents has no weight")
+    best = max(scores)
+    if math.isinf(best):
+        return best
+    return best + math.log(math.fsum(math.exp(score - best) for score in scores))
+
+
+def softmax(log_weights: Sequence[float]) -> list[float]:
+    """Weights that sum to 1. If all are -inf: equal weights."""
+    best = max(log_weights)
+    if best == -math.inf:
+        return [1.0 / len(log_weights)] * len(log_weights)
+    powers = [math.exp(weight - best) for weight in log_weights]
+    total = math.fsum(powers)
+    return [power / total for power in powers]
+
+
+def side_weights(log_h: Mapping[SideName, float | None]) -> dict[SideName, float]:
+    """eta of each side, summing to 1. None: it found no document, weight 0; all None: equal weights."""
+    if not log_h:
+        return {}
+    values = [-math.inf if value is None else value for value in log_h.values()]
+    return dict(zip(log_h, softmax(values), strict=True))
+
+
+def mix(dists: Sequence[Dist], log_weights: Sequence[float]) -> Dist:
+    """The mixture with weights softmax(log_weights). A single distribution is returned as it is.
+
+    Sparse ones may take part: a token counts as 0 where it is not kept, and the tails are mixed, so that the tail says
+    how much mass is not placed. Raises ValueError when the lengths differ or there is nothing to mix.
+    """
+    if not dists or len(dists) != len(log_weights):
+        raise ValueError(f"{len(dists)} distributions and {len(log_weights)} weights")
+    if len(dists) == 1:
+        return dists[0]
+    return mix_weighted(dists, softmax(log_weights))
+
+
+def mix_weighted(dists: Sequence[Dist], weights: Sequence[float]) -> Dist:
+    """The same with plain weights that sum to 1. A distribution of weight 1 is returned as it is."""
+    parts = [(dist, weight) for dist, weight in zip(dists, weights, strict=True) if weight > 0.0]
+    if len(parts) == 1:
+        return parts[0][0]
+    tail = math.fsum(weight * dist.tail for dist, weight in parts)
+    widest = max((dist for dist, _ in parts), key=lambda dist: len(dist.ids))
+    if widest.leading and all(not len(d.ids) or int(d.ids[-1]) < len(widest.ids) for d, _ in parts):
+        ids = widest.ids  # an id is its own index: no search, no sort
+    else:
+        ids = np.unique(np.concatenate([dist.ids for dist, _ in parts]))
+    probs: ProbArray = np.zeros(len(ids))
+    for dist, weight in parts:
+        if len(dist.ids) == len(ids):
+            probs += weight * dist.probs
+        else:
+            probs[np.searchsorted(ids, dist.ids)] += weight * dist.probs
+    return Dist(ids, probs, tail)
+
+
+def lane(dists: Sequence[Dist], weights: Sequence[float], token: int) -> int:
+    """Index of the side that gave the chosen token most of its probability; of equals the first."""
+    shares = [weight * dist.prob(token) for dist, weight in zip(dists, weights, strict=True)]
+    return shares.index(max(shares))

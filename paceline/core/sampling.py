@@ -1,0 +1,154 @@
+"""Sampling parameters and the one order of operations, everywhere:
+
+scores → bias, penalties → temperature → softmax (`warp`) → mixture over documents, then sides (`aggregation`) →
+top-k, top-p, min-p (`truncate`) → noise → token (`choose`).
+
+Temper then mix. At temperature 0 the target is the argmax of the temperature-1 mixture, so `warp` leaves the
+temperature alone there and `choose` adds no noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dist import Dist, IndexArray, ProbArray, best_indices
+from paceline.core.noise import contenders, gumbel
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. Field names and ranges are OpenAI's, besides `top_k` and `min_p`.
+
+    Ranges are the API's to check; a machine may rely on them.
+    """
+
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no limit
+    min_p: float = 0.0
+    presence_penalty: float = 0.0  # subtracted once from the score of a token that was generated before
+    frequency_penalty: float = 0.0  # subtracted once per earlier occurrence
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+
+
+def warp(dist: Dist, params: SamplingParams, counts: Mapping[int, int]) -> Dist:
+    """Bias, penalties and temperature, as if on scores: log-probabilities serve, softmax forgets the difference.
+
+    counts: how often each token occurs among the generated ones (the prompt does not count, as in OpenAI's API).
+    Returns `dist` itself when there is nothing to do. Ids outside the distribution are ignored. Of a sparse
+    distribution the tail is warped like one token without bias: exact at temperatures 0 and 1, else only an estimate.
+    """
+    places, shifts = _shifts(dist, params, counts)
+    exponent = 1.0 if params.temperature == 0.0 else 1.0 / params.temperature
+    if exponent == 1.0:
+        if len(places) == 0:
+            return dist
+        if float(np.abs(shifts).max()) <= _SAFE_SHIFT:
+            probs = dist.probs.copy()
+            probs[places] *= np.exp(shifts)
+            total = float(probs.sum()) + dist.tail
+            if total > 0.0:
+                probs /= total
+                return Dist(dist.ids, probs, dist.tail / total)
+    return _warp_in_logs(dist, places, shifts, exponent)
+
+
+_SAFE_SHIFT = 300.0  # exp of it, times a probability, is far from float64's limits
+
+
+def _warp_in_logs(dist: Dist, places: IndexArray, shifts: ProbArray, exponent: float) -> Dist:
+    with np.errstate(divide="ignore"):  # log 0 is -inf here, and stays impossible
+        scores = np.log(dist.probs)
+        tail = float(np.log(np.float64(dist.tail)))
+    scores[places] += shifts
+    best = max(float(scores.max(initial=-np.inf)), tail)
+    if best == -np.inf:
+        return dist  # nothing has mass: nothing to move
+    scores -= best
+    scores *= exponent
+    np.exp(scores, out=scores)
+    tail = float(np.exp((tail - best) * exponent))
+    total = float(scores.sum()) + tail
+    scores /= total
+    return Dist(dist.ids, scores, tail / total)
+
+
+def _shifts(dist: Dist, params: SamplingParams, counts: Mapping[int, int]) -> tuple[IndexArray, ProbArray]:
+    """Where scores change, and by how much: OpenAI's formula, bias - count * frequency - (count > 0) * presence."""
+    by_token = dict(params.logit_bias)
+    if params.presence_penalty or params.frequency_penalty:
+        for token, count in counts.items():
+            if count > 0:
+                penalty = count * params.frequency_penalty + params.presence_penalty
+                by_token[token] = by_token.get(token, 0.0) - penalty
+    found = [(at, shift) for token, shift in by_token.items() if shift and (at := dist.index(token)) is not None]
+    places = np.array([at for at, _ in found], dtype=np.intp)
+    return places, np.array([shift for _, shift in found], dtype=np.float64)
+
+
+def truncate(dist: Dist, params: SamplingParams) -> Dist:
+    """Top-k, then top-p of what that left, then min-p relative to the maximum; equals fall by id, lower ids stay.
+
+    Top-p keeps the smallest set whose share is at least `top_p`, the crossing token included. At least one token stays.
+    Not renormalised: what is cut goes to the tail. Returns `dist` itself when nothing is cut. At temperature 0 nothing
+    is cut, because the argmax survives each of the three.
+    """
+    probs = dist.probs
+    if params.temperature == 0.0 or len(probs) == 0:
+        return dist
+    cut_k, cut_p = 0 < params.top_k < len(probs), params.top_p < 1.0
+    floor = params.min_p * float(probs.max()) if params.min_p > 0.0 else 0.0
+    if not cut_k and not cut_p:
+        return dist.kept(probs >= floor) if floor else dist
+    if cut_k:
+        falling = probs[best_indices(probs, params.top_k)]
+        total = float(falling.sum())
+    else:
+        total = float(probs.sum()) + dist.tail
+        falling = _head(probs, params.top_p, total)
+    keep = len(falling)
+    if cut_p:
+        reached = np.cumsum(falling) >= params.top_p * total
+        keep = int(np.argmax(reached)) + 1 if reached.any() else keep
+    if floor:
+        keep = min(keep, int(np.count_nonzero(falling >= floor)))
+    return dist.kept(_largest(probs, keep, float(falling[keep - 1])))
+
+
+def _head(probs: ProbArray, top_p: float, total: float) -> ProbArray:
+    """The largest probabilities, falling, as many as surely hold `top_p` of the total: all that lie below the floor
+    together do not amount to what may be left off. Spares sorting a whole vocabulary."""
+    floor = (1.0 - top_p) * total / (len(probs) + 1)
+    return np.sort(probs[probs >= min(floor, float(probs.max()))])[::-1]
+
+
+def _largest(probs: ProbArray, keep: int, edge: float) -> NDArray[np.bool_]:
+    """Mask of the `keep` largest, of which `edge` is the least; of those equal to it the lowest ids."""
+    mask = probs > edge
+    ties = np.flatnonzero(probs == edge)
+    mask[ties[: keep - int(np.count_nonzero(mask))]] = True
+    return mask
+
+
+def choose(dist: Dist, params: SamplingParams, position: int) -> int:
+    """The token: argmax(log p + G) over `ids` with G from `noise.gumbel(seed, position, ids)`; G is 0 at temperature 0.
+
+    Of equals the lowest id. A token of probability 0 is never chosen, and the tail cannot be: truncate or certify
+    first. Raises ValueError when no id has any probability. position: absolute output position.
+    """
+    first = int(np.argmax(dist.probs)) if len(dist.probs) else 0
+    if len(dist.probs) == 0 or not dist.probs[first] > 0.0:
+        raise ValueError("no token has a probability above 0")
+    if params.temperature == 0.0:
+        return int(dist.ids[first])
+    # Only ids that can beat the most probable one are looked at closely: for most rows a handful of the vocabulary.
+    start = float(np.log(dist.probs[first]) + gumbel(params.seed, position, dist.ids[first : first + 1])[0])
+    places = contenders(params.seed, position, dist.ids, dist.probs, start)
+    ids = dist.ids[places]
+    scores = np.log(dist.probs[places]) + gumbel(params.seed, position, ids)
+    return int(ids[int(np.argmax(scores))])

@@ -1,0 +1,55 @@
+"""Small running estimates of things that are measured while the program runs. No clock: the caller brings numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class MovingAverage:
+    """Exponentially weighted mean, unbiased from the first value on (as Adam's, Kingma and Ba 2015)."""
+
+    weight: float = 0.1  # of the newest value, in (0, 1]
+    _sum: float = 0.0
+    _share: float = 0.0  # how much of the weights has been seen
+
+    def add(self, value: float) -> None:
+        self._sum += self.weight * (value - self._sum)
+        self._share += self.weight * (1.0 - self._share)
+
+    @property
+    def value(self) -> float | None:
+        """None before the first value."""
+        return self._sum / self._share if self._share else None
+
+
+@dataclass(slots=True)
+class LineFit:
+    """Least squares of y over x, e.g. decode seconds over position, older points forgotten by `memory` per new one.
+
+    Centred updates (Welford's), so that large positions cost no precision.
+    """
+
+    memory: float = 1.0  # in (0, 1]; 1: nothing is forgotten
+    _count: float = 0.0
+    _mean_x: float = 0.0
+    _mean_y: float = 0.0
+    _spread: float = 0.0  # sum of (x - mean_x)**2
+    _joint: float = 0.0  # sum of (x - mean_x) * (y - mean_y)
+
+    def add(self, x: float, y: float) -> None:
+        self._count = self.memory * self._count + 1.0
+        away = x - self._mean_x
+        self._mean_x += away / self._count
+        self._mean_y += (y - self._mean_y) / self._count
+        self._spread = self.memory * self._spread + away * (x - self._mean_x)
+        self._joint = self.memory * self._joint + away * (y - self._mean_y)
+
+    @property
+    def slope(self) -> float:
+        """0 while all points have one x."""
+        return self._joint / self._spread if self._spread > 0.0 else 0.0
+
+    def at(self, x: float) -> float | None:
+        """The line's value; None before the first point."""
+        return self._mean_y + self.slope * (x - self._mean_x) if self._count else None

@@ -1,0 +1,66 @@
+"""Every error Paceline raises on purpose.
+
+PacelineError
+├── ConfigError                 names the option and the accepted values
+├── RequestError                carries the HTTP status and OpenAI's `type`, `code` and `param`
+├── LinkError
+│   ├── LocalProtocolError      this side broke the protocol: a bug here
+│   ├── RemoteProtocolError     the peer did: the link is closed with a code, nothing else suffers
+│   └── LinkClosed              gone: the driver turns it into the event `LinkLost`
+└── EngineError                 out of memory, bad weights, a segment that does not fit
+
+Asserts are for our own mistakes; a user's input never reaches one.
+"""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """Base of all errors raised on purpose. Its text is a sentence for the user."""
+
+
+class ConfigError(PacelineError):
+    """A setting, a path or a model name cannot be used. The text says which and what would be accepted."""
+
+
+class RequestError(PacelineError):
+    """A request cannot be served. Becomes an HTTP answer in OpenAI's error shape."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        type: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.code = code
+        self.param = param
+
+
+class LinkError(PacelineError):
+    """Something about the link between a device and a cloud."""
+
+
+class LocalProtocolError(LinkError):
+    """This side tried something the link protocol does not allow."""
+
+
+class RemoteProtocolError(LinkError):
+    """The peer sent something the link protocol does not allow."""
+
+    def __init__(self, message: str, *, close_code: int) -> None:
+        super().__init__(message)
+        self.close_code = close_code
+
+
+class LinkClosed(LinkError):
+    """The link is gone."""
+
+
+class EngineError(PacelineError):
+    """The engine cannot do what was asked: out of blocks, bad weights, a row that was never written."""

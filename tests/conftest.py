@@ -1,0 +1,26 @@
+"""For every test: one thread for torch, asyncio as anyio's backend, nothing from the user's own environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two processes on two cores, not four threads
+os.environ["HF_HUB_OFFLINE"] = "1"  # a test that would download fails at once
+for key in [key for key in os.environ if key.startswith("PACELINE_")]:
+    del os.environ[key]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def own_state_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Default state directories lie in a fresh folder, in this process and in those it starts."""
+    directory = tmp_path_factory.mktemp("state")
+    monkeypatch.setenv("XDG_STATE_HOME", str(directory))
+    return directory

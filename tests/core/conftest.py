@@ -1,0 +1,8 @@
+"""Properties are checked on the same examples in every run, and a slow machine fails none of them."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+settings.register_profile("core", deadline=None, derandomize=True, database=None)
+settings.load_profile("core")
