@@ -1,0 +1,98 @@
+"""Why a link ends: one named code per reason, in the range RFC 6455 leaves to applications, with what to do about it.
+
+A close frame holds 123 bytes of reason, so only the peculiar part travels; both sides look the advice up by the code.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+MAX_REASON_BYTES = 123  # RFC 6455, 5.5: a control frame's payload is 125 bytes, two of them the code
+
+
+class CloseCode(IntEnum):
+    """4000-4099: ordinary ends; 4100-4199: the two sides do not fit; 4200-4299: the peer broke the protocol."""
+
+    CLOSING = 4000
+    DRAINED = 4001
+    HEARTBEAT_LOST = 4002
+    DUPLICATE_DEVICE = 4003
+    TOO_SLOW = 4004
+    INTERNAL_ERROR = 4005
+    VERSION_MISMATCH = 4100
+    TOKENIZER_MISMATCH = 4101
+    NO_COMMON_STRATEGY = 4102
+    BAD_CREDENTIAL = 4103
+    REVOKED = 4104
+    BAD_FRAME = 4200
+    TOO_LARGE = 4201
+    HANDSHAKE_TIMEOUT = 4202
+    UNEXPECTED_MESSAGE = 4203
+    BAD_SESSION = 4204
+
+
+ADVICE: dict[int, str] = {
+    CloseCode.CLOSING: "The other side closed the link; a device connects again by itself.",
+    CloseCode.DRAINED: "The other side is going away and its sessions have ended; a device connects again by itself.",
+    CloseCode.HEARTBEAT_LOST: "Nothing was heard from the other side for two heartbeats; a device connects again by "
+    "itself. If it recurs, look at the network between them or at a machine that sleeps.",
+    CloseCode.DUPLICATE_DEVICE: "This device has linked again from elsewhere. If you run two agents with one "
+    "credential, enrol the second with a code of its own (`paceline devices add`).",
+    CloseCode.TOO_SLOW: "The other side did not take messages as fast as they were sent; a device connects again by "
+    "itself. If it recurs, the network is too slow for this strategy.",
+    CloseCode.INTERNAL_ERROR: "A fault in Paceline on the side that closed; its log says more.",
+    CloseCode.VERSION_MISMATCH: "The two sides speak different versions of the link; install the same Paceline "
+    "release on both.",
+    CloseCode.TOKENIZER_MISMATCH: "The two models give token ids different meanings; start both sides with models "
+    "that share a tokenizer.",
+    CloseCode.NO_COMMON_STRATEGY: "The two sides know no strategy in common; install the same Paceline "
+    "release on both.",
+    CloseCode.BAD_CREDENTIAL: "The server does not know this device's credential; enrol the device again with a code "
+    "from `paceline devices add`.",
+    CloseCode.REVOKED: "The server's owner has revoked this device; ask for a new code from `paceline devices add`.",
+    CloseCode.BAD_FRAME: "A frame could not be understood; if both sides are the same Paceline release, this is a "
+    "fault in Paceline.",
+    CloseCode.TOO_LARGE: "A frame was larger than the link allows; shorten the conversation or the answer.",
+    CloseCode.HANDSHAKE_TIMEOUT: "The other side did not introduce itself in time; check that a Paceline server and a "
+    "Paceline agent are at the two ends.",
+    CloseCode.UNEXPECTED_MESSAGE: "A message came at a time when the link does not allow it; if both sides are the "
+    "same Paceline release, this is a fault in Paceline.",
+    CloseCode.BAD_SESSION: "A message named a session that was never opened; if both sides are the same Paceline "
+    "release, this is a fault in Paceline.",
+}
+
+# What the connection itself may end with, RFC 6455, 7.4.1.
+_WEBSOCKET: dict[int, str] = {
+    1001: "The other side is going away; a device connects again by itself.",
+    1005: "The connection broke; a device connects again by itself.",
+    1006: "The connection broke; a device connects again by itself.",
+    1009: ADVICE[CloseCode.TOO_LARGE],
+    1012: "The other side restarts; a device connects again by itself.",
+}
+
+# Connecting again at once would be refused again: somebody must do something first.
+FATAL = frozenset(
+    {
+        CloseCode.DUPLICATE_DEVICE,
+        CloseCode.VERSION_MISMATCH,
+        CloseCode.TOKENIZER_MISMATCH,
+        CloseCode.NO_COMMON_STRATEGY,
+        CloseCode.BAD_CREDENTIAL,
+        CloseCode.REVOKED,
+    }
+)
+
+FIRST_DELAY_S = 0.2  # a device's wait before it connects again: up to this, doubled at each failure
+LONGEST_DELAY_S = 30.0
+
+
+def sentence(code: int, detail: str) -> str:
+    """What a user is told: the peculiar part, if any, and the advice that goes with the code."""
+    advice = ADVICE.get(code) or _WEBSOCKET.get(code) or f"The link was closed with code {code}."
+    said = "".join(sign if sign.isprintable() else " " for sign in detail)  # the peer's words go into a log's line
+    return f"{said}. {advice}" if said else advice
+
+
+def clipped(detail: str) -> str:
+    """As much of it as a close frame holds."""
+    return detail.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")

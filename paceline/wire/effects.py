@@ -1,0 +1,57 @@
+"""What a link's machine wishes: the driver carries these out in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.wire.messages import CloseSession, DraftTokens, Found, Have, Hello, OpenSession, Targets, Welcome
+
+Outgoing = OpenSession | CloseSession | Found | DraftTokens | Targets | Have  # what a session's two ends exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Transmit:
+    """One frame for the peer."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticate:
+    """Is this device who it says it is? Answer with `authenticated`."""
+
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """The handshake is done: sessions may be opened. Once."""
+
+    peer: Hello | Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """A message of an open session. With a CloseSession the session has ended on this side, too."""
+
+    message: Outgoing
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Call `tick` then. Replaces an earlier one."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """Last, once: close the connection with this code and `detail`, if it still stands. `reason` is for the user."""
+
+    code: int
+    detail: str
+    reason: str
+    by_peer: bool
+
+
+Effect = Transmit | Authenticate | Up | Deliver | WakeAt | Down

@@ -1,0 +1,256 @@
+"""The link as a machine: what may be said when, who is alive, which sessions are open. No socket, no clock (RFC 6455's
+frames, TLS and waiting are the driver's, `paceline.runtime.link`).
+
+The lifecycle is the table of `wire.lifecycle`. What it does not allow, coming from the peer, closes this link with a
+named code; from this side it is a bug here. Checking a credential may take time, so the machine asks for it with the
+effect `Authenticate` and is told with `authenticated`; until then it accepts nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from paceline.errors import LinkClosed, LocalProtocolError, RemoteProtocolError
+from paceline.wire.closing import CloseCode, sentence
+from paceline.wire.codec import decode, encode, peek_version
+from paceline.wire.effects import Authenticate, Deliver, Down, Effect, Outgoing, Transmit, Up, WakeAt
+from paceline.wire.lifecycle import NEXT, TRIGGERS, LinkState, Role, Trigger
+from paceline.wire.messages import (
+    VERSION,
+    CloseSession,
+    DraftTokens,
+    Drain,
+    Found,
+    Have,
+    Hello,
+    Message,
+    OpenSession,
+    Ping,
+    Pong,
+    Targets,
+    Welcome,
+)
+from paceline.wire.sessions import SessionTable
+
+__all__ = ["LinkMachine", "LinkState", "Outgoing", "Role"]
+
+HANDSHAKE_S = 5.0  # an unauthenticated peer gets this long
+HEARTBEAT_S = 3.0
+MAX_MISSED = 2  # heartbeats without a sign of life; so a dead peer is noticed within 6 to 9 s
+RTT_WEIGHT = 1 / 8  # of a new sample, as RFC 6298 weighs it
+
+
+class LinkMachine:
+    """One end of one connection. A device is built with its Hello, a cloud with its Welcome.
+
+    Times are seconds of any clock that does not go back. Does not reconnect, resend or keep sessions over connections.
+    """
+
+    def __init__(self, introduction: Hello | Welcome, *, vocab_size: int | None = None) -> None:
+        self.role = Role.DEVICE if isinstance(introduction, Hello) else Role.CLOUD
+        self.state = LinkState.OPENING
+        self.peer: Hello | Welcome | None = None
+        self.strategies: tuple[str, ...] = ()  # known to both
+        self.rtt: float | None = None  # s, smoothed
+        self.sessions = SessionTable(own_parity=1 if self.role is Role.DEVICE else 0)
+        self._introduction = introduction
+        self._vocab_size = vocab_size
+        self._hello: Hello | None = None  # whose credential is being checked
+        self._deadline = 0.0
+        self._unanswered: set[float] = set()  # sent_at of pings
+        self._missed = 0
+        self._heard = True  # since the last ping
+        self._leaving = False  # this side asked to drain
+
+    @property
+    def accepting(self) -> bool:
+        """Can a session be opened now?"""
+        return self.state is LinkState.READY
+
+    # ---- inputs -----------------------------------------------------------------------------------------------------
+    def opened(self, now: float) -> list[Effect]:
+        """The connection stands. First input, once."""
+        self._deadline = now + HANDSHAKE_S
+        hello = [Transmit(encode(self._introduction))] if self.role is Role.DEVICE else []
+        return [*hello, WakeAt(self._deadline)]
+
+    def received(self, data: bytes, now: float) -> list[Effect]:
+        """One frame. Whatever it holds, this raises nothing."""
+        if self.state is LinkState.CLOSED:
+            return []
+        self._heard = True
+        try:
+            return list(self._receive(data, now))
+        except RemoteProtocolError as error:
+            return self.close(error.close_code, str(error))
+
+    def authenticated(self, refusal: CloseCode | None, now: float) -> list[Effect]:
+        """The answer to `Authenticate`: None admits the device."""
+        if self.state is LinkState.CLOSED:
+            return []
+        if self._hello is None or not isinstance(self._introduction, Welcome):
+            raise LocalProtocolError("nothing was to be authenticated")
+        if refusal is not None:
+            return self.close(refusal)
+        hello, own = self._hello, self._introduction
+        if hello.tokenizer != own.tokenizer:
+            return self.close(CloseCode.TOKENIZER_MISMATCH, f"{hello.model_name} and {own.model_name}")
+        self.strategies = tuple(name for name in own.strategies if name in hello.strategies)
+        if not self.strategies:
+            return self.close(CloseCode.NO_COMMON_STRATEGY)
+        self._step(Trigger.ADMITTED)
+        welcome = msgspec.structs.replace(own, strategies=list(self.strategies))
+        return [Transmit(encode(welcome)), *self._up(hello, now)]
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time has passed. Too early a call does no harm."""
+        if self.state is LinkState.CLOSED:
+            return []
+        if now < self._deadline:
+            return [WakeAt(self._deadline)]
+        if self.peer is None:
+            return self.close(CloseCode.HANDSHAKE_TIMEOUT)
+        # Heartbeats are counted, not seconds: a machine that slept must not take its own sleep for the peer's death.
+        self._missed = 0 if self._heard else self._missed + 1
+        if self._missed >= MAX_MISSED:
+            return self.close(CloseCode.HEARTBEAT_LOST)
+        return self._ping(now)
+
+    def send(self, message: Outgoing) -> list[Effect]:
+        """A message of a session. Silently none if that session has just ended: the peer's close is on its way up.
+
+        Raises LinkClosed when the link is closed, or draining and the message would open a session; LocalProtocolError
+        for what must never be sent: an unknown session, a number used before, a message beyond the frame's limit.
+        """
+        if self.state is LinkState.CLOSED:
+            raise LinkClosed("the link is closed")
+        if self.peer is None:
+            raise LocalProtocolError("nothing can be sent before the handshake is done")
+        if isinstance(message, OpenSession):
+            if self.state is LinkState.DRAINING:
+                raise LinkClosed("the link takes no new sessions: one side is going away")
+            data = encode(message)
+            self.sessions.open_own(message.session)
+            return [Transmit(data)]
+        if not self.sessions.sendable(message.session):
+            return []
+        data = encode(message)
+        if isinstance(message, CloseSession):
+            self.sessions.close(message.session)
+        return [Transmit(data), *self._down_if_idle()]
+
+    def drain(self) -> list[Effect]:
+        """No new sessions; close when the open ones have ended. Before the handshake is done, close at once."""
+        if self.state is LinkState.CLOSED or self._leaving:
+            return []
+        if self.peer is None:
+            return self.close(CloseCode.DRAINED)
+        self._step(Trigger.DRAIN)
+        self._leaving = True
+        return [Transmit(encode(Drain())), *self._down_if_idle()]
+
+    def close(self, code: int, detail: str = "") -> list[Effect]:
+        """End it from this side."""
+        return self._down(code, detail, by_peer=False)
+
+    def closed(self, code: int, detail: str = "") -> list[Effect]:
+        """The connection is gone: the peer closed it with this code, or it broke (1006)."""
+        return self._down(code, detail, by_peer=True)
+
+    # ---- receiving --------------------------------------------------------------------------------------------------
+    def _receive(self, data: bytes, now: float) -> Iterator[Effect]:
+        if self.state is LinkState.OPENING and self.role is Role.CLOUD:
+            version = peek_version(data)
+            if version not in (None, VERSION):
+                raise RemoteProtocolError(
+                    f"device speaks {version}, cloud {VERSION}", close_code=CloseCode.VERSION_MISMATCH
+                )
+        message = decode(data, vocab_size=self._vocab_size)
+        self._step(TRIGGERS[type(message)], received=message)
+        match message:
+            case Hello():
+                self._hello = message
+                yield Authenticate(message)
+            case Welcome():
+                yield from self._welcomed(message, now)
+            case Ping(sent_at=sent_at):
+                yield Transmit(encode(Pong(sent_at=sent_at, held_s=0.0)))  # answered within this very input
+            case Pong():
+                self._ponged(message, now)
+            case Drain():
+                pass  # the state says it all
+            case OpenSession():
+                yield from self._opened_by_peer(message)
+            case CloseSession() | Found() | DraftTokens() | Targets() | Have():
+                if not self.sessions.receivable(message.session):
+                    return  # of a session that has just ended on this side
+                if isinstance(message, CloseSession):
+                    self.sessions.close(message.session)
+                yield Deliver(message)
+                yield from self._down_if_idle()
+
+    def _welcomed(self, welcome: Welcome, now: float) -> Iterator[Effect]:
+        if welcome.version != VERSION:
+            what = f"device speaks {VERSION}, cloud {welcome.version}"
+            raise RemoteProtocolError(what, close_code=CloseCode.VERSION_MISMATCH)
+        if welcome.tokenizer != self._introduction.tokenizer:
+            what = f"{self._introduction.model_name} and {welcome.model_name}"
+            raise RemoteProtocolError(what, close_code=CloseCode.TOKENIZER_MISMATCH)
+        self.strategies = tuple(name for name in self._introduction.strategies if name in welcome.strategies)
+        if not self.strategies:
+            raise RemoteProtocolError("the cloud named none of ours", close_code=CloseCode.NO_COMMON_STRATEGY)
+        yield from self._up(welcome, now)
+
+    def _opened_by_peer(self, message: OpenSession) -> Iterator[Effect]:
+        refusal = self.sessions.open_by_peer(message.session, refuse=self.state is LinkState.DRAINING)
+        if refusal is None:
+            yield Deliver(message)
+        else:
+            yield Transmit(encode(CloseSession(session=message.session, reason=f"refused: {refusal}")))
+
+    # ---- common -----------------------------------------------------------------------------------------------------
+    def _step(self, trigger: Trigger, *, received: Message | None = None) -> None:
+        following = NEXT[self.role].get((self.state, trigger))
+        if following is not None:
+            self.state = following
+        elif received is not None:
+            what = f"a {received.__struct_config__.tag} message while {self.state.value}"
+            raise RemoteProtocolError(what, close_code=CloseCode.UNEXPECTED_MESSAGE)
+        else:
+            raise LocalProtocolError(f"{trigger.value} while {self.state.value}")
+
+    def _up(self, peer: Hello | Welcome, now: float) -> list[Effect]:
+        self.peer = peer
+        return [Up(peer), *self._ping(now)]
+
+    def _ping(self, now: float) -> list[Effect]:
+        self._heard = False
+        self._unanswered = {sent for sent in self._unanswered if now - sent < HEARTBEAT_S * (MAX_MISSED + 1)} | {now}
+        self._deadline = now + HEARTBEAT_S
+        return [Transmit(encode(Ping(sent_at=now))), WakeAt(self._deadline)]
+
+    def _ponged(self, pong: Pong, now: float) -> None:
+        if pong.sent_at not in self._unanswered:
+            return  # an answer to nothing we asked measures nothing
+        self._unanswered.remove(pong.sent_at)
+        elapsed = now - pong.sent_at
+        sample = elapsed - min(max(pong.held_s, 0.0), elapsed)
+        self.rtt = sample if self.rtt is None else self.rtt + RTT_WEIGHT * (sample - self.rtt)
+
+    def _down_if_idle(self) -> list[Effect]:
+        if not self._leaving or len(self.sessions) > 0:
+            return []
+        self._step(Trigger.IDLE)
+        return [_down(CloseCode.DRAINED, "", by_peer=False)]
+
+    def _down(self, code: int, detail: str, *, by_peer: bool) -> list[Effect]:
+        if self.state is LinkState.CLOSED:
+            return []
+        self._step(Trigger.CLOSE)
+        return [_down(code, detail, by_peer=by_peer)]
+
+
+def _down(code: int, detail: str, *, by_peer: bool) -> Down:
+    return Down(code=code, detail=detail, reason=sentence(code, detail), by_peer=by_peer)

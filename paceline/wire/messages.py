@@ -1,0 +1,175 @@
+"""Everything that travels on the link, in one file. Each struct is tagged with an explicit name.
+
+A rename of a class is not a protocol change; a change of a tag or field is, and raises VERSION.
+Strings and lists have limits here so that the decoder refuses what is too large before anything else sees it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+VERSION = 1
+SUBPROTOCOL = "paceline.v1"
+
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+Hash = Annotated[str, msgspec.Meta(max_length=128)]
+Text = Annotated[str, msgspec.Meta(max_length=262_144)]
+Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+SessionNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Base: an array of the fields in this order, so that names cost no bytes; one too many is an error."""
+
+
+class _Message(_Part, frozen=True, tag_field="t"):
+    """What may stand alone in a frame: its array begins with the tag."""
+
+
+# ---- connection -----------------------------------------------------------------------------------------------------
+class Hello(_Message, frozen=True, tag="hello"):
+    """First message, from the device."""
+
+    version: Count
+    device: Name
+    credential: Hash
+    tokenizer: Hash
+    model: Hash  # fingerprint
+    model_name: Name
+    strategies: Annotated[list[Name], msgspec.Meta(max_length=64)]
+    documents: Count  # how many this side could search; never which
+
+
+class Welcome(_Message, frozen=True, tag="welcome"):
+    """The cloud's answer. `strategies` are those both sides know."""
+
+    version: Count
+    tokenizer: Hash
+    model: Hash
+    model_name: Name
+    strategies: Annotated[list[Name], msgspec.Meta(max_length=64)]
+    documents: Count
+
+
+class Ping(_Message, frozen=True, tag="ping"):
+    sent_at: float  # s, the sender's clock; comes back in Pong
+
+
+class Pong(_Message, frozen=True, tag="pong"):
+    sent_at: float
+    held_s: float  # between receiving the ping and answering it
+
+
+class Drain(_Message, frozen=True, tag="drain"):
+    """No new sessions, please: this side is going away once the open ones have ended."""
+
+
+# ---- sessions -------------------------------------------------------------------------------------------------------
+class ChatMessage(_Part, frozen=True):
+    role: Name
+    content: Text
+
+
+class Sampling(_Part, frozen=True):
+    """core.sampling.SamplingParams on the wire. `seed` is always set here: the front has drawn one if need be."""
+
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)]
+    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    top_k: Count
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)]
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)]
+    logit_bias: Annotated[list[tuple[Token, Bias]], msgspec.Meta(max_length=1024)]
+    seed: Seed
+
+
+class OpenSession(_Message, frozen=True, tag="open"):
+    """The front asks its peer to take part in one generation, from `targets` on.
+
+    Session numbers are chosen by the opener: even by the cloud, odd by the device, never used twice on a connection.
+    """
+
+    session: SessionNumber
+    strategy: Name
+    messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=1000)]
+    query: Text  # what to search documents for
+    sampling: Sampling
+    max_tokens: Count
+    top_k_documents: Count
+    privacy: Name
+    targets: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
+    epoch: Count
+
+
+class CloseSession(_Message, frozen=True, tag="close"):
+    """This side has ended its part. `reason` is a FinishReason, or a sentence after "refused: "."""
+
+    session: SessionNumber
+    reason: Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+class DistPayload(_Part, frozen=True):
+    """A truncated distribution: true probabilities, not renormalised; the mass left off is what they lack of 1.
+
+    Packed and unpacked by wire.payload.
+    """
+
+    ids: Annotated[bytes, msgspec.Meta(max_length=1_048_576)]  # varints: the first id, then each step less 1
+    probs: Annotated[bytes, msgspec.Meta(max_length=1_048_576)]  # (kept,) little-endian uint16
+
+
+class DraftTokens(_Message, frozen=True, tag="draft"):
+    """Drafted tokens from `start` on, with the distribution each was drawn from.
+
+    `epoch` is the sender's count of rollbacks: under another epoch the receiver drops it.
+    """
+
+    session: SessionNumber
+    epoch: Count
+    start: Count  # output position of tokens[0]
+    tokens: Annotated[list[Token], msgspec.Meta(max_length=256)]
+    dists: Annotated[list[DistPayload], msgspec.Meta(max_length=256)]
+    log_weight: float | None  # log h of the sender's documents; None: it found none
+
+
+class Targets(_Message, frozen=True, tag="targets"):
+    """Decided output tokens from `start` on; `epoch` is the receiver's after the last of them."""
+
+    session: SessionNumber
+    epoch: Count
+    start: Count
+    tokens: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
+    lanes: Annotated[bytes, msgspec.Meta(max_length=131_072)]  # one per token: 0 none, 1 cloud, 2 device
+
+
+class Have(_Message, frozen=True, tag="have"):
+    """Sent when nothing has come for a while: what the sender holds, so that the receiver can send the rest again."""
+
+    session: SessionNumber
+    epoch: Count
+    targets: Count  # output tokens decided, as far as the sender knows, without a gap
+    drafts: Count  # the receiver's drafts held, as an end position
+
+
+class FoundPassage(_Part, frozen=True):
+    """A passage the sender reads. From a device, `document` and `text` are empty: they are private."""
+
+    document: Annotated[str, msgspec.Meta(max_length=1024)]
+    text: Annotated[str, msgspec.Meta(max_length=16_384)]
+    score: float
+
+
+class Found(_Message, frozen=True, tag="found"):
+    """What the peer's search found, for the citations of the answer. For the driver; no machine sees it."""
+
+    session: SessionNumber
+    passages: Annotated[list[FoundPassage], msgspec.Meta(max_length=64)]
+
+
+SessionMessage = DraftTokens | Targets | Have
+Message = Hello | Welcome | Ping | Pong | Drain | OpenSession | CloseSession | Found | SessionMessage

@@ -1,0 +1,80 @@
+"""Which sessions of a connection are open, and which once were.
+
+Numbers are even from the cloud, odd from the device, and only ever rise: so a number above the highest was never
+opened, one below it that is not open has ended, and nothing need be remembered of those.
+"""
+
+from __future__ import annotations
+
+from paceline.errors import LinkError, LocalProtocolError, RemoteProtocolError
+from paceline.wire.closing import CloseCode
+
+MAX_SESSIONS = 256  # open at once, of each opener
+
+
+class SessionTable:
+    """`own_parity` is that of the numbers this side opens with."""
+
+    def __init__(self, own_parity: int) -> None:
+        self._own_parity = own_parity
+        self._open: set[int] = set()
+        self._highest = {0: -2, 1: -1}  # by parity
+        self._allocated = self._highest[own_parity]
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, session: int) -> bool:
+        return session in self._open
+
+    def allocate(self) -> int:
+        """A number of our own. The sessions must then be opened in the order of their numbers."""
+        self._allocated += 2
+        return self._allocated
+
+    def open_own(self, session: int) -> None:
+        """Raises LocalProtocolError for a number that is not ours or not new, LinkError when too many are open."""
+        if session % 2 != self._own_parity or session <= self._highest[self._own_parity]:
+            raise LocalProtocolError(f"session {session} cannot be opened: take the numbers in order")
+        if self._count(self._own_parity) >= MAX_SESSIONS:
+            raise LinkError(f"{MAX_SESSIONS} sessions are open on this link already")
+        self._highest[self._own_parity] = session
+        self._allocated = max(session, self._allocated)
+        self._open.add(session)
+
+    def open_by_peer(self, session: int, *, refuse: bool) -> str | None:
+        """Why it is refused, or None. Raises RemoteProtocolError for a number that is not the peer's or not new."""
+        parity = 1 - self._own_parity
+        if session % 2 != parity or session <= self._highest[parity]:
+            raise RemoteProtocolError(f"session {session} opened again or by the wrong side", close_code=_CODE)
+        self._highest[parity] = session
+        if refuse:
+            return "one side is going away"
+        if self._count(parity) >= MAX_SESSIONS:
+            return f"{MAX_SESSIONS} sessions are open on this link already"
+        self._open.add(session)
+        return None
+
+    def close(self, session: int) -> None:
+        self._open.discard(session)
+
+    def sendable(self, session: int) -> bool:
+        """False: it has ended. Raises LocalProtocolError when there never was such a session."""
+        if not self._known(session):
+            raise LocalProtocolError(f"session {session} was never opened")
+        return session in self._open
+
+    def receivable(self, session: int) -> bool:
+        """False: it has ended. Raises RemoteProtocolError when there never was such a session."""
+        if not self._known(session):
+            raise RemoteProtocolError(f"session {session} was never opened", close_code=_CODE)
+        return session in self._open
+
+    def _known(self, session: int) -> bool:
+        return session <= self._highest[session % 2]
+
+    def _count(self, parity: int) -> int:
+        return sum(session % 2 == parity for session in self._open)
+
+
+_CODE = CloseCode.BAD_SESSION

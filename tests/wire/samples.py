@@ -1,0 +1,109 @@
+"""One of every message, and both introductions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.core.dist import Dist
+from paceline.wire.codec import encode_dist
+from paceline.wire.messages import (
+    VERSION,
+    ChatMessage,
+    CloseSession,
+    DraftTokens,
+    Drain,
+    Found,
+    FoundPassage,
+    Have,
+    Hello,
+    Message,
+    OpenSession,
+    Ping,
+    Pong,
+    Sampling,
+    Targets,
+    Welcome,
+)
+
+HELLO = Hello(
+    version=VERSION,
+    device="laptop",
+    credential="secret",
+    tokenizer="bytes",
+    model="0" * 64,
+    model_name="small",
+    strategies=["aggregate", "autoregressive"],
+    documents=3,
+)
+WELCOME = Welcome(
+    version=VERSION,
+    tokenizer="bytes",
+    model="1" * 64,
+    model_name="large",
+    strategies=["autoregressive", "aggregate", "pipeline"],
+    documents=5,
+)
+SAMPLING = Sampling(
+    temperature=1.0,
+    top_p=0.9,
+    top_k=0,
+    min_p=0.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    logit_bias=[(7, -1.5)],
+    seed=-3,
+)
+
+
+def opening(session: int) -> OpenSession:
+    return OpenSession(
+        session=session,
+        strategy="aggregate",
+        messages=[ChatMessage(role="user", content="Who keeps the key?")],
+        query="Who keeps the key?",
+        sampling=SAMPLING,
+        max_tokens=64,
+        top_k_documents=2,
+        privacy="document-private",
+        targets=[],
+        epoch=0,
+    )
+
+
+def closing(session: int, reason: str = "stop") -> CloseSession:
+    return CloseSession(session=session, reason=reason)
+
+
+def draft(session: int) -> DraftTokens:
+    dist = Dist(np.array([1, 5, 9], dtype=np.int32), np.array([0.5, 0.25, 0.125]), 0.125)
+    payload = encode_dist(dist)
+    return DraftTokens(session=session, epoch=2, start=4, tokens=[5, 9], dists=[payload, payload], log_weight=-0.5)
+
+
+def targets(session: int) -> Targets:
+    return Targets(session=session, epoch=1, start=4, tokens=[5, 8], lanes=b"\x01\x02")
+
+
+def have(session: int) -> Have:
+    return Have(session=session, epoch=1, targets=6, drafts=9)
+
+
+def found(session: int) -> Found:
+    passage = FoundPassage(document="keys.md", text="Ana keeps it.", score=0.75)
+    return Found(session=session, passages=[passage])
+
+
+def every_message(session: int = 1) -> list[Message]:
+    return [
+        HELLO,
+        WELCOME,
+        Ping(sent_at=1.5),
+        Pong(sent_at=1.5, held_s=0.0),
+        Drain(),
+        opening(session),
+        closing(session),
+        found(session),
+        draft(session),
+        targets(session),
+        have(session),
+    ]

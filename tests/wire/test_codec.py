@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.core.sampling import SamplingParams
+from paceline.errors import LocalProtocolError, RemoteProtocolError
+from paceline.wire.closing import CloseCode
+from paceline.wire.codec import (
+    MAX_CONTROL_BYTES,
+    MAX_FRAME_BYTES,
+    decode,
+    encode,
+    peek_version,
+    sampling_from_wire,
+    sampling_to_wire,
+)
+from paceline.wire.messages import ChatMessage, Message, Ping
+from tests.wire.samples import HELLO, SAMPLING, closing, draft, every_message, found, opening, targets
+
+untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+replace = msgspec.structs.replace
+
+
+def refusal(data: bytes, vocab_size: int | None = None) -> RemoteProtocolError:
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode(data, vocab_size=vocab_size)
+    return caught.value
+
+
+@pytest.mark.parametrize("message", every_message(), ids=lambda message: type(message).__name__)
+def test_every_message_comes_back_as_it_was(message: Message) -> None:
+    assert decode(encode(message), vocab_size=10) == message
+
+
+def test_one_decided_token_takes_17_bytes() -> None:
+    assert len(encode(replace(targets(3), start=100, tokens=[5], lanes=b"\x01"))) == 17
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        (["nonsense", 1], r"\$\.tag"),
+        (["ping", "soon"], r"\$\.sent_at"),
+        (["targets", 1, 0, 0, [-1], b"\x00"], r"\$\.tokens\[0\]"),
+        (["targets", 1, 0, 0, ["a"], b"\x00"], r"\$\.tokens\[0\]"),
+        (["drain", 1], "length"),
+        (["ping"], "length"),
+        (["have", 2**60, 0, 0, 0], r"\$\.session"),
+        ({"t": "drain"}, "array"),
+    ],
+)
+def test_the_path_of_a_fault_is_named(fields: object, path: str) -> None:
+    error = refusal(msgspec.msgpack.encode(fields))
+    assert error.close_code == CloseCode.BAD_FRAME
+    with pytest.raises(RemoteProtocolError, match=path):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("message", "path"),
+    [
+        (replace(targets(1), lanes=b"\x00"), "lanes"),
+        (replace(targets(1), lanes=b"\x00\x03"), "lanes"),
+        (replace(targets(1), start=2**31 - 2), "tokens"),
+        (replace(targets(1), tokens=[5, 10]), "tokens"),
+        (replace(draft(1), dists=draft(1).dists[:1]), "dists"),
+        (replace(draft(1), tokens=[5, 10]), "tokens"),
+        (replace(draft(1), log_weight=-math.inf), "log_weight"),
+        (replace(found(1), passages=[replace(found(1).passages[0], score=math.nan)]), "passages"),
+        (replace(opening(1), targets=[10]), "targets"),
+        (replace(opening(1), sampling=replace(SAMPLING, logit_bias=[(10, 1.0)])), "logit_bias"),
+        (replace(opening(1), sampling=replace(SAMPLING, logit_bias=[(1, 1.0), (1, 2.0)])), "logit_bias"),
+        (replace(opening(1), sampling=replace(SAMPLING, temperature=math.nan)), "sampling"),
+        (Ping(sent_at=math.inf), "sent_at"),
+        (replace(HELLO, device=""), "device"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_fields_that_do_not_agree_are_a_fault(message: Message, path: str) -> None:
+    error = refusal(encode(message), vocab_size=10)
+    assert error.close_code == CloseCode.BAD_FRAME
+    assert f"$.{path}" in str(error) or f".{path}`" in str(error)
+
+
+def test_a_distribution_beyond_the_vocabulary_is_a_fault() -> None:
+    assert decode(encode(draft(1)), vocab_size=10) == draft(1)
+    assert "outside the vocabulary" in str(refusal(encode(replace(draft(1), tokens=[1, 1])), vocab_size=9))
+
+
+def test_drafts_may_come_without_distributions() -> None:
+    plain = replace(draft(1), dists=[], log_weight=None)
+    assert decode(encode(plain)) == plain
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
+def test_the_ends_of_the_seeds_range_travel(seed: int) -> None:
+    params = SamplingParams(temperature=0.5, logit_bias={9: 1.0, 2: -1.0}, seed=seed)
+    message = replace(opening(1), sampling=sampling_to_wire(params))
+    received = decode(encode(message))
+    assert isinstance(received, type(message))
+    assert sampling_from_wire(received.sampling) == params
+
+
+def test_sampling_a_peer_would_refuse_is_not_sent() -> None:
+    with pytest.raises(LocalProtocolError, match="temperature"):
+        sampling_to_wire(SamplingParams(temperature=3.0))
+
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+def test_a_frame_beyond_the_limit_is_too_large() -> None:
+    assert refusal(b"\x00" * (MAX_FRAME_BYTES + 1)).close_code == CloseCode.TOO_LARGE
+
+
+def test_a_control_message_has_the_smaller_limit() -> None:
+    wide = replace(HELLO, strategies=["s" * 256] * 64, device="é" * 256)
+    assert len(encode(wide)) < MAX_CONTROL_BYTES
+    raw = msgspec.msgpack.encode(["ping", 1.0]).replace(b"\xa4ping", b"\xdb\x00\x00\x00\x04ping")
+    assert decode(raw) == Ping(sent_at=1.0)
+    # The limits of the fields keep a control message small by themselves; the limit on the frame does not rely on it.
+    assert refusal(msgspec.msgpack.encode(["close", 1, "x" * MAX_CONTROL_BYTES])).close_code == CloseCode.BAD_FRAME
+
+
+def test_what_is_too_large_for_a_peer_is_not_sent() -> None:
+    long = ChatMessage(role="user", content="x" * 200_000)
+    with pytest.raises(LocalProtocolError, match="open message has"):
+        encode(replace(opening(1), messages=[long] * 6))
+
+
+def test_text_that_is_not_unicode_is_not_sent() -> None:
+    with pytest.raises(LocalProtocolError):
+        encode(closing(1, "\ud800"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 1_000_000,
+        b"\x81" * 1_000_000,
+        b"\x92\xa4ping" + b"\x91" * 60_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\x93\xa5close\x01\xa1\xff",
+        encode(Ping(sent_at=1.0)) + b"\x00",
+    ],
+    ids=lambda data: repr(data[:12]),
+)
+def test_nests_bombs_and_rubbish_are_a_fault_of_the_peer(data: bytes) -> None:
+    assert refusal(data).close_code == CloseCode.BAD_FRAME
+    assert peek_version(data) is None
+
+
+# ---- fuzz -----------------------------------------------------------------------------------------------------------
+@untimed
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_message_or_a_fault_of_the_peer(data: bytes) -> None:
+    peek_version(data)
+    try:
+        message = decode(data, vocab_size=100)
+    except RemoteProtocolError as error:
+        assert error.close_code in set(CloseCode)
+    else:
+        assert decode(encode(message)) == message
+
+
+mutations = st.lists(
+    st.tuples(st.integers(0, 400), st.integers(0, 255), st.sampled_from("sid")), min_size=1, max_size=6
+)
+
+
+@untimed
+@given(st.sampled_from(every_message()), mutations)
+def test_a_message_with_some_bytes_changed_is_a_message_or_a_fault(
+    message: Message, changes: list[tuple[int, int, str]]
+) -> None:
+    data = bytearray(encode(message))
+    for place, value, how in changes:
+        at = place % (len(data) + 1)
+        data[at : at + (how != "i")] = b"" if how == "d" else bytes([value])  # set, insert or delete a byte
+    try:
+        decoded = decode(bytes(data), vocab_size=100)
+    except RemoteProtocolError as error:
+        assert error.close_code in set(CloseCode)
+    else:
+        assert decode(encode(decoded)) == decoded
+
+
+json_like = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@untimed
+@given(
+    st.sampled_from([str(type(message).__struct_config__.tag) for message in every_message()]),
+    st.lists(json_like, max_size=10),
+)
+def test_a_known_tag_with_any_fields_is_a_message_or_a_fault(tag: str, fields: list[object]) -> None:
+    data = msgspec.msgpack.encode([tag, *fields])
+    peek_version(data)
+    try:
+        decode(data, vocab_size=100)
+    except RemoteProtocolError as error:
+        assert error.close_code in set(CloseCode)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import itertools
+from typing import get_args
+
+import pytest
+
+from paceline.errors import LinkClosed, LocalProtocolError
+from paceline.wire.closing import CloseCode
+from paceline.wire.codec import encode
+from paceline.wire.effects import Authenticate, Down
+from paceline.wire.lifecycle import NEXT, TRIGGERS, LinkState, Role, Trigger
+from paceline.wire.link import LinkMachine
+from paceline.wire.messages import Message
+from tests.wire.samples import HELLO, WELCOME, every_message, opening
+
+REACHED_BY_MESSAGE = set(TRIGGERS.values())
+
+
+def machine_in(role: Role, state: LinkState) -> LinkMachine:
+    """A link of this role brought to this state as a driver would, with session 1 or 2 opened by the peer."""
+    machine = LinkMachine(HELLO if role is Role.DEVICE else WELCOME)
+    machine.opened(0.0)
+    if state is LinkState.OPENING:
+        return machine
+    if state is LinkState.CLOSED:
+        machine.close(CloseCode.CLOSING)
+        return machine
+    machine.received(encode(WELCOME if role is Role.DEVICE else HELLO), 0.1)
+    if state is LinkState.AUTHENTICATING:
+        return machine
+    if role is Role.CLOUD:
+        machine.authenticated(None, 0.2)
+    machine.received(encode(opening(peers_number(role))), 0.3)
+    if state is LinkState.DRAINING:
+        machine.drain()
+    assert machine.state is state
+    return machine
+
+
+def peers_number(role: Role, which: int = 0) -> int:
+    return 2 * which + (0 if role is Role.DEVICE else 1)
+
+
+def states(role: Role) -> list[LinkState]:
+    return [state for state in LinkState if (role, state) != (Role.DEVICE, LinkState.AUTHENTICATING)]
+
+
+@pytest.mark.parametrize(
+    ("role", "state"), [(role, state) for role in Role for state in states(role)], ids=lambda value: value.value
+)
+def test_a_message_is_taken_or_closes_the_link_just_as_the_table_says(role: Role, state: LinkState) -> None:
+    for message in every_message(session=peers_number(role)):
+        machine = machine_in(role, state)
+        if type(message) is type(opening(0)):
+            message = opening(peers_number(role, which=1))
+        effects = machine.received(encode(message), 1.0)
+        following = NEXT[role].get((state, TRIGGERS[type(message)]))
+        if state is LinkState.CLOSED:
+            assert effects == []
+        elif following is None:
+            assert machine.state is LinkState.CLOSED
+            assert [effect.code for effect in effects if isinstance(effect, Down)] == [CloseCode.UNEXPECTED_MESSAGE]
+        elif machine.state is not following:  # the only session ended while draining
+            assert (state, machine.state) == (LinkState.DRAINING, LinkState.CLOSED)
+            assert effects[-1] == Down(CloseCode.DRAINED, "", effects[-1].reason, by_peer=False)  # type: ignore[union-attr]  # just compared
+        else:
+            assert machine.state is following
+            assert not any(isinstance(effect, Down) for effect in effects)
+
+
+def test_every_message_has_a_trigger_and_every_state_a_way_to_close() -> None:
+    assert set(TRIGGERS) == set(get_args(Message))
+    for role in Role:
+        for state in states(role):
+            assert ((state, Trigger.CLOSE) in NEXT[role]) == (state is not LinkState.CLOSED)
+            assert not any(at is LinkState.CLOSED for at, _ in NEXT[role])
+
+
+def test_only_what_leads_somewhere_is_in_the_table() -> None:
+    for role, other in itertools.permutations(Role):
+        reachable = {LinkState.OPENING}
+        for _ in LinkState:
+            reachable |= {following for (state, _), following in NEXT[role].items() if state in reachable}
+        assert reachable == set(states(role))
+        assert NEXT[role] != NEXT[other]
+
+
+@pytest.mark.parametrize("role", Role)
+def test_nothing_is_sent_before_the_handshake_or_after_the_end(role: Role) -> None:
+    with pytest.raises(LocalProtocolError):
+        machine_in(role, LinkState.OPENING).send(opening(1))
+    with pytest.raises(LinkClosed):
+        machine_in(role, LinkState.CLOSED).send(opening(1))
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_closed_link_wishes_nothing_more(role: Role) -> None:
+    machine = machine_in(role, LinkState.CLOSED)
+    assert machine.received(b"\xc1", 1.0) == []
+    assert machine.tick(99.0) == []
+    assert machine.drain() == []
+    assert machine.close(CloseCode.CLOSING) == []
+    assert machine.closed(1006) == []
+    assert machine.authenticated(None, 1.0) == []
+
+
+def test_a_cloud_asks_who_it_is_before_anything_else() -> None:
+    machine = machine_in(Role.CLOUD, LinkState.OPENING)
+    assert machine.received(encode(HELLO), 0.1) == [Authenticate(HELLO)]
+    with pytest.raises(LocalProtocolError):
+        machine_in(Role.CLOUD, LinkState.OPENING).authenticated(None, 0.1)

@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import LinkClosed, LinkError, LocalProtocolError
+from paceline.wire.closing import CloseCode
+from paceline.wire.codec import decode, encode
+from paceline.wire.effects import Deliver, Down, Effect, Transmit, Up, WakeAt
+from paceline.wire.link import HANDSHAKE_S, HEARTBEAT_S, LinkMachine, LinkState, Role
+from paceline.wire.messages import CloseSession, Hello, Message, Ping, Pong, Welcome
+from paceline.wire.sessions import MAX_SESSIONS
+from tests.wire.samples import HELLO, WELCOME, closing, draft, every_message, found, have, opening, targets
+
+untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+replace = msgspec.structs.replace
+
+
+def sent(effects: list[Effect]) -> list[Message]:
+    return [decode(effect.data) for effect in effects if isinstance(effect, Transmit)]
+
+
+def delivered(effects: list[Effect]) -> list[Message]:
+    return [effect.message for effect in effects if isinstance(effect, Deliver)]
+
+
+def down(effects: list[Effect]) -> Down:
+    [found] = [effect for effect in effects if isinstance(effect, Down)]
+    assert effects[-1] is found
+    return found
+
+
+def ready(role: Role = Role.CLOUD, now: float = 0.0) -> LinkMachine:
+    machine = LinkMachine(HELLO if role is Role.DEVICE else WELCOME, vocab_size=100)
+    machine.opened(now)
+    machine.received(encode(WELCOME if role is Role.DEVICE else HELLO), now)
+    if role is Role.CLOUD:
+        machine.authenticated(None, now)
+    assert machine.state is LinkState.READY
+    return machine
+
+
+# ---- handshake ------------------------------------------------------------------------------------------------------
+def test_two_ends_introduce_themselves_and_agree_on_strategies() -> None:
+    device, cloud = LinkMachine(HELLO), LinkMachine(WELCOME)
+    [hello, wake] = device.opened(0.0)
+    assert wake == WakeAt(HANDSHAKE_S)
+    assert cloud.opened(0.0) == [WakeAt(HANDSHAKE_S)]
+    assert isinstance(hello, Transmit)
+    cloud.received(hello.data, 0.1)
+    answer = cloud.authenticated(None, 0.2)
+    assert Up(HELLO) in answer
+    assert isinstance(answer[0], Transmit)
+    welcome = replace(WELCOME, strategies=["autoregressive", "aggregate"])
+    assert Up(welcome) in device.received(answer[0].data, 0.3)
+    assert set(device.strategies) == set(cloud.strategies) == {"aggregate", "autoregressive"}
+    assert (device.peer, cloud.peer) == (welcome, HELLO)
+
+
+@pytest.mark.parametrize("refusal", [CloseCode.BAD_CREDENTIAL, CloseCode.REVOKED])
+def test_a_device_that_is_not_admitted_is_told_what_to_do(refusal: CloseCode) -> None:
+    cloud = LinkMachine(WELCOME)
+    cloud.opened(0.0)
+    cloud.received(encode(HELLO), 0.1)
+    end = down(cloud.authenticated(refusal, 0.2))
+    assert end.code == refusal
+    assert "paceline devices add" in end.reason
+    assert cloud.peer is None
+
+
+@pytest.mark.parametrize(
+    ("hello", "code", "detail"),
+    [
+        (replace(HELLO, tokenizer="other"), CloseCode.TOKENIZER_MISMATCH, "small and large"),
+        (replace(HELLO, strategies=["telepathy"]), CloseCode.NO_COMMON_STRATEGY, ""),
+    ],
+)
+def test_a_cloud_refuses_a_device_that_does_not_fit(hello: Hello, code: CloseCode, detail: str) -> None:
+    cloud = LinkMachine(WELCOME)
+    cloud.opened(0.0)
+    cloud.received(encode(hello), 0.1)
+    effects = cloud.authenticated(None, 0.2)
+    assert (down(effects).code, down(effects).detail) == (code, detail)
+    assert sent(effects) == []
+
+
+@pytest.mark.parametrize(
+    ("welcome", "code"),
+    [
+        (replace(WELCOME, version=2), CloseCode.VERSION_MISMATCH),
+        (replace(WELCOME, tokenizer="other"), CloseCode.TOKENIZER_MISMATCH),
+        (replace(WELCOME, strategies=["telepathy"]), CloseCode.NO_COMMON_STRATEGY),
+    ],
+)
+def test_a_device_refuses_a_cloud_that_does_not_fit(welcome: Welcome, code: CloseCode) -> None:
+    device = LinkMachine(HELLO)
+    device.opened(0.0)
+    effects = device.received(encode(welcome), 0.1)
+    assert down(effects).code == code
+    assert sent(effects) == []
+
+
+@pytest.mark.parametrize("version", [0, 2, 99])
+@pytest.mark.parametrize("rest", [[], ["a field", {"of": "the future"}]])
+def test_another_version_is_named_even_if_its_hello_looks_different(version: int, rest: list[object]) -> None:
+    cloud = LinkMachine(WELCOME)
+    cloud.opened(0.0)
+    effects = cloud.received(msgspec.msgpack.encode(["hello", version, *rest]), 0.1)
+    assert down(effects).code == CloseCode.VERSION_MISMATCH
+    assert f"device speaks {version}, cloud 1. The two sides" in down(effects).reason
+
+
+@pytest.mark.parametrize("introduction", [HELLO, WELCOME])
+def test_a_peer_that_says_nothing_is_let_go_after_five_seconds(introduction: Hello | Welcome) -> None:
+    machine = LinkMachine(introduction)
+    machine.opened(10.0)
+    assert machine.tick(14.9) == [WakeAt(15.0)]
+    assert down(machine.tick(15.0)).code == CloseCode.HANDSHAKE_TIMEOUT
+
+
+def test_a_credential_that_takes_too_long_to_check_is_not_waited_for() -> None:
+    cloud = LinkMachine(WELCOME)
+    cloud.opened(0.0)
+    cloud.received(encode(HELLO), 0.1)
+    assert down(cloud.tick(5.0)).code == CloseCode.HANDSHAKE_TIMEOUT
+    assert cloud.authenticated(None, 5.1) == []
+
+
+# ---- heartbeat ------------------------------------------------------------------------------------------------------
+def test_a_silent_peer_is_taken_for_dead_after_two_heartbeats() -> None:
+    machine = ready(now=0.0)  # pings at 0
+    assert sent(machine.tick(3.0)) == [Ping(sent_at=3.0)]  # one missed
+    assert down(machine.tick(6.0)).code == CloseCode.HEARTBEAT_LOST  # two
+
+
+@pytest.mark.parametrize("message", [Pong(sent_at=0.0, held_s=0.0), Ping(sent_at=1.0), have(1)])
+def test_any_frame_is_a_sign_of_life(message: Message) -> None:
+    machine = ready(now=0.0)
+    machine.received(encode(opening(1)), 0.0)
+    for beat in range(1, 20):
+        machine.received(encode(message), HEARTBEAT_S * beat - 0.1)
+        assert not any(isinstance(effect, Down) for effect in machine.tick(HEARTBEAT_S * beat))
+
+
+def test_a_machine_that_slept_gives_the_peer_time_to_answer() -> None:
+    machine = ready(now=0.0)
+    machine.received(encode(Pong(sent_at=0.0, held_s=0.0)), 0.1)
+    assert sent(machine.tick(3600.0)) == [Ping(sent_at=3600.0)]
+    machine.received(encode(Pong(sent_at=3600.0, held_s=0.0)), 3600.1)
+    assert not any(isinstance(effect, Down) for effect in machine.tick(3603.0))
+
+
+def test_a_ping_is_answered_at_once_with_its_own_time() -> None:
+    assert sent(ready().received(encode(Ping(sent_at=123.5)), 1.0)) == [Pong(sent_at=123.5, held_s=0.0)]
+
+
+def test_round_trips_are_smoothed_and_the_peers_own_delay_is_taken_off() -> None:
+    machine = ready(now=0.0)
+    assert machine.rtt is None
+    machine.received(encode(Pong(sent_at=0.0, held_s=0.25)), 0.5)
+    assert machine.rtt == 0.25
+    machine.tick(3.0)
+    machine.received(encode(Pong(sent_at=3.0, held_s=0.0)), 3.5)
+    assert machine.rtt == 0.25 + 0.25 / 8
+
+
+@pytest.mark.parametrize("pong", [Pong(sent_at=-5.0, held_s=0.0), Pong(sent_at=0.0, held_s=1e9), Pong(0.0, -1e9)])
+def test_a_lying_pong_cannot_make_a_round_trip_negative_or_longer_than_it_was(pong: Pong) -> None:
+    machine = ready(now=0.0)
+    machine.received(encode(pong), 0.5)
+    machine.received(encode(pong), 0.7)
+    assert machine.rtt in (None, 0.0, 0.5)
+
+
+# ---- sessions -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("role", "own", "peers"), [(Role.DEVICE, [1, 3, 5], 0), (Role.CLOUD, [0, 2, 4], 1)])
+def test_each_side_counts_its_own_sessions(role: Role, own: list[int], peers: int) -> None:
+    machine = ready(role)
+    assert [machine.sessions.allocate() for _ in own] == own
+    for number in own:
+        assert sent(machine.send(opening(number))) == [opening(number)]
+    assert delivered(machine.received(encode(opening(peers)), 1.0)) == [opening(peers)]
+    with pytest.raises(LocalProtocolError):
+        machine.send(opening(peers + 2))
+    with pytest.raises(LocalProtocolError):
+        machine.send(opening(own[0]))
+
+
+def test_messages_of_an_open_session_go_through_both_ways() -> None:
+    machine = ready()
+    machine.received(encode(opening(1)), 1.0)
+    for message in (draft(1), targets(1), have(1), found(1)):
+        assert delivered(machine.received(encode(message), 1.0)) == [message]
+        assert sent(machine.send(message)) == [message]
+    assert delivered(machine.received(encode(closing(1)), 1.0)) == [closing(1)]
+    assert 1 not in machine.sessions
+
+
+@pytest.mark.parametrize("ended_by", ["us", "peer"])
+def test_what_comes_late_for_a_session_that_has_ended_is_dropped(ended_by: str) -> None:
+    machine = ready()
+    machine.received(encode(opening(1)), 1.0)
+    if ended_by == "us":
+        machine.send(closing(1))
+    else:
+        machine.received(encode(closing(1)), 1.0)
+    assert machine.received(encode(draft(1)), 1.1) == []
+    assert machine.received(encode(closing(1)), 1.1) == []
+    assert machine.send(targets(1)) == []
+    assert machine.state is LinkState.READY
+
+
+@pytest.mark.parametrize(
+    "message",
+    [draft(3), closing(2), have(0), opening(0), opening(1)],
+    ids=["never opened", "never opened by us", "ours but never opened", "our number", "opened twice"],
+)
+def test_a_session_number_that_cannot_be_closes_the_link(message: Message) -> None:
+    machine = ready()
+    machine.received(encode(opening(1)), 1.0)
+    assert down(machine.received(encode(message), 1.1)).code == CloseCode.BAD_SESSION
+
+
+def test_a_message_of_a_session_that_never_was_is_not_sent() -> None:
+    with pytest.raises(LocalProtocolError):
+        ready().send(draft(7))
+
+
+def test_a_peer_that_opens_too_many_sessions_is_refused_those_and_keeps_the_others() -> None:
+    machine = ready()
+    for number in range(MAX_SESSIONS):
+        assert delivered(machine.received(encode(opening(2 * number + 1)), 1.0))
+    effects = machine.received(encode(opening(2 * MAX_SESSIONS + 1)), 1.0)
+    [refusal] = sent(effects)
+    assert isinstance(refusal, CloseSession)
+    assert refusal.reason.startswith("refused: 256 sessions")
+    assert delivered(effects) == []
+    assert delivered(machine.received(encode(have(1)), 1.0))
+
+
+def test_this_side_opens_no_more_sessions_than_a_peer_takes() -> None:
+    machine = ready()
+    for _ in range(MAX_SESSIONS):
+        machine.send(opening(machine.sessions.allocate()))
+    with pytest.raises(LinkError, match="256 sessions"):
+        machine.send(opening(machine.sessions.allocate()))
+
+
+def test_a_token_outside_the_vocabulary_closes_the_link() -> None:
+    machine = ready()
+    machine.received(encode(opening(1)), 1.0)
+    assert down(machine.received(encode(replace(targets(1), tokens=[5, 100])), 1.0)).code == CloseCode.BAD_FRAME
+
+
+# ---- ending ---------------------------------------------------------------------------------------------------------
+def test_draining_lets_open_sessions_end_and_takes_no_others() -> None:
+    machine = ready()
+    machine.received(encode(opening(1)), 1.0)
+    assert len(sent(machine.drain())) == 1
+    assert machine.drain() == []
+    assert not machine.accepting
+    with pytest.raises(LinkClosed):
+        machine.send(opening(0))
+    [refusal] = sent(machine.received(encode(opening(3)), 1.1))
+    assert refusal == closing(3, "refused: one side is going away")
+    assert delivered(machine.received(encode(have(1)), 1.2)) == [have(1)]
+    effects = machine.send(closing(1))
+    assert sent(effects) == [closing(1)]
+    assert down(effects).code == CloseCode.DRAINED
+
+
+def test_a_link_without_sessions_drains_at_once() -> None:
+    assert down(ready().drain()).code == CloseCode.DRAINED
+    fresh = LinkMachine(WELCOME)
+    fresh.opened(0.0)
+    assert down(fresh.drain()).code == CloseCode.DRAINED
+
+
+def test_the_side_that_was_asked_to_drain_waits_for_the_other_to_close() -> None:
+    device, cloud = ready(Role.DEVICE), ready(Role.CLOUD)
+    [ask] = [effect for effect in cloud.drain() if isinstance(effect, Transmit)]
+    assert device.received(ask.data, 1.0) == []
+    assert (device.state, device.accepting) == (LinkState.DRAINING, False)
+    end = down(device.closed(CloseCode.DRAINED, ""))
+    assert end.by_peer
+    assert "going away" in end.reason
+
+
+# ---- fuzz -----------------------------------------------------------------------------------------------------------
+frames = st.binary(max_size=40) | st.sampled_from(
+    [encode(message) for n in (0, 1, 2, 3) for message in every_message(n)]
+)
+steps = st.lists(
+    st.tuples(st.sampled_from(["receive", "receive", "receive", "tick", "admit", "drain"]), frames), max_size=30
+)
+
+
+@untimed
+@given(st.sampled_from([HELLO, WELCOME]), steps)
+def test_no_sequence_of_frames_breaks_the_machine(
+    introduction: Hello | Welcome, script: list[tuple[str, bytes]]
+) -> None:
+    machine = LinkMachine(introduction, vocab_size=100)
+    effects = machine.opened(0.0)
+    asked = False
+    for now, (what, frame) in enumerate(script):
+        match what:
+            case "receive":
+                step = machine.received(frame, now)
+            case "tick":
+                step = machine.tick(now)
+            case "drain":
+                step = machine.drain()
+            case _:
+                step = machine.authenticated(None, now) if asked else []
+        asked = machine.state is LinkState.AUTHENTICATING
+        effects += step
+    downs = [effect for effect in effects if isinstance(effect, Down)]
+    assert len(downs) == (machine.state is LinkState.CLOSED)
+    assert not downs or effects[-1] is downs[0]
+    assert len(machine.sessions) <= 2 * MAX_SESSIONS
+    assert sum(isinstance(effect, Up) for effect in effects) <= 1
+    if introduction is WELCOME and not any(isinstance(effect, Up) for effect in effects):
+        assert sent(effects) == []  # a stranger is told nothing
