@@ -1,0 +1,220 @@
+"""A worse network than there is, as a pure function of time: `--emulate rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01`.
+
+One direction of a reliable, ordered stream: nothing is lost or overtakes, as over TCP. A lost packet shows as the wait
+for its retransmission, and whatever was sent behind it waits too. Knows no clock, no socket and no event loop; the same
+seed gives the same delays. Not modelled: slow start, congestion, packets of other connections.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Literal, TypeVar
+
+from paceline.errors import ConfigError
+
+T = TypeVar("T")
+Direction = Literal["up", "down"]
+
+PACKET_BYTES = 1448  # what an Ethernet frame leaves of 1500 bytes after IP, TCP and its timestamps
+MIN_RETRANSMIT_S = 0.2  # Linux's TCP_RTO_MIN; RFC 6298 would have 1 s
+MAX_RETRANSMIT_S = 60.0
+
+_TIME = "a time such as 100ms or 0.1s"
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
+_RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "": 1.0}
+_NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """What the network was like from `time` on."""
+
+    time: float  # s since the link began
+    delay: float  # s, one way
+    rate: float  # bit/s
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """Conditions of a link, both directions alike. Given on both sides, they add up: give them on one."""
+
+    rtt: float = 0.0  # s
+    jitter: float = 0.0  # s: each direction's delay is rtt / 2 plus up to this, either way
+    rate: float = math.inf  # bit/s in each direction
+    loss: float = 0.0  # probability that a packet is lost
+    cuts: tuple[float, ...] = ()  # s of life of the first link, the second, …; the last holds for all that follow
+    trace: tuple[TraceRow, ...] = field(default=())  # in place of rtt and rate; begins again at its end
+    seed: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Emulation:
+        """From the command line. Raises ConfigError naming the option and what it accepts.
+
+        `cut=30s` cuts every link after 30 s; `cut=5s+12s+never` the first after 5 s, the second after 12 s, no other.
+        """
+        options = _Options(text)
+        emulation = cls(
+            rtt=options.take("rtt", _seconds, _TIME, 0.0),
+            jitter=options.take("jitter", _seconds, _TIME, 0.0),
+            rate=options.take("rate", _rate, "bits per second such as 10mbit or 500kbit", math.inf),
+            loss=options.take("loss", _probability, "a probability such as 0.01 or 1%, below 1", 0.0),
+            cuts=options.take("cut", _cuts, "times such as 30s, or 5s+12s+never for one link after another", ()),
+            trace=options.take("trace", _trace, "a CSV file with the columns time,delay,rate", ()),
+            seed=options.take("seed", int, "a whole number", 0),
+        )
+        options.finish()
+        if emulation.trace and (emulation.rtt or emulation.rate < math.inf):
+            raise ConfigError("--emulate: trace brings its own delay and rate; leave out rtt and rate")
+        return emulation
+
+    def cut_after(self, index: int) -> float | None:
+        """How long the link with this number, from 0, lives, in s; None: as long as it likes."""
+        if not self.cuts:
+            return None
+        life = self.cuts[min(index, len(self.cuts) - 1)]
+        return None if math.isinf(life) else life
+
+    def shaper(self, direction: Direction, index: int = 0) -> Shaper:
+        """For one direction of the link with this number."""
+        return Shaper(self, Random(f"{self.seed}/{index}/{direction}"))
+
+
+class Shaper:
+    """One direction of one link. Times are s since the link began, and must not go back."""
+
+    def __init__(self, emulation: Emulation, random: Random) -> None:
+        self._emulation = emulation
+        self._random = random
+        self._free_at = 0.0  # when the last bit handed in so far has left
+        self._last_arrival = 0.0
+
+    def schedule(self, now: float, size: int) -> float:
+        """When a message of so many bytes, handed in now, arrives. Never before one handed in earlier."""
+        delay, rate = self._conditions(now)
+        self._free_at = max(now, self._free_at) + size * 8 / rate
+        jitter = self._emulation.jitter * (2 * self._random.random() - 1)
+        arrival = self._free_at + max(0.0, delay + jitter) + self._retransmission(size, delay)
+        self._last_arrival = max(arrival, self._last_arrival)
+        return self._last_arrival
+
+    def _conditions(self, now: float) -> tuple[float, float]:
+        trace = self._emulation.trace
+        if not trace:
+            return self._emulation.rtt / 2, self._emulation.rate
+        length = trace[-1].time  # the last row only says when the trace ends
+        place = bisect_right(trace, now % length, key=lambda row: row.time) - 1
+        return trace[place].delay, trace[place].rate
+
+    def _retransmission(self, size: int, delay: float) -> float:
+        """s lost to packets that had to be sent again: RFC 6298's timeout, doubled at each loss of the same packet."""
+        loss = self._emulation.loss
+        if loss == 0.0:
+            return 0.0
+        packets = max(1, math.ceil(size / PACKET_BYTES))
+        timeout = 2 * delay + max(MIN_RETRANSMIT_S, 4 * self._emulation.jitter)
+        lost = 1 - (1 - loss) ** packets
+        waited = 0.0
+        while self._random.random() < lost and waited < MAX_RETRANSMIT_S:
+            waited += timeout
+            timeout = min(2 * timeout, MAX_RETRANSMIT_S)
+            lost = loss
+        return waited
+
+
+class _Options:
+    """The items of `name=value,name=value`."""
+
+    def __init__(self, text: str) -> None:
+        self._given: dict[str, str] = {}
+        self._known: list[str] = []
+        for item in filter(None, (part.strip() for part in text.split(","))):
+            name, _, value = (part.strip() for part in item.partition("="))
+            if name in self._given:
+                raise ConfigError(f"--emulate: {name} is given twice")
+            self._given[name] = value
+
+    def take(self, name: str, parse: Callable[[str], T], accepts: str, default: T) -> T:
+        self._known.append(name)
+        if name not in self._given:
+            return default
+        value = self._given.pop(name)
+        try:
+            return parse(value)
+        except (ValueError, OverflowError) as error:
+            raise ConfigError(f"--emulate: {name}={value} is not accepted; it takes {accepts}") from error
+
+    def finish(self) -> None:
+        for name in self._given:
+            raise ConfigError(f"--emulate: {name!r} is not one of {', '.join(self._known)}")
+
+
+def _quantity(text: str, units: dict[str, float]) -> float:
+    match = _NUMBER.fullmatch(text.lower())
+    if match is None or match[2] not in units:
+        raise ValueError(text)
+    return float(match[1]) * units[match[2]]
+
+
+def _seconds(text: str) -> float:
+    return _quantity(text, _UNITS)
+
+
+def _rate(text: str) -> float:
+    rate = _quantity(text, _RATES)
+    if rate < 1:
+        raise ValueError(text)
+    return rate
+
+
+def _probability(text: str) -> float:
+    value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    if not 0 <= value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _cuts(text: str) -> tuple[float, ...]:
+    lives = tuple(math.inf if part == "never" else _seconds(part) for part in text.split("+"))
+    if min(lives) <= 0:
+        raise ValueError(text)
+    return lives
+
+
+def _trace(text: str) -> tuple[TraceRow, ...]:
+    """A CSV file with the columns of TraceRow. Raises ConfigError naming file and line."""
+    path = Path(text).expanduser()
+    names = [column.name for column in fields(TraceRow)]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = csv.DictReader(file)
+            if lines.fieldnames != names:
+                raise ConfigError(f"--emulate: {path} must begin with the line {','.join(names)}")
+            rows = tuple(_trace_row(path, number, line) for number, line in enumerate(lines, 2))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"--emulate: the trace {path} cannot be read: {error}") from error
+    _check_times(path, rows)
+    return rows
+
+
+def _trace_row(path: Path, number: int, line: dict[str, str]) -> TraceRow:
+    try:
+        row = TraceRow(time=float(line["time"]), delay=float(line["delay"]), rate=float(line["rate"]))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"--emulate: {path}, line {number}: three numbers are needed, s, s and bit/s") from error
+    if not (0 <= row.time < math.inf and 0 <= row.delay < math.inf and row.rate >= 1):
+        raise ConfigError(f"--emulate: {path}, line {number}: time and delay from 0 on, rate from 1 bit/s")
+    return row
+
+
+def _check_times(path: Path, rows: Sequence[TraceRow]) -> None:
+    rising = all(before.time < after.time for before, after in pairwise(rows))
+    if len(rows) < 2 or rows[0].time != 0 or not rising:
+        raise ConfigError(f"--emulate: {path} needs two rows or more, times rising from 0; the last ends the trace")

@@ -1,0 +1,307 @@
+"""One side of the program: an engine, a document store, links to peers, and the sessions that run on them.
+
+`Node` is the `Service` behind the HTTP surface. It admits requests, finds their documents and takes part in what its
+peers open. It contains no algorithm: strategies do the writing, `plan` chooses among them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from paceline.core.sampling import SamplingParams
+from paceline.engine.contract import LoadedModel, ModelInfo
+from paceline.errors import PacelineError, RequestError
+from paceline.rag.prompt import passages_text, query_of
+from paceline.rag.records import Passage
+from paceline.rag.store import DocumentStore
+from paceline.runtime.link import Link
+from paceline.runtime.plan import Situation, choose_strategy
+from paceline.runtime.reading import Reading, read
+from paceline.runtime.service import Citation, GenerateRequest, Readiness
+from paceline.runtime.session import FrontSession, PeerSession, Plan
+from paceline.runtime.worker import EngineWorker
+from paceline.strategies.machine import Side, Task, other
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.codec import sampling_from_wire, sampling_to_wire
+from paceline.wire.messages import ChatMessage, CloseSession, Found, FoundPassage, OpenSession
+
+log = logging.getLogger("paceline.node")
+
+MAX_ANSWERS = 256  # admitted at once; further requests get 429
+RETRY_AFTER_S = 1
+
+
+class Node:
+    """Use as an async context manager on the loop that serves it. Methods belong to that loop's thread."""
+
+    def __init__(
+        self,
+        side: Side,
+        model: LoadedModel,
+        store: DocumentStore | None,
+        *,
+        served_name: str | None = None,
+        max_tokens_default: int | None = None,
+        expects_peer: bool = False,
+    ) -> None:
+        """`expects_peer`: an answer without a peer is marked even if none was named, as at an agent with a cloud."""
+        self._side: Side = side
+        self._model = model
+        self._store = store
+        self._info = replace(model.engine.info, name=served_name or model.engine.info.name)
+        self._max_tokens_default = max_tokens_default
+        self._expects_peer = expects_peer
+        self.worker = EngineWorker(model.engine)
+        self._links: dict[str, Link] = {}  # by the peer's name
+        self._fronts: set[FrontSession] = set()
+        self._peers: dict[PeerSession, Link] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tokenizer = model.tokenizer
+
+    async def __aenter__(self) -> Self:
+        await self.worker.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for front in list(self._fronts):
+            front.fail(PacelineError("the program is shutting down"))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.worker.stop()
+
+    # ---- the service ------------------------------------------------------------------------------------------------
+    @property
+    def side(self) -> Side:
+        return self._side
+
+    def models(self) -> Sequence[ModelInfo]:
+        return (self._info,)
+
+    def strategies(self) -> Sequence[str]:
+        return tuple(STRATEGIES)
+
+    @property
+    def num_documents(self) -> int:
+        return 0 if self._store is None else self._store.count()
+
+    @property
+    def num_answers(self) -> int:
+        """Answers under way whose client is on this side."""
+        return len(self._fronts)
+
+    def readiness(self) -> Readiness:
+        detail: dict[str, str | int | bool] = {
+            "side": self._side,
+            "model": self._info.name,
+            "documents": self.num_documents,
+            "linked": bool(self._links),
+            "peers": len(self._links),
+            "answers": len(self._fronts),
+        }
+        return Readiness(True, detail)
+
+    async def prepare(self, request: GenerateRequest) -> FrontSession:
+        if len(self._fronts) >= MAX_ANSWERS:
+            raise RequestError(
+                f"This server is writing {MAX_ANSWERS} answers already. Please try again in {RETRY_AFTER_S} s.",
+                status=429,
+                type="rate_limit_error",
+                code="rate_limit_exceeded",
+            )
+        name, link = self._peer_for(request)
+        choice = choose_strategy(request, self._situation(name, link))
+        if choice.missing and request.on_loss == "fail":
+            raise RequestError(
+                f"The {other(self._side)} is not there, and the request does not want an answer without it.",
+                status=503,
+                type="server_error",
+                code=f"{other(self._side)}_missing",
+            )
+        strategy = STRATEGIES[choice.strategy]
+        reading = await self._read(request)
+        max_tokens = self._limit(request, reading)
+        if link is not None and link.closed.is_set():
+            link = None  # lost while the documents were looked for: the machine hears of it at its first wish
+        plan = Plan(
+            request=request,
+            side=self._side,
+            strategy=strategy.name,
+            why=choice.why,
+            branches=reading.branches,
+            citations=tuple(
+                Citation(self._side, passage.document, passages_text(passage), passage.score)
+                for passage in reading.passages
+            ),
+            prompt_tokens=reading.longest,
+            opening=self._opening(request, strategy.name, max_tokens),
+            missing=f"{other(self._side)}_missing" if choice.missing else None,
+            peer_name=name if strategy.needs_peer else None,
+        )
+        task = self._task(request.sampling, max_tokens, front=True, linked=strategy.needs_peer)
+        front = FrontSession(
+            strategy.machine(task),
+            self.worker,
+            plan,
+            self._tokenizer,
+            link if strategy.needs_peer else None,
+            self._fronts.discard,
+        )
+        self._fronts.add(front)
+        return front
+
+    def _peer_for(self, request: GenerateRequest) -> tuple[str | None, Link | None]:
+        """Whose documents join: the named device, else the only peer there is."""
+        if request.device is not None and self._side == "cloud":
+            return request.device, self._links.get(request.device)
+        if len(self._links) == 1:
+            return next(iter(self._links.items()))
+        return None, None
+
+    def _situation(self, name: str | None, link: Link | None) -> Situation:
+        peer = None if link is None else link.peer
+        return Situation(
+            side=self._side,
+            expected=self._expects_peer or name is not None,
+            linked=link is not None and link.accepting,
+            common=() if link is None else link.strategies,
+            own_documents=self.num_documents,
+            peer_documents=0 if peer is None else peer.documents,
+        )
+
+    async def _read(self, request: GenerateRequest) -> Reading:
+        room = min(request.max_tokens or self._max_tokens_default or 1, self._info.max_positions // 2)
+        reading = await read(
+            request.messages,
+            self._store,
+            self._tokenizer,
+            k=request.documents,
+            max_prompt=self._info.max_positions - room,
+        )
+        if reading.plain_tokens >= self._info.max_positions:
+            raise RequestError(
+                f"This model's maximum context length is {self._info.max_positions} tokens. However, your messages "
+                f"resulted in {reading.plain_tokens} tokens. Please reduce the length of the messages.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        return reading
+
+    def _limit(self, request: GenerateRequest, reading: Reading) -> int:
+        """Tokens to write at most. What does not fit the context is clamped, as OpenAI does."""
+        room = self._info.max_positions - reading.longest
+        return min(request.max_tokens or self._max_tokens_default or room, room)
+
+    def _opening(
+        self, request: GenerateRequest, strategy: str, max_tokens: int
+    ) -> Callable[[int, tuple[int, ...], int], OpenSession]:
+        """What the peer needs of the request; the session, the targets and the epoch come when it is opened."""
+        messages = [ChatMessage(message["role"], message["content"]) for message in request.messages]
+        query, sampling = query_of(request.messages), sampling_to_wire(request.sampling)
+
+        def opening(session: int, targets: tuple[int, ...], epoch: int) -> OpenSession:
+            return OpenSession(
+                session=session,
+                strategy=strategy,
+                messages=messages,
+                query=query,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                top_k_documents=request.documents,
+                privacy=request.privacy,
+                targets=list(targets),
+                epoch=epoch,
+            )
+
+        return opening
+
+    def _task(self, sampling: SamplingParams, max_tokens: int, *, front: bool, linked: bool) -> Task:
+        return Task(
+            side=self._side,
+            front=front,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            eos_ids=self._tokenizer.eos_ids,
+            vocab_size=self._info.vocab_size,
+            linked=linked,
+        )
+
+    # ---- links ------------------------------------------------------------------------------------------------------
+    def on_link(self, link: Link, peer: str) -> None:
+        """A link to this peer is up. One that it replaces must be closed by the caller."""
+        self._links[peer] = link
+        link.on_open = lambda opening: self._opened(link, opening)
+        link.on_down = lambda: self._down(link, peer)
+        log.info("linked with %s, which holds %s documents", peer, link.peer.documents)
+        for front in list(self._fronts):
+            if front.plan.peer_name == peer:
+                front.link_back(link)
+
+    def _down(self, link: Link, peer: str) -> None:
+        if self._links.get(peer) is link:
+            del self._links[peer]
+        log.info("the link with %s is down: %s", peer, link.close_reason)
+        for front in list(self._fronts):
+            if front.link is link:
+                front.link_lost()
+        for session in [session for session, of in self._peers.items() if of is link]:
+            session.link_lost()
+
+    def _opened(self, link: Link, opening: OpenSession) -> None:
+        """The peer wants this side to take part in an answer."""
+        strategy = STRATEGIES.get(opening.strategy)
+        if strategy is None or not strategy.needs_peer or len(self._peers) >= MAX_ANSWERS:
+            why = "it is busy" if len(self._peers) >= MAX_ANSWERS else f"it does not know '{opening.strategy}'"
+            link.send(CloseSession(opening.session, f"refused: {why}"))
+            return
+        task = replace(
+            self._task(sampling_from_wire(opening.sampling), opening.max_tokens, front=False, linked=True),
+            targets=tuple(opening.targets),
+            epoch=opening.epoch,
+        )
+
+        def retrieve(session: PeerSession) -> None:
+            job = asyncio.get_running_loop().create_task(self._retrieve(session, opening))
+            self._tasks.add(job)
+            job.add_done_callback(self._tasks.discard)
+
+        def closed(session: PeerSession) -> None:
+            self._peers.pop(session, None)
+
+        session = PeerSession(strategy.machine(task), self.worker, link, opening.session, retrieve, closed)
+        self._peers[session] = link
+        session.begin()
+
+    async def _retrieve(self, session: PeerSession, opening: OpenSession) -> None:
+        messages = [{"role": message.role, "content": message.content} for message in opening.messages]
+        room = min(opening.max_tokens, self._info.max_positions // 2)
+        try:
+            reading = await read(
+                messages,
+                self._store,
+                self._tokenizer,
+                k=opening.top_k_documents,
+                max_prompt=self._info.max_positions - room - len(opening.targets),
+                query=opening.query,
+            )
+        except Exception as error:
+            log.exception("a peer's request could not be prepared")
+            session.fail(PacelineError(f"no documents could be read: {error}"))
+            return
+        if reading.longest + len(opening.targets) >= self._info.max_positions:
+            session.fail(PacelineError(f"its context of {self._info.max_positions} tokens is too short"))
+            return
+        session.retrieved(reading.branches, Found(0, [self._found(passage) for passage in reading.passages]))
+
+    def _found(self, passage: Passage) -> FoundPassage:
+        """What the peer may know of a passage that is read here: of a device's, that there is one."""
+        if self._side == "device":
+            return FoundPassage(document="", text="", score=0.0)
+        return FoundPassage(passage.document[:1024], passages_text(passage)[:16_384], passage.score)

@@ -1,0 +1,77 @@
+"""Which strategy writes an answer, and why. Pure: decides from what is there, asks nothing and starts nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.errors import RequestError
+from paceline.runtime.service import GenerateRequest
+from paceline.strategies.machine import Side, other
+from paceline.strategies.registry import STRATEGIES
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What this side knows when a request comes."""
+
+    side: Side
+    expected: bool  # a peer belongs to this request, whether it is linked now or not
+    linked: bool
+    common: tuple[str, ...]  # strategies both sides know
+    own_documents: int
+    peer_documents: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    strategy: str
+    why: str  # a sentence
+    missing: bool = False  # a peer was wanted and is not there
+
+
+def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:
+    """Raises RequestError for what the request asks for and this program cannot keep."""
+    peer = other(situation.side)
+    if request.strategy != AUTO and request.strategy not in STRATEGIES:
+        known = ", ".join((AUTO, *STRATEGIES))
+        raise RequestError(f"Unknown strategy '{request.strategy}'. Known: {known}.", param="paceline.strategy")
+    if request.privacy == "answer-private":
+        raise RequestError(
+            "The privacy level 'answer-private' is not offered yet; 'local-only' keeps everything on one side.",
+            param="paceline.privacy",
+        )
+    asked = request.strategy != AUTO and STRATEGIES[request.strategy].needs_peer
+    if not asked and request.strategy != AUTO:
+        return Choice(request.strategy, "the request asks for it")
+    if request.privacy == "local-only":
+        if asked:
+            raise RequestError(
+                f"The strategy '{request.strategy}' needs the {peer}, which the privacy level 'local-only' forbids.",
+                param="paceline.privacy",
+            )
+        return Choice("autoregressive", "the request's privacy level keeps everything on this side")
+    if request.top_logprobs is not None and situation.side == "cloud":
+        if asked:
+            raise RequestError(
+                f"The strategy '{request.strategy}' gives the cloud no logprobs: the distributions stay on the device. "
+                "Ask the device, or leave out 'logprobs'.",
+                param="logprobs",
+            )
+        return Choice("autoregressive", "logprobs of a joint answer would need the device's distributions")
+    wanted = request.strategy if asked else "aggregate"
+    if not situation.linked:
+        if asked or situation.expected:
+            return Choice("autoregressive", f"the {peer} is not linked", missing=True)
+        return Choice("autoregressive", f"no {peer} takes part")
+    if wanted not in situation.common:
+        return Choice("autoregressive", f"the {peer} does not know '{wanted}'", missing=True)
+    if asked:
+        return Choice(wanted, "the request asks for it")
+    if request.documents == 0:
+        return Choice("autoregressive", "the request wants no documents")
+    if not situation.own_documents and not situation.peer_documents:
+        return Choice("autoregressive", "neither side has documents")
+    num_documents = situation.own_documents + situation.peer_documents
+    return Choice(wanted, f"the {peer} is linked and the two sides hold {num_documents} documents")

@@ -1,0 +1,66 @@
+"""From a conversation and a store to the branches a machine continues."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.engine.contract import TextModel
+from paceline.rag.prompt import prompt_parts, query_of, relevance
+from paceline.rag.records import Passage
+from paceline.rag.store import DocumentStore
+from paceline.strategies.machine import Branch
+
+Messages = Sequence[Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one side reads: a branch per passage, or the conversation alone."""
+
+    branches: tuple[Branch, ...]
+    passages: tuple[Passage, ...]  # one a branch; none where nothing was found
+    plain_tokens: int  # of the conversation without a document
+
+    @property
+    def longest(self) -> int:
+        return max(len(branch.prompt) for branch in self.branches)
+
+
+async def read(
+    messages: Messages,
+    store: DocumentStore | None,
+    tokenizer: TextModel,
+    *,
+    k: int,
+    max_prompt: int,
+    query: str | None = None,
+) -> Reading:
+    """Search and tokenise, off the event loop. A passage that leaves no room within `max_prompt` rows is left out.
+
+    `query`: what to search for; by default what the conversation asks. The conversation itself is never cut; the
+    caller must refuse it when `plain_tokens` is too large.
+    """
+    return await asyncio.to_thread(_read, messages, store, tokenizer, k, max_prompt, query)
+
+
+def _read(
+    messages: Messages, store: DocumentStore | None, tokenizer: TextModel, k: int, max_prompt: int, query: str | None
+) -> Reading:
+    plain = tokenizer.chat(messages)
+    branches: list[Branch] = []
+    passages: list[Passage] = []
+    query = query_of(messages) if query is None else query
+    room = max_prompt - len(plain)
+    if store is not None and k > 0 and query and room > 0:
+        for passage in store.search(query, k):
+            parts = prompt_parts(messages, passage, tokenizer.document_prompt, max_document_tokens=room)
+            if parts is None or sum(map(len, parts)) > max_prompt:
+                continue
+            preamble, document, tail = parts
+            branches.append(Branch((*preamble, *document, *tail), relevance(passage)))
+            passages.append(passage)
+    if not branches:
+        branches.append(Branch(tuple(plain), None))
+    return Reading(tuple(branches), tuple(passages), len(plain))

@@ -1,0 +1,112 @@
+"""What the HTTP surface asks of the program behind it, and nothing of how it is done.
+
+`paceline.api` knows this protocol only; the server and the device agent each provide one (`runtime.node.Node`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from paceline.core.sampling import SamplingParams
+from paceline.engine.contract import ModelInfo
+from paceline.strategies.machine import FinishReason, Side
+
+OnLoss = Literal["continue", "fail"]
+Privacy = Literal["open", "document-private", "answer-private", "local-only"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One answer to write. `n` choices are `n` of these."""
+
+    messages: tuple[Mapping[str, str], ...]  # role and content, parts already joined
+    sampling: SamplingParams
+    max_tokens: int | None  # None: up to the context
+    stop: tuple[str, ...] = ()
+    strategy: str = "auto"
+    device: str | None = None  # server only: which device joins; None: the one bound to the key, or the only one
+    documents: int = 2  # how many passages each side reads at most; 0: none
+    on_loss: OnLoss = "continue"
+    privacy: Privacy = "document-private"
+    top_logprobs: int | None = None  # None: no logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """A passage of which an answer was written. A device's text stays there: a cloud's client gets none of it."""
+
+    side: Side
+    document: str  # file name or title
+    passage: str  # its text; empty where it may not leave its side
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that is final: never half a character, never the beginning of a stop string, never taken back."""
+
+    text: str
+    tokens: int  # how many output tokens it took since the last piece
+    lane: Side | None = None  # whose documents decided it
+    logprobs: tuple[tuple[TokenLogprob, tuple[TokenLogprob, ...]], ...] = ()  # (chosen, top) of each of those tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The last event of every generation that did not fail."""
+
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    strategy: str  # the one that wrote it
+    why: str  # why it was chosen, a sentence
+    degraded: str | None = None  # "device_lost", "cloud_lost", "device_missing", "cloud_missing"
+    citations: tuple[Citation, ...] = ()
+    stats: Mapping[str, float] = field(default_factory=dict)
+
+
+GenerateEvent = Piece | Done
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    ready: bool
+    detail: Mapping[str, str | int | bool]  # shown by /readyz: model, documents, link
+
+
+class Service(Protocol):
+    """One side of the program, as its HTTP surface sees it."""
+
+    @property
+    def side(self) -> Side: ...
+
+    def models(self) -> Sequence[ModelInfo]:
+        """Models by the name they are served under; the first is the default."""
+
+    def strategies(self) -> Sequence[str]: ...
+
+    async def prepare(self, request: GenerateRequest) -> Prepared:
+        """Check, retrieve, tokenise and admit. Raises RequestError; nothing has started if it does."""
+
+    def readiness(self) -> Readiness: ...
+
+
+class Prepared(Protocol):
+    """An admitted request. Must be run or closed, exactly once."""
+
+    def run(self) -> AsyncIterator[GenerateEvent]:
+        """Pieces, then one Done. Closing the iterator cancels the generation and frees its blocks.
+
+        Raises PacelineError when the answer cannot go on.
+        """
+
+    async def aclose(self) -> None: ...

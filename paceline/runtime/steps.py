@@ -1,0 +1,121 @@
+"""From submitted segments to forward passes and answers: what the engine's thread does, without the thread.
+
+`worker.EngineWorker` runs it on a thread in real time, `world.World` in virtual time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.core.dist import Dist
+from paceline.core.scheduler import Scheduled, StepScheduler
+from paceline.core.segments import Segment, SeqId
+from paceline.engine.contract import Engine
+from paceline.errors import EngineError
+
+log = logging.getLogger("paceline.engine")
+
+Answer = Callable[[tuple[Dist, ...] | EngineError], None]
+Answers = list[tuple[Answer, tuple[Dist, ...] | EngineError]]
+
+TOKEN_BUDGET = 512  # rows a step: a long prefill holds a decode up for no longer than a step of this size
+MAX_SEGMENTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Something to do to a sequence between two steps. Rows from `from_row` on that have not run are void."""
+
+    seq: SeqId
+    from_row: int
+    act: Callable[[Engine], None]
+
+    @staticmethod
+    def truncate(seq: SeqId, length: int) -> Control:
+        def act(engine: Engine) -> None:
+            if engine.length(seq) > length:  # the forward that would have written the rows may never have run
+                engine.truncate(seq, length)
+
+        return Control(seq, length, act)
+
+    @staticmethod
+    def commit(seq: SeqId, keep: tuple[int, ...]) -> Control:
+        return Control(seq, 2**62, lambda engine: engine.commit(seq, keep))
+
+    @staticmethod
+    def release(seq: SeqId) -> Control:
+        return Control(seq, 0, lambda engine: engine.release(seq))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    segment: Segment
+    answer: Answer
+
+
+class Steps:
+    """`take` between steps only; `next` chooses a step's batch and `run` executes it.
+
+    An engine error fails the segments of that step, nothing else.
+    """
+
+    def __init__(self, engine: Engine, *, token_budget: int = TOKEN_BUDGET) -> None:
+        self.engine = engine
+        self._scheduler = StepScheduler(token_budget=token_budget, max_segments=MAX_SEGMENTS)
+        self._next_key = 0
+        self._answers: dict[int, Answer] = {}
+        self._parts: dict[int, list[Dist]] = {}  # of segments that the scheduler has cut
+        self.steps = 0  # forward passes so far
+        self.rows = 0  # rows in them
+
+    @property
+    def idle(self) -> bool:
+        return self._scheduler.idle
+
+    def take(self, item: Control | Request) -> None:
+        if isinstance(item, Request):
+            self._next_key += 1
+            self._answers[self._next_key] = item.answer
+            self._parts[self._next_key] = []
+            self._scheduler.add(self._next_key, item.segment)
+            return
+        for key in self._scheduler.cancel(item.seq, item.from_row):
+            self._forget(key)
+        try:
+            item.act(self.engine)
+        except EngineError:
+            log.exception("could not change sequence %s", item.seq)
+
+    def next(self) -> Scheduled | None:
+        """The next step; None when nothing is pending or nothing fits before something is released."""
+        return self._scheduler.next_batch(self.engine.free_rows())
+
+    def run(self, scheduled: Scheduled) -> Answers:
+        answers: Answers = [
+            (self._forget(key), EngineError("the request does not fit in the engine's memory"))
+            for key in scheduled.refused
+        ]
+        if not scheduled.pieces:
+            return answers
+        try:
+            output = self.engine.forward(scheduled.batch)
+        except EngineError as error:
+            log.warning("a step failed: %s", error)
+            for piece in scheduled.pieces:
+                if not piece.final:
+                    self._scheduler.cancel(piece.segment.seq)
+            return answers + [(self._forget(piece.key), error) for piece in scheduled.pieces]
+        self.steps += 1
+        self.rows += scheduled.batch.num_rows
+        for piece, dists in zip(scheduled.pieces, output.dists, strict=True):
+            self._parts[piece.key].extend(dists)
+            if piece.final:
+                parts = tuple(self._parts[piece.key])
+                answers.append((self._forget(piece.key), parts))
+        return answers
+
+    def _forget(self, key: int) -> Answer:
+        del self._parts[key]
+        return self._answers.pop(key)

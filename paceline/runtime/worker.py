@@ -1,0 +1,102 @@
+"""The one thread that owns an engine.
+
+Callers live on one event loop; they submit segments and are called back there. What has been submitted in one turn
+of the loop reaches the thread together, so that sixteen sessions which were answered together go on as one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+
+from paceline.core.segments import Segment, SeqId
+from paceline.engine.contract import Engine
+from paceline.runtime.steps import TOKEN_BUDGET, Answer, Answers, Control, Request, Steps
+
+log = logging.getLogger("paceline.engine")
+
+
+class EngineWorker:
+    """Runs an engine on a thread of its own between `start` and `stop`, both on the loop that is called back.
+
+    Per sequence, order is kept: a truncate comes after the forwards before it, and drops those that have not run.
+    """
+
+    def __init__(self, engine: Engine, *, token_budget: int = TOKEN_BUDGET) -> None:
+        self.steps = Steps(engine, token_budget=token_budget)  # its counters may be read from anywhere
+        self._next_seq = 0
+        self._outbox: list[Control | Request] = []  # this turn's, on the loop
+        self._inbox: deque[Control | Request] = deque()  # the thread's, under the condition
+        self._wanted = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Finish the step under way and end the thread. What is still pending is never answered."""
+        with self._wanted:
+            self._stopping = True
+            self._wanted.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    # ---- on the loop ------------------------------------------------------------------------------------------------
+    def allocate(self) -> SeqId:
+        self._next_seq += 1
+        return SeqId(self._next_seq)
+
+    def forward(self, segment: Segment, answer: Answer) -> None:
+        self._submit(Request(segment, answer))
+
+    def control(self, control: Control) -> None:
+        self._submit(control)
+
+    def _submit(self, item: Control | Request) -> None:
+        assert self._loop is not None, "the worker has not been started"
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(item)
+
+    def _flush(self) -> None:
+        with self._wanted:
+            self._inbox.extend(self._outbox)
+            self._wanted.notify()
+        self._outbox.clear()
+
+    @staticmethod
+    def _deliver(answers: Answers) -> None:
+        for answer, result in answers:
+            answer(result)
+
+    # ---- on the thread ----------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        assert self._loop is not None
+        moved = False
+        while True:
+            with self._wanted:
+                while not (self._inbox or moved or self._stopping):
+                    if self.steps.idle:
+                        self._check()
+                    self._wanted.wait()  # for work, or for a release when all that is pending lacks room
+                if self._stopping:
+                    return
+                items = list(self._inbox)
+                self._inbox.clear()
+            for item in items:
+                self.steps.take(item)
+            scheduled = self.steps.next()
+            moved = scheduled is not None
+            if scheduled is not None and (answers := self.steps.run(scheduled)):
+                self._loop.call_soon_threadsafe(self._deliver, answers)
+
+    def _check(self) -> None:
+        """A leak is found by the first idle second, not by the hundredth hour."""
+        try:
+            self.steps.engine.check()
+        except AssertionError:
+            log.exception("the engine's invariants do not hold: please report this")

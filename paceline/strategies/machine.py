@@ -1,0 +1,191 @@
+"""What a strategy is: a machine that is told facts and answers with wishes. It never waits.
+
+Guarantees every machine gives, held by `tests/strategies/test_conformance.py`: `Emit` never retracts; after `Finish`
+nothing; every `Forward` is answered by one `Scored` or is void because its ticket is older than a rollback; the same
+events and seed give the same effects; no message from a peer raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from paceline.core.dist import Dist
+from paceline.core.sampling import SamplingParams
+from paceline.core.segments import Segment, SeqId
+from paceline.wire.messages import SessionMessage
+
+Side = Literal["cloud", "device"]
+SIDES: tuple[Side, Side] = ("cloud", "device")
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+def other(side: Side) -> Side:
+    return "device" if side == "cloud" else "cloud"
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One prompt this side continues: a retrieved document followed by the conversation, or the conversation alone."""
+
+    prompt: tuple[int, ...]
+    score: float | None  # R: relevance / temperature of relevance, one scale on both sides; None: no document
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a machine must know of a request before anything happens.
+
+    `targets` and `epoch` are not empty when a side joins (again) in mid-answer.
+    """
+
+    side: Side
+    front: bool  # this side faces the client: it emits
+    sampling: SamplingParams
+    max_tokens: int
+    eos_ids: frozenset[int]
+    vocab_size: int
+    targets: tuple[int, ...] = ()  # output tokens already decided
+    epoch: int = 0
+    linked: bool = False  # a peer takes part
+
+
+# ---- events: facts --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first event."""
+
+    now: float  # s, any origin
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """Answer to `Retrieve`: at least one branch. All sequences of one machine are its own: it names them 0, 1, …"""
+
+    branches: tuple[Branch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Answer to `Forward`: distributions of the wanted rows, in row order, at temperature 1, before any warping."""
+
+    ticket: int
+    dists: tuple[Dist, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    message: SessionMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The peer is gone, for now or for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBack:
+    """The peer can be asked again. Only the side that faces the client is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The client left, a stop string was found ("stop"), or the session was closed by the peer."""
+
+    reason: FinishReason = "cancelled"
+
+
+Event = Started | Retrieved | Scored | Received | Woke | LinkLost | LinkBack | Cancelled
+
+
+# ---- effects: wishes ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Retrieve:
+    """Find this side's documents for the request and build its branches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    ticket: int
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    seq: SeqId
+    keep: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Drop rows from `length` on. Forwards of this sequence that have not run are dropped with them."""
+
+    seq: SeqId
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    message: SessionMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Ask the peer to take part (again), from these targets on. The driver adds what the peer needs of the request."""
+
+    targets: tuple[int, ...]
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send `Woke` at this time. A later `WakeAt` replaces an earlier one."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """One output token, in order, once."""
+
+    token: int
+    dist: Dist | None = None  # the target distribution it was chosen from, where this side has it
+    lane: Side | None = None  # whose documents it came from; None where no document took part
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Last, once. The driver releases every sequence and closes the session with the peer."""
+
+    reason: FinishReason
+    stats: Mapping[str, float] = field(default_factory=dict)
+
+
+Effect = Retrieve | Forward | Commit | Truncate | Send | Open | WakeAt | Emit | Finish
+
+
+class Machine(Protocol):
+    """One side of one generation. Told what happened, answers with what to do. Never waits."""
+
+    def on(self, event: Event) -> Sequence[Effect]: ...
+
+
+class MachineFactory(Protocol):
+    def __call__(self, task: Task) -> Machine: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A strategy's record: what the CLI, the API's enum, the docs and the conformance suite read."""
+
+    name: str
+    summary: str
+    machine: MachineFactory
+    needs_peer: bool  # without a peer, `autoregressive` serves in its place
+    reference: Literal["target", "mixture"]  # what its text must equal, see DESIGN 4
