@@ -1,0 +1,171 @@
+"""The rows documents live in: SQLite's schema, how it is opened, and transactions that speak in sentences.
+
+Write-ahead log, so that one process may search while another adds. `secure_delete` and a truncating checkpoint after
+each change make removed text leave the files; what the disk itself keeps of overwritten blocks is not handled.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.errors import ConfigError
+
+FILE = "documents.sqlite"
+VERSION = 1  # PRAGMA user_version
+BUSY_S = 30.0  # how long to wait for another process's transaction, s
+_SCHEMA = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE documents (
+        id TEXT PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,
+        sha256 TEXT NOT NULL UNIQUE,
+        zone TEXT NOT NULL,
+        added_at REAL NOT NULL,  -- s since 1970
+        num_chunks INTEGER NOT NULL)""",
+    # AUTOINCREMENT: an id is never used twice, so equal ids mean equal chunks and an index can be updated by ids.
+    """CREATE TABLE chunks (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        document TEXT NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        text TEXT NOT NULL,
+        title TEXT NOT NULL,
+        embedding BLOB NOT NULL,  -- float32, little-endian
+        UNIQUE (document, position))""",
+)
+
+
+class Database:
+    """One connection. The caller sees to it that one thread at a time uses it."""
+
+    def __init__(self, directory: Path, *, embedder: str, dimensions: int) -> None:
+        """Opens the store, or makes it if there is none. Raises ConfigError when that cannot be."""
+        self._directory = directory
+        self._made_by = {"embedder": embedder, "dimensions": str(dimensions)}
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # SQLite gives its log files the mode of the database: make it private before there is anything in it.
+            os.close(os.open(directory / FILE, os.O_RDWR | os.O_CREAT, 0o600))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"The document folder {directory} cannot be used: {error}. Choose another.") from error
+        with self._speaking():
+            self._connection = sqlite3.connect(
+                directory / FILE, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._prepare()
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def _prepare(self) -> None:
+        self._write_ahead()
+        for pragma in ("secure_delete = ON", "foreign_keys = ON", "temp_store = MEMORY"):
+            self._connection.execute(f"PRAGMA {pragma}")
+        with self.writing():
+            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0:
+                for statement in _SCHEMA:
+                    self._connection.execute(statement)
+                meta = {"generation": "0", "store": uuid.uuid4().hex, **self._made_by}
+                self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+                self._connection.execute(f"PRAGMA user_version = {VERSION}")
+            elif version != VERSION:
+                raise ConfigError(
+                    f"The documents in {self._directory} were stored by another version of Paceline (format {version}, "
+                    f"this one reads {VERSION}). Use that version, or choose another folder and add them again."
+                )
+        self.checkpoint()
+
+    def _write_ahead(self) -> None:
+        """Changing the mode does not wait for a process that is doing so too; a transaction does."""
+        for _ in range(100):
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                    raise
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.execute("ROLLBACK")
+        raise ConfigError(f"The documents in {self._directory} are in use by another program; try again.")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def meta(self) -> dict[str, str]:
+        return dict(self._connection.execute("SELECT key, value FROM meta"))
+
+    def check_embedder(self, meta: dict[str, str]) -> None:
+        """Raises ConfigError when the vectors are another embedder's."""
+        if {key: meta[key] for key in self._made_by} != self._made_by:
+            raise ConfigError(
+                f"The documents in {self._directory} were indexed with the embedder {meta['embedder']!r} "
+                f"({meta['dimensions']} dimensions), not {self._made_by['embedder']!r} "
+                f"({self._made_by['dimensions']}). Use that one, or index them again."
+            )
+
+    def renew(self) -> None:
+        """All vectors are now this embedder's: no index of before may be used, though the ids are the same."""
+        values = {"store": uuid.uuid4().hex, **self._made_by}
+        self._connection.executemany("UPDATE meta SET value = ? WHERE key = ?", [(v, k) for k, v in values.items()])
+        self.bump()
+
+    def bump(self) -> None:
+        """Every transaction that changes documents or chunks says so here."""
+        self._connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")
+
+    def execute(self, statement: str, *parameters: object) -> sqlite3.Cursor:
+        return self._connection.execute(statement, parameters)
+
+    def executemany(self, statement: str, rows: Iterator[tuple[object, ...]]) -> None:
+        self._connection.executemany(statement, rows)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A transaction: wholly there or not at all. Waits for other processes' up to BUSY_S."""
+        with self._transaction("BEGIN IMMEDIATE"):
+            yield
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """All that is read inside is of one moment."""
+        with self._transaction("BEGIN"):
+            yield
+
+    @contextmanager
+    def _transaction(self, begin: str) -> Iterator[None]:
+        with self._speaking():
+            self._connection.execute(begin)
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def checkpoint(self) -> bool:
+        """Move the log into the database and empty it. False if a reader was in the way for too long."""
+        with self._speaking():
+            busy: int = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        return not busy
+
+    @contextmanager
+    def _speaking(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            code: int = getattr(error, "sqlite_errorcode", 0)  # absent where it is Python's own complaint
+            advice = {
+                sqlite3.SQLITE_FULL: "The disk is full: make room and try again.",
+                sqlite3.SQLITE_BUSY: "Another program is using it: try again when that has ended.",
+                sqlite3.SQLITE_READONLY: "Make the folder writable, or choose another.",
+                sqlite3.SQLITE_NOTADB: "It is not a document store: choose another folder, or remove that file.",
+                sqlite3.SQLITE_CORRUPT: "It is damaged: restore it from a copy, or remove the folder and add again.",
+            }.get(code & 0xFF, "Check the folder, or choose another.")
+            raise ConfigError(f"{self._directory / FILE}: {error}. {advice}") from error

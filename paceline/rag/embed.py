@@ -1,0 +1,115 @@
+"""Texts to vectors: what an embedder is, the one without a model, and how to get one by name.
+
+Knows no documents. torch and sentence-transformers are imported only when an embedder that needs them is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+import threading
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import ConfigError
+
+Vectors = NDArray[np.float32]
+DEFAULT = "minilm"
+
+
+class Embedder(Protocol):
+    """Safe to use from several threads. Vectors have unit norm, so inner products are cosine similarities."""
+
+    @property
+    def name(self) -> str:
+        """Stored with the vectors: those of another name are not comparable."""
+
+    @property
+    def dimensions(self) -> int: ...
+
+    def count(self, text: str) -> int:
+        """Tokens of a text, without special ones: the measure of chunk sizes."""
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """(n, dimensions). Texts beyond the model's window are cut there."""
+
+
+def unit(vectors: NDArray[np.floating]) -> Vectors:
+    """Rows of norm 1; a zero row stays zero, so that it is similar to nothing."""
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)
+
+
+class HashEmbedder:
+    """Feature hashing of words: similar iff words are shared. No model, no download; for `--model fake` and tests."""
+
+    name = "hash"
+    dimensions = 256
+
+    def count(self, text: str) -> int:
+        return len(_WORD.findall(text))
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)
+        for row, text in zip(vectors, texts, strict=True):
+            for word in _WORD.findall(text.lower()):
+                digest = hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=8).digest()
+                row[int.from_bytes(digest[:4], "little") % self.dimensions] += 1 if digest[4] & 1 else -1
+        return unit(np.sign(vectors) * np.sqrt(np.abs(vectors)))  # the root: a word said often is not all
+
+
+_WORD = re.compile(r"\w+")
+
+
+class _SentenceTransformer(Protocol):
+    """What is used of sentence_transformers.SentenceTransformer."""
+
+    def encode(self, sentences: list[str], *, normalize_embeddings: bool, show_progress_bar: bool) -> Vectors: ...
+
+    def tokenize(self, texts: list[str]) -> dict[str, NDArray[np.int64]]: ...
+
+    def get_sentence_embedding_dimension(self) -> int | None: ...
+
+
+class SentenceTransformerEmbedder:
+    """Any model of sentence-transformers by name or folder. One call at a time: its models are not said to be more."""
+
+    def __init__(self, name: str) -> None:
+        self._lock = threading.Lock()
+        try:
+            package = importlib.import_module("sentence_transformers")
+        except ImportError as error:
+            raise ConfigError(
+                f"The embedder {name!r} needs sentence-transformers: pip install sentence-transformers, "
+                f"or use {DEFAULT!r}, which needs no download."
+            ) from error
+        try:
+            self._model = cast(_SentenceTransformer, package.SentenceTransformer(name, trust_remote_code=False))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"The embedder {name!r} could not be loaded ({error}). Give {DEFAULT!r}, 'hash', a folder, or the name "
+                "of a sentence-transformers model, and check the network."
+            ) from error
+        self.name = name
+        self.dimensions = self._model.get_sentence_embedding_dimension() or len(self.embed(["size"])[0])
+
+    def count(self, text: str) -> int:
+        with self._lock:
+            return int(self._model.tokenize([text])["input_ids"].shape[-1])
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        with self._lock:
+            return unit(self._model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False))
+
+
+def load_embedder(name: str = DEFAULT) -> Embedder:
+    """'minilm', 'hash', or any sentence-transformers model by name. Raises ConfigError when it cannot be had."""
+    if name == DEFAULT:
+        from paceline.rag.minilm import MiniLMEmbedder
+
+        return MiniLMEmbedder()
+    return HashEmbedder() if name == "hash" else SentenceTransformerEmbedder(name)

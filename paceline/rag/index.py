@@ -1,0 +1,108 @@
+"""Vectors to nearest ids: FAISS, and the file it is kept in between runs.
+
+Derived data: whatever is wrong with the file, it is built again from the rows it came from. Knows neither texts nor
+SQLite. Flat up to IVF_ROWS vectors, where a search takes some 10 ms; an inverted file beyond.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+IVF_ROWS = 50_000
+_SAMPLE = 64  # training vectors per list; faiss asks for at least 39
+_logger = logging.getLogger("paceline.rag")
+
+
+class VectorIndex:
+    """Inner products over unit vectors. One thread at a time."""
+
+    def __init__(self, ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+        """ids: (n,), distinct; vectors: (n, dimensions)."""
+        self.ids = set(ids.tolist())
+        flat = faiss.IndexFlatIP(vectors.shape[1])
+        self._index: faiss.IndexIDMap2 | faiss.IndexIVFFlat
+        if len(ids) <= IVF_ROWS:
+            self._index = faiss.IndexIDMap2(flat)
+        else:
+            lists = 2 * math.isqrt(len(ids))
+            # An IVF keeps ids of its own; under an id map it could not remove any.
+            self._index = faiss.IndexIVFFlat(flat, vectors.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
+            self._index.train(vectors[:: max(1, len(vectors) // (_SAMPLE * lists))])
+            self._index.nprobe = max(1, lists // 8)
+        if len(ids):
+            self._index.add_with_ids(vectors, ids)
+
+    @property
+    def fits(self) -> bool:
+        """False once it has grown or shrunk so much that it should be built anew."""
+        flat = isinstance(self._index, faiss.IndexIDMap2)
+        return len(self.ids) <= 2 * IVF_ROWS if flat else len(self.ids) > IVF_ROWS // 2
+
+    def add(self, ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+        self._index.add_with_ids(vectors, ids)
+        self.ids.update(ids.tolist())
+
+    def remove(self, ids: Iterable[int]) -> None:
+        gone = np.fromiter(ids, np.int64)
+        self._index.remove_ids(faiss.IDSelectorBatch(gone))
+        self.ids.difference_update(gone.tolist())
+
+    def search(self, vector: NDArray[np.float32], k: int) -> list[tuple[int, float]]:
+        """(id, cosine similarity), best first; fewer than k if there are not as many."""
+        if not self.ids:
+            return []
+        scores, ids = self._index.search(vector.reshape(1, -1), min(k, len(self.ids)))
+        return [(int(i), float(score)) for i, score in zip(ids[0], scores[0], strict=True) if i >= 0]
+
+    def score(self, vector: NDArray[np.float32], number: int) -> float:
+        """Cosine similarity to one of the ids. Flat only."""
+        return float(vector @ self._index.reconstruct(number))
+
+    def save(self, path: Path, stamp: str) -> None:
+        """Replaces the file in one step. A failure is logged only: the index can always be built again."""
+        payload = faiss.serialize_index(self._index).tobytes()
+        new = path.with_suffix(".new")  # a fixed name: what a crash leaves behind is overwritten next time
+        try:
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(_seal(stamp, payload))
+                stream.write(payload)
+            new.replace(path)
+        except OSError as error:
+            _logger.warning("the index file %s was not written (%s); it will be built again", path, error.strerror)
+
+    @classmethod
+    def load(cls, path: Path, stamp: str) -> VectorIndex | None:
+        """None when there is no file, or it is of other rows, or damaged."""
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        seal, payload = data[:32], data[32:]
+        if seal != _seal(stamp, payload):
+            return None
+        stored = faiss.deserialize_index(np.frombuffer(payload, np.uint8))
+        index = cls.__new__(cls)
+        if isinstance(stored, faiss.IndexIDMap2):
+            index._index, index.ids = stored, set(faiss.vector_to_array(stored.id_map).tolist())
+        elif isinstance(stored, faiss.IndexIVFFlat) and stored.invlists is not None:
+            lists = stored.invlists
+            parts = (faiss.rev_swig_ptr(lists.get_ids(i), lists.list_size(i)) for i in range(stored.nlist))
+            index._index, index.ids = stored, {int(number) for part in parts for number in part}
+        else:
+            return None
+        return index
+
+
+def _seal(stamp: str, payload: bytes) -> bytes:
+    """32 bytes that say of which rows the payload was built, and that it is whole."""
+    return hashlib.sha256(stamp.encode() + b"\0" + payload).digest()

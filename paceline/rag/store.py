@@ -1,0 +1,309 @@
+"""One side's documents: add, remove, list and search them.
+
+SQLite's rows are the truth, the FAISS index is derived from them. Any number of processes may have a store open:
+whoever searches sees what the others have committed. Safe to use from several threads. A private store is just a store
+that lies on the device: nothing here sends anything anywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import ConfigError
+from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split
+from paceline.rag.database import Database
+from paceline.rag.embed import Embedder, Vectors
+from paceline.rag.parse import Parsed, find_files, parse, read_file
+from paceline.rag.records import MIN_SCORE, ZONES, Added, Document, Passage, Progress, Zone, titled
+from paceline.rag.searcher import FILE, Searcher
+
+_CANDIDATES = 50  # of each kind of search
+_EMBED_AT_ONCE = 16  # chunks between two calls of the progress callback
+_logger = logging.getLogger("paceline.rag")
+
+
+def _silently(chunk: int, num_chunks: int, /) -> None:
+    """No progress is wanted."""
+    del chunk, num_chunks
+
+
+class DocumentStore:
+    """Open until `close`, or as a context manager."""
+
+    def __init__(
+        self, directory: Path, embedder: Embedder, database: Database, *, chunk_tokens: int, overlap: int
+    ) -> None:
+        self._directory = directory
+        self._embedder = embedder
+        self._database = database
+        self._chunk_tokens = chunk_tokens
+        self._overlap = overlap
+        self._lock = threading.RLock()  # of connection and searcher; never held while embedding
+        self._searcher = Searcher(directory / FILE, database, embedder.dimensions)
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        embedder: Embedder,
+        *,
+        reindex: bool = False,
+        chunk_tokens: int = CHUNK_TOKENS,
+        overlap: int = OVERLAP_TOKENS,
+    ) -> Self:
+        """Makes the folder (mode 0700) if there is none. `reindex`: take another embedder and embed everything again.
+
+        Raises ConfigError when the folder cannot be used or another embedder made its vectors.
+        """
+        if chunk_tokens < 8 or not 0 <= overlap <= chunk_tokens / 2:
+            raise ConfigError(
+                f"Chunks of {chunk_tokens} tokens with {overlap} repeated cannot be: use at least 8, and at most half "
+                "of them repeated."
+            )
+        directory = directory.absolute()
+        database = Database(directory, embedder=embedder.name, dimensions=embedder.dimensions)
+        store = cls(directory, embedder, database, chunk_tokens=chunk_tokens, overlap=overlap)
+        try:
+            if reindex:
+                store.reindex()
+            else:
+                store._settle()  # what a killed process left: text in the log, an old index file
+        except BaseException:
+            database.close()
+            raise
+        return store
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- changing ---------------------------------------------------------------------------------------------------
+    def add(
+        self,
+        paths: Path | Iterable[Path],
+        *,
+        zone: Zone,
+        progress: Callable[[Progress], None] = lambda _: None,
+    ) -> list[Added]:
+        """Files, and folders with all text and Markdown below. Each document is wholly there or not at all.
+
+        The same text again changes nothing; the same name with another text replaces the document. A file that was
+        named and cannot be read raises ConfigError before anything is added; in a folder it is skipped and reported.
+        """
+        _check_zone(zone)
+        files, skipped = find_files([paths] if isinstance(paths, Path) else paths)
+        for file in files:
+            if file.explicit:
+                read_file(file)
+        results = [Added(item.name, "skipped", note=item.reason) for item in skipped]
+        try:
+            for i, file in enumerate(files):
+                try:
+                    parsed = read_file(file)
+                except ConfigError as error:
+                    if file.explicit:
+                        raise
+                    results.append(Added(file.name, "skipped", note=str(error)))
+                    continue
+
+                def tell(chunk: int, num_chunks: int, i: int = i, name: str = file.name) -> None:
+                    progress(Progress(name, i, len(files), chunk, num_chunks))
+
+                results.append(self._add(parsed, zone, tell))
+        finally:
+            self._settle()
+        return results
+
+    def add_text(self, name: str, text: str | bytes, *, zone: Zone) -> Added:
+        """One document that is no file here. Raises ConfigError as for a file of that content."""
+        _check_zone(zone)
+        parsed = parse(name, text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
+        try:
+            return self._add(parsed, zone, _silently)
+        finally:
+            self._settle()
+
+    def remove(self, id_or_name: str) -> int:
+        """How many documents went: 0 or 1. Their text and vectors leave the files."""
+        with self._writing():
+            gone = self._database.execute("DELETE FROM documents WHERE ? IN (id, name)", id_or_name).rowcount
+            if gone:
+                self._database.bump()
+        if gone:
+            self._settle()
+        return gone
+
+    def reindex(self, tell: Callable[[int, int], None] = _silently) -> int:
+        """Embed every chunk again and take this embedder for the store. Returns how many chunks that were.
+
+        Texts are not cut anew: chunks keep the size the embedder of before counted.
+        """
+        while True:
+            with self._reading():
+                generation = self._database.meta()["generation"]
+                rows = self._database.execute("SELECT id, title, text FROM chunks ORDER BY id").fetchall()
+            vectors = self._embed([titled(title, text) for _, title, text in rows], tell)
+            with self._writing():
+                if self._database.meta()["generation"] != generation:
+                    continue  # documents came or went meanwhile
+                self._database.executemany(
+                    "UPDATE chunks SET embedding = ? WHERE id = ?",
+                    ((_blob(vector), row[0]) for vector, row in zip(vectors, rows, strict=True)),
+                )
+                self._database.renew()
+            self._settle()
+            return len(rows)
+
+    # ---- asking -----------------------------------------------------------------------------------------------------
+    def documents(self) -> list[Document]:
+        """In order of name."""
+        with self._reading():
+            rows = self._database.execute(
+                "SELECT id, name, sha256, zone, added_at, num_chunks FROM documents ORDER BY name"
+            ).fetchall()
+        return [Document(*row) for row in rows]
+
+    def count(self) -> int:
+        with self._reading():
+            number: int = self._database.execute("SELECT count(*) FROM documents").fetchone()[0]
+        return number
+
+    def search(self, query: str, k: int, *, min_score: float = MIN_SCORE) -> list[Passage]:
+        """At most k passages of at least this score, each text once. The first is the best by cosine and BM25 together,
+        so scores need not fall.
+
+        Raises ConfigError when the store was meanwhile indexed again with another embedder.
+        """
+        if k < 1 or not query.strip():
+            return []
+        with self._reading():
+            self._searcher.refresh()
+            if not self._searcher.num_chunks:
+                return []  # without loading a model
+        vector = self._embedder.embed([query])[0]
+        with self._reading():
+            self._searcher.refresh()
+            wanted = max(_CANDIDATES, 4 * k)
+            while True:
+                candidates = self._searcher.candidates(query, vector, wanted)
+                passages = self._passages([hit for hit in candidates if hit[1] >= min_score], k)
+                if len(passages) == k or wanted >= self._searcher.num_chunks:
+                    return passages
+                wanted *= 4  # many copies of one text
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+    def _passages(self, hits: list[tuple[int, float]], k: int) -> list[Passage]:
+        passages: dict[str, Passage] = {}  # by text, so that copies collapse
+        for chunk_id, score in hits:
+            name, title, text = self._database.execute(
+                "SELECT name, title, text FROM chunks JOIN documents ON documents.id = document WHERE chunks.id = ?",
+                chunk_id,
+            ).fetchone()
+            passages.setdefault(" ".join(text.split()), Passage(name, chunk_id, title, text, min(score, 1.0)))
+            if len(passages) == k:
+                break
+        return list(passages.values())
+
+    def _add(self, parsed: Parsed, zone: Zone, tell: Callable[[int, int], None]) -> Added:
+        while True:
+            with self._reading():
+                known = self._with_text(parsed.sha256)
+            chunks: list[Chunk] = []
+            if known is None:
+                size = {"chunk_tokens": self._chunk_tokens, "overlap": self._overlap}
+                chunks = split(parsed.text, self._embedder.count, title=parsed.title, **size)
+                chunks = [chunk for chunk in chunks if chunk.text.strip()]
+            added = self._put(parsed, zone, chunks, self._embed([chunk.titled for chunk in chunks], tell))
+            if added:
+                return added
+
+    def _put(self, parsed: Parsed, zone: Zone, chunks: Sequence[Chunk], vectors: Vectors) -> Added | None:
+        """None: nothing was done, for the document this was a copy of has gone meanwhile."""
+        with self._writing():
+            self._database.check_embedder(self._database.meta())
+            known = self._with_text(parsed.sha256)
+            if known and known.name == parsed.name:
+                if known.zone != zone:
+                    self._database.execute("UPDATE documents SET zone = ? WHERE id = ?", zone, known.id)
+                return Added(parsed.name, "unchanged", known.id, known.num_chunks)
+            if not known and not chunks:
+                return None
+            replaced = self._database.execute("DELETE FROM documents WHERE name = ?", parsed.name).rowcount
+            if known:
+                if replaced:
+                    self._database.bump()
+                return Added(parsed.name, "duplicate", known.id, known.num_chunks, f"the same text as {known.name}")
+            document = f"doc-{parsed.sha256[:24]}"
+            self._database.execute(
+                "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)",
+                document, parsed.name, parsed.sha256, zone, time.time(), len(chunks),
+            )  # fmt: skip
+            self._database.executemany(
+                "INSERT INTO chunks (document, position, text, title, embedding) VALUES (?, ?, ?, ?, ?)",
+                (
+                    (document, i, chunk.text, chunk.title, _blob(vector))
+                    for i, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True))
+                ),
+            )
+            self._database.bump()
+        return Added(parsed.name, "replaced" if replaced else "added", document, len(chunks))
+
+    def _with_text(self, sha256: str) -> Document | None:
+        row = self._database.execute(
+            "SELECT id, name, sha256, zone, added_at, num_chunks FROM documents WHERE sha256 = ?", sha256
+        ).fetchone()
+        return row and Document(*row)
+
+    def _embed(self, texts: Sequence[str], tell: Callable[[int, int], None]) -> Vectors:
+        parts: list[Vectors] = [np.empty((0, self._embedder.dimensions), np.float32)]
+        tell(0, len(texts))
+        for start in range(0, len(texts), _EMBED_AT_ONCE):
+            parts.append(self._embedder.embed(texts[start : start + _EMBED_AT_ONCE]))
+            tell(min(start + _EMBED_AT_ONCE, len(texts)), len(texts))
+        return np.concatenate(parts)
+
+    def _settle(self) -> None:
+        """After a change: empty the log, so that removed text is gone, and write the index file."""
+        with self._lock:
+            if not self._database.checkpoint():
+                _logger.warning("a reader kept the log from being emptied; removed text goes with the next change")
+            with self._database.reading():
+                self._searcher.refresh()
+            self._searcher.save()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._lock, self._database.reading():
+            yield
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._lock, self._database.writing():
+            yield
+
+
+def _check_zone(zone: str) -> None:
+    if zone not in ZONES:
+        raise ConfigError(f"{zone!r} is not a zone; use one of {', '.join(ZONES)}.")
+
+
+def _blob(vector: NDArray[np.float32]) -> bytes:
+    return vector.astype("<f4").tobytes()

@@ -1,0 +1,128 @@
+"""The main job with real processes and real clients: two programs answer one chat request together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from paceline.strategies.machine import SIDES, Side
+from tests.e2e.pair import QUESTION, Pair, running_pair
+
+ASKED = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 1.0, "seed": 11},
+}
+MAX_TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with running_pair(tmp_path_factory.mktemp("pair")) as running:
+        yield running
+
+
+def request(how: str, **more: object) -> dict[str, Any]:
+    messages = [{"role": "user", "content": QUESTION}]
+    return {"model": "fake", "messages": messages, "max_tokens": MAX_TOKENS, **ASKED[how], **more}
+
+
+def streamed(client: OpenAI, how: str) -> str:
+    chunks = client.chat.completions.create(**request(how), stream=True)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def curled(url: str, body: dict[str, Any]) -> list[str]:
+    """The `data:` lines of a `curl -N`."""
+    done = subprocess.run(
+        ["curl", "-sN", f"{url}/v1/chat/completions", "-H", "content-type: application/json", "-d", json.dumps(body)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return [line.removeprefix("data: ") for line in done.stdout.splitlines() if line.startswith("data: ")]
+
+
+@pytest.mark.parametrize("how", ASKED)
+@pytest.mark.parametrize("side", SIDES)
+def test_openai_and_curl_get_the_same_text_streamed_and_whole(pair: Pair, side: Side, how: str) -> None:
+    client = pair.client(side)
+    whole = client.chat.completions.create(**request(how), extra_body={"paceline": {"report": True}})
+    assert whole.model_extra is not None and whole.model_extra["paceline"]["strategy"] == "aggregate"
+    assert whole.model_extra["paceline"]["degraded"] is None
+    text = whole.choices[0].message.content
+    assert text
+    assert streamed(client, how) == text
+    *chunks, done = curled(pair.url(side), request(how, stream=True))
+    assert done == "[DONE]"
+    pieces = [json.loads(chunk)["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(pieces) == text
+    assert whole.usage is not None and whole.usage.completion_tokens <= MAX_TOKENS
+
+
+@pytest.mark.parametrize("how", ASKED)
+def test_both_sides_write_the_same_answer(pair: Pair, how: str) -> None:
+    """Whoever is asked: the target depends on the seed, the prefix and the two laws alone."""
+    assert streamed(pair.client("cloud"), how) == streamed(pair.client("device"), how)
+
+
+def test_another_seed_gives_another_answer_and_the_same_seed_the_same(pair: Pair) -> None:
+    client = pair.client("cloud")
+
+    def answer(seed: int) -> str | None:
+        body = request("sampled") | {"seed": seed}
+        return client.chat.completions.create(**body).choices[0].message.content
+
+    assert answer(5) == answer(5) != answer(6)
+
+
+def test_a_private_document_is_named_at_the_device_and_nowhere_else(pair: Pair) -> None:
+    said: dict[Side, str] = {}
+    for side in SIDES:
+        body = request("sampled", paceline={"report": True})
+        done = subprocess.run(
+            ["curl", "-s", f"{pair.url(side)}/v1/chat/completions", "-H", "content-type: application/json"]
+            + ["-d", json.dumps(body)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        said[side] = done.stdout
+    assert "Velda" in said["device"] and "device.md" in said["device"]
+    assert "Velda" not in said["cloud"] and "device.md" not in said["cloud"]
+    assert "Velda" not in pair.cloud.log.read_text()
+    for file in (pair.directory / "cloud").rglob("*"):
+        if file.is_file():
+            assert b"Velda" not in file.read_bytes(), file
+
+
+def test_many_answers_at_once_are_each_their_own(pair: Pair) -> None:
+    """Sixteen sessions over one link: no cross-talk."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def answer(seed: int) -> str | None:
+        body = request("sampled") | {"seed": seed}
+        return pair.client("device").chat.completions.create(**body).choices[0].message.content
+
+    alone = [answer(seed) for seed in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(answer, range(16))) == alone
+
+
+def test_stop_strings_never_leak_and_cut_exactly(pair: Pair) -> None:
+    client = pair.client("cloud")
+    text = streamed(client, "sampled")
+    stop = text[10:13]
+    body = request("sampled", stop=[stop])
+    whole = client.chat.completions.create(**body)
+    assert whole.choices[0].message.content == text[: text.index(stop)]
+    assert whole.choices[0].finish_reason == "stop"
+    chunks = client.chat.completions.create(**body, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text[: text.index(stop)]

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.rag.minilm import MiniLMEmbedder
+
+
+@pytest.fixture(scope="session")
+def minilm() -> MiniLMEmbedder:
+    return MiniLMEmbedder()

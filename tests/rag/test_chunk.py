@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.rag.chunk import Chunk, split
+
+
+def words(text: str) -> int:
+    return len(re.findall(r"\w+|[^\w\s]", text))
+
+
+BITS = [
+    "word",
+    "Two words.",
+    " ",
+    "\n",
+    "\n\n",
+    "# Heading\n",
+    "```\n# code\n",
+    "a" * 90,
+    "\u4f60\u597d\u3002",
+    "e\u0301",
+    "x.y",
+    "!\n",
+]
+TEXTS = st.lists(st.sampled_from(BITS) | st.text(max_size=8), max_size=80).map("".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEXTS, st.integers(8, 40), st.data())
+def test_chunks_cover_every_character_in_order_and_keep_their_size(text: str, size: int, data: st.DataObject) -> None:
+    overlap = data.draw(st.integers(0, size // 2))
+    count = data.draw(st.sampled_from([words, len]))
+    chunks = split(text, count, chunk_tokens=size, overlap=overlap)
+    assert chunks == split(text, count, chunk_tokens=size, overlap=overlap)
+    reached = 0
+    for chunk in chunks:
+        assert chunk.start <= reached < chunk.end
+        assert chunk.text == text[chunk.start : chunk.end]
+        assert count(chunk.text) <= size
+        assert count(text[chunk.start : reached]) <= overlap
+        reached = chunk.end
+    assert reached == len(text)
+    starts = [chunk.start for chunk in chunks]
+    assert starts == sorted(set(starts))
+
+
+def test_chunks_end_at_paragraphs_rather_than_in_sentences() -> None:
+    paragraph = "The first sentence has nine words in all here. The second has some words too.\n\n"
+    chunks = split(paragraph * 6, words, chunk_tokens=40, overlap=0)
+    assert all(chunk.text == paragraph * 2 for chunk in chunks)
+
+
+def test_a_heading_begins_a_chunk_and_is_never_left_at_the_end_of_one() -> None:
+    section = "## Part\n\n" + "Some words stand here. " * 5 + "\n\n"
+    chunks = split(section * 5, words, chunk_tokens=45, overlap=10)
+    assert [chunk.text for chunk in chunks] == [section] * 5
+
+
+def test_a_hash_in_a_code_fence_is_no_heading() -> None:
+    code = "```\n" + "# a comment of five words\n" * 8 + "```\n"
+    assert len(split("Words. " * 3 + code, words, chunk_tokens=200, overlap=0)) == 1
+    fenced = split(code * 3, words, chunk_tokens=40, overlap=8)
+    assert any(after.start < before.end for before, after in pairwise(fenced)), "nothing repeats across headings"
+
+
+def test_neighbours_share_whole_sentences() -> None:
+    text = " ".join(f"Sentence number {i} is here." for i in range(30))
+    chunks = split(text, words, chunk_tokens=30, overlap=8)
+    for before, after in pairwise(chunks):
+        shared = text[after.start : before.end].strip()
+        assert re.fullmatch(r"Sentence number \d+ is here\.", shared), shared
+
+
+def test_the_title_comes_before_each_chunk_but_where_the_text_begins_with_it() -> None:
+    text = "# Harbour rules\n\n" + "No swimming here. " * 30
+    chunks = split(text, words, title="Harbour rules", chunk_tokens=40, overlap=4)
+    assert [chunk.title for chunk in chunks] == [""] + ["Harbour rules"] * (len(chunks) - 1)
+    assert chunks[0].titled == chunks[0].text
+    assert chunks[1].titled.startswith("Harbour rules\nNo swimming")
+
+
+def test_a_text_without_spaces_is_cut_within_its_size() -> None:
+    chunks = split("x" * 5000, len, chunk_tokens=100, overlap=20)
+    assert max(len(chunk.text) for chunk in chunks) <= 100
+    assert split("", len) == []
+    assert split("one", len) == [Chunk(0, 3, "one", "")]
+
+
+def test_an_overlap_of_more_than_half_is_refused() -> None:
+    with pytest.raises(ValueError, match="overlap"):
+        split("text", len, chunk_tokens=10, overlap=6)
