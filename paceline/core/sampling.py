@@ -135,6 +135,9 @@ def _largest(probs: ProbArray, keep: int, edge: float) -> NDArray[np.bool_]:
     return mask
 
 
+_FEW = 512  # up to here the noise of all ids costs less than finding out whose is needed
+
+
 def choose(dist: Dist, params: SamplingParams, position: int) -> int:
     """The token: argmax(log p + G) over `ids` with G from `noise.gumbel(seed, position, ids)`; G is 0 at temperature 0.
 
@@ -146,9 +149,12 @@ def choose(dist: Dist, params: SamplingParams, position: int) -> int:
         raise ValueError("no token has a probability above 0")
     if params.temperature == 0.0:
         return int(dist.ids[first])
-    # Only ids that can beat the most probable one are looked at closely: for most rows a handful of the vocabulary.
-    start = float(np.log(dist.probs[first]) + gumbel(params.seed, position, dist.ids[first : first + 1])[0])
-    places = contenders(params.seed, position, dist.ids, dist.probs, start)
+    if len(dist.ids) <= _FEW:
+        places = np.flatnonzero(dist.probs)
+    else:
+        # Only ids that can beat the most probable one are looked at closely: for most rows a handful of them all.
+        start = float(np.log(dist.probs[first]) + gumbel(params.seed, position, dist.ids[first : first + 1])[0])
+        places = contenders(params.seed, position, dist.ids, dist.probs, start)
     ids = dist.ids[places]
     scores = np.log(dist.probs[places]) + gumbel(params.seed, position, ids)
     return int(ids[int(np.argmax(scores))])

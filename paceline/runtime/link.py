@@ -141,4 +141,5 @@ async def serve_websocket(
     async with emulated(ServerTransport(websocket), emulation) as transport:
         link = Link(transport, welcome, authenticate=authenticate, on_up=on_link, vocab_size=vocab_size)
         await link.run()
-    log.info("link closed: %s", link.close_reason)
+    # A stranger's attempts are no news: anybody can make a thousand.
+    log.log(logging.INFO if link.up.is_set() else logging.DEBUG, "link closed: %s", link.close_reason)

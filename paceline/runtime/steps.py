@@ -63,7 +63,7 @@ class Steps:
 
     def __init__(self, engine: Engine, *, token_budget: int = TOKEN_BUDGET) -> None:
         self.engine = engine
-        self._scheduler = StepScheduler(token_budget=token_budget, max_segments=MAX_SEGMENTS)
+        self._scheduler = StepScheduler(token_budget, MAX_SEGMENTS, block_size=engine.block_rows)
         self._next_key = 0
         self._answers: dict[int, Answer] = {}
         self._parts: dict[int, list[Dist]] = {}  # of segments that the scheduler has cut
@@ -82,7 +82,7 @@ class Steps:
             self._scheduler.add(self._next_key, item.segment)
             return
         for key in self._scheduler.cancel(item.seq, item.from_row):
-            self._forget(key)
+            self._forget(key)  # void: whoever changed the sequence knows
         try:
             item.act(self.engine)
         except EngineError:
@@ -103,10 +103,10 @@ class Steps:
             output = self.engine.forward(scheduled.batch)
         except EngineError as error:
             log.warning("a step failed: %s", error)
-            for piece in scheduled.pieces:
-                if not piece.final:
-                    self._scheduler.cancel(piece.segment.seq)
-            return answers + [(self._forget(piece.key), error) for piece in scheduled.pieces]
+            failed = {piece.key for piece in scheduled.pieces}
+            for piece in scheduled.pieces:  # and what was to follow them in their sequences
+                failed.update(self._scheduler.cancel(piece.segment.seq))
+            return answers + [(self._forget(key), error) for key in sorted(failed)]
         self.steps += 1
         self.rows += scheduled.batch.num_rows
         for piece, dists in zip(scheduled.pieces, output.dists, strict=True):

@@ -63,6 +63,7 @@ ADVICE: dict[int, str] = {
 
 # What the connection itself may end with, RFC 6455, 7.4.1.
 _WEBSOCKET: dict[int, str] = {
+    1000: ADVICE[CloseCode.CLOSING],
     1001: "The other side is going away; a device connects again by itself.",
     1005: "The connection broke; a device connects again by itself.",
     1006: "The connection broke; a device connects again by itself.",

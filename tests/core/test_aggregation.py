@@ -65,7 +65,7 @@ def test_the_vector_of_the_oracles() -> None:
 
 def test_drafts_with_common_noise_are_kept_as_often_as_the_oracle_says() -> None:
     """V=2: each side's draft equals the target in 0.80 of the cases, the optimum; the target has the mixture's law."""
-    mixed, steps = mix([LEFT, RIGHT], [0.0, 0.0]), 8000
+    mixed, steps = mix([LEFT, RIGHT], [0.0, 0.0]), 3000
     same, tally = [0, 0], [0, 0]
     for position in range(steps):
         params = SamplingParams(seed=9)

@@ -103,7 +103,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestPool.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
 def test_a_fork_shares_blocks_and_copies_the_partial_one_when_it_writes() -> None:

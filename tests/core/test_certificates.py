@@ -58,7 +58,7 @@ def truth(exact: np.ndarray, row: np.ndarray, weight: float, params: SamplingPar
 def test_a_certified_token_is_the_token_for_every_possible_tail(params: SamplingParams) -> None:
     generator = np.random.default_rng(5)
     certain = 0
-    for position in range(250):
+    for position in range(150):
         spread = generator.choice([0.5, 1.5, 4.0])
         exact, row = random_row(generator, spread), random_row(generator, spread)
         kept = np.sort(best_indices(row, int(generator.integers(1, VOCAB))))
@@ -70,16 +70,16 @@ def test_a_certified_token_is_the_token_for_every_possible_tail(params: Sampling
         token = choose(truncate(mixed, params), params, position)
         assert all(
             truth(exact, candidate, weight, params, position) == token
-            for candidate in [row, *completions(generator, head, 12)]
+            for candidate in [row, *completions(generator, head, 8)]
         )
-    assert certain > 75, "a certificate that hardly ever says yes is of no use"
+    assert certain > 40, "a certificate that hardly ever says yes is of no use"
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 def test_rounded_probabilities_are_allowed_for(heat: float) -> None:
     generator = np.random.default_rng(6)
     params, certain = SamplingParams(temperature=heat), 0
-    for position in range(300):
+    for position in range(200):
         exact, row = random_row(generator, 1.0), random_row(generator, 1.0)
         rounding = 0.05
         kept = np.sort(best_indices(row, 5))
@@ -89,7 +89,7 @@ def test_rounded_probabilities_are_allowed_for(heat: float) -> None:
             certain += 1
             mixed = mix_weighted([Dist.dense(exact), head], [0.5, 0.5])
             assert truth(exact, row, 0.5, params, position) == choose(mixed, params, position)
-    assert certain > 90
+    assert certain > 60
 
 
 @pytest.mark.parametrize("params", [SamplingParams(seed=3), SamplingParams(seed=3, top_p=0.7, min_p=0.05)])
@@ -97,7 +97,7 @@ def test_a_head_ranked_by_score_certifies_rightly(params: SamplingParams) -> Non
     """The tails tried are those in which no id left off outranks the last of the head."""
     generator = np.random.default_rng(8)
     certain = 0
-    for position in range(300):
+    for position in range(120):
         exact, row = random_row(generator, 1.5), random_row(generator, 1.5)
         dist, weight = Dist.dense(row), float(generator.random())
         head = head_by_score(dist, params, position, int(generator.integers(1, VOCAB)))
@@ -108,13 +108,13 @@ def test_a_head_ranked_by_score_certifies_rightly(params: SamplingParams) -> Non
         mixed = mix_weighted([Dist.dense(exact), head], [1 - weight, weight])
         token = choose(truncate(mixed, params), params, position)
         assert truth(exact, row, weight, params, position) == token
-        for _ in range(20):
+        for _ in range(10):
             other = np.where(np.isin(np.arange(VOCAB), head.ids), row, generator.random(VOCAB) ** 3)
             off = ~np.isin(np.arange(VOCAB), head.ids)
             other[off] *= head.tail / max(other[off].sum(), 1e-300)
             if np.array_equal(head_by_score(Dist.dense(other), params, position, len(head.ids)).ids, head.ids):
                 assert truth(exact, other, weight, params, position) == token
-    assert certain > 100
+    assert certain > 40
 
 
 def test_a_head_of_everything_or_at_temperature_zero_is_by_probability() -> None:

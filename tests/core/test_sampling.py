@@ -199,7 +199,7 @@ def test_choose_is_the_argmax_over_all_ids_with_noise(row: np.ndarray, heat: flo
 @pytest.mark.parametrize("spread", [0.0, 0.5, 2.0, 8.0, 60.0])
 def test_the_shortcut_of_choose_equals_the_full_computation_on_a_large_vocabulary(spread: float) -> None:
     generator = np.random.default_rng(1)
-    for position in range(25):
+    for position in range(10):
         dist = Dist.from_logits((generator.normal(size=50_000) * spread).astype(np.float32))
         with np.errstate(divide="ignore"):
             full = np.log(dist.probs) + gumbel(77, position, dist.ids)
@@ -210,7 +210,7 @@ def test_the_shortcut_of_choose_equals_the_full_computation_on_a_large_vocabular
 def test_choose_draws_from_the_distribution(over: str) -> None:
     probs = np.array([0.4, 0.25, 0.0, 0.2, 0.1, 0.04, 0.01, 0.0])
     dist, tally = Dist.dense(probs), np.zeros(8, dtype=np.int64)
-    for i in range(12_000):
+    for i in range(5000):
         seed, position = (i, 3) if over == "seeds" else (3, i)
         tally[choose(dist, SamplingParams(seed=seed), position)] += 1
     assert_drawn_from(tally, probs)
@@ -219,7 +219,7 @@ def test_choose_draws_from_the_distribution(over: str) -> None:
 def test_choose_after_truncation_draws_from_what_is_kept() -> None:
     few = truncate(Dist.dense(np.array([0.1, 0.5, 0.1, 0.3])), SamplingParams(top_k=2))
     tally = np.zeros(4, dtype=np.int64)
-    for i in range(6000):
+    for i in range(3000):
         tally[choose(few, SamplingParams(seed=i), 0)] += 1
     assert_drawn_from(tally, [0.0, 0.625, 0.0, 0.375])
 

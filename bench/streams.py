@@ -1,0 +1,85 @@
+"""`paceline bench streams`: tokens per second of one client and of sixteen at once, over HTTP, at one server.
+
+A real server process with the demo's cloud model and no documents; clients stream with the official client's wire
+format. Rounds of one and of sixteen alternate; the figure is the ratio of the medians. The end token is forbidden, so
+that every answer has the same length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+
+from paceline.bench.report import Claim, Options, Report
+from paceline.commands.children import Children, command, free_port
+from paceline.engine.tokenizer import Tokenizer
+from paceline.models import CLOUD
+
+NAME = "streams"
+SUMMARY = "tokens/s of 16 concurrent streams against one stream, over HTTP, on the demo cloud model"
+
+STREAMS = 16
+TOKENS = 96  # per answer
+
+
+def run(options: Options) -> Report:
+    rounds = 2 if options.quick else 6
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory, Children(Path(directory)) as children:
+        port = free_port(0)
+        state = str(Path(directory) / "state")
+        serve = command("serve", "--model", "demo", "--embedder", "hash", "--port", str(port), "--state-dir", state)
+        server = children.start("cloud", serve, port=port)
+        children.wait(lambda said: all(said))
+        rows = asyncio.run(_measure(server.url, rounds))
+    rates = {
+        streams: statistics.median(row["tokens_per_s"] for row in rows if row["streams"] == streams)
+        for streams in (1, STREAMS)
+    }
+    claim = Claim("streams.x16_vs_x1", rates[STREAMS] / rates[1], 4.0, "higher")
+    conditions = {"model": "demo cloud", "tokens": TOKENS, "rounds": rounds, "clients": "httpx, one process, loopback"}
+    return Report(NAME, conditions, rows, (claim,))
+
+
+async def _measure(url: str, rounds: int) -> list[dict[str, float]]:
+    """A row per round; the first of each size warms up and is left out."""
+    bias = {str(token): -100 for token in Tokenizer.load(CLOUD).eos_ids}
+    rows: list[dict[str, float]] = []
+    limits = httpx.Limits(max_connections=STREAMS)
+    async with httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits, trust_env=False) as client:
+        for turn in range(rounds + 1):
+            for streams in (1, STREAMS):
+                begun = time.perf_counter()
+                tokens = await asyncio.gather(*(_answer(client, bias, turn * STREAMS + i) for i in range(streams)))
+                seconds = time.perf_counter() - begun
+                if turn:
+                    rows.append(
+                        {"streams": streams, "tokens": sum(tokens), "s": seconds, "tokens_per_s": sum(tokens) / seconds}
+                    )
+    return rows
+
+
+async def _answer(client: httpx.AsyncClient, bias: dict[str, int], seed: int) -> int:
+    """One streamed answer: how many tokens it took, as the server counts them."""
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "What do you know about the harbour?"}],
+        "max_tokens": TOKENS,
+        "temperature": 1.0,
+        "seed": seed,
+        "logit_bias": bias,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    tokens = 0
+    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {") and '"usage":{' in line:
+                tokens = int(json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"])
+    return tokens

@@ -1,0 +1,87 @@
+"""Segments in, answers out: cutting, cancelling, and an engine that refuses."""
+
+from __future__ import annotations
+
+from paceline.core.dist import Dist
+from paceline.core.segments import Segment, SeqId
+from paceline.engine.fake import FakeEngine
+from paceline.errors import EngineError
+from paceline.runtime.steps import Control, Request, Steps
+
+Result = tuple[Dist, ...] | EngineError
+PROMPT = tuple(b"a prompt that is longer than a step may be")
+
+
+def run_all(steps: Steps) -> None:
+    while (scheduled := steps.next()) is not None:
+        for answer, result in steps.run(scheduled):
+            answer(result)
+        steps.engine.check()
+
+
+def ask(steps: Steps, seq: int, start: int, tokens: tuple[int, ...], results: list[Result]) -> None:
+    steps.take(Request(Segment(SeqId(seq), start, tokens), results.append))
+
+
+def dist_of(result: Result) -> Dist:
+    assert not isinstance(result, EngineError), result
+    return result[-1]
+
+
+def test_a_prefill_that_was_cut_answers_as_one_that_was_not() -> None:
+    whole: list[Result] = []
+    ask(steps := Steps(FakeEngine()), 1, 0, PROMPT, whole)
+    run_all(steps)
+    cut: list[Result] = []
+    ask(steps := Steps(FakeEngine(), token_budget=8), 1, 0, PROMPT, cut)
+    run_all(steps)
+    assert steps.steps > 3 and steps.rows == len(PROMPT)
+    assert (dist_of(cut[0]).probs == dist_of(whole[0]).probs).all()
+
+
+def test_what_was_truncated_away_before_it_ran_is_never_answered() -> None:
+    steps = Steps(FakeEngine())
+    first: list[Result] = []
+    void: list[Result] = []
+    ask(steps, 1, 0, PROMPT, first)
+    run_all(steps)
+    ask(steps, 1, len(PROMPT), (65,), void)
+    steps.take(Control.truncate(SeqId(1), len(PROMPT)))
+    run_all(steps)
+    assert len(first) == 1 and not void and steps.idle
+    assert steps.engine.length(SeqId(1)) == len(PROMPT)
+
+
+def test_a_failed_step_fails_its_segments_and_what_follows_them_and_nothing_else() -> None:
+    steps = Steps(FakeEngine())
+    bad: list[Result] = []
+    later: list[Result] = []
+    good: list[Result] = []
+    ask(steps, 1, 5, (65,), bad)  # rows 0 to 4 were never written
+    ask(steps, 1, 6, (66,), later)
+    run_all(steps)
+    ask(steps, 2, 0, PROMPT, good)
+    run_all(steps)
+    assert [type(result) for result in (*bad, *later)] == [EngineError, EngineError]
+    assert dist_of(good[0]).probs.sum() > 0.99
+
+
+def test_what_waits_for_room_runs_after_a_release() -> None:
+    steps = Steps(FakeEngine(capacity_rows=64))
+    first: list[Result] = []
+    second: list[Result] = []
+    ask(steps, 1, 0, PROMPT, first)
+    run_all(steps)
+    ask(steps, 2, 0, PROMPT, second)
+    assert steps.next() is None and not steps.idle
+    steps.take(Control.release(SeqId(1)))
+    run_all(steps)
+    assert dist_of(first[0]).probs.tolist() == dist_of(second[0]).probs.tolist()
+
+
+def test_what_can_never_fit_is_refused_with_a_sentence() -> None:
+    steps = Steps(FakeEngine(capacity_rows=16))
+    results: list[Result] = []
+    ask(steps, 1, 0, PROMPT, results)
+    run_all(steps)
+    assert isinstance(results[0], EngineError) and "memory" in str(results[0])
