@@ -72,6 +72,8 @@ class Node:
     ) -> None:
         for front in list(self._fronts):
             front.fail(PacelineError("the program is shutting down"))
+        for session in list(self._peers):
+            session.link_lost()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -32,7 +32,7 @@ class AnswerText:
 def token_logprob(tokenizer: TextModel, token: int, prob: float, mass: float) -> TokenLogprob:
     """`prob` out of `mass`. A token of no probability has OpenAI's stand-in for minus infinity."""
     data = tokenizer.token_bytes(token)
-    logprob = math.log(prob / mass) if prob > 0.0 else -9999.0
+    logprob = min(math.log(prob / mass), 0.0) if prob > 0.0 else -9999.0
     return TokenLogprob(data.decode("utf-8", "replace"), logprob, tuple(data))
 
 

@@ -39,7 +39,11 @@ class EngineWorker:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Finish the step under way and end the thread. What is still pending is never answered."""
+        """Finish the step under way, release what was asked to be released, and end the thread.
+
+        Segments that are still pending are never answered.
+        """
+        self._flush()
         with self._wanted:
             self._stopping = True
             self._wanted.notify()
@@ -83,12 +87,12 @@ class EngineWorker:
                     if self.steps.idle:
                         self._check()
                     self._wanted.wait()  # for work, or for a release when all that is pending lacks room
-                if self._stopping:
-                    return
                 items = list(self._inbox)
                 self._inbox.clear()
             for item in items:
                 self.steps.take(item)
+            if self._stopping:
+                return
             scheduled = self.steps.next()
             moved = scheduled is not None
             if scheduled is not None and (answers := self.steps.run(scheduled)):

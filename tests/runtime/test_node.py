@@ -1,0 +1,219 @@
+"""Two nodes of one program, linked in memory: joining, losing and taking back a peer, cancelling, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import msgspec
+import pytest
+
+from paceline.core.sampling import SamplingParams
+from paceline.core.segments import Batch, SeqId
+from paceline.engine.bytetext import ByteTokenizer
+from paceline.engine.contract import LoadedModel, Output
+from paceline.engine.fake import FakeEngine
+from paceline.errors import PacelineError, RequestError
+from paceline.runtime import node as node_module
+from paceline.runtime.connection import Link
+from paceline.runtime.node import Node
+from paceline.runtime.service import Done, GenerateRequest, Piece
+from paceline.runtime.session import FrontSession
+from paceline.strategies.machine import Side
+from paceline.strategies.registry import STRATEGIES
+from tests.runtime.test_link import Pipe, admit, pipes
+from tests.wire.samples import HELLO, WELCOME
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = GenerateRequest(
+    messages=({"role": "user", "content": "Where is the key?"},),
+    sampling=SamplingParams(temperature=1.0, seed=5),
+    max_tokens=40,
+    strategy="aggregate",
+)
+
+
+class GatedEngine(FakeEngine):
+    """Runs `allowed` forwards, then waits for more to be allowed."""
+
+    def __init__(self, seed: int, max_positions: int = 4096) -> None:
+        super().__init__(seed=seed, spread=0.3, max_positions=max_positions)
+        self.gate = threading.Semaphore(0)
+        self.open = False
+
+    def forward(self, batch: Batch) -> Output:
+        if not self.open:
+            self.gate.acquire()
+        return super().forward(batch)
+
+    def held(self) -> list[int]:
+        """Sequences that still have rows; nodes number theirs from 1."""
+        return [seq for seq in range(1, 100) if self.length(SeqId(seq))]
+
+    def release_gate(self) -> None:
+        self.open = True
+        self.gate.release()
+
+
+@dataclass(slots=True)
+class Bench:
+    cloud: Node
+    device: Node
+    engines: dict[Side, GatedEngine]
+    ends: tuple[Pipe, Pipe] | None = None
+    links: tuple[Link, Link] | None = None
+
+    async def link(self, tasks: asyncio.TaskGroup) -> None:
+        self.ends = left, right = pipes()
+        vocab = ByteTokenizer().vocab_size
+        known = {"strategies": list(STRATEGIES), "tokenizer": ByteTokenizer().fingerprint}
+        hello, welcome = (msgspec.structs.replace(message, **known) for message in (HELLO, WELCOME))
+        device = Link(left, hello, vocab_size=vocab, on_up=lambda link: self.device.on_link(link, "cloud"))
+        cloud = Link(
+            right, welcome, authenticate=admit, vocab_size=vocab, on_up=lambda link: self.cloud.on_link(link, "laptop")
+        )
+        self.links = device, cloud
+        tasks.create_task(device.run())
+        tasks.create_task(cloud.run())
+        await device.up.wait()
+        await cloud.up.wait()
+
+    async def unlink(self) -> None:
+        """As when a cable is pulled: no goodbye."""
+        assert self.ends is not None and self.links is not None
+        for end in self.ends:
+            end.abort()
+        for link in self.links:
+            await link.closed.wait()
+
+
+@asynccontextmanager
+async def nodes(
+    *, gated: tuple[Side, ...] = (), linked: bool = True, max_positions: int = 4096
+) -> AsyncIterator[tuple[Bench, asyncio.TaskGroup]]:
+    engines: dict[Side, GatedEngine] = {"cloud": GatedEngine(1, max_positions), "device": GatedEngine(2, max_positions)}
+    for side, engine in engines.items():
+        engine.open = side not in gated
+    cloud, device = (Node(side, LoadedModel(engine, ByteTokenizer()), None) for side, engine in engines.items())
+    async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
+        bench = Bench(cloud, device, engines)
+        if linked:
+            await bench.link(tasks)
+        try:
+            yield bench, tasks
+        finally:
+            for engine in engines.values():
+                engine.release_gate()
+            if bench.links is not None:
+                await bench.links[0].close()
+                await bench.links[1].closed.wait()
+    for engine in engines.values():
+        assert not engine.held(), "blocks leaked"
+
+
+async def collect(session: FrontSession) -> tuple[str, Done]:
+    text = ""
+    async for event in session.run():
+        if isinstance(event, Done):
+            return text, event
+        text += event.text
+    raise AssertionError("no last event")
+
+
+async def test_both_sides_give_the_same_answer_whoever_is_asked() -> None:
+    async with nodes() as (bench, _):
+        texts = [await collect(await node.prepare(REQUEST)) for node in (bench.cloud, bench.device)]
+        assert texts[0][0] == texts[1][0]
+        assert [done.degraded for _, done in texts] == [None, None]
+        assert texts[0][1].completion_tokens > 0
+
+
+async def test_a_lost_peer_is_marked_and_one_that_returns_is_taken_back() -> None:
+    async with nodes(gated=("cloud",)) as (bench, tasks):
+        cloud = bench.engines["cloud"]
+        session = await bench.device.prepare(REQUEST)
+        events = session.run()
+        cloud.gate.release()  # the cloud's prefill: its first draft goes out
+        first = await anext(events)
+        assert isinstance(first, Piece)
+        await bench.unlink()
+        # Alone now: nothing of the gated cloud is needed any more.
+        second = await anext(events)
+        assert isinstance(second, Piece)
+        cloud.release_gate()
+        await bench.link(tasks)
+        rest = [event async for event in events]
+        done = rest[-1]
+        assert isinstance(done, Done) and done.degraded == "cloud_lost"
+        assert done.completion_tokens == 40 or done.reason == "stop"
+
+
+async def test_without_a_link_the_answer_is_written_alone_and_says_so() -> None:
+    async with nodes(linked=False) as (bench, _):
+        _, done = await collect(await bench.cloud.prepare(REQUEST))
+        assert (done.strategy, done.degraded) == ("autoregressive", "device_missing")
+        with pytest.raises(RequestError) as refused:
+            await bench.cloud.prepare(replace(REQUEST, on_loss="fail"))
+        assert refused.value.status == 503
+
+
+async def test_a_request_may_want_no_answer_without_the_peer() -> None:
+    async with nodes(gated=("cloud",)) as (bench, _):
+        session = await bench.device.prepare(replace(REQUEST, on_loss="fail"))
+        events = session.run()
+        bench.engines["cloud"].gate.release()
+        await anext(events)
+        await bench.unlink()
+        with pytest.raises(PacelineError, match="not to go on alone"):
+            async for _ in events:
+                pass
+
+
+async def test_a_client_that_leaves_frees_everything_on_both_sides() -> None:
+    """`nodes` asserts that neither engine holds a sequence at the end."""
+    async with nodes() as (bench, _):
+        session = await bench.cloud.prepare(REQUEST)
+        events = session.run()
+        await anext(events)
+        await events.aclose()  # type: ignore[attr-defined]  # an async generator
+        assert bench.cloud.num_answers == 0
+        other = await bench.cloud.prepare(REQUEST)  # prepared, and never run
+        await other.aclose()
+        assert bench.cloud.num_answers == 0
+
+
+async def test_the_context_is_never_exceeded_and_never_cut_in_silence() -> None:
+    async with nodes(linked=False, max_positions=64) as (bench, _):
+        request = replace(REQUEST, max_tokens=None, sampling=SamplingParams(logit_bias={256: -100.0}))
+        _, done = await collect(await bench.cloud.prepare(request))
+        assert done.reason == "length"
+        assert done.prompt_tokens + done.completion_tokens == 64
+        long = replace(request, messages=({"role": "user", "content": "x" * 80},))
+        with pytest.raises(RequestError, match="maximum context length is 64 tokens") as refused:
+            await bench.cloud.prepare(long)
+        assert refused.value.code == "context_length_exceeded"
+
+
+async def test_more_answers_than_are_admitted_get_429(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "MAX_ANSWERS", 1)
+    async with nodes(linked=False) as (bench, _):
+        first = await bench.cloud.prepare(REQUEST)
+        with pytest.raises(RequestError) as refused:
+            await bench.cloud.prepare(REQUEST)
+        assert refused.value.status == 429
+        await first.aclose()
+        await collect(await bench.cloud.prepare(REQUEST))
+
+
+async def test_logprobs_are_those_of_the_mixture_the_token_came_from() -> None:
+    async with nodes() as (bench, _):
+        session = await bench.device.prepare(replace(REQUEST, top_logprobs=3))
+        pieces = [event async for event in session.run() if isinstance(event, Piece)]
+        chosen = [entry for piece in pieces for entry in piece.logprobs]
+        assert sum(piece.tokens for piece in pieces) == len(chosen)
+        assert all(token.logprob <= 0.0 and 1 <= len(top) <= 3 for token, top in chosen)
+        assert b"".join(bytes(token.bytes) for token, _ in chosen).decode() == "".join(piece.text for piece in pieces)
