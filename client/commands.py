@@ -1,0 +1,70 @@
+"""`paceline chat`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from paceline.errors import ConfigError, PacelineError
+
+from .conversation import Conversation
+from .screen import Screen
+
+URL = "http://127.0.0.1:8000"
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog='Example: paceline chat "When does the museum open?"')(chat)
+
+
+def chat(
+    question: Annotated[list[str] | None, typer.Argument(help="what to ask; without it, a conversation")] = None,
+    url: Annotated[str, typer.Option("--url", help="a server or an agent, with or without /v1")] = URL,
+    key: Annotated[str | None, typer.Option("--key", help="the key, where one is needed")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="default: the first the server has")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="the device that joins, at a server")] = None,
+    strategy: Annotated[str | None, typer.Option("--strategy", help="default: the server chooses")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="at most so many")] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", min=0, max=2, help="0: no chance")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="the same seed gives the same answer")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="write the whole answer as JSON when it is there")] = False,
+) -> None:
+    """Ask a question, or hold a conversation; shows which side's documents each word came from."""
+    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    extension = {"device": device, "strategy": strategy}
+    asked = " ".join(question or []).strip()
+    if as_json and not asked:
+        raise ConfigError('--json needs a question: paceline chat --json "…"')
+    with Conversation(url, key=key, model=model, options=_given(options), extension=_given(extension)) as conversation:
+        if as_json:
+            for _ in conversation.ask(asked):
+                pass
+            typer.echo(json.dumps(conversation.answer.as_json(), indent=2, ensure_ascii=False))
+        elif asked:
+            _answer(conversation, asked, Screen())
+        else:
+            _converse(conversation, Screen())
+
+
+def _given(options: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _converse(conversation: Conversation, screen: Screen) -> None:
+    """Until the input ends. An answer that fails or is interrupted ends nothing but itself."""
+    screen.say(f"{conversation.model}. Ctrl-C stops an answer; an empty line, Ctrl-D or /quit ends.")
+    while (asked := screen.question()) and asked.strip() != "/quit":
+        try:
+            _answer(conversation, asked, screen)
+        except KeyboardInterrupt:
+            screen.say("stopped")
+        except PacelineError as error:
+            screen.say(str(error))
+
+
+def _answer(conversation: Conversation, asked: str, screen: Screen) -> None:
+    screen.show(conversation.ask(asked))
+    screen.show_sources(conversation.answer)

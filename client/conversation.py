@@ -1,0 +1,195 @@
+"""Asking a server over OpenAI's API, and reading its answer as it comes.
+
+httpx only. Knows the `paceline` object of our servers and does without it at others. Errors are sentences that say what
+to do next.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from paceline.errors import ConfigError, PacelineError
+
+TIMEOUT = httpx.Timeout(60.0, connect=5.0)  # s; a server that lives sends something every 15
+
+Json = Mapping[str, object]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What has come of an answer so far."""
+
+    model: str
+    text: str = ""
+    finish_reason: str | None = None
+    usage: Json | None = None
+    report: Json = field(default_factory=dict)  # strategy, why, degraded, citations, stats
+
+    def as_json(self) -> Json:
+        return {
+            "model": self.model,
+            "content": self.text,
+            "finish_reason": self.finish_reason,
+            "usage": self.usage,
+            "paceline": dict(self.report),
+        }
+
+
+class Conversation:
+    """Questions to one server, each with what was said before."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        model: str | None = None,
+        options: Json | None = None,
+        extension: Json | None = None,
+    ) -> None:
+        """`url`: with or without `/v1`. `options` go into each request as they are, `extension` into `paceline`."""
+        self._url = _base(url)
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        try:
+            loopback = urlsplit(self._url).hostname in ("localhost", "127.0.0.1", "::1")
+            self._http = httpx.Client(base_url=self._url, headers=headers, timeout=TIMEOUT, trust_env=not loopback)
+        except (ValueError, httpx.InvalidURL):
+            raise ConfigError(f"{url} is no address: give one such as http://127.0.0.1:8000 with --url.") from None
+        self._model = model
+        self._options = options or {}
+        self._extension = extension or {}
+        self.messages: list[dict[str, str]] = []
+        self.answer = Answer(model or "")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    @property
+    def model(self) -> str:
+        """The model asked for, else the first the server has."""
+        if self._model is None:
+            with self._speaking():
+                body = _object(self._checked(self._http.get("/models")).content)
+            models = body.get("data")
+            first = models[0] if isinstance(models, list) and models else {}
+            self._model = str(first.get("id", "")) if isinstance(first, dict) else ""
+        return self._model
+
+    def ask(self, question: str) -> Iterator[tuple[str, str | None]]:
+        """Pieces of text with the lane each came from; `answer` has the rest. Both are kept once it is whole.
+
+        Raises PacelineError, also in the middle; the question is then forgotten.
+        """
+        asked = {"role": "user", "content": question}
+        self.answer = answer = Answer(self.model)
+        body = {
+            "model": answer.model,
+            "messages": [*self.messages, asked],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "paceline": {"report": True, **self._extension},
+            **self._options,
+        }
+        with self._speaking(), self._http.stream("POST", "/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                response.read()
+                self._checked(response)
+            yield from _pieces(response.iter_lines(), answer)
+        self.messages += [asked, {"role": "assistant", "content": answer.text}]
+
+    def _speaking(self) -> _Speaking:
+        return _Speaking(self._url)
+
+    def _checked(self, response: httpx.Response) -> httpx.Response:
+        if response.status_code == 200:
+            return response
+        error = _error_of(_object(response.content))
+        if response.status_code == 401:
+            raise PacelineError(f"{self._url} wants a key: give one with --key. It says: {error}")
+        raise PacelineError(f"{self._url} answered {response.status_code}: {error}")
+
+
+class _Speaking:
+    """Turns what can happen on the way to a server into sentences."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        match error:
+            case httpx.ConnectError() | httpx.ConnectTimeout():
+                raise PacelineError(
+                    f"Nothing answers at {self._url}. Start `paceline serve` or `paceline agent` there, or give the "
+                    "address of one with --url."
+                ) from None
+            case httpx.TimeoutException():
+                raise PacelineError(f"{self._url} has said nothing for {TIMEOUT.read:g} s; is it overloaded?") from None
+            case httpx.HTTPError() | httpx.InvalidURL():
+                raise PacelineError(f"The connection to {self._url} broke: {error}. Ask again.") from None
+
+
+def _pieces(lines: Iterator[str], answer: Answer) -> Iterator[tuple[str, str | None]]:
+    """Reads server-sent events into `answer`, telling each text on the way. Raises PacelineError."""
+    for line in lines:
+        if not line.startswith("data:"):
+            continue  # a comment, or the end of an event
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        chunk = _object(data.encode())
+        if chunk.get("error"):
+            raise PacelineError(f"The answer could not be finished: {_error_of(chunk)}")
+        yield from _take(chunk, answer)
+    raise PacelineError("The connection was cut in mid-answer. Ask again.")
+
+
+def _take(chunk: Json, answer: Answer) -> Iterator[tuple[str, str | None]]:
+    report, usage, choices = chunk.get("paceline"), chunk.get("usage"), chunk.get("choices")
+    lane = None
+    if isinstance(report, dict):
+        lane = report.pop("lane", None)
+        answer.report = {**answer.report, **report}
+    if isinstance(usage, dict):
+        answer.usage = usage
+    choice = choices[0] if isinstance(choices, list) and choices else {}
+    if choice.get("finish_reason"):
+        answer.finish_reason = str(choice["finish_reason"])
+    text = (choice.get("delta") or {}).get("content")
+    if isinstance(text, str) and text:
+        answer.text += text
+        yield text, lane if isinstance(lane, str) else None
+
+
+def _object(content: bytes) -> dict[str, object]:
+    try:
+        value: object = json.loads(content)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {}
+
+
+def _error_of(body: Json) -> str:
+    error = body.get("error")
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message) if message else "it gave no reason; is it a Paceline server?"
+
+
+def _base(url: str) -> str:
+    trimmed = url.rstrip("/")
+    return trimmed if trimmed.endswith("/v1") else f"{trimmed}/v1"

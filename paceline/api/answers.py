@@ -1,0 +1,206 @@
+"""The shapes of an answer: the whole completion, and the chunks of a streamed one.
+
+Pure: from what a generation said to the JSON that OpenAI's clients expect, nulls included. Source: openai-openapi
+2.3.0, CreateChatCompletionResponse and CreateChatCompletionStreamResponse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from paceline.api.requests import ChatCall
+from paceline.runtime.service import Citation, Done, Piece, TokenLogprob
+
+Json = dict[str, object]
+
+UNNAMED = "private document"  # a device tells a cloud's client that it read one, not which
+LOGPROB_FLOOR = -9999.0  # OpenAI's number for what cannot happen; minus infinity is not JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every part of one answer repeats."""
+
+    id: str
+    created: int  # Unix time, s
+    fingerprint: str  # of the model
+    call: ChatCall
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice, gathered."""
+
+    text: list[str] = field(default_factory=list)
+    logprobs: list[Json] = field(default_factory=list)
+    done: Done | None = None
+
+    def take(self, event: Piece | Done) -> None:
+        if isinstance(event, Done):
+            self.done = event
+            return
+        self.text.append(event.text)
+        self.logprobs += _logprob_items(event)
+
+
+# ---- whole ----------------------------------------------------------------------------------------------------------
+def completion(envelope: Envelope, choices: Sequence[Choice]) -> Json:
+    """The answer to a call that does not stream. Every choice must be done."""
+    dones = [choice.done for choice in choices if choice.done is not None]
+    assert len(dones) == len(choices), "an answer is written when every choice has ended"
+    call = envelope.call
+    body: Json = {
+        "id": envelope.id,
+        "object": "chat.completion",
+        "created": envelope.created,
+        "model": call.model,
+        "system_fingerprint": envelope.fingerprint,
+        "choices": [
+            {
+                "index": index,
+                "message": _message("".join(choice.text), done.citations),
+                "logprobs": _logprobs(call, choice.logprobs),
+                "finish_reason": done.reason,
+            }
+            | _note("paceline", report(call, done) if len(dones) > 1 else None)
+            for index, (choice, done) in enumerate(zip(choices, dones, strict=True))
+        ],
+        "usage": usage(dones),
+    }
+    return body | _note("paceline", summary(call, dones))
+
+
+def _message(text: str, citations: Sequence[Citation]) -> Json:
+    message: Json = {"role": "assistant", "content": text, "refusal": None}
+    if citations:
+        message["annotations"] = annotations_of(citations, len(text))
+    return message
+
+
+# ---- streamed -------------------------------------------------------------------------------------------------------
+def role_chunk(envelope: Envelope, index: int) -> Json:
+    return _chunk(envelope, index, {"role": "assistant", "content": "", "refusal": None})
+
+
+def content_chunk(envelope: Envelope, index: int, piece: Piece) -> Json:
+    chunk = _chunk(envelope, index, {"content": piece.text}, logprobs=_logprob_items(piece))
+    return chunk | _note("paceline", {"lane": piece.lane} if envelope.call.report else None)
+
+
+def final_chunk(envelope: Envelope, index: int, done: Done, length: int) -> Json:
+    """`length`: characters of the choice's text, which its annotations span."""
+    delta: Json = {"annotations": annotations_of(done.citations, length)} if done.citations else {}
+    chunk = _chunk(envelope, index, delta, finish_reason=done.reason)
+    return chunk | _note("paceline", report(envelope.call, done))
+
+
+def usage_chunk(envelope: Envelope, dones: Sequence[Done]) -> Json:
+    """The last event when usage was asked for. It repeats the summary, so that the last event is always marked."""
+    chunk = _frame(envelope) | {"choices": [], "usage": usage(dones)}
+    return chunk | _note("paceline", summary(envelope.call, dones))
+
+
+def _chunk(
+    envelope: Envelope, index: int, delta: Json, *, logprobs: Sequence[Json] = (), finish_reason: str | None = None
+) -> Json:
+    choice: Json = {
+        "index": index,
+        "delta": delta,
+        "logprobs": {"content": list(logprobs), "refusal": None} if logprobs else None,
+        "finish_reason": finish_reason,
+    }
+    chunk = _frame(envelope) | {"choices": [choice]}
+    return chunk | ({"usage": None} if envelope.call.include_usage else {})
+
+
+def _frame(envelope: Envelope) -> Json:
+    return {
+        "id": envelope.id,
+        "object": "chat.completion.chunk",
+        "created": envelope.created,
+        "model": envelope.call.model,
+        "system_fingerprint": envelope.fingerprint,
+    }
+
+
+# ---- parts ----------------------------------------------------------------------------------------------------------
+def usage(dones: Sequence[Done]) -> Json:
+    """Tokens of the whole call: the prompt once, completions summed."""
+    prompt = dones[0].prompt_tokens if dones else 0
+    completions = sum(done.completion_tokens for done in dones)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completions,
+        "total_tokens": prompt + completions,
+        "prompt_tokens_details": {"cached_tokens": _total(dones, "cached_tokens"), "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": _total(dones, "accepted"),
+            "rejected_prediction_tokens": _total(dones, "drafted") - _total(dones, "accepted"),
+        },
+    }
+
+
+def _total(dones: Sequence[Done], name: str) -> int:
+    return sum(int(done.stats.get(name, 0)) for done in dones)
+
+
+def report(call: ChatCall, done: Done) -> Json | None:
+    """Our part of a choice's end. That an answer lost its other side is said whether a report was asked for or not."""
+    if not call.report:
+        return {"degraded": done.degraded} if done.degraded is not None else None
+    return {
+        "strategy": done.strategy,
+        "why": done.why,
+        "degraded": done.degraded,
+        "citations": [
+            {"side": one.side, "document": one.document, "passage": one.passage, "score": one.score}
+            for one in done.citations
+        ],
+        "stats": dict(done.stats),
+    }
+
+
+def summary(call: ChatCall, dones: Sequence[Done]) -> Json | None:
+    """Of the call: the first choice's report, degraded if any choice was."""
+    if not dones:
+        return None
+    degraded = next((done.degraded for done in dones if done.degraded is not None), None)
+    if not call.report:
+        return {"degraded": degraded} if degraded is not None else None
+    return (report(call, dones[0]) or {}) | {"degraded": degraded}
+
+
+def annotations_of(citations: Sequence[Citation], length: int) -> list[Json]:
+    """OpenAI's `url_citation`, spanning the answer. The URL names the side and the document; it cannot be fetched."""
+    return [
+        {
+            "type": "url_citation",
+            "url_citation": {
+                "start_index": 0,
+                "end_index": length,
+                "title": citation.document or UNNAMED,
+                "url": f"paceline://{citation.side}/{quote(citation.document, safe='')}",
+            },
+        }
+        for citation in citations
+    ]
+
+
+def _note(name: str, value: Mapping[str, object] | None) -> Json:
+    return {} if value is None else {name: value}
+
+
+def _logprobs(call: ChatCall, items: list[Json]) -> Json | None:
+    return {"content": items, "refusal": None} if call.generations[0].top_logprobs is not None else None
+
+
+def _logprob_items(piece: Piece) -> list[Json]:
+    return [_logprob(chosen) | {"top_logprobs": [_logprob(other) for other in top]} for chosen, top in piece.logprobs]
+
+
+def _logprob(one: TokenLogprob) -> Json:
+    return {"token": one.token, "logprob": max(one.logprob, LOGPROB_FLOOR), "bytes": list(one.bytes)}

@@ -1,0 +1,75 @@
+"""Reading a request's body, and noticing that its sender has left.
+
+A client that leaves is noticed by a sibling task that watches `receive`, never by the next `send`: a generation that
+waits for its next token would not learn of it (ASGI, "Disconnect - receive event").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TypeVar
+
+from starlette.types import Receive
+
+from paceline.errors import RequestError
+
+MAX_BODY = 1_048_576  # bytes
+BODY_TIMEOUT = 60.0  # s for a whole body
+
+T = TypeVar("T")
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection: there is nobody to answer."""
+
+
+async def read_body(receive: Receive, content_length: str | None) -> bytes:
+    """The whole body. Raises RequestError 413 beyond MAX_BODY, 408 when it dribbles, and ClientGoneError."""
+    if content_length is not None and content_length.isascii() and content_length.isdigit():
+        declared = int(content_length[:20])  # h11 accepts up to 20 digits
+    else:
+        declared = 0
+    if declared > MAX_BODY:
+        raise _too_large()
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                body += message.get("body", b"")
+                if len(body) > MAX_BODY:
+                    raise _too_large()
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError:
+        raise RequestError(f"The request body did not arrive within {BODY_TIMEOUT:g} s.", status=408) from None
+
+
+def _too_large() -> RequestError:
+    return RequestError(f"The request body is larger than {MAX_BODY} bytes.", status=413, code="request_too_large")
+
+
+async def while_connected(receive: Receive, work: Coroutine[object, object, T]) -> T:
+    """The result of `work`, which is cancelled as soon as the client leaves: then ClientGoneError.
+
+    The body must have been read. Both tasks have ended when this returns or raises.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_until_gone(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGoneError
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,42 @@
+"""JSON in and out, strict on both ways.
+
+In: UTF-8, an object, no NaN, no lone surrogates, no nesting that would exhaust the stack; each a 400, never a 500.
+Out: no NaN either, real characters instead of escapes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NoReturn
+
+from paceline.errors import RequestError
+
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a pair, or a whole one
+
+
+def encode_json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def decode_object(body: bytes) -> dict[str, object]:
+    """The JSON object in `body`. Raises RequestError (400) for anything else."""
+    try:
+        value: object = json.loads(body.decode(), parse_constant=_refuse_constant)
+        if _SURROGATE_ESCAPE.search(body):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError:
+        raise RequestError("The request body is not valid UTF-8.") from None
+    except UnicodeEncodeError:
+        raise RequestError("The request body holds half of a surrogate pair, which is no character.") from None
+    except RecursionError:
+        raise RequestError("The request body is nested too deeply.") from None
+    except ValueError as error:  # also an integer of too many digits
+        raise RequestError(f"The request body could not be parsed as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RequestError("The request body must be a JSON object.")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

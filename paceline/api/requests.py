@@ -1,0 +1,160 @@
+"""From a body to the generations it asks for: validated, defaults filled in, one seed per choice.
+
+Knows what the service can do (models, strategies, vocabulary), starts nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import ValidationError
+
+from paceline.api.keys import Identity
+from paceline.api.messages import conversation
+from paceline.api.schema import ChatRequest
+from paceline.api.unsupported import refuse_unsupported
+from paceline.core.sampling import SamplingParams
+from paceline.engine.contract import ModelInfo
+from paceline.errors import RequestError
+from paceline.runtime.service import GenerateRequest, Service
+
+_SEEDS = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """One HTTP call: what its answer looks like, and the generations it is made of."""
+
+    model: str  # as asked for, and echoed
+    stream: bool
+    include_usage: bool
+    report: bool
+    generations: tuple[GenerateRequest, ...]  # one per choice
+
+
+def chat_call(body: Mapping[str, object], service: Service, identity: Identity, *, documents: int) -> ChatCall:
+    """Raises RequestError: 400 that names the field, 403 for a device of another key, 404 for an unknown model."""
+    asked = parse_chat(body)
+    model = find_model(service.models(), asked.model)
+    _check_relations(asked)
+    limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+    extension = asked.paceline
+    generation = GenerateRequest(
+        messages=conversation(asked.messages),
+        sampling=SamplingParams(
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=max(asked.top_k, 0),  # front ends say -1 for no limit
+            min_p=asked.min_p,
+            presence_penalty=asked.presence_penalty,
+            frequency_penalty=asked.frequency_penalty,
+            logit_bias=_biases(asked.logit_bias, model.vocab_size),
+            seed=_seed(asked.seed, 0),
+        ),
+        max_tokens=None if limit is None else min(limit, model.max_positions),
+        stop=tuple(asked.stop),
+        strategy=_strategy(extension.strategy, service.strategies()),
+        device=_device(extension.device, service, identity),
+        documents=documents if extension.documents is None else extension.documents,
+        on_loss=extension.on_device_loss,
+        privacy=extension.privacy,
+        top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+    )
+    return ChatCall(
+        model=asked.model,
+        stream=asked.stream,
+        include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
+        report=extension.report,
+        generations=_choices(generation, asked.n),
+    )
+
+
+def parse_chat(body: Mapping[str, object]) -> ChatRequest:
+    refuse_unsupported(body)
+    try:
+        return ChatRequest.model_validate(dict(body))
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def find_model(models: Sequence[ModelInfo], name: str) -> ModelInfo:
+    for model in models:
+        if model.name == name:
+            return model
+    known = ", ".join(model.name for model in models)
+    raise RequestError(
+        f"The model {name!r} does not exist here. Known: {known}.", status=404, code="model_not_found", param="model"
+    )
+
+
+def _check_relations(asked: ChatRequest) -> None:
+    if asked.stream_options is not None and not asked.stream:
+        raise RequestError("stream_options is only allowed when stream is true.", param="stream_options")
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
+
+
+def _biases(biases: Mapping[str, float], vocab_size: int) -> dict[int, float]:
+    result: dict[int, float] = {}
+    for key, bias in biases.items():
+        token = int(key[:12]) if key.isascii() and key.isdigit() else -1
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"logit_bias has the key {key[:32]!r}; keys are token ids from 0 to {vocab_size - 1}.",
+                param="logit_bias",
+            )
+        result[token] = bias
+    return result
+
+
+def _strategy(name: str | None, known: Sequence[str]) -> str:
+    choices = list(dict.fromkeys(["auto", *known]))
+    if name is None or name in choices:
+        return name or "auto"
+    near = difflib.get_close_matches(name[:64], choices, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise RequestError(f"Unknown strategy {name[:64]!r}; known: {', '.join(choices)}.{hint}", param="paceline.strategy")
+
+
+def _device(name: str | None, service: Service, identity: Identity) -> str | None:
+    if service.side == "device":
+        if name is not None:
+            raise RequestError("A device is named at the server; this is the device itself.", param="paceline.device")
+        return None
+    if identity.device is not None and name not in (None, identity.device):
+        raise RequestError(
+            "This key is bound to another device.", status=403, code="device_not_allowed", param="paceline.device"
+        )
+    return identity.device or name
+
+
+def _choices(generation: GenerateRequest, count: int) -> tuple[GenerateRequest, ...]:
+    """Choice i has the seed of the first plus i, so that one choice can be asked for again alone."""
+    first = generation.sampling
+    return tuple(replace(generation, sampling=replace(first, seed=_seed(first.seed, index))) for index in range(count))
+
+
+def _seed(seed: int | None, offset: int) -> int:
+    drawn = secrets.randbits(63) if seed is None else seed
+    return (drawn + offset + 2**63) % _SEEDS - 2**63  # wraps like the int64 it is
+
+
+def _refusal(error: ValidationError) -> RequestError:
+    """The first fault as a sentence, with the path of the field."""
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = ""
+    for step in fault["loc"]:
+        if isinstance(step, int):
+            param += f"[{step}]"
+        elif step not in ("str", "list[Part]"):  # the branches of a union are no part of the path
+            param += f".{step}" if param else step
+    if fault["type"] == "missing":
+        message = f"The field {param} is required."
+    elif fault["type"] == "extra_forbidden":
+        message = f"Unknown field {param[:128]}."
+    else:
+        message = f"{param[:128]} cannot be used: {fault['msg'][:1].lower()}{fault['msg'][1:]}."
+    return RequestError(message, param=param[:128] or None)

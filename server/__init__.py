@@ -1,0 +1,1 @@
+"""The cloud: the shared HTTP surface, devices and their enrolment, and the links they open."""

@@ -1,0 +1,183 @@
+"""Which devices may link: a small SQLite file (mode 0600) that the server and `paceline devices` share.
+
+A device is added by name, which gives a one-time code to type at the device; the code is exchanged once for a
+credential. Only hashes of both are stored. Methods block for a disk access and may be called from any thread or
+process. Not handled: an attacker who can write the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from paceline.errors import ConfigError, RequestError
+
+FILE = "devices.sqlite"
+CODE_LIFE_S = 600.0
+MAX_TRIES = 5  # wrong secrets for one code, then it is void
+ALPHABET = "23456789ABCDEFGHJKMNPQRSTUVWXYZ"  # no 0 O 1 I L, which look alike
+_GROUP = 4
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_BUSY_S = 10.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS devices (
+    name TEXT PRIMARY KEY,
+    credential BLOB NOT NULL,  -- sha256
+    enrolled_at REAL NOT NULL,  -- s since 1970
+    revoked_at REAL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS codes (
+    name TEXT PRIMARY KEY,  -- one open code per device
+    id TEXT NOT NULL UNIQUE,  -- its first group, which says which code is meant
+    secret BLOB NOT NULL,  -- sha256 of the rest: 59 bits that live ten minutes
+    expires_at REAL NOT NULL,
+    tries INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+Standing = Literal["admitted", "revoked", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the owner sees of a device. `waiting`: a code is out that has not been used."""
+
+    name: str
+    state: Literal["waiting", "enrolled", "revoked"]
+    since: float  # s since 1970; of a waiting one, until when
+
+
+class Registry:
+    """The devices of one server. Opens the file anew for each operation: they are rare."""
+
+    def __init__(self, state_dir: Path, *, now: Callable[[], float] = time.time) -> None:
+        """Makes the file if there is none. Raises ConfigError when that cannot be."""
+        self.path = state_dir / FILE
+        self._now = now
+        try:
+            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+            self.path.chmod(0o600)
+            with closing(self._connect()) as rows:
+                rows.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(f"The device registry {self.path} cannot be used: {error}. Check --state-dir.") from error
+
+    # ---- the owner's side -------------------------------------------------------------------------------------------
+    def add(self, name: str) -> str:
+        """A one-time code for a device of this name, in place of any other that is out.
+
+        A name that is enrolled may be added again: its credential holds until the new code is used. Raises ConfigError
+        for a name that cannot be one.
+        """
+        if not _NAME.fullmatch(name) or name == "cloud":
+            raise ConfigError(
+                f"{name[:80]!r} cannot be a device's name: use up to 64 letters, digits, dots, dashes or underscores."
+            )
+        groups = ["".join(secrets.choice(ALPHABET) for _ in range(_GROUP)) for _ in range(4)]
+        with self._changing() as rows:
+            rows.execute("DELETE FROM codes WHERE expires_at <= ?", (self._now(),))
+            rows.execute(
+                "INSERT OR REPLACE INTO codes VALUES (?, ?, ?, ?, 0)",
+                (name, groups[0], _digest("".join(groups[1:])), self._now() + CODE_LIFE_S),
+            )
+        return "-".join(groups)
+
+    def devices(self) -> list[Device]:
+        """All of them, by name."""
+        with self._changing() as rows:
+            devices = {
+                name: Device(
+                    name, "enrolled" if revoked is None else "revoked", enrolled if revoked is None else revoked
+                )
+                for name, enrolled, revoked in rows.execute("SELECT name, enrolled_at, revoked_at FROM devices")
+            }
+            for name, expires in rows.execute(
+                "SELECT name, expires_at FROM codes WHERE expires_at > ? AND tries < ?", (self._now(), MAX_TRIES)
+            ):
+                if name not in devices or devices[name].state == "revoked":
+                    devices[name] = Device(name, "waiting", expires)
+        return [devices[name] for name in sorted(devices)]
+
+    def revoke(self, name: str) -> bool:
+        """Its credential and any open code hold no longer. False when there is no such device."""
+        with self._changing() as rows:
+            codes = rows.execute("DELETE FROM codes WHERE name = ?", (name,)).rowcount
+            known = rows.execute(
+                "UPDATE devices SET revoked_at = coalesce(revoked_at, ?) WHERE name = ?", (self._now(), name)
+            ).rowcount
+        return codes + known > 0
+
+    # ---- the device's side ------------------------------------------------------------------------------------------
+    def enrol(self, code: str) -> tuple[str, str]:
+        """(name, credential) for a code, which is used up. Raises RequestError (401) for one that does not hold."""
+        groups = normalised(code)
+        credential = secrets.token_urlsafe(32)
+        with self._changing() as rows:
+            row = rows.execute("SELECT name, secret, expires_at, tries FROM codes WHERE id = ?", (groups[:_GROUP],))
+            name, secret, expires_at, tries = row.fetchone() or (None, b"", 0.0, 0)
+            right = hmac.compare_digest(_digest(groups[_GROUP:]), secret or bytes(32))
+            if name is not None and right and tries < MAX_TRIES and self._now() < expires_at:
+                rows.execute("DELETE FROM codes WHERE name = ?", (name,))
+                rows.execute(
+                    "INSERT OR REPLACE INTO devices VALUES (?, ?, ?, NULL)", (name, _digest(credential), self._now())
+                )
+                return name, credential
+            rows.execute("UPDATE codes SET tries = tries + 1 WHERE name IS ?", (name,))
+        raise RequestError(
+            "This enrolment code does not hold: it is mistyped, used, older than ten minutes, or was tried too often. "
+            "Get a new one with `paceline devices add`.",
+            status=401,
+            code="invalid_enrolment_code",
+            param="code",
+        )
+
+    def standing(self, name: str, credential: str) -> Standing:
+        """What is to be thought of who shows this credential under this name."""
+        with closing(self._connect()) as rows:
+            row = rows.execute("SELECT credential, revoked_at FROM devices WHERE name = ?", (name,)).fetchone()
+        stored, revoked_at = row or (bytes(32), None)
+        if not hmac.compare_digest(_digest(credential), stored) or row is None:
+            return "unknown"
+        return "admitted" if revoked_at is None else "revoked"
+
+    @contextmanager
+    def watching(self) -> Iterator[Callable[[], int]]:
+        """A number that differs after somebody has changed the file: cheap enough to ask every second."""
+        with closing(self._connect()) as rows:
+            yield lambda: int(rows.execute("PRAGMA data_version").fetchone()[0])
+
+    # ---- the file ---------------------------------------------------------------------------------------------------
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)
+
+    @contextmanager
+    def _changing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction that nobody else's can overlap: of two devices with one code, one wins."""
+        with closing(self._connect()) as rows:
+            rows.execute("BEGIN IMMEDIATE")
+            try:
+                yield rows
+            except BaseException:
+                rows.execute("ROLLBACK")
+                raise
+            rows.execute("COMMIT")
+
+
+def normalised(code: str) -> str:
+    """As typed by a person: case, spaces and dashes do not matter."""
+    return re.sub(r"[\s-]", "", code[:64]).upper()
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()

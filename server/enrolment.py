@@ -1,0 +1,43 @@
+"""`POST /v1/devices/enrol`: a one-time code for a credential. Open to who has no key, since the code is the key."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.api.body import read_body
+from paceline.api.encoding import decode_object, encode_json
+from paceline.errors import RequestError
+
+from .devices import Registry
+
+PATH = "/v1/devices/enrol"
+
+
+class Enrolment(BaseModel):
+    """`name` is what the device calls itself. The name its owner gave it holds, and is told in the answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    code: str = Field(min_length=1, max_length=64)
+    name: str | None = Field(None, max_length=256)
+
+
+class EnrolEndpoint:
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def __call__(self, request: Request) -> Response:
+        body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
+        try:
+            asked = Enrolment.model_validate(body)
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            param = str(fault["loc"][0])[:64] if fault["loc"] else None
+            raise RequestError(f"{param} cannot be used: {fault['msg']}.", param=param) from None
+        device, credential = await asyncio.to_thread(self._registry.enrol, asked.code)
+        answer = {"object": "device", "device": device, "credential": credential}
+        return Response(encode_json(answer), media_type="application/json", headers={"cache-control": "no-store"})

@@ -1,0 +1,59 @@
+"""The cloud as a process: opens what the settings name, serves until a signal, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import closing
+
+import typer
+
+from paceline.api.keys import check_exposure, parse_keys
+from paceline.api.opening import open_model, open_store, served_name
+from paceline.api.serving import listen, serve, url_of
+from paceline.models import CLOUD
+from paceline.runtime.emulation import Emulation
+from paceline.runtime.node import Node
+from paceline.settings import ServerSettings
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.messages import VERSION, Welcome
+
+from .app import create_server
+from .devices import Registry
+from .links import Links
+
+_log = logging.getLogger("paceline.server")
+
+
+async def run(settings: ServerSettings) -> None:
+    """Until a signal. Raises ConfigError for what cannot be used, before anything listens for long."""
+    keys = parse_keys(settings.api_keys)
+    check_exposure(settings.host, keys)
+    emulation = Emulation.parse(settings.emulate) if settings.emulate else None
+    registry = Registry(settings.state_dir)
+    with closing(listen(settings.host, settings.port)) as listener, open_store(settings) as store:
+        model = open_model(settings, CLOUD)
+        info = model.engine.info
+        name = served_name(settings, model)
+        node = Node("cloud", model, store, served_name=name, max_tokens_default=settings.max_tokens_default)
+
+        def welcome() -> Welcome:
+            return Welcome(
+                version=VERSION,
+                tokenizer=model.tokenizer.fingerprint,
+                model=info.fingerprint,
+                model_name=name,
+                strategies=list(STRATEGIES),
+                documents=node.num_documents,
+            )
+
+        def ready() -> None:
+            typer.echo(f"paceline: serving {name} on {url_of(listener)} ({node.num_documents} documents)")
+
+        async with node, asyncio.TaskGroup() as tasks:
+            live = Links(registry, node, welcome, emulation=emulation, vocab_size=info.vocab_size)
+            watcher = tasks.create_task(live.watch())
+            app = create_server(node, registry, live, keys=keys, documents=settings.documents)
+            await serve(app, listener, on_ready=ready)
+            watcher.cancel()
+    _log.info("stopped")

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.api.scripted import Script, ScriptedService, client_of, said, serving
+
+BODY: dict[str, object] = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture(scope="session")
+def _shared() -> Iterator[tuple[ScriptedService, str, httpx.Client]]:
+    service = ScriptedService()
+    with serving(service) as url, client_of(url) as client:
+        yield service, url, client
+
+
+@pytest.fixture
+def service(_shared: tuple[ScriptedService, str, httpx.Client]) -> Iterator[ScriptedService]:
+    """The service behind `url`, fresh for every test."""
+    service = _shared[0]
+    service.script = Script(said("Hello", " there", "."))
+    service.requests.clear()
+    service.is_ready = True
+    service.refuse_after = None
+    yield service
+
+
+@pytest.fixture
+def url(_shared: tuple[ScriptedService, str, httpx.Client], service: ScriptedService) -> str:  # noqa: ARG001  # made fresh
+    return _shared[1]
+
+
+@pytest.fixture
+def http(_shared: tuple[ScriptedService, str, httpx.Client], service: ScriptedService) -> httpx.Client:  # noqa: ARG001
+    return _shared[2]

@@ -1,0 +1,175 @@
+"""A service that says what it is told to, and a real server around it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import httpx
+from fastapi import FastAPI
+
+from paceline.api.app import create_app
+from paceline.api.serving import HttpServer, listen, url_of
+from paceline.engine.contract import ModelInfo
+from paceline.errors import RequestError
+from paceline.runtime.service import Done, GenerateEvent, GenerateRequest, Piece, Prepared, Readiness
+from paceline.strategies.machine import Side
+
+MODEL = ModelInfo("scripted", "f" * 64, 256, 4096, "float32", "fake")
+WAIT = 30.0  # s that a test waits for what should come at once
+
+
+class Signal:
+    """Set in one thread, awaited in the event loop of another."""
+
+    def __init__(self) -> None:
+        self._set = threading.Event()
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._lock = threading.Lock()
+
+    def set(self) -> None:
+        with self._lock:
+            self._set.set()
+            for loop, event in self._waiters:
+                loop.call_soon_threadsafe(event.set)
+
+    async def reached(self) -> None:
+        event = asyncio.Event()
+        with self._lock:
+            if self._set.is_set():
+                return
+            self._waiters.append((asyncio.get_running_loop(), event))
+        await event.wait()
+
+    def wait(self) -> bool:
+        return self._set.wait(WAIT)
+
+
+@dataclass
+class Script:
+    """What the next generations do. Steps are events, signals to wait for, and errors to raise."""
+
+    steps: Sequence[GenerateEvent | Signal | Exception] = ()
+    refusal: Exception | None = None  # raised by prepare
+    hold: Signal | None = None  # awaited by prepare
+    began: Signal = field(default_factory=Signal)  # run was entered
+    ended: Signal = field(default_factory=Signal)  # a run has ended, one way or another
+    closed: Signal = field(default_factory=Signal)  # a prepared request was closed without having run
+    cancelled: Signal = field(default_factory=Signal)  # prepare was cancelled
+
+
+def done(reason: str = "stop", **fields: object) -> Done:
+    base: dict[str, object] = {"prompt_tokens": 7, "completion_tokens": 3, "strategy": "aggregate", "why": "both read."}
+    return Done(reason, **(base | fields))  # type: ignore[arg-type]  # a test's shorthand
+
+
+def said(*texts: str, **fields: object) -> list[GenerateEvent]:
+    return [*(Piece(text, 1) for text in texts), done("stop", **fields)]
+
+
+class ScriptedPrepared:
+    def __init__(self, script: Script, request: GenerateRequest) -> None:
+        self._script = script
+        self._request = request
+
+    async def run(self) -> AsyncIterator[GenerateEvent]:
+        self._script.began.set()
+        try:
+            for step in self._script.steps:
+                if isinstance(step, Signal):
+                    await step.reached()
+                elif isinstance(step, Exception):
+                    raise step
+                else:
+                    yield step
+        finally:
+            self._script.ended.set()
+
+    async def aclose(self) -> None:
+        self._script.closed.set()
+
+
+class ScriptedService:
+    """Follows `script`, which a test replaces; remembers every request it admitted."""
+
+    def __init__(self, side: Side = "cloud") -> None:
+        self.side: Side = side
+        self.script = Script(said("Hello", " there", "."))
+        self.requests: list[GenerateRequest] = []
+        self.is_ready = True
+        self.refuse_after: int | None = None
+
+    def models(self) -> Sequence[ModelInfo]:
+        return (MODEL, ModelInfo("org/second", "e" * 64, 256, 4096, "float32", "fake"))
+
+    def strategies(self) -> Sequence[str]:
+        return ("autoregressive", "aggregate")
+
+    async def prepare(self, request: GenerateRequest) -> Prepared:
+        script = self.script
+        try:
+            if script.hold is not None:
+                script.began.set()
+                await script.hold.reached()
+        except asyncio.CancelledError:
+            script.cancelled.set()
+            raise
+        if script.refusal is not None:
+            raise script.refusal
+        if self.refuse_after is not None and len(self.requests) >= self.refuse_after:
+            raise RequestError("Too much to do.", status=429, type="rate_limit_error", code="busy")
+        self.requests.append(request)
+        return ScriptedPrepared(script, request)
+
+    def readiness(self) -> Readiness:
+        detail: Mapping[str, str | int | bool] = {"model": MODEL.name, "documents": 0}
+        return Readiness(self.is_ready, detail)
+
+
+@contextmanager
+def running(app: FastAPI) -> Iterator[str]:
+    """The URL of a real server for `app`, on a thread and loop of its own, drained at the end."""
+    listener = listen("127.0.0.1", 0)
+    ready = threading.Event()
+    server = HttpServer(app, ready.set)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(server.serve([listener])), daemon=True)
+    url = url_of(listener)
+    thread.start()
+    try:
+        assert ready.wait(WAIT)
+        yield url
+    finally:
+        loop.call_soon_threadsafe(server.stop)
+        thread.join(WAIT)
+        loop.close()
+        assert not thread.is_alive()
+
+
+@contextmanager
+def serving(service: ScriptedService, keys: Mapping[str, str | None] | None = None, **options: object) -> Iterator[str]:
+    make: Callable[..., FastAPI] = create_app
+    with running(make(service, keys=keys or {}, **options)) as url:
+        yield url
+
+
+def client_of(url: str, key: str | None = None) -> httpx.Client:
+    """Without certificates, which would take longer to load than most tests."""
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    return httpx.Client(base_url=url, headers=headers, timeout=WAIT, verify=False)
+
+
+def request(
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    json: object = None,
+    content: bytes | None = None,
+) -> httpx.Response:
+    """One request on a connection of its own."""
+    with client_of(url) as client:
+        return client.request(method, url, headers=headers, json=json, content=content)

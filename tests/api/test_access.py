@@ -1,0 +1,156 @@
+"""Who may ask: keys, the devices bound to them, origins; and what is never written down."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from paceline.api.keys import Keyring, check_exposure, parse_keys
+from paceline.errors import ConfigError
+from tests.api.conftest import BODY
+from tests.api.scripted import Script, ScriptedService, client_of, request, said, serving
+from tests.api.test_requests import fault, post
+
+CHAT = "/v1/chat/completions"
+
+# ---- keys -----------------------------------------------------------------------------------------------------------
+KEYS = {"sk-open": None, "sk-phone": "phone"}
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[tuple[ScriptedService, str]]:
+    service = ScriptedService()
+    with serving(service, KEYS) as url:
+        yield service, url
+
+
+@pytest.mark.parametrize("header", [None, "Bearer", "Bearer wrong", "Basic sk-open", "sk-open", "Bearer sk-open2"])
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", CHAT), ("GET", "/v1/models"), ("GET", "/v1/models/x"), ("GET", "/x")]
+)
+def test_every_path_but_a_written_list_needs_a_key(
+    keyed: tuple[ScriptedService, str], method: str, path: str, header: str | None
+) -> None:
+    headers = {} if header is None else {"authorization": header}
+    response = request(method, keyed[1] + path, headers=headers, content=b"not even JSON")
+    assert fault(response, 401)["code"] == "invalid_api_key"
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_health_needs_no_key(keyed: tuple[ScriptedService, str]) -> None:
+    assert request("GET", keyed[1] + "/healthz").status_code == request("GET", keyed[1] + "/readyz").status_code == 200
+
+
+def test_the_key_is_checked_before_the_body_is_read(keyed: tuple[ScriptedService, str]) -> None:
+    response = request("POST", keyed[1] + CHAT, content=b"x" * 2_000_000)
+    fault(response, 401)
+
+
+def test_a_bound_key_is_joined_by_its_device_and_no_other(keyed: tuple[ScriptedService, str]) -> None:
+    service, url = keyed
+    with client_of(url, "sk-phone") as http:
+        assert post(http).status_code == 200
+        assert post(http, paceline={"device": "phone"}).status_code == 200
+        assert fault(post(http, paceline={"device": "laptop"}), 403)["param"] == "paceline.device"
+    with client_of(url, "sk-open") as http:
+        assert post(http, paceline={"device": "laptop"}).status_code == 200
+    assert [asked.device for asked in service.requests[-3:]] == ["phone", "phone", "laptop"]
+
+
+def test_a_device_is_not_named_at_a_device() -> None:
+    with serving(ScriptedService("device")) as url, client_of(url) as http:
+        assert fault(post(http, paceline={"device": "phone"}))["param"] == "paceline.device"
+
+
+def test_keys_are_parsed_with_their_device() -> None:
+    assert parse_keys(["a", "b=phone", "c2Vj==", "d=e=tablet-2"]) == {
+        "a": None,
+        "b": "phone",
+        "c2Vj==": None,
+        "d=e": "tablet-2",
+    }
+    with pytest.raises(ConfigError):
+        parse_keys(["a=phone", "a=laptop"])
+
+
+def test_only_this_machine_may_be_served_without_keys() -> None:
+    for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8"):
+        check_exposure(host, {})
+    for host in ("0.0.0.0", "::", "192.168.1.2", "example.org", ""):
+        with pytest.raises(ConfigError, match="key"):
+            check_exposure(host, {})
+        check_exposure(host, {"k": None})
+
+
+def test_a_keyring_takes_odd_headers() -> None:
+    keyring = Keyring({"k\xe9y": None})
+    assert keyring.identify("Bearer k\xe9y") is not None
+    assert keyring.identify("Bearer \udcff") is None
+    assert keyring.identify("") is None
+
+
+# ---- origins --------------------------------------------------------------------------------------------------------
+STAINLESS = "authorization,content-type,x-stainless-arch,x-stainless-retry-count,x-stainless-timeout"
+
+
+def preflight(url: str, origin: str) -> httpx.Response:
+    headers = {
+        "origin": origin,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": STAINLESS,
+        "access-control-request-private-network": "true",
+    }
+    return request("OPTIONS", url + CHAT, headers=headers)
+
+
+@pytest.mark.parametrize("origin", ["https://app.example.org", "http://localhost:3000", "app://obsidian.md"])
+def test_a_preflight_needs_no_key_and_gets_back_what_it_asked_for(
+    keyed: tuple[ScriptedService, str], origin: str
+) -> None:
+    response = preflight(keyed[1], origin)
+    assert response.status_code == 204 and response.content == b""
+    assert response.headers["access-control-allow-origin"] == origin
+    assert response.headers["access-control-allow-headers"] == STAINLESS
+    assert "POST" in response.headers["access-control-allow-methods"]
+    assert response.headers["access-control-allow-private-network"] == "true"
+    assert response.headers["x-request-id"]
+
+
+def test_answers_errors_and_streams_name_the_origin(keyed: tuple[ScriptedService, str]) -> None:
+    headers = {"origin": "https://app.example.org", "authorization": "Bearer sk-open"}
+    for body in (b"nonsense", json.dumps(BODY).encode(), json.dumps(BODY | {"stream": True}).encode()):
+        response = request("POST", keyed[1] + CHAT, headers=headers, content=body)
+        assert response.headers["access-control-allow-origin"] == "https://app.example.org"
+        assert response.headers["vary"] == "Origin"
+        assert "x-request-id" in response.headers["access-control-expose-headers"]
+    del headers["authorization"]
+    response = request("POST", keyed[1] + CHAT, headers=headers)
+    assert response.status_code == 401 and "access-control-allow-origin" in response.headers
+
+
+def test_without_keys_only_pages_of_this_machine_may_ask(url: str, service: ScriptedService) -> None:
+    for origin in ("http://localhost:3000", "http://127.0.0.1:8001", "http://[::1]:1", "app://obsidian.md"):
+        assert preflight(url, origin).status_code == 204
+        assert request("POST", url + CHAT, json=BODY, headers={"origin": origin}).status_code == 200
+    service.requests.clear()
+    for origin in ("https://evil.example", "http://localhost.evil.example", "null", "http://[", ""):
+        assert preflight(url, origin).status_code == 403
+        fault(request("POST", url + CHAT, json=BODY, headers={"origin": origin}), 403)
+    assert not service.requests
+
+
+# ---- what is not said -----------------------------------------------------------------------------------------------
+def test_the_log_has_no_prompt_and_no_key(keyed: tuple[ScriptedService, str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with client_of(keyed[1], "sk-open") as http:
+        assert post(http, messages=[{"role": "user", "content": "CANARY-1"}]).status_code == 200
+        fault(post(http, messages=[{"role": "CANARY-2", "content": "CANARY-3"}]))
+        keyed[0].script = Script([ZeroDivisionError()])
+        fault(post(http, messages=[{"role": "user", "content": "CANARY-4"}]), 500)
+    keyed[0].script = Script(said("a"))
+    assert "req_" in caplog.text
+    assert "CANARY" not in caplog.text and "sk-open" not in caplog.text

@@ -1,0 +1,118 @@
+"""The official client, sync and async, takes everything as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from paceline.errors import LinkClosed, RequestError
+from paceline.runtime.service import Piece
+from tests.api.scripted import Script, ScriptedService, said, serving
+
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+async def async_client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+def test_a_whole_answer(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="scripted", messages=MESSAGES, n=2, seed=1)
+    assert [choice.message.content for choice in answer.choices] == ["Hello there."] * 2
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None and answer.usage.total_tokens == 13
+    assert answer._request_id is not None and answer._request_id.startswith("req_")
+
+
+def test_a_stream(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="scripted", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello there."
+    assert chunks[-1].usage is not None and chunks[-1].choices == []
+
+
+def test_the_stream_helper_accumulates(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(model="scripted", messages=MESSAGES) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == "Hello there."
+
+
+def test_our_object_travels_as_an_extra_body(client: openai.OpenAI, service: ScriptedService) -> None:
+    service.script = Script([Piece("a", 1, "device"), *said(degraded="device_lost")])
+    stream = client.chat.completions.create(
+        model="scripted", messages=MESSAGES, stream=True, extra_body={"paceline": {"report": True, "documents": 1}}
+    )
+    chunks = list(stream)
+    assert service.requests[0].documents == 1
+    assert chunks[1].model_extra == {"paceline": {"lane": "device"}}
+    assert (chunks[-1].model_extra or {})["paceline"]["degraded"] == "device_lost"
+
+
+def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["scripted", "org/second"]
+    assert client.models.retrieve("org/second").id == "org/second"
+
+
+def test_errors_become_the_clients_own_classes(client: openai.OpenAI, service: ScriptedService) -> None:
+    with pytest.raises(openai.NotFoundError) as not_found:
+        client.chat.completions.create(model="gpt-4o", messages=MESSAGES)
+    assert not_found.value.code == "model_not_found" and not_found.value.request_id is not None
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model="scripted", messages=MESSAGES, temperature=3)
+    assert bad.value.param == "temperature"
+    service.script = Script(refusal=RequestError("Full.", status=429, type="rate_limit_error"))
+    with pytest.raises(openai.RateLimitError):
+        client.chat.completions.create(model="scripted", messages=MESSAGES, stream=True)
+
+
+def test_a_failure_in_a_stream_is_raised_to_its_reader(client: openai.OpenAI, service: ScriptedService) -> None:
+    service.script = Script([Piece("a", 1), LinkClosed("The device has gone.")])
+    stream = client.chat.completions.create(model="scripted", messages=MESSAGES, stream=True)
+    with pytest.raises(openai.APIError, match="The device has gone"):
+        list(stream)
+
+
+def test_a_wrong_key_is_an_authentication_error() -> None:
+    with (
+        serving(ScriptedService(), {"right": None}) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.AuthenticationError):
+            client.models.list()
+        assert client.with_options(api_key="right").models.list().data
+
+
+@pytest.mark.anyio
+async def test_the_async_client_streams_and_waits(async_client: openai.AsyncOpenAI) -> None:
+    whole = await async_client.chat.completions.create(model="scripted", messages=MESSAGES)
+    assert whole.choices[0].message.content == "Hello there."
+    stream = await async_client.chat.completions.create(model="scripted", messages=MESSAGES, stream=True)
+    assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Hello there."
+
+
+@pytest.mark.anyio
+async def test_leaving_the_async_stream_ends_the_generation(
+    async_client: openai.AsyncOpenAI, service: ScriptedService
+) -> None:
+    from tests.api.scripted import Signal
+
+    script = service.script = Script([Piece("a", 1), Signal()])
+    stream = await async_client.chat.completions.create(model="scripted", messages=MESSAGES, stream=True)
+    async for chunk in stream:
+        if chunk.choices[0].delta.content:
+            break
+    await stream.close()
+    await script.ended.reached()
