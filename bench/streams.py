@@ -16,10 +16,11 @@ from pathlib import Path
 
 import httpx
 
-from paceline.bench.report import Claim, Options, Report
 from paceline.commands.children import Children, command, free_port
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CLOUD
+
+from .report import Claim, Options, Report
 
 NAME = "streams"
 SUMMARY = "tokens/s of 16 concurrent streams against one stream, over HTTP, on the demo cloud model"

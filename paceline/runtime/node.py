@@ -19,11 +19,12 @@ from paceline.errors import PacelineError, RequestError
 from paceline.rag.prompt import passages_text, query_of
 from paceline.rag.records import Passage
 from paceline.rag.store import DocumentStore
+from paceline.runtime.front import FrontSession, Plan
 from paceline.runtime.link import Link
 from paceline.runtime.plan import Situation, choose_strategy
 from paceline.runtime.reading import Reading, read
 from paceline.runtime.service import Citation, GenerateRequest, Readiness
-from paceline.runtime.session import FrontSession, PeerSession, Plan
+from paceline.runtime.session import PeerSession
 from paceline.runtime.worker import EngineWorker
 from paceline.strategies.machine import Side, Task, other
 from paceline.strategies.registry import STRATEGIES

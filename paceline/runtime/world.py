@@ -78,9 +78,7 @@ class World:
         self.sent: dict[str, int] = {}  # messages by tag
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
-        self.hosts = {
-            side: Host(self, side, engines[side], (decode or {}).get(side, 0.01)) for side in SIDES
-        }
+        self.hosts = {side: Host(self, side, engines[side], (decode or {}).get(side, 0.01)) for side in SIDES}
         self.front = self.hosts[job.front]
 
     def at(self, time: float, action: Callable[[], None]) -> None:

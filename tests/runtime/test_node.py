@@ -19,9 +19,9 @@ from paceline.engine.fake import FakeEngine
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime import node as node_module
 from paceline.runtime.connection import Link
+from paceline.runtime.front import FrontSession
 from paceline.runtime.node import Node
 from paceline.runtime.service import Done, GenerateRequest, Piece
-from paceline.runtime.session import FrontSession
 from paceline.strategies.machine import Side
 from paceline.strategies.registry import STRATEGIES
 from tests.runtime.test_link import Pipe, admit, pipes

@@ -13,16 +13,22 @@ from paceline.engine.contract import Engine
 from paceline.strategies.aggregate import law
 from paceline.strategies.machine import Branch, Side
 
+_KNOWN: dict[tuple[object, ...], Dist] = {}
+
 
 def side_dist(engine: Engine, branches: Sequence[Branch], prefix: Sequence[int], sampling: SamplingParams) -> Dist:
-    """One side's mixture after `prefix`, from a fresh prefill of every branch."""
+    """One side's mixture after `prefix`, from a fresh prefill of every branch. Remembered: it is asked for often."""
+    key = (engine.info.fingerprint, tuple(branches), tuple(prefix), repr(sampling))
+    if key in _KNOWN:
+        return _KNOWN[key]
     dists = []
     for index, branch in enumerate(branches):
         seq = SeqId(1_000_000 + index)
         output = engine.forward(Batch((Segment(seq, 0, (*branch.prompt, *prefix)),)))
         engine.release(seq)
         dists.append(warp(output.dists[0][-1], sampling, Counter(prefix)))
-    return mix(dists, [branch.score or 0.0 for branch in branches])
+    _KNOWN[key] = mix(dists, [branch.score or 0.0 for branch in branches])
+    return _KNOWN[key]
 
 
 def log_h(branches: Sequence[Branch]) -> float | None:

@@ -1,0 +1,199 @@
+"""The session that faces a client: one machine's tokens become text, its end the last event."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from paceline.engine.contract import TextModel
+from paceline.errors import LinkClosed, PacelineError
+from paceline.runtime.link import Link
+from paceline.runtime.service import Citation, Done, GenerateEvent, GenerateRequest, Piece, TokenLogprob
+from paceline.runtime.session import Session
+from paceline.runtime.text import AnswerText, logprobs_of
+from paceline.runtime.worker import EngineWorker
+from paceline.strategies.machine import (
+    Branch,
+    Cancelled,
+    Emit,
+    Finish,
+    LinkBack,
+    LinkLost,
+    Machine,
+    Received,
+    Retrieved,
+    Side,
+    Started,
+    other,
+)
+from paceline.wire.messages import CloseSession, DraftTokens, Found, Have, OpenSession, SessionMessage, Targets
+
+log = logging.getLogger("paceline.session")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `Node.prepare` has settled of a request before anything runs."""
+
+    request: GenerateRequest
+    side: Side
+    strategy: str
+    why: str
+    branches: tuple[Branch, ...]
+    citations: tuple[Citation, ...]  # one a branch that reads a document
+    prompt_tokens: int
+    opening: Callable[[int, tuple[int, ...], int], OpenSession]  # (session, targets, epoch)
+    missing: str | None  # the peer was wanted and is not there
+    peer_name: str | None  # whose return is worth waiting for
+
+
+class FrontSession(Session):
+    """Writes one answer for a client. `run` yields its text; closing that iterator cancels it.
+
+    The queue between machine and reader is bounded by the answer itself: `max_tokens` pieces at most.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        worker: EngineWorker,
+        plan: Plan,
+        tokenizer: TextModel,
+        link: Link | None,
+        closed: Callable[[FrontSession], None],
+    ) -> None:
+        super().__init__(machine, worker)
+        self.plan = plan
+        self.link = link
+        self._tokenizer = tokenizer
+        self._text = AnswerText(tokenizer, plan.request.stop)
+        self._closed = closed
+        self._events: asyncio.Queue[GenerateEvent | PacelineError] = asyncio.Queue()
+        self._stopped = False  # by a stop string
+        self._pending_tokens = 0
+        self._pending_logprobs: list[tuple[TokenLogprob, tuple[TokenLogprob, ...]]] = []
+        self._lane: Side | None = None
+        self._lanes: Counter[Side] = Counter()
+        self._completion_tokens = 0
+        self._degraded = plan.missing
+        self._peer_found: tuple[Citation, ...] = ()
+
+    async def run(self) -> AsyncIterator[GenerateEvent]:
+        self.deliver(Started(self._loop.time()))
+        try:
+            while True:
+                event = await self._events.get()
+                if isinstance(event, PacelineError):
+                    raise event
+                yield event
+                if isinstance(event, Done):
+                    return
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        self.deliver(Cancelled("cancelled"))
+        self._closed(self)
+
+    def fail(self, error: PacelineError) -> None:
+        super().fail(error)
+        self._events.put_nowait(error)
+
+    # ---- the link ---------------------------------------------------------------------------------------------------
+    def open(self, targets: tuple[int, ...], epoch: int) -> None:
+        try:
+            if self.link is None:
+                raise LinkClosed("the link was lost before the session was opened")
+            number = self.link.open_session(self._heard)
+            self.link.send(self.plan.opening(number, targets, epoch))
+            self._number = number
+        except LinkClosed:
+            self.link_lost()
+
+    def _heard(self, message: SessionMessage | Found | CloseSession) -> None:
+        match message:
+            case DraftTokens() | Targets() | Have():
+                self.deliver(Received(message))
+            case Found(_, passages):
+                side = other(self.plan.side)
+                self._peer_found = tuple(
+                    Citation(side, passage.document or "a private document", passage.text, passage.score)
+                    for passage in passages
+                )
+            case CloseSession(_, reason):
+                log.warning("the %s left an answer: %s", other(self.plan.side), reason)
+                self.link_lost()
+
+    def link_lost(self) -> None:
+        """The peer is gone: the answer goes on alone, if the client wants that."""
+        if self.link is not None and self._number is not None:
+            self.link.detach(self._number)
+        self.link, self._number = None, None
+        lost = f"{other(self.plan.side)}_lost"
+        if self.plan.request.on_loss == "fail":
+            self.fail(PacelineError(f"the {other(self.plan.side)} was lost, and the answer was not to go on alone"))
+            return
+        self._degraded = self._degraded or lost
+        self.deliver(LinkLost())
+
+    def link_back(self, link: Link) -> None:
+        if self.link is None and not self._driver.finished:
+            self.link = link
+            self.deliver(LinkBack())
+
+    # ---- ports ------------------------------------------------------------------------------------------------------
+    def retrieve(self) -> None:
+        self.deliver(Retrieved(self.plan.branches))
+
+    def emit(self, token: Emit) -> None:
+        if self._stopped:
+            return
+        self._completion_tokens += 1
+        self._pending_tokens += 1
+        if token.lane is not None:
+            self._lane = token.lane
+            self._lanes[token.lane] += 1
+        if self.plan.request.top_logprobs is not None and token.dist is not None:
+            self._pending_logprobs.append(
+                logprobs_of(self._tokenizer, token.token, token.dist, self.plan.request.top_logprobs)
+            )
+        text, stopped = self._text.push(token.token)
+        self._piece(text)
+        if stopped:
+            self._stopped = True
+            self.deliver(Cancelled("stop"))
+
+    def _piece(self, text: str) -> None:
+        if not text and not self._pending_logprobs:
+            return
+        self._events.put_nowait(Piece(text, self._pending_tokens, self._lane, tuple(self._pending_logprobs)))
+        self._pending_tokens, self._lane, self._pending_logprobs = 0, None, []
+
+    def finish(self, finish: Finish) -> None:
+        super().finish(finish)
+        if not self._stopped:
+            text, self._stopped = self._text.flush()
+            self._piece(text)
+        plan = self.plan
+        if finish.stats.get("alone") and self._degraded is None:
+            self._degraded = f"{other(plan.side)}_lost"
+        self._events.put_nowait(
+            Done(
+                reason="stop" if self._stopped else finish.reason,
+                prompt_tokens=plan.prompt_tokens,
+                completion_tokens=self._completion_tokens,
+                strategy=plan.strategy,
+                why=plan.why,
+                degraded=self._degraded,
+                citations=self._cited(),
+                stats=dict(finish.stats),
+            )
+        )
+
+    def _cited(self) -> tuple[Citation, ...]:
+        """The passages of the sides that decided at least one token."""
+        found = (*self.plan.citations, *self._peer_found)
+        return tuple(citation for citation in found if self._lanes[citation.side])

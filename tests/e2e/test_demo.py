@@ -1,0 +1,16 @@
+"""`paceline demo --check`: the pair that ships answers its three questions, and nothing is left running."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from paceline.commands.children import command
+
+
+@pytest.mark.timeout(180)
+def test_the_demonstration_answers_its_questions_and_ends() -> None:
+    done = subprocess.run(command("demo", "--check"), capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") == 6 and "FAIL" not in done.stdout
