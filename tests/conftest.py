@@ -1,4 +1,7 @@
-"""For every test: one thread for torch, asyncio as anyio's backend, nothing from the user's own environment."""
+"""For every test: one thread for torch, asyncio as anyio's backend, nothing from the user's own environment.
+
+Properties are checked on the same examples in every run, and a slow machine fails none of them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("paceline", deadline=None, derandomize=True, database=None)
+settings.load_profile("paceline")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two processes on two cores, not four threads
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that would download fails at once

@@ -61,6 +61,7 @@ def configure_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it logs its own debugging whatever the root says
 
 
 class HttpServer(uvicorn.Server):

@@ -58,7 +58,7 @@ class Request:
 class Steps:
     """`take` between steps only; `next` chooses a step's batch and `run` executes it.
 
-    An engine error fails the segments of that step, nothing else.
+    An engine that raises, for whatever reason, fails the segments of that step, nothing else.
     """
 
     def __init__(self, engine: Engine, *, token_budget: int = TOKEN_BUDGET) -> None:
@@ -85,7 +85,7 @@ class Steps:
             self._forget(key)  # void: whoever changed the sequence knows
         try:
             item.act(self.engine)
-        except EngineError:
+        except Exception:  # the thread must live; the sequence's next segment will be refused
             log.exception("could not change sequence %s", item.seq)
 
     def next(self) -> Scheduled | None:
@@ -101,8 +101,14 @@ class Steps:
             return answers
         try:
             output = self.engine.forward(scheduled.batch)
-        except EngineError as error:
-            log.warning("a step failed: %s", error)
+        except Exception as fault:
+            # Whatever it is, those who wait must hear of it: an answer that never comes is worse than one that fails.
+            if isinstance(fault, EngineError):
+                error = fault
+                log.warning("a step failed: %s", error)
+            else:
+                error = EngineError(f"the engine failed: {fault}")
+                log.exception("a step failed")
             failed = {piece.key for piece in scheduled.pieces}
             for piece in scheduled.pieces:  # and what was to follow them in their sequences
                 failed.update(self._scheduler.cancel(piece.segment.seq))

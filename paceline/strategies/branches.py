@@ -74,9 +74,7 @@ class Branches:
         for kept in (self._rows, self._mixed):
             for position in [position for position in kept if position > length]:
                 del kept[position]
-        return [
-            Truncate(SeqId(index), len(branch.prompt) + length) for index, branch in enumerate(self._branches)
-        ]
+        return [Truncate(SeqId(index), len(branch.prompt) + length) for index, branch in enumerate(self._branches)]
 
     def scored(self, ticket: int, dists: Sequence[Dist]) -> None:
         """A forward has been answered; a void one is ignored."""

@@ -85,14 +85,9 @@ def test_a_private_document_is_named_at_the_device_and_nowhere_else(pair: Pair) 
     said: dict[Side, str] = {}
     for side in SIDES:
         body = request("sampled", paceline={"report": True})
-        done = subprocess.run(
-            ["curl", "-s", f"{pair.url(side)}/v1/chat/completions", "-H", "content-type: application/json"]
-            + ["-d", json.dumps(body)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
+        address, kind = f"{pair.url(side)}/v1/chat/completions", "content-type: application/json"
+        command = ["curl", "-s", address, "-H", kind, "-d", json.dumps(body)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         said[side] = done.stdout
     assert "Velda" in said["device"] and "device.md" in said["device"]
     assert "Velda" not in said["cloud"] and "device.md" not in said["cloud"]

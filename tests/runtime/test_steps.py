@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from paceline.core.dist import Dist
-from paceline.core.segments import Segment, SeqId
+from paceline.core.segments import Batch, Segment, SeqId
+from paceline.engine.contract import Output
 from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
 from paceline.runtime.steps import Control, Request, Steps
@@ -85,3 +88,21 @@ def test_what_can_never_fit_is_refused_with_a_sentence() -> None:
     ask(steps, 1, 0, PROMPT, results)
     run_all(steps)
     assert isinstance(results[0], EngineError) and "memory" in str(results[0])
+
+
+def test_an_engine_that_breaks_fails_what_waits_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FakeEngine):
+        def forward(self, batch: Batch) -> Output:
+            if batch.segments[0].seq == 1:
+                raise ZeroDivisionError("a bug")
+            return super().forward(batch)
+
+    steps = Steps(Broken())
+    bad: list[Result] = []
+    good: list[Result] = []
+    ask(steps, 1, 0, PROMPT, bad)
+    run_all(steps)
+    ask(steps, 2, 0, PROMPT, good)
+    run_all(steps)
+    assert isinstance(bad[0], EngineError) and "a bug" in str(bad[0]) and "a step failed" in caplog.text
+    assert dist_of(good[0]).probs.sum() > 0.99

@@ -1,0 +1,57 @@
+# Every target works alone from a clean clone: it makes .venv first if need be.
+# pip's own configuration (PIP_INDEX_URL, PIP_FIND_LINKS, ...) decides where packages and the build of torch come from.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint types imports format wheel docs clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# One pip call each, so that torch's pin and everything that needs torch are resolved together.
+$(VENV)/.runtime: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): a few minutes the first time"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.developer: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV), with test and lint tools: a few minutes the first time"
+	@$(PIP) --editable '.[test,lint]'
+	@touch $(VENV)/.runtime $@
+
+venv: $(VENV)/.developer ## make .venv with everything a developer needs
+
+demo: $(VENV)/.runtime ## a server and a device answer three questions together; CHECK=1: check the answers and stop
+	@$(BIN)/paceline demo $(if $(CHECK),--check)
+
+test: venv ## lint, types, import contracts, all tests
+	@scripts/check
+	@scripts/test
+
+lint: venv ## ruff
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: venv ## mypy, strict
+	@$(BIN)/mypy
+
+imports: venv ## import contracts
+	@$(BIN)/lint-imports
+
+format: venv ## let ruff rewrite what it can
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+wheel: venv ## build the wheel, install it in an empty directory, run it there
+	@scripts/test tests/packaging
+
+docs: venv ## write openapi/link.md anew, from the code
+	@$(BIN)/python -m paceline.wire.describe > openapi/link.md
+
+clean: ## remove what make and the tools made
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

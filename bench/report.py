@@ -1,0 +1,132 @@
+"""What goes into a bench and what comes out: options, claims, and the report with the machine's conditions.
+
+Knows nothing of what is measured. A claim is a ratio; whether it holds is computed here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from paceline.errors import ConfigError
+
+_LIBRARIES = ("paceline", "torch", "transformers", "numpy")
+_INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user may ask of every bench."""
+
+    quick: bool = False  # the same code with fewer repetitions
+    data: Path | None = None  # folder with the evaluation sets
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A measured ratio beside its target."""
+
+    name: str
+    value: float
+    target: float
+    better: Literal["higher", "lower"]
+    paper: str | None = None  # what the paper reports for it, if it does
+
+    @property
+    def holds(self) -> bool:
+        return self.value >= self.target if self.better == "higher" else self.value <= self.target
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A bench's result. `conditions` are the bench's own; those of the machine are added when it is written."""
+
+    bench: str
+    conditions: Mapping[str, object]
+    rows: Sequence[Mapping[str, object]]
+    claims: Sequence[Claim] = ()
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "bench": self.bench,
+            "commit": commit(),
+            "conditions": machine() | dict(self.conditions),
+            "rows": [dict(row) for row in self.rows],
+            "claims": [asdict(claim) | {"holds": claim.holds} for claim in self.claims],
+        }
+
+    def write(self, file: Path) -> None:
+        file.write_text(json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def commit() -> str:
+    """The checkout's commit, with `+` when files differ from it; "unknown" outside a checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return "unknown"
+    try:
+        ask = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+        return subprocess.run(ask, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def machine() -> dict[str, object]:
+    """Where and when a bench ran. Threads and GPU are there only if torch is loaded."""
+    cpu, flags = _cpu()
+    found: dict[str, object] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "cpu": cpu,
+        "instructions": [name for name in _INSTRUCTIONS if name in flags],
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "load": round(psutil.getloadavg()[0], 2),  # other work on the machine makes every number worse
+        "python": platform.python_version(),
+    }
+    for library in _LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    if "torch" in found:
+        import torch
+
+        found["threads"] = torch.get_num_threads()
+        found["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return found
+
+
+def _cpu() -> tuple[str, frozenset[str]]:
+    """(name, instruction sets)"""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(errors="replace").splitlines() if info.is_file() else []
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    return name, frozenset((fields.get("flags") or fields.get("Features") or "").split())
+
+
+def plot_lines(report: Report, file: Path, *, x: str, ys: Sequence[str], unit: str) -> None:
+    """Lines over the rows' `x`. Raises ConfigError where matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("--plot needs matplotlib: pip install 'paceline[bench]'") from error
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for y in ys:
+        points = [(row[x], row[y]) for row in report.rows if row.get(x) is not None and row.get(y) is not None]
+        axes.plot([point[0] for point in points], [point[1] for point in points], marker="o", label=y)
+    axes.set(xlabel=x, ylabel=unit, title=f"{report.bench} at {commit()}")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.savefig(file)

@@ -1,0 +1,1 @@
+"""The command `paceline`. Programs register their own subcommands through the entry-point group `paceline.commands`."""

@@ -1,0 +1,169 @@
+"""Programs the demonstration starts: each in its own process group, its output in a file, never left behind.
+
+Knows processes, ports and `/readyz`, nothing of what the programs do. Not handled: if this process is killed with
+SIGKILL nobody is left to end its children.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from paceline.errors import PacelineError
+from paceline.settings import PREFIX
+
+if TYPE_CHECKING:
+    import httpx
+
+START_S = 60.0  # loading both models takes about 5 s on two cores
+STOP_S = 5.0
+POLL_S = 0.1
+TAIL = 25  # lines of a program's output that are shown when it fails
+
+Readiness = Mapping[str, object]
+
+
+def command(*arguments: str) -> list[str]:
+    """A `paceline` of this very interpreter."""
+    return [sys.executable, "-m", "paceline", *arguments]
+
+
+def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The user's own settings must not change the demonstration."""
+    kept = {key: value for key, value in env.items() if not key.startswith(PREFIX)}
+    return kept | {"PYTHONUNBUFFERED": "1"}
+
+
+def free_port(preferred: int, host: str = "127.0.0.1") -> int:
+    """`preferred` if nothing listens there, else any free one."""
+    for number in (preferred, 0):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, number))
+            return int(probe.getsockname()[1])
+    raise PacelineError(f"no free port on {host}: end a program that listens there")
+
+
+@dataclass(slots=True)
+class Child:
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    url: str
+
+    def tail(self) -> str:
+        """The end of what it said."""
+        lines = self.log.read_text("utf-8", "replace").splitlines()
+        return "\n".join(f"  {self.name} | {line}" for line in lines[-TAIL:])
+
+    def readiness(self, client: httpx.Client) -> Readiness | None:
+        """What /readyz says; None while it is not ready."""
+        import httpx
+
+        try:
+            answer = client.get(f"{self.url}/readyz")
+        except httpx.TransportError:
+            return None
+        return answer.json() if answer.status_code == 200 else None
+
+
+@dataclass(slots=True)
+class Children:
+    """A context that ends what was started in it."""
+
+    directory: Path  # working directory of the programs, and where their output goes
+    members: list[Child] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, name: str, arguments: Sequence[str], *, port: int) -> Child:
+        log = self.directory / f"{name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                list(arguments),
+                cwd=self.directory,  # no paceline.toml there
+                env=clean_environment(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends them in order
+            )
+        child = Child(name, process, log, f"http://127.0.0.1:{port}")
+        self.members.append(child)
+        return child
+
+    def run(self, arguments: Sequence[str]) -> str:
+        """A program that ends by itself: its standard output. Raises PacelineError with what it said if it fails."""
+        done = subprocess.run(
+            list(arguments),
+            cwd=self.directory,
+            env=clean_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=False,
+        )
+        if done.returncode:
+            raise PacelineError(f"`{' '.join(arguments[2:])}` failed: {done.stderr.strip()}")
+        return done.stdout
+
+    def wait(self, ready: Callable[[Sequence[Readiness | None]], bool], *, timeout: float = START_S) -> None:
+        """Until `ready` of what every program says at /readyz.
+
+        Raises PacelineError with the end of their output when one ends before, or time is up.
+        """
+        import httpx
+
+        deadline = time.monotonic() + timeout
+        with httpx.Client(timeout=2.0, trust_env=False) as client:
+            while not ready([child.readiness(client) for child in self.members]):
+                self.check()
+                if time.monotonic() > deadline:
+                    raise PacelineError(f"not ready after {timeout:.0f} s\n{self._tails(self.members)}")
+                time.sleep(POLL_S)
+
+    def check(self) -> None:
+        """Raises PacelineError when a program has ended by itself."""
+        if ended := [child for child in self.members if child.process.poll() is not None]:
+            codes = ", ".join(f"{child.name} ended with code {child.process.returncode}" for child in ended)
+            raise PacelineError(f"{codes}\n{self._tails(ended)}")
+
+    def stop(self) -> None:
+        """In reverse order: asked first, killed after STOP_S, with whatever they started."""
+        running = [child for child in reversed(self.members) if child.process.poll() is None]
+        for child in running:
+            _signal(child.process, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_S
+        for child in running:
+            with suppress(subprocess.TimeoutExpired):
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+        for child in self.members:
+            _signal(child.process, signal.SIGKILL)  # the group: also what the program left behind
+            child.process.wait()
+
+    @staticmethod
+    def _tails(children: Sequence[Child]) -> str:
+        return "\n".join(child.tail() for child in children)
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """To its process group, whose id is the process's own since it leads its session."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

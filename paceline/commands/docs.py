@@ -1,0 +1,190 @@
+"""`paceline docs`: one side's documents, by the same settings as the program of that side.
+
+Works on the store's files, so it needs no running program; a running one sees the change at its next search. Nothing
+here sends anything anywhere: a device's documents stay on the machine the command runs on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from paceline.errors import ConfigError
+from paceline.settings import AgentSettings, ServerSettings, resolve
+
+if TYPE_CHECKING:
+    from paceline.rag.records import Added, Progress
+    from paceline.rag.store import DocumentStore
+
+Side = Annotated[
+    Literal["cloud", "device"],
+    typer.Option("--side", help="cloud: public documents; device: private ones, which stay on this machine"),
+]
+Store = Annotated[
+    Path | None, typer.Option("--store", help="folder of the store; default: that of the side's settings")
+]
+Embedder = Annotated[
+    str | None, typer.Option("--embedder", help="minilm, hash, or a name; default: that of the side's settings")
+]
+Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; default: paceline.toml")]
+Json = Annotated[bool, typer.Option("--json", help="write JSON to standard output")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        help="Add, list, search and remove the documents of a side.",
+        epilog="Example: paceline docs add notes/ --side device",
+    )
+    group.command(epilog="Example: paceline docs add notes/ report.md --side device")(add)
+    group.command("list", epilog="Example: paceline docs list --side cloud --json")(list_)
+    group.command(epilog='Example: paceline docs search "when does the museum open" --side cloud')(search)
+    group.command(epilog="Example: paceline docs remove report.md --side device")(remove)
+    group.command(epilog="Example: paceline docs reindex --side cloud --embedder minilm")(reindex)
+    app.add_typer(group, name="docs")
+
+
+def add(
+    paths: Annotated[list[Path], typer.Argument(help="text and Markdown files, or folders of them")],
+    side: Side = "device",
+    store: Store = None,
+    embedder: Embedder = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Read files into the store. The same text again changes nothing; a new text under an old name replaces it."""
+    with opened(side, store, embedder, config) as documents:
+        results = add_with_progress(documents, paths, side)
+    if as_json:
+        _write_json(results)
+        return
+    for result in results:
+        size = f", {_counted(result.num_chunks, 'chunk')}" if result.num_chunks else ""
+        typer.echo(f"{result.status:<9} {result.name}{size}{f' ({result.note})' if result.note else ''}")
+
+
+def list_(
+    side: Side = "device",
+    store: Store = None,
+    embedder: Embedder = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """List the documents, by name."""
+    with opened(side, store, embedder, config) as documents:
+        rows = documents.documents()
+    if as_json:
+        _write_json(rows)
+        return
+    for row in rows:
+        typer.echo(f"{row.id}  {_counted(row.num_chunks, 'chunk'):>10}  {row.name}")
+    typer.echo(_counted(len(rows), "document"), err=True)
+
+
+def search(
+    query: Annotated[str, typer.Argument(help="what to look for, in words")],
+    k: Annotated[int, typer.Option("-k", min=1, help="passages at most")] = 4,
+    side: Side = "device",
+    store: Store = None,
+    embedder: Embedder = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Show the passages an answer to the query would read, best first, with their scores."""
+    with opened(side, store, embedder, config) as documents:
+        passages = documents.search(query, k)
+    if as_json:
+        _write_json(passages)
+        return
+    for passage in passages:
+        typer.echo(f"{passage.score:.3f}  {passage.document}\n{_indented(passage.text)}")
+    if not passages:
+        typer.echo("nothing is similar enough", err=True)
+
+
+def remove(
+    names: Annotated[list[str], typer.Argument(help="names or ids, as `paceline docs list` shows them")],
+    side: Side = "device",
+    store: Store = None,
+    embedder: Embedder = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Remove documents; their text and vectors leave the files. Exit code 1 if one of them was not there."""
+    with opened(side, store, embedder, config) as documents:
+        removed = {name: documents.remove(name) > 0 for name in names}
+    if as_json:
+        typer.echo(json.dumps(removed, indent=2))
+    else:
+        for name, gone in removed.items():
+            typer.echo(f"{'removed' if gone else 'not there'}  {name}")
+    if not all(removed.values()):
+        raise typer.Exit(1)
+
+
+def reindex(
+    side: Side = "device", store: Store = None, embedder: Embedder = None, config: Config = None, as_json: Json = False
+) -> None:
+    """Embed every chunk again: after another embedder was chosen."""
+    with opened(side, store, embedder, config, again=True) as documents:
+        number = documents.count()
+    if as_json:
+        typer.echo(json.dumps({"documents": number}))
+    else:
+        typer.echo(f"{_counted(number, 'document')} indexed again")
+
+
+@contextmanager
+def opened(
+    side: Literal["cloud", "device"],
+    store: Path | None,
+    embedder: str | None,
+    config: Path | None = None,
+    again: bool = False,
+) -> Iterator[DocumentStore]:
+    """The store that the side's program would open."""
+    from paceline.rag.embed import load_embedder  # here, so that `paceline --help` waits for no library
+    from paceline.rag.store import DocumentStore
+
+    flags = {"docs_dir": store, "embedder": embedder}
+    settings, _ = resolve(ServerSettings if side == "cloud" else AgentSettings, flags, os.environ, config)
+    if settings.docs_dir.exists() and not settings.docs_dir.is_dir():
+        raise ConfigError(f"{settings.docs_dir} is not a folder: give the store's folder with --store")
+    with DocumentStore.open(settings.docs_dir, load_embedder(settings.embedder), reindex=again) as documents:
+        yield documents
+
+
+def add_with_progress(store: DocumentStore, paths: Iterable[Path], side: Literal["cloud", "device"]) -> list[Added]:
+    """Add, with one bar on stderr for all files; none where stderr is not a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def tell(now: Progress) -> None:
+            done = now.file + (now.chunk / now.num_chunks if now.num_chunks else 0)
+            bar.update(task, total=now.num_files, completed=done, description=now.name)
+
+        return store.add(paths, zone=side, progress=tell)
+
+
+def _write_json(rows: Iterable[object]) -> None:
+    typer.echo(json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False))  # type: ignore[call-overload]  # dataclasses all
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"       {line}" for line in text.strip().splitlines())

@@ -1,0 +1,36 @@
+"""`paceline doctor`: can everything work here? One line per subject; exit code 1 when something will not."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.commands import checks
+from paceline.settings import SCHEMAS, resolve
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: paceline doctor --json")(doctor)
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="write JSON to standard output")] = False,
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file with settings to look at")] = None,
+) -> None:
+    """Look at the machine, the installation and the settings, and say what will not work and why."""
+    nodes = tuple(resolve(schema, {}, os.environ, config)[0] for schema in SCHEMAS)
+    found = []
+    for check in checks.run(nodes):
+        found.append(check)
+        if not as_json:
+            typer.echo(f"{check.status:<5} {check.name:<18} {check.text}")
+    failed = any(check.status == "fail" for check in found)
+    if as_json:
+        typer.echo(json.dumps({"ok": not failed, "checks": [asdict(check) for check in found]}, indent=2))
+    if failed:
+        raise typer.Exit(1)

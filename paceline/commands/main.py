@@ -1,0 +1,77 @@
+"""The root of the command `paceline`: collects subcommands, turns raised sentences into exit codes.
+
+Exit codes: 0 done, 1 the check that was asked for failed, 2 something cannot be used, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated
+
+import typer
+
+from paceline import __version__
+from paceline.commands import bench, demo, docs, doctor
+from paceline.errors import PacelineError
+
+GROUP = "paceline.commands"
+
+
+def build(programs: tuple[EntryPoint, ...] | None = None) -> typer.Typer:
+    """The whole command. A program that cannot be loaded is named on stderr, and the rest works: `doctor` must."""
+    app = typer.Typer(
+        name="paceline",
+        help="A device and a cloud write one answer together, behind OpenAI's API.",
+        epilog="Example: paceline demo",
+        no_args_is_help=True,
+        rich_markup_mode=None,  # brackets in a help text are text
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    found = tuple(entry_points(group=GROUP)) if programs is None else programs
+    if not found:
+        _say("paceline is not installed, so serve, agent and chat are missing: run `pip install -e .` in the checkout")
+    missing = []
+    for program in sorted(found, key=lambda entry: entry.name):
+        try:
+            register = program.load()
+        except ModuleNotFoundError as error:
+            if not program.module.startswith(error.name or "?"):
+                raise  # a dependency of the program, not the program itself
+            missing.append(program.name)
+        else:
+            register(app)
+    if missing:
+        _say(f"the commands of {' and '.join(missing)} are missing here: install paceline again")
+    for builtin in (docs, demo, doctor, bench):
+        builtin.register(app)
+    return app
+
+
+def main() -> None:
+    try:
+        build()()
+    except PacelineError as error:
+        _say(str(error))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"paceline {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")]
+
+
+def _root(version: Version = False) -> None:  # noqa: ARG001  # its callback has done it
+    return
+
+
+def _say(sentence: str) -> None:
+    typer.echo(f"paceline: {sentence}", err=True)

@@ -1,0 +1,280 @@
+"""One schema for flags, `PACELINE_*` variables and a TOML file, resolved once at start-up.
+
+Precedence: flag > environment > file > default. A key that nobody knows is an error that names the nearest known one.
+The file (`paceline.toml` in the working directory, or `--config`) has keys that both programs read, and the tables
+`[server]` and `[agent]` for one of them. `paceline.commands.options` makes the flags from the same fields.
+
+pydantic-settings is not used: it says neither where a value came from nor that a variable is unknown. Knows nothing of
+models, stores or the network: whether a model exists is for the engine to say.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import socket
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import ClassVar, Literal, Self, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+
+from paceline.errors import ConfigError
+
+PREFIX = "PACELINE_"
+DEFAULT_FILE = Path("paceline.toml")
+SECRETS = frozenset({"api_keys", "code"})
+DERIVED = frozenset({"state_dir", "docs_dir", "embedder", "device"})  # their default depends on the machine or a field
+
+Origins = Mapping[str, str]  # field name -> where its value came from, in words
+
+
+def state_home(side: str) -> Path:
+    """Where this side keeps its state unless told otherwise: $XDG_STATE_HOME/paceline/SIDE."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "paceline" / side
+
+
+def is_loopback(host: str) -> bool:
+    """Can only this machine reach it? Names other than localhost count as reachable: they are not looked up."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class NodeSettings(BaseModel):
+    """What both programs can be told. Frozen; paths are absolute; relations between fields have been checked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    table: ClassVar[str]  # this program's table in the file
+    side: ClassVar[str]
+
+    model: str = Field("demo", description="demo, fake, a Hugging Face name, or a directory with safetensors")
+    name: str | None = Field(None, description="name the model is served under; default: the model's own")
+    host: str = Field("127.0.0.1", description="address to listen on; keys are required unless it is loopback")
+    port: int = Field(8000, ge=0, le=65_535, description="port to listen on; 0: any free one")
+    state_dir: Path = Field(default=Path(), description="where credentials and caches are kept")
+    docs_dir: Path = Field(
+        default_factory=lambda data: data["state_dir"] / "docs",
+        description="where documents and their index are kept; default: docs in the state directory",
+    )
+    embedder: str = Field(
+        default_factory=lambda data: "hash" if data["model"] == "fake" else "minilm",
+        description="minilm, hash, or a sentence-transformers name; default: minilm (hash when the model is fake)",
+    )
+    backend: Literal["auto", "hf", "paged"] = Field("auto", description="engine that runs the model")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="number format of the weights")
+    threads: int | None = Field(None, ge=1, description="CPU threads of the engine; default: torch's choice")
+    api_keys: tuple[str, ...] = Field(
+        (), repr=False, description="keys clients must send, as KEY, or KEY=DEVICE to bind a key to a device"
+    )
+    emulate: str | None = Field(
+        None, description="emulated link: rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01; default: the link as it is"
+    )
+    documents: int = Field(2, ge=0, le=64, description="passages each side reads per request, unless the request says")
+    max_tokens_default: int | None = Field(
+        None, ge=1, description="tokens written when a request sets no limit; default: up to the context"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """A variable holds several keys with commas between them."""
+        parts = [value] if isinstance(value, str) else value
+        if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
+            return tuple(key.strip() for part in parts for key in part.split(",") if key.strip())
+        return value
+
+    @field_validator("state_dir", "docs_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _needs_keys(self) -> Self:
+        if not is_loopback(self.host) and not self.api_keys:
+            raise ValueError(
+                f"host {self.host} can be reached from other machines, so api_keys must hold at least one key "
+                "(or listen on 127.0.0.1)"
+            )
+        return self
+
+
+class ServerSettings(NodeSettings):
+    """`paceline serve`."""
+
+    table = "server"
+    side = "cloud"
+
+    state_dir: Path = Field(
+        default_factory=lambda: state_home("cloud"),
+        description="where credentials and caches are kept; default: $XDG_STATE_HOME/paceline/cloud",
+    )
+
+
+class AgentSettings(NodeSettings):
+    """`paceline agent`."""
+
+    table = "agent"
+    side = "device"
+
+    port: int = Field(8001, ge=0, le=65_535, description="port to listen on; 0: any free one")
+    state_dir: Path = Field(
+        default_factory=lambda: state_home("device"),
+        description="where credentials and caches are kept; default: $XDG_STATE_HOME/paceline/device",
+    )
+    cloud: str | None = Field(None, description="URL of the server, as http://HOST:PORT; default: none, alone")
+    device: str = Field(
+        default_factory=socket.gethostname, min_length=1, description="this device's name; default: the host's"
+    )
+    code: str | None = Field(
+        None, repr=False, description="one-time enrolment code, from `paceline devices add` at the server"
+    )
+    insecure: bool = Field(False, description="allow an unencrypted link to a server on another machine")
+
+    @field_validator("cloud")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        url = urlsplit(value)
+        if url.scheme not in ("http", "https", "ws", "wss") or not url.hostname:
+            raise ValueError("must be a URL such as http://127.0.0.1:8000 or https://example.org")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _encrypted(self) -> Self:
+        url = urlsplit(self.cloud or "")
+        if self.cloud and url.scheme in ("http", "ws") and not is_loopback(url.hostname or "") and not self.insecure:
+            raise ValueError(
+                f"the link to {self.cloud} would not be encrypted: use an https URL, or set insecure if the network "
+                "is your own"
+            )
+        return self
+
+
+SCHEMAS: tuple[type[NodeSettings], ...] = (ServerSettings, AgentSettings)
+Settings = TypeVar("Settings", bound=NodeSettings)
+
+
+def resolve(
+    cls: type[Settings], flags: Mapping[str, object], env: Mapping[str, str], file: Path | None = None
+) -> tuple[Settings, Origins]:
+    """The settings, and for each field where it came from.
+
+    `flags` may hold None for what was not given. `file` None: $PACELINE_CONFIG, else `paceline.toml` if there is one.
+    Raises ConfigError with a sentence that names the key, its origin and what would be accepted.
+    """
+    if file is None and env.get(f"{PREFIX}CONFIG"):
+        file = Path(env[f"{PREFIX}CONFIG"])
+    values: dict[str, object] = {}
+    origins = dict.fromkeys(cls.model_fields, "default")
+    for source in (_from_file(cls, file), _from_env(cls, env), _from_flags(cls, flags)):  # later ones win
+        for key, (value, origin) in source.items():
+            values[key], origins[key] = value, origin
+    try:
+        return cls.model_validate(values), origins
+    except ValidationError as error:
+        raise ConfigError(_sentence(error, origins)) from None
+
+
+def describe(settings: NodeSettings, origins: Origins) -> list[str]:
+    """One line per setting for the start of the log: name, value and origin, secrets masked."""
+    width = max(len(key) for key in type(settings).model_fields)
+    return [
+        f"{key:<{width}} = {_shown(key, getattr(settings, key))}  ({origins[key]})"
+        for key in type(settings).model_fields
+    ]
+
+
+def field_default(key: str, info: FieldInfo) -> str | None:
+    """How `--help` shows the default; None where the description says it."""
+    if key in DERIVED or info.default in (None, (), False):
+        return None
+    return str(info.default)
+
+
+def _shown(key: str, value: object) -> str:
+    if key in SECRETS and value:
+        return f"({len(value)} set)" if isinstance(value, tuple) else "(set)"
+    if value is None or value == ():
+        return "(none)"
+    return str(value)
+
+
+_Source = dict[str, tuple[object, str]]  # field -> (value, origin)
+
+
+def _from_flags(cls: type[NodeSettings], flags: Mapping[str, object]) -> _Source:
+    _refuse_unknown(flags, set(cls.model_fields), "flag")
+    return {
+        key: (value, f"flag --{key.replace('_', '-')}") for key, value in flags.items() if value not in (None, [], ())
+    }
+
+
+def _from_env(cls: type[NodeSettings], env: Mapping[str, str]) -> _Source:
+    """Variables of the other program are left to it: both may share one environment. Empty counts as not set."""
+    ours = {key.removeprefix(PREFIX).lower(): key for key in env if key.startswith(PREFIX)}
+    ours.pop("config", None)
+    _refuse_unknown(ours, _known(), "environment variable", spelt=lambda key: f"{PREFIX}{key.upper()}")
+    return {
+        key: (env[name], f"environment {name}") for key, name in ours.items() if key in cls.model_fields and env[name]
+    }
+
+
+def _from_file(cls: type[NodeSettings], file: Path | None) -> _Source:
+    path = file or DEFAULT_FILE
+    if file is None and not path.is_file():
+        return {}
+    try:
+        with path.open("rb") as stream:
+            content = tomllib.load(stream)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}") from None
+    values: _Source = {}
+    tables = {schema.table: content.pop(schema.table, {}) for schema in SCHEMAS}
+    _refuse_unknown(content, _known() | set(tables), f"key in {path}")
+    values |= {key: (value, f"file {path}") for key, value in content.items() if key in cls.model_fields}
+    for schema in SCHEMAS:
+        table = tables[schema.table]
+        if not isinstance(table, dict):
+            raise ConfigError(f"{schema.table} in {path} must be a table: [{schema.table}]")
+        _refuse_unknown(table, set(schema.model_fields), f"key in [{schema.table}] of {path}")
+        if schema is cls:
+            values |= {key: (value, f"file {path} [{schema.table}]") for key, value in table.items()}
+    return values
+
+
+def _known() -> set[str]:
+    return {key for schema in SCHEMAS for key in schema.model_fields}
+
+
+def _refuse_unknown(
+    keys: Iterable[str], known: set[str], what: str, spelt: Callable[[str], str] = lambda key: key
+) -> None:
+    for key in keys:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)  # 0: always name one
+            raise ConfigError(f"unknown {what} {spelt(key)}: did you mean {spelt(near[0])}?")
+
+
+def _sentence(error: ValidationError, origins: Origins) -> str:
+    """The first fault that is not a consequence of another, as a sentence."""
+    faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
+    fault = faults[0]
+    message = fault["msg"].removeprefix("Value error, ")
+    if not fault["loc"]:
+        return message
+    key = str(fault["loc"][0])
+    shown = "(hidden)" if key in SECRETS else repr(fault["input"])
+    return f"{key} = {shown} ({origins[key]}) cannot be used: {message[:1].lower()}{message[1:]}"

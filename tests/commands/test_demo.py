@@ -1,0 +1,110 @@
+"""The demonstration's own parts; the whole of it runs in tests/e2e."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+
+from paceline.commands import demo
+from paceline.commands.children import Child, Readiness, free_port
+from paceline.commands.questions import Answer, Question
+from paceline.errors import PacelineError
+
+QUESTION = Question("When?", ("nine",), ("cloud",))
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Child:
+    """Of a program that has said something and ended."""
+    log = tmp_path / "cloud.log"
+    log.write_text("out of memory\n")
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return Child("cloud", process, log, f"http://127.0.0.1:{free_port(0)}")
+
+
+def said(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("readiness", "expected"),
+    [
+        ([{"linked": True}, {"linked": True}], True),
+        ([{"linked": True}, {"linked": False}], False),
+        ([{"linked": True}, {}], False),
+        ([{"linked": True}, None], False),
+    ],
+)
+def test_both_sides_must_see_the_other(readiness: list[Readiness | None], expected: bool) -> None:
+    assert demo.linked(readiness) is expected
+
+
+def test_a_request_that_fails_is_a_fault_shown_with_the_programs_output(console: Console, child: Child) -> None:
+    assert demo._put(console, child, QUESTION, check=True)
+    assert "FAIL: the request to http://127.0.0.1" in said(console)
+    assert "cloud | out of memory" in said(console)
+
+
+@pytest.mark.parametrize(
+    ("text", "check", "verdict"),
+    [("at nine", True, "PASS"), ("at ten", True, "FAIL: 'nine' is not in the answer"), ("at ten", False, None)],
+)
+def test_an_answer_is_judged_only_if_asked_to(
+    console: Console, child: Child, monkeypatch: pytest.MonkeyPatch, text: str, check: bool, verdict: str | None
+) -> None:
+    answer = Answer([(text, "cloud")], [("cloud", "museum.md")], "aggregate")
+
+    def ask(_client: object, _question: str, show: object) -> Answer:
+        assert callable(show)
+        show(text, "cloud")
+        return answer
+
+    monkeypatch.setattr(demo, "ask", ask)
+    wrong = demo._put(console, child, QUESTION, check=check)
+    assert wrong is (verdict is not None and verdict != "PASS")
+    assert text in said(console)
+    assert (verdict in said(console)) if verdict else "FAIL" not in said(console)
+
+
+def test_the_state_is_removed_or_kept_as_asked(console: Console) -> None:
+    with demo._state_directory(console, keep=False) as gone:
+        (gone / "file").write_text("x")
+    assert not gone.exists()
+    with pytest.raises(PacelineError), demo._state_directory(console, keep=True) as kept:
+        raise PacelineError("anything")
+    assert kept.is_dir()
+    assert str(kept) in said(console)
+    kept.rmdir()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_in_order_and_the_handlers_are_put_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(typer.Exit) as end, demo._ended_by_signals():
+        os.kill(os.getpid(), number)
+        signal.pause()
+    assert end.value.exit_code == 128 + number
+    assert signal.getsignal(number) is before
+
+
+def test_an_answer_that_does_not_end_is_given_up() -> None:
+    with pytest.raises(PacelineError, match=r"no whole answer within 0\.01 s"), demo._within(0.01):
+        signal.pause()
+    with demo._within(60):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

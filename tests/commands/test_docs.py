@@ -1,0 +1,99 @@
+"""`paceline docs` against the real store, with the embedder that needs no model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline.commands.main import build
+from paceline.errors import ConfigError
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "museum.md").write_text("# Museum\n\nThe museum of Harl opens at nine in the morning.")
+    (folder / "cats.txt").write_text("Cats sleep most of the day.")
+    (folder / "picture.png").write_bytes(b"\x89PNG")
+    return folder
+
+
+def docs(*arguments: str) -> Result:
+    return CliRunner().invoke(build(()), ["docs", *arguments])
+
+
+def in_hash(*arguments: str) -> Result:
+    return docs(*arguments, "--embedder", "hash")
+
+
+def test_added_documents_are_listed_found_and_removed(notes: Path) -> None:
+    added = in_hash("add", str(notes), "--json")
+    assert {each["name"]: each["status"] for each in json.loads(added.stdout)} == {
+        "museum.md": "added",
+        "cats.txt": "added",
+        "picture.png": "skipped",
+    }
+    assert [each["name"] for each in json.loads(in_hash("list", "--json").stdout)] == ["cats.txt", "museum.md"]
+    found = json.loads(in_hash("search", "when does the museum of Harl open", "--json").stdout)
+    assert found[0]["document"] == "museum.md"
+    assert in_hash("remove", "museum.md").output.splitlines() == ["removed  museum.md"]
+    assert [each["name"] for each in json.loads(in_hash("list", "--json").stdout)] == ["cats.txt"]
+
+
+def test_without_json_people_can_read_it(notes: Path) -> None:
+    assert "added     museum.md, 1 chunk" in in_hash("add", str(notes)).stdout
+    assert "unchanged museum.md" in in_hash("add", str(notes)).stdout
+    assert "museum.md" in in_hash("list").stdout
+    assert "opens at nine" in in_hash("search", "museum of Harl opens").stdout
+    assert "nothing is similar enough" in in_hash("search", "zzz").output
+    assert "2 documents indexed again" in in_hash("reindex").stdout
+
+
+def test_the_sides_have_stores_of_their_own_and_private_is_the_default(notes: Path, own_state_directory: Path) -> None:
+    in_hash("add", str(notes / "cats.txt"))
+    in_hash("add", str(notes / "museum.md"), "--side", "cloud")
+    listed = {side: json.loads(in_hash("list", "--side", side, "--json").stdout) for side in ("cloud", "device")}
+    assert [(each["name"], each["zone"]) for each in listed["cloud"]] == [("museum.md", "cloud")]
+    assert [(each["name"], each["zone"]) for each in listed["device"]] == [("cats.txt", "device")]
+    assert (own_state_directory / "paceline" / "device" / "docs").is_dir()
+
+
+def test_the_store_of_the_settings_is_used_and_a_flag_beats_it(
+    notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_DOCS_DIR", str(tmp_path / "one"))
+    in_hash("add", str(notes))
+    in_hash("add", str(notes), "--store", str(tmp_path / "two"))
+    assert (tmp_path / "one").is_dir()
+    assert (tmp_path / "two").is_dir()
+    (tmp_path / "paceline.toml").write_text("embedder = 'hash'")
+    assert len(json.loads(docs("list", "--json").stdout)) == 2
+
+
+def test_removing_what_is_not_there_is_exit_code_one(notes: Path) -> None:
+    in_hash("add", str(notes))
+    result = in_hash("remove", "nobody.md", "cats.txt", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == {"nobody.md": False, "cats.txt": True}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("add", "nowhere.md"), ("list", "--store", "notes/cats.txt"), ("list", "--config", "nowhere.toml")],
+)
+def test_what_cannot_be_read_is_a_sentence(notes: Path, arguments: tuple[str, ...]) -> None:  # noqa: ARG001  # makes files
+    result = in_hash(*arguments)
+    assert isinstance(result.exception, ConfigError)
+
+
+def test_a_store_of_another_embedder_is_refused_until_it_is_indexed_again(notes: Path) -> None:
+    in_hash("add", str(notes))
+    assert isinstance(docs("list", "--embedder", "minilm").exception, ConfigError)
+    assert docs("reindex", "--embedder", "minilm", "--json").exit_code == 0
+    found = json.loads(docs("search", "how long do cats sleep", "--json").stdout)
+    assert found[0]["document"] == "cats.txt"

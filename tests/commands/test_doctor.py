@@ -1,0 +1,102 @@
+"""`paceline doctor`: what it finds, and that one failure hides nothing else."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.commands import checks
+from paceline.commands.main import build
+from paceline.errors import ConfigError
+from paceline.settings import SCHEMAS, NodeSettings, resolve
+
+EXPECTED = {"python", "packages", "torch", "processor", "memory", "embedder", "demo cloud model", "demo device model"}
+
+
+def nodes(**flags: object) -> tuple[NodeSettings, ...]:
+    return tuple(resolve(schema, flags, {})[0] for schema in SCHEMAS)
+
+
+@pytest.fixture(autouse=True)
+def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_whole_installation_passes_and_every_subject_is_reported() -> None:
+    result = CliRunner().invoke(build(()), ["doctor", "--json"])
+    report = json.loads(result.stdout)
+    found = {check["name"]: check for check in report["checks"]}
+    assert set(found) >= EXPECTED | {f"{side} {what}" for side in ("cloud", "device") for what in ("state", "port")}
+    failed = [check for check in found.values() if check["status"] == "fail"]
+    assert (report["ok"], result.exit_code, failed) == (True, 0, [])
+    assert "fingerprint" in found["demo cloud model"]["text"]
+
+
+def test_people_get_one_line_per_subject() -> None:
+    lines = CliRunner().invoke(build(()), ["doctor"]).stdout.splitlines()
+    assert len(lines) >= len(EXPECTED)
+    assert all(line.split()[0] in ("ok", "warn", "fail") for line in lines)
+
+
+def test_a_missing_model_fails_with_what_to_do_and_the_rest_is_still_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.models.CLOUD", tmp_path / "gone")
+    result = CliRunner().invoke(build(()), ["doctor", "--json"])
+    found = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    assert result.exit_code == 1
+    assert (found["demo cloud model"]["status"], found["python"]["status"]) == ("fail", "ok")
+    assert "install paceline again" in found["demo cloud model"]["text"]
+    assert len(found) > len(EXPECTED)
+
+
+def test_a_taken_port_is_a_warning_that_names_it() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        status, text = checks.port("127.0.0.1", taken.getsockname()[1])
+    assert status == "warn"
+    assert "choose another" in text
+
+
+def test_a_free_port_is_fine() -> None:
+    assert checks.port("127.0.0.1", 0)[0] == "ok"
+
+
+def test_a_state_directory_that_others_can_read_is_a_warning(tmp_path: Path) -> None:
+    private, public = tmp_path / "private", tmp_path / "public"
+    private.mkdir(mode=0o700)
+    public.mkdir()
+    public.chmod(0o755)
+    assert checks.state_directory(private) == ("ok", f"{private}, mode 700")
+    assert checks.state_directory(public)[0] == "warn"
+    assert checks.state_directory(tmp_path / "not" / "yet") == ("ok", f"{tmp_path}/not/yet will be made")
+
+
+def test_what_raises_has_failed_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> checks.Found:
+        raise ConfigError("no memory at all")
+
+    monkeypatch.setattr(checks, "memory", broken)
+    found = {check.name: check for check in checks.run(nodes())}
+    assert found["memory"] == checks.Check("memory", "fail", "no memory at all")
+    assert "device port" in found
+
+
+def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "requires", lambda _: ["typer>=99", "nothing-like-it>=1", "pytest; extra == 'test'"])
+    status, text = checks.packages()
+    assert status == "fail"
+    assert "is not >=99" in text
+    assert "nothing-like-it>=1 is missing" in text
+    assert "pytest" not in text
+
+
+def test_settings_that_cannot_be_used_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_PORT", "eighty")
+    result = CliRunner().invoke(build(()), ["doctor"])
+    assert isinstance(result.exception, ConfigError)

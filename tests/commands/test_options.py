@@ -1,0 +1,72 @@
+"""Flags made from a settings class: each field has one, and what was not given is left to the other sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from paceline.commands.options import options
+from paceline.errors import ConfigError
+from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, Origins, describe
+
+
+def app_of(schema: type[NodeSettings]) -> typer.Typer:
+    app = typer.Typer(rich_markup_mode=None)
+
+    @app.command()
+    @options(schema)
+    def run(settings: NodeSettings, origins: Origins) -> None:
+        """Show them."""
+        for line in describe(settings, origins):
+            typer.echo(line)
+
+    return app
+
+
+@pytest.fixture(autouse=True)
+def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_every_field_has_a_flag_that_names_its_variable(schema: type[NodeSettings]) -> None:
+    shown = " ".join(CliRunner().invoke(app_of(schema), ["--help"], terminal_width=400).output.split())
+    for key in schema.model_fields:
+        assert f"--{key.replace('_', '-')} " in shown
+        assert f"[PACELINE_{key.upper()}]" in shown
+    assert "Show them." in shown
+    assert "--config" in shown
+
+
+def test_flags_of_every_kind_arrive_with_their_origin(tmp_path: Path) -> None:
+    arguments = ["--port", "9", "--api-keys", "a", "--api-keys", "b,c", "--insecure", "--backend", "hf"]
+    arguments += ["--state-dir", str(tmp_path / "state")]
+    lines = CliRunner().invoke(app_of(AgentSettings), arguments).output.splitlines()
+    shown = {line.split()[0]: line.split("= ", 1)[1] for line in lines}
+    assert shown["port"] == "9  (flag --port)"
+    assert shown["api_keys"] == "(3 set)  (flag --api-keys)"
+    assert shown["insecure"] == "True  (flag --insecure)"
+    assert shown["backend"] == "hf  (flag --backend)"
+    assert shown["state_dir"] == f"{tmp_path}/state  (flag --state-dir)"
+    assert shown["dtype"] == "auto  (default)"
+
+
+def test_a_flag_can_say_no_to_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_INSECURE", "true")
+    shown = CliRunner().invoke(app_of(AgentSettings), ["--no-insecure"]).output
+    assert "False  (flag --insecure)" in shown
+
+
+def test_a_file_can_be_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[agent]\nport = 77")
+    shown = CliRunner().invoke(app_of(AgentSettings), ["--config", "mine.toml"]).output
+    assert "77  (file mine.toml [agent])" in shown
+
+
+def test_what_cannot_be_used_is_an_error_before_anything_runs() -> None:
+    assert "is not one of" in CliRunner().invoke(app_of(AgentSettings), ["--backend", "vulkan"]).output
+    result = CliRunner().invoke(app_of(AgentSettings), ["--host", "0.0.0.0"])
+    assert isinstance(result.exception, ConfigError)

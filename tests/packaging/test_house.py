@@ -1,0 +1,80 @@
+"""What linters do not know: sizes of files, imports inside the programs, what must not stand in the repository."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("paceline", "server", "device_agent", "client", "bench")
+PROGRAMS = ("server", "device_agent", "client")
+MAX_LINES = 500
+MODULES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill"}
+UNSAFE_CALLS = re.compile(r"torch\.load\(|(?<![.\w])(eval|exec)\(|trust_remote_code=True|yaml\.load\(")
+
+
+def name(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def imports(tree: ast.Module) -> set[str]:
+    """Absolute ones, by the first part of their name."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("file", MODULES, ids=name)
+def test_a_module_is_short_says_what_it_is_and_loads_nothing_unsafe(file: Path) -> None:
+    text = file.read_text("utf-8")
+    tree = ast.parse(text)
+    assert len(text.splitlines()) <= MAX_LINES
+    assert ast.get_docstring(tree), "a module says what it is"
+    assert not imports(tree) & UNSAFE_MODULES
+    assert not UNSAFE_CALLS.search(text)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_imports_itself_relatively_and_no_other(program: str) -> None:
+    for file in (ROOT / program).rglob("*.py"):
+        assert not imports(ast.parse(file.read_text("utf-8"))) & set(PROGRAMS), name(file)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert imports(ast.parse((ROOT / "paceline" / "__init__.py").read_text("utf-8"))) <= {"__future__"}
+
+
+def declared(*extras: str) -> set[str]:
+    """Names of the distributions that pyproject.toml asks for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = project["dependencies"] + [line for extra in extras for line in project["optional-dependencies"][extra]]
+    return {canonicalize_name(Requirement(line).name) for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("folders", "extras"), [(PACKAGES, ("bench",)), (("tests",), ("test",))], ids=["packages", "tests"]
+)
+def test_every_library_that_is_imported_is_asked_for(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
+    installed = packages_distributions()
+    own = {*PACKAGES, "tests"} | set(sys.stdlib_module_names)
+    missing = {
+        (library, name(file))
+        for folder in folders
+        for file in (ROOT / folder).rglob("*.py")
+        for library in imports(ast.parse(file.read_text("utf-8"))) - own
+        if not {canonicalize_name(each) for each in installed.get(library, [library])} & declared(*extras)
+    }
+    assert not missing

@@ -1,0 +1,118 @@
+"""What users install: the wheel, in an environment and a directory that hold nothing of the repository.
+
+The environment borrows this one's dependencies, so that the check takes seconds; `paceline` itself comes from the
+wheel alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAPPED = {name: f"paceline/{name}" for name in ("server", "device_agent", "client", "bench")}
+BROUGHT = ("paceline", *MAPPED, "pyproject.toml", "README.md", "LICENSE")
+IMPORT_ALL = """
+import importlib, json, pkgutil, sys, paceline
+names = [info.name for info in pkgutil.walk_packages(paceline.__path__, "paceline.")]
+optional = []
+for name in names:
+    if name.endswith("__main__"):
+        continue  # runs the command
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name.startswith("paceline"):
+            raise
+        optional.append(error.name)
+print(json.dumps({"modules": names, "file": paceline.__file__, "missing": optional}))
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, check=False
+    )
+
+
+def sources() -> Iterator[str]:
+    """Every file of the packages, by its place in the wheel."""
+    for top in ("paceline", *MAPPED):
+        for file in (ROOT / top).rglob("*"):
+            relative = file.relative_to(ROOT / top).as_posix()
+            if file.is_file() and "__pycache__" not in file.parts:
+                yield f"{MAPPED.get(top, top)}/{relative}"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: setuptools leaves files beside what it builds."""
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    for name in BROUGHT:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, source / name)
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
+    done = run(*pip, "--wheel-dir", built, source, cwd=source)
+    assert done.returncode == 0, done.stderr
+    (found,) = built.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment in which the wheel is installed, and the checkout is not."""
+    environment = tmp_path_factory.mktemp("environment")
+    venv.create(environment, with_pip=False, symlinks=True)
+    interpreter = environment / "bin" / "python"
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
+    pip = (sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet", "--no-deps", "--no-index")
+    done = run(*pip, wheel, cwd=environment)
+    assert done.returncode == 0, done.stderr
+    # A .pth line that is a path is read for modules but not for further .pth files: this environment's editable
+    # installation of the checkout stays out.
+    (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return interpreter
+
+
+def test_the_wheel_holds_every_module_and_data_file_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    expected = {name for name in sources() if not name.startswith("paceline/bench/") or name.endswith(".py")}
+    assert held == expected
+
+
+def test_every_module_can_be_imported_and_none_claims_the_names_of_the_programs(python: Path, tmp_path: Path) -> None:
+    done = run(python, "-c", IMPORT_ALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["file"].startswith(str(python.parents[1]))
+    assert {"paceline.server", "paceline.device_agent", "paceline.client", "paceline.bench"} <= set(said["modules"])
+    assert set(said["missing"]) <= {"matplotlib"}, "only the extras may be missing"
+    for name in MAPPED:
+        assert "ModuleNotFoundError" in run(python, "-c", f"import {name}", cwd=tmp_path).stderr
+
+
+def test_the_command_runs_in_an_empty_directory(python: Path, tmp_path: Path) -> None:
+    command = python.with_name("paceline")
+    shown = run(command, "--help", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stderr == ""
+    for name in ("serve", "agent", "chat", "docs", "devices", "doctor", "demo", "bench"):
+        assert f"\n  {name} " in shown.stdout
+    doctor = run(command, "doctor", "--json", cwd=tmp_path)
+    failed = [check for check in json.loads(doctor.stdout)["checks"] if check["status"] == "fail"]
+    assert (doctor.returncode, failed) == (0, [])
+    assert list(tmp_path.iterdir()) == [], "looking must leave nothing behind"
