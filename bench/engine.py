@@ -1,0 +1,211 @@
+"""How long one forward takes: `paged` beside transformers' own forward, in turns, on a random-weight 0.5B model.
+
+Claims: a one-row forward at least 1.5 times as fast as transformers', and 16 rows at most 1.3 times one row. Both
+sides end at the scores of all rows; what turning them into distributions adds is reported as `distributions_ms`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from transformers import DynamicCache, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from paceline.core.segments import Batch, Segment, SeqId
+from paceline.engine.contract import ModelInfo
+from paceline.engine.paged import PagedEngine, paged_engine
+from paceline.engine.scores import dists
+from paceline.errors import EngineError
+
+from .report import Claim, Options, Report, plot_lines
+
+NAME: Final = "engine"
+SUMMARY: Final = "ms per forward at 1-64 rows, and GB/s beside a plain copy's; baseline: transformers"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Sizes are those of Qwen2.5-0.5B unless a test says otherwise."""
+
+    rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
+    rounds: int = 15
+    prefix: int = 128  # rows cached before each timed forward
+    layers: int = 24
+    hidden: int = 896
+    inner: int = 4864
+    heads: int = 14
+    kv_heads: int = 2
+    vocab: int = 151936
+    dtype: torch.dtype = torch.bfloat16
+    copied: int = 1 << 28  # bytes of the plain copy: more than any cache holds
+
+
+QUICK = Workload(rows=(1, 4, 16), rounds=5)
+
+
+def run(options: Options, workload: Workload | None = None) -> Report:
+    """Times are medians. Data sets are not used: speed does not depend on weights."""
+    load = workload or (QUICK if options.quick else Workload())
+    model = _model(load)
+    device = model.device
+    weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    theirs = _Transformers(copy.deepcopy(model), load)
+    ours = _Paged(model, load)
+    copy_rate = _copy_rate(load.copied, device)
+    measured: dict[int, dict[str, float]] = {}
+    for rows in load.rows:
+        calls = [partial(theirs.forward, rows), partial(ours.forward, rows), partial(ours.distributions, rows)]
+        plain, paged, whole = _in_turns(calls, load.rounds, device)
+        measured[rows] = {
+            "rows": rows,
+            "transformers_ms": plain.median,
+            "transformers_low_ms": plain.low,
+            "transformers_high_ms": plain.high,
+            "paged_ms": paged.median,
+            "paged_low_ms": paged.low,
+            "paged_high_ms": paged.high,
+            "times_faster": plain.median / paged.median,
+            "distributions_ms": max(0.0, whole.median - paged.median),
+            "weights_gb_per_s": weight_bytes / paged.median / 1e6,
+            "copy_gb_per_s": copy_rate,
+        }
+    claims = [
+        Claim("engine.vs_transformers", measured[1]["times_faster"], 1.5, "higher"),
+        Claim("engine.rows16_vs_row1", measured[16]["paged_ms"] / measured[1]["paged_ms"], 1.3, "lower"),
+    ]
+    conditions = {
+        "model": f"random Qwen2, hidden {load.hidden}, {load.layers} layers, vocabulary {load.vocab}",
+        "dtype": str(load.dtype).removeprefix("torch."),
+        "weights_mb": round(weight_bytes / 1e6),
+        "cached_rows": load.prefix,
+        "statistic": f"median of {load.rounds} rounds",
+        "transformers_attention": str(theirs.attention),
+        "copy_counts": "bytes read and bytes written",
+        "clock": "real",
+        "quick": options.quick,
+    }
+    return Report(NAME, conditions, list(measured.values()), claims)
+
+
+def plot(report: Report, file: Path) -> None:
+    plot_lines(report, file, x="rows", ys=("transformers_ms", "paged_ms"), unit="ms per forward")
+
+
+def _model(load: Workload) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=load.vocab,
+        hidden_size=load.hidden,
+        intermediate_size=load.inner,
+        num_hidden_layers=load.layers,
+        num_attention_heads=load.heads,
+        num_key_value_heads=load.kv_heads,
+        tie_word_embeddings=True,
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(load.dtype)
+    try:
+        model = Qwen2ForCausalLM(config)  # its attention is sdpa
+    finally:
+        torch.set_default_dtype(before)
+    model.train(False)
+    model.requires_grad_(False)
+    torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
+    return model
+
+
+class _Transformers:
+    """The model's own forward with its own cache."""
+
+    def __init__(self, model: PreTrainedModel, load: Workload) -> None:
+        self._model, self._cache = model, DynamicCache()
+        self.attention = model.config._attn_implementation
+        self._ids = torch.arange(max(*load.rows, load.prefix), device=model.device)[None] % load.vocab
+        with torch.inference_mode():
+            model(input_ids=self._ids[:, : load.prefix], past_key_values=self._cache, use_cache=True)
+
+    def forward(self, rows: int) -> None:
+        with torch.inference_mode():
+            self._model(input_ids=self._ids[:, :rows], past_key_values=self._cache, use_cache=True)
+        self._cache.crop(-rows)
+
+
+class _Paged:
+    def __init__(self, model: PreTrainedModel, load: Workload) -> None:
+        info = ModelInfo("bench", "", load.vocab, 4096, str(load.dtype), "paged")
+        engine = paged_engine(model, info, kv_rows=1024)
+        if not isinstance(engine, PagedEngine):
+            raise EngineError(f"paged does not serve the bench's model: {engine}")
+        self._engine, self._seq, self._prefix, self._vocab = engine, SeqId(0), load.prefix, load.vocab
+        engine.forward(Batch((Segment(self._seq, 0, tuple(i % load.vocab for i in range(load.prefix))),)))
+
+    def _scores(self, rows: int) -> torch.Tensor:
+        tokens = tuple(i % self._vocab for i in range(rows))
+        scores = self._engine.scores(Batch((Segment(self._seq, self._prefix, tokens, logits="all"),)))
+        self._engine.truncate(self._seq, self._prefix)
+        return scores
+
+    def forward(self, rows: int) -> None:
+        self._scores(rows)
+
+    def distributions(self, rows: int) -> None:
+        dists(self._scores(rows))
+
+
+class _Taken(NamedTuple):
+    """Milliseconds"""
+
+    median: float
+    low: float
+    high: float
+
+
+def _in_turns(calls: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[_Taken]:
+    """What each call takes. One of each per round, so that a change of the machine's pace meets all."""
+    taken: list[list[float]] = [[] for _ in calls]
+    for turn in range(rounds + 1):
+        for times, call in zip(taken, calls, strict=True):
+            begin = time.perf_counter()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            if turn:  # the first round warms up
+                times.append(1e3 * (time.perf_counter() - begin))
+    return [_Taken(statistics.median(times), min(times), max(times)) for times in taken]
+
+
+def _copy_rate(size: int, device: torch.device) -> float:
+    """GB/s of copying `size` bytes, read and written bytes together."""
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    into = torch.empty_like(source)
+    (taken,) = _in_turns([lambda: into.copy_(source)], 5, device)
+    return 2 * source.numel() / taken.median / 1e6
+
+
+def main() -> None:
+    """`python -m bench.engine [--quick] [--json FILE] [--plot FILE]`; `paceline bench engine` does the same."""
+    parser = argparse.ArgumentParser(description=SUMMARY)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the graph there")
+    asked = parser.parse_args()
+    report = run(Options(quick=asked.quick))
+    if asked.json:
+        report.write(asked.json)
+    if asked.plot:
+        plot(report, asked.plot)
+    sys.stdout.write(json.dumps(report.to_json(), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Runs transformers: the engine contract (`contract`), its implementations, and the tokenizer."""

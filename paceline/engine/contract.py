@@ -1,0 +1,111 @@
+"""What every engine is: the contract that `tests/engine/test_laws.py` holds `fake`, `hf`, `paged` and stages to.
+
+Six laws: (1) splitting a chain changes nothing; (2) a tree row scores as the chain along its path; (3) commit then
+continue equals a fresh prefill; (4) truncate likewise; (5) who else is in the batch does not matter, up to the
+dtype's tolerance; (6) stages composed equal the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.core.dist import Dist
+from paceline.core.segments import Batch, SeqId
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a peer or a client may know of a model."""
+
+    name: str
+    fingerprint: str  # sha256 hex over config and weights' identity; equal iff the same model
+    vocab_size: int
+    max_positions: int  # rows one sequence may have
+    dtype: str
+    backend: str  # "fake", "hf" or "paged"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Result of one forward: for each segment, in batch order, the distributions of its wanted rows."""
+
+    dists: tuple[tuple[Dist, ...], ...]
+
+
+class Engine(Protocol):
+    """Runs batches. Owned by one thread; no method may be called from another.
+
+    The caller chooses sequence ids; a sequence begins with its first segment (start 0). A chain's rows are cached for
+    good. A tree's rows are provisional: `commit` or `truncate` must follow before the next segment of that sequence.
+    Raises EngineError for a row that was never written, a position beyond `max_positions`, or no free blocks.
+    """
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def forward(self, batch: Batch) -> Output: ...
+
+    def commit(self, seq: SeqId, keep: Sequence[int]) -> None:
+        """Keep these rows of the last tree segment (indices into it, a root-to-node path), drop its others."""
+
+    def truncate(self, seq: SeqId, length: int) -> None:
+        """Drop rows from `length` on."""
+
+    def fork(self, seq: SeqId, into: SeqId) -> None:
+        """`into` starts with the rows of `seq`."""
+
+    def release(self, seq: SeqId) -> None:
+        """Forget the sequence. Unknown ids are ignored: a request may be cancelled before its first forward."""
+
+    def length(self, seq: SeqId) -> int:
+        """Rows cached, provisional ones included; 0 for an unknown sequence."""
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that memory is handed out in; 1 where there are no blocks."""
+
+    def free_rows(self) -> int | None:
+        """Rows that can still be written before memory runs out; None when there is no fixed bound."""
+
+    def check(self) -> None:
+        """Assert the engine's own invariants. Run by tests after every step and by the worker when idle."""
+
+
+class TextModel(Protocol):
+    """A tokenizer with its chat template, as far as the rest of the program needs it."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal iff two models give every id the same meaning."""
+
+    def encode(self, text: str) -> list[int]:
+        """Plain text; the text of special tokens inside is never parsed as special."""
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token adds to the text; empty for special tokens."""
+
+    def chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+        """The conversation rendered with the chat template, ready for the assistant's answer."""
+
+    def document_prompt(
+        self, messages: Sequence[Mapping[str, object]], document: str
+    ) -> tuple[list[int], list[int], list[int]]:
+        """(preamble, document, tail) ids, tokenised separately so that a document's KV can be reused."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """An engine with the tokenizer that goes with it."""
+
+    engine: Engine
+    tokenizer: TextModel

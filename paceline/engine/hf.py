@@ -1,0 +1,186 @@
+"""Any causal language model through transformers with its own cache: the reference that the fast engine is held to.
+
+One sequence at a time. Chains are masked by the model itself; trees get an explicit mask and explicit positions.
+A model whose cache cannot be rolled back or masked so (recurrent layers, chunked attention) is recomputed from its
+tokens on every forward: slow, and right for any causal model. Knows nothing of blocks or batching.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from paceline.core.dist import Dist
+from paceline.core.segments import Batch, Segment, SeqId
+from paceline.engine.contract import ModelInfo, Output
+from paceline.engine.ledger import Ledger
+from paceline.engine.scores import dists
+from paceline.engine.selfcheck import agrees, prompt_for
+from paceline.engine.shape import MASKED_KINDS, windows
+from paceline.engine.visible import visible
+from paceline.errors import EngineError
+
+log = logging.getLogger("paceline.engine")
+
+
+class HFEngine:
+    """The engine contract on `model`, which is in evaluation mode and owned by this engine from now on.
+
+    `recompute` None: try the cache on a short prompt with a tree, and recompute if the scores do not agree.
+    Memory is bounded only by the machine's: `free_rows` is None.
+    """
+
+    def __init__(self, model: PreTrainedModel, info: ModelInfo, *, recompute: bool | None = None) -> None:
+        self._model, self._info = model, info
+        self._windows = windows(model.config)
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._ledger = Ledger(vocab_size=info.vocab_size, max_positions=info.max_positions)
+        self._caches: dict[SeqId, DynamicCache] = {}
+        self._tokens: dict[SeqId, list[int]] = {}  # only filled where rows are recomputed
+        self._recompute = bool(recompute)
+        if recompute is None and not self._cache_works():
+            log.warning("%s: its cache cannot be rolled back; every forward recomputes the sequence", info.name)
+            self._recompute = True
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def forward(self, batch: Batch) -> Output:
+        self._ledger.admit(batch)
+        before = {segment.seq: self._state(segment.seq) for segment in batch.segments}
+        try:
+            with torch.inference_mode():
+                found = tuple(self._run(segment) for segment in batch.segments)
+        except RuntimeError as error:  # what torch raises when memory runs out
+            for seq, (cache, tokens) in before.items():
+                self._caches[seq], self._tokens[seq] = cache, tokens
+            for seq in before.keys() - self._ledger.lengths().keys():
+                del self._caches[seq], self._tokens[seq]  # its first segment has just failed
+            raise EngineError(f"the model could not run: {error}") from error
+        self._ledger.written(batch)
+        return Output(found)
+
+    def commit(self, seq: SeqId, keep: Sequence[int]) -> None:
+        tree = self._ledger.commit(seq, keep)
+        if self._recompute:
+            self._tokens[seq] += [tree.tokens[row] for row in keep]
+            return
+        kept = [*range(tree.start), *(tree.start + row for row in keep)]
+        rows = torch.tensor(kept, dtype=torch.long, device=self._model.device)
+        for layer in self._caches[seq].layers:
+            assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
+            layer.keys, layer.values = layer.keys.index_select(2, rows), layer.values.index_select(2, rows)
+
+    def truncate(self, seq: SeqId, length: int) -> None:
+        rows = self._ledger.length(seq)
+        self._ledger.truncate(seq, length)
+        if self._recompute:
+            del self._tokens.get(seq, [])[length:]
+        elif rows > length:
+            self._caches[seq].crop(length - rows)  # negative: how many rows to take away
+
+    def fork(self, seq: SeqId, into: SeqId) -> None:
+        self._ledger.fork(seq, into)
+        self._caches[into], self._tokens[into] = self._state(seq)
+
+    def release(self, seq: SeqId) -> None:
+        self._ledger.release(seq)
+        self._caches.pop(seq, None)
+        self._tokens.pop(seq, None)
+
+    def length(self, seq: SeqId) -> int:
+        return self._ledger.length(seq)
+
+    @property
+    def block_rows(self) -> int:
+        return 1
+
+    def free_rows(self) -> int | None:
+        return None
+
+    def check(self) -> None:
+        lengths = self._ledger.lengths()
+        assert self._caches.keys() == self._tokens.keys() == lengths.keys(), (self._caches.keys(), lengths)
+        if not self._recompute:
+            held = {seq: cache.get_seq_length() for seq, cache in self._caches.items()}
+            assert held == lengths, (held, lengths)
+
+    def _state(self, seq: SeqId) -> tuple[DynamicCache, list[int]]:
+        """A copy that later forwards do not change: caches grow by concatenation, so rows can be shared."""
+        cache = copy.copy(self._caches.get(seq) or DynamicCache())
+        cache.layers = [copy.copy(layer) for layer in cache.layers]
+        return cache, list(self._tokens.get(seq, ()))
+
+    def _run(self, segment: Segment) -> tuple[Dist, ...]:
+        tokens = self._tokens.setdefault(segment.seq, [])
+        cache = self._caches.setdefault(segment.seq, DynamicCache())  # no window: rows are kept, masks leave them out
+        if self._recompute:
+            logits = self._recomputed(tokens, segment)
+            if segment.parents is None:
+                tokens.extend(segment.tokens)
+        else:
+            logits = self._cached(cache, segment)
+        return dists(logits)
+
+    def _cached(self, cache: DynamicCache, segment: Segment) -> torch.Tensor:
+        """(wanted, vocab)"""
+        device = self._model.device
+        masks: torch.Tensor | dict[str, torch.Tensor] | None = None
+        if segment.parents is not None:
+            by_kind = {kind: self._mask(segment, window) for kind, window in self._windows.items()}
+            masks = by_kind if len(by_kind) > 1 else next(iter(by_kind.values()))
+        return self._wanted(
+            segment.wanted(),
+            input_ids=torch.tensor([segment.tokens], device=device),
+            position_ids=torch.tensor([segment.positions()], device=device),
+            attention_mask=masks,
+            past_key_values=cache,
+            use_cache=True,
+        )
+
+    def _wanted(self, rows: Sequence[int], **inputs: object) -> torch.Tensor:
+        """(rows, vocab): the scores of these rows of one forward; only these are computed where the model can."""
+        index = torch.tensor(rows, dtype=torch.long, device=self._model.device)
+        if self._keeps:
+            kept: torch.Tensor = self._model(**inputs, logits_to_keep=index).logits[0]
+            return kept
+        scores: torch.Tensor = self._model(**inputs).logits[0]
+        return scores[index]
+
+    def _mask(self, segment: Segment, window: int | None) -> torch.Tensor:
+        """(1, 1, n, start + n), added to the scores."""
+        seen = torch.from_numpy(visible(segment, window)).to(self._model.device)
+        lowest = torch.finfo(self._model.dtype).min
+        return torch.zeros(seen.shape, dtype=self._model.dtype, device=seen.device).masked_fill_(~seen, lowest)[
+            None, None
+        ]
+
+    def _recomputed(self, tokens: list[int], segment: Segment) -> torch.Tensor:
+        """(wanted, vocab): one forward for a chain, one for each wanted row of a tree."""
+        device, before = self._model.device, len(tokens)
+        if segment.parents is None:
+            ids = torch.tensor([[*tokens, *segment.tokens]], device=device)
+            return self._wanted([before + row for row in segment.wanted()], input_ids=ids, use_cache=False)
+        rows: list[torch.Tensor] = []
+        seen = segment.mask()
+        for row in segment.wanted():
+            path = [segment.tokens[above] for above in np.flatnonzero(seen[row])]
+            ids = torch.tensor([[*tokens, *path]], device=device)
+            rows.append(self._wanted([before + len(path) - 1], input_ids=ids, use_cache=False))
+        return torch.cat(rows) if rows else torch.empty(0, self._info.vocab_size)
+
+    def _cache_works(self) -> bool:
+        if self._windows.keys() - MASKED_KINDS:
+            return False
+        prompt = prompt_for(self._windows, self._info)
+        with torch.inference_mode():
+            plain = self._model(input_ids=torch.tensor([prompt], device=self._model.device), use_cache=False).logits[0]
+        return agrees(self, prompt, dists(plain), self._model.dtype)

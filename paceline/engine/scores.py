@@ -1,0 +1,13 @@
+"""From a model's scores to `Dist`. The only place where tensors become distributions."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.core.dist import Dist
+
+
+def dists(logits: torch.Tensor) -> tuple[Dist, ...]:
+    """logits: (rows, vocab), any float dtype. Dense distributions at temperature 1; the softmax is torch's."""
+    probs = torch.softmax(logits.float(), dim=-1).double().cpu().numpy()
+    return tuple(Dist.dense(row) for row in probs)

@@ -1,0 +1,36 @@
+"""What an engine must know of a transformers configuration: attention kinds with their windows, and the context."""
+
+from __future__ import annotations
+
+from transformers import PretrainedConfig
+
+MASKED_KINDS = frozenset({"full_attention", "sliding_attention"})  # whose masks we can make
+
+
+def windows(config: PretrainedConfig) -> dict[str, int | None]:
+    """Attention kind → its sliding window in rows, None where all earlier rows are seen. At least one entry."""
+    config = config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return {kind: window if kind == "sliding_attention" else None for kind in dict.fromkeys(kinds)}
+    if window is not None and getattr(config, "use_sliding_window", True):
+        return {"sliding_attention": window}
+    return {"full_attention": None}
+
+
+def max_positions(config: PretrainedConfig) -> int:
+    """Rows one sequence may have.
+
+    Rotary embeddings that change their frequencies once a sequence grows long would change rows already cached, so
+    with them a sequence ends where the change would begin.
+    """
+    config = config.get_text_config()
+    longest = int(getattr(config, "max_position_embeddings", 0) or 2048)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        original = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        return min(longest, int(original or longest))
+    return longest

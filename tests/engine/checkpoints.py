@@ -1,0 +1,121 @@
+"""Tiny random checkpoints of each architecture, as a user's would lie on disk.
+
+Weights are larger than at a training's start, so that scores are uneven and mistakes show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    OPTConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB = 97
+POSITIONS = 96
+
+
+class _Common(TypedDict):
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    max_position_embeddings: int
+    pad_token_id: int
+    bos_token_id: int
+    eos_token_id: int
+
+
+_COMMON = _Common(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=48,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=POSITIONS,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+_GEMMA_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+ARCHITECTURES: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**_COMMON, num_hidden_layers=2, tie_word_embeddings=True),
+    "qwen2": lambda: Qwen2Config(**_COMMON, num_hidden_layers=2),
+    "qwen3": lambda: Qwen3Config(**_COMMON, num_hidden_layers=2, head_dim=16),
+    "mistral": lambda: MistralConfig(**_COMMON, num_hidden_layers=2, sliding_window=7),
+    "phi3": lambda: Phi3Config(**_COMMON, num_hidden_layers=2, sliding_window=9),
+    "gemma2": lambda: Gemma2Config(
+        **_COMMON,
+        num_hidden_layers=3,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=6,
+        layer_types=_GEMMA_KINDS,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=10.0,
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        **_COMMON,
+        num_hidden_layers=3,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=6,
+        layer_types=_GEMMA_KINDS,
+    ),
+    "opt": lambda: OPTConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=POSITIONS,
+        word_embed_proj_dim=32,
+        pad_token_id=1,
+        bos_token_id=2,
+        eos_token_id=2,
+    ),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=POSITIONS, bos_token_id=1, eos_token_id=2
+    ),
+}
+
+
+def recurrent() -> PretrainedConfig:
+    """An architecture without keys and values."""
+    return MambaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        state_size=4,
+        num_hidden_layers=2,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
+def save(config: PretrainedConfig, directory: Path, *, seed: int = 1) -> Path:
+    """Write a model of this configuration, float32 safetensors."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.mul_(6.0)
+    model.save_pretrained(directory)
+    return directory

@@ -1,0 +1,195 @@
+"""The six laws of `paceline.engine.contract`, for every engine and architecture."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.dist import Dist
+from paceline.core.segments import Batch, Segment
+from paceline.engine.contract import Engine
+from paceline.engine.load import EngineOptions, quiet
+from paceline.engine.scores import dists
+from paceline.engine.stages import Stage, StageOutput, load_stage
+from tests.engine.checkpoints import ARCHITECTURES
+from tests.engine.trials import assert_same, extend, path, prompts, scratch, sequences, trees
+
+few = settings(max_examples=6, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("backend", ["hf", "paged"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_scores_are_those_of_the_plain_forward(
+    backend: str, name: str, load: Callable[[str], Engine], checkpoint: Callable[[str], Path]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    tokens = [(7 * i * i + 3 * i) % 97 for i in range(40)]
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(checkpoint(name), attn_implementation="eager")
+    with torch.inference_mode():
+        plain = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    assert_same(scratch(load(f"{backend}-{name}"), tokens), dists(plain))
+
+
+@few
+@given(tokens=prompts(2, 40), cuts=st.sets(st.integers(1, 39), max_size=5))
+def test_law_1_splitting_a_chain_changes_nothing(engine: Engine, tokens: list[int], cuts: set[int]) -> None:
+    edges = [0, *sorted(cut for cut in cuts if cut < len(tokens)), len(tokens)]
+    with sequences(engine) as (seq,):
+        found = [dist for a, b in itertools.pairwise(edges) for dist in extend(engine, seq, tokens[a:b])]
+    assert_same(found, scratch(engine, tokens))
+
+
+@few
+@given(prompt=prompts(0, 30), tree=trees())
+def test_law_2_a_tree_row_scores_as_the_chain_along_its_path(
+    engine: Engine, prompt: list[int], tree: tuple[list[int], list[int]]
+) -> None:
+    tokens, parents = tree
+    with sequences(engine) as (seq,):
+        if prompt:
+            extend(engine, seq, prompt)
+        found = extend(engine, seq, tokens, parents=parents)
+        engine.truncate(seq, len(prompt))
+    expected = [scratch(engine, prompt + [tokens[i] for i in path(parents, row)])[-1] for row in range(len(tokens))]
+    assert_same(found, expected)
+
+
+@few
+@given(prompt=prompts(0, 30), tree=trees(), then=prompts(1, 8), data=st.data())
+def test_law_3_commit_then_continue_equals_a_fresh_prefill(
+    engine: Engine, prompt: list[int], tree: tuple[list[int], list[int]], then: list[int], data: st.DataObject
+) -> None:
+    tokens, parents = tree
+    row = data.draw(st.integers(-1, len(tokens) - 1))
+    keep = path(parents, row) if row >= 0 else []
+    with sequences(engine) as (seq,):
+        if prompt:
+            extend(engine, seq, prompt)
+        extend(engine, seq, tokens, parents=parents)
+        engine.commit(seq, keep)
+        engine.check()
+        assert engine.length(seq) == len(prompt) + len(keep)
+        found = extend(engine, seq, then)
+    assert_same(found, scratch(engine, prompt + [tokens[i] for i in keep] + then)[-len(then) :])
+
+
+@few
+@given(prompt=prompts(1, 40), then=prompts(1, 8), data=st.data())
+def test_law_4_truncate_then_continue_equals_a_fresh_prefill(
+    engine: Engine, prompt: list[int], then: list[int], data: st.DataObject
+) -> None:
+    length = data.draw(st.integers(0, len(prompt)))
+    with sequences(engine) as (seq,):
+        extend(engine, seq, prompt)
+        engine.truncate(seq, length)
+        engine.check()
+        found = extend(engine, seq, then)
+    assert_same(found, scratch(engine, prompt[:length] + then)[-len(then) :])
+
+
+@few
+@given(
+    starts=st.lists(prompts(0, 40), min_size=2, max_size=7),
+    segments=st.lists(trees(6), min_size=7, max_size=7),
+    chains=st.lists(st.booleans(), min_size=7, max_size=7),
+)
+def test_law_5_who_else_is_in_the_batch_does_not_matter(
+    engine: Engine, starts: list[list[int]], segments: list[tuple[list[int], list[int]]], chains: list[bool]
+) -> None:
+    alone, batch = [], []
+    with sequences(engine, 2 * len(starts)) as seqs:
+        for i, start in enumerate(starts):
+            tokens, parents = segments[i]
+            for seq in seqs[2 * i : 2 * i + 2]:
+                if start:
+                    extend(engine, seq, start)
+            tree = None if chains[i] else parents
+            alone.append(extend(engine, seqs[2 * i], tokens, parents=tree))
+            shape = None if tree is None else tuple(tree)
+            batch.append(Segment(seqs[2 * i + 1], len(start), tuple(tokens), parents=shape, logits="all"))
+        together = engine.forward(Batch(tuple(batch))).dists
+        engine.check()
+    for found, expected in zip(together, alone, strict=True):
+        assert_same(found, expected)
+
+
+def test_law_5_sixteen_sequences_decode_together_as_alone(engine: Engine) -> None:
+    prompts = [[(5 * i + 3 * j * j) % 97 for j in range(1 + 3 * i)] for i in range(16)]
+    with sequences(engine, 16) as seqs:
+        for seq, prompt in zip(seqs, prompts, strict=True):
+            extend(engine, seq, prompt)
+        for step in range(3):
+            batch = Batch(tuple(Segment(seq, engine.length(seq), (step + 1,)) for seq in seqs))
+            found = engine.forward(batch).dists
+    for prompt, dists_of_one in zip(prompts, found, strict=True):
+        assert_same(dists_of_one, scratch(engine, [*prompt, 1, 2, 3])[-1:])
+
+
+@few
+@given(prompt=prompts(1, 40), one=prompts(1, 20), other=prompts(1, 20))
+def test_a_fork_and_its_origin_go_their_own_ways(
+    engine: Engine, prompt: list[int], one: list[int], other: list[int]
+) -> None:
+    with sequences(engine, 2) as (seq, into):
+        extend(engine, seq, prompt)
+        engine.fork(seq, into)
+        assert engine.length(into) == len(prompt)
+        first = extend(engine, into, other)
+        second = extend(engine, seq, one)
+        engine.check()
+    assert_same(first, scratch(engine, prompt + other)[-len(other) :])
+    assert_same(second, scratch(engine, prompt + one)[-len(one) :])
+
+
+def _through(stages: list[Stage], batch: Batch) -> StageOutput:
+    result = StageOutput(None, None)
+    for stage in stages:
+        result = stage.forward(batch, result.hidden)
+    return result
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_law_6_stages_composed_equal_the_whole(
+    name: str, load: Callable[[str], Engine], checkpoint: Callable[[str], Path]
+) -> None:
+    whole = load(f"paged-{name}")
+    layers = 3 if name.startswith("gemma") else 2
+    options = EngineOptions(kv_rows=512)
+    stages = [load_stage(checkpoint(name), i, i + 1, options) for i in range(layers)]
+    assert {stage.info.fingerprint for stage in stages} == {whole.info.fingerprint}
+    prompt = [(11 * i + 2) % 97 for i in range(20)]
+    tree = ((5, 6, 7, 8), (-1, 0, 0, 2))
+    with sequences(whole, 2) as (seq, other):
+        steps = [
+            Batch((Segment(seq, 0, tuple(prompt), logits="all"), Segment(other, 0, (9, 8, 7), logits="none"))),
+            Batch((Segment(seq, 20, tree[0], parents=tree[1], logits="all"), Segment(other, 3, (1,)))),
+        ]
+        for batch in steps:
+            for found, expected in zip(_outputs(stages, batch), whole.forward(batch).dists, strict=True):
+                assert_same(found, expected)
+        parts: list[Engine | Stage] = [whole, *stages]
+        for part in parts:
+            part.commit(seq, (0, 2, 3))
+            part.truncate(other, 2)
+        last = Batch((Segment(other, 2, (3, 4)), Segment(seq, 23, (5,))))
+        for found, expected in zip(_outputs(stages, last), whole.forward(last).dists, strict=True):
+            assert_same(found, expected)
+        for stage in stages:
+            stage.release(seq)
+            stage.release(other)
+            stage.check()
+            assert stage.free_rows() == 512
+
+
+def _outputs(stages: list[Stage], batch: Batch) -> list[tuple[Dist, ...]]:
+    output = _through(stages, batch).output
+    assert output is not None
+    return list(output.dists)

@@ -1,0 +1,179 @@
+"""What engines refuse, in one language, without damage to what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.core.blocks import NoRoom
+from paceline.core.segments import Batch, Segment, SeqId
+from paceline.engine.contract import Engine
+from paceline.engine.fake import FakeEngine
+from paceline.engine.load import EngineOptions, load_engine
+from paceline.engine.stages import load_stage
+from paceline.errors import ConfigError, EngineError
+from tests.engine.checkpoints import POSITIONS
+from tests.engine.trials import assert_same, extend, scratch, sequences
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def refuses(engine: Engine, *segments: Segment) -> None:
+    lengths = {segment.seq: engine.length(segment.seq) for segment in segments}
+    with pytest.raises(EngineError):
+        engine.forward(Batch(segments))
+    engine.check()
+    assert lengths == {seq: engine.length(seq) for seq in lengths}
+
+
+@pytest.mark.parametrize("subject", ["fake", "hf-llama", "paged-llama", "recompute-llama"])
+class TestEveryEngine:
+    @pytest.fixture
+    def engine(self, subject: str, load: Callable[[str], Engine]) -> Engine:
+        return load(subject)
+
+    def test_a_segment_must_continue_what_was_written(self, engine: Engine) -> None:
+        with sequences(engine, 2) as (seq, other):
+            refuses(engine, Segment(seq, 5, (1,)))  # rows that were never written
+            extend(engine, seq, PROMPT)
+            refuses(engine, Segment(seq, 4, (1,)))  # rows that would be written twice
+            refuses(engine, Segment(other, 0, (1, 2)), Segment(seq, 9, (1,)))  # one bad segment refuses all
+            assert_same(extend(engine, seq, [7]), scratch(engine, [*PROMPT, 7])[-1:])
+
+    def test_a_tree_must_be_committed_or_dropped_first(self, engine: Engine) -> None:
+        with sequences(engine, 2) as (seq, other):
+            extend(engine, seq, PROMPT)
+            extend(engine, seq, [1, 2, 3], parents=[-1, 0, 0])
+            refuses(engine, Segment(seq, 11, (1,)))
+            with pytest.raises(EngineError):
+                engine.fork(seq, other)
+            for keep in ([1], [0, 1, 2], [2, 0], [3]):
+                with pytest.raises(EngineError, match="path"):
+                    engine.commit(seq, keep)
+            with pytest.raises(EngineError):
+                engine.truncate(seq, 9)
+            engine.commit(seq, [0, 2])
+            with pytest.raises(EngineError, match="no tree"):
+                engine.commit(seq, [0])
+            assert_same(extend(engine, seq, [7]), scratch(engine, [*PROMPT, 1, 3, 7])[-1:])
+
+    def test_positions_end_where_the_model_ends(self, engine: Engine) -> None:
+        with sequences(engine) as (seq,):
+            refuses(engine, Segment(seq, 0, (5,) * (POSITIONS + 1)))
+            extend(engine, seq, [5] * POSITIONS)
+            refuses(engine, Segment(seq, POSITIONS, (5,)))
+
+    def test_tokens_must_be_in_the_vocabulary(self, engine: Engine) -> None:
+        with sequences(engine) as (seq,):
+            refuses(engine, Segment(seq, 0, (engine.info.vocab_size,)))
+            refuses(engine, Segment(seq, 0, (-1,)))
+
+    def test_rows_that_do_not_exist_are_neither_truncated_nor_forked(self, engine: Engine) -> None:
+        with sequences(engine, 3) as (seq, other, unknown):
+            extend(engine, seq, PROMPT)
+            extend(engine, other, PROMPT)
+            for length in (-1, 9):
+                with pytest.raises(EngineError):
+                    engine.truncate(seq, length)
+            with pytest.raises(EngineError):
+                engine.fork(unknown, SeqId(999_999_999))
+            with pytest.raises(EngineError):
+                engine.fork(seq, other)
+            assert (engine.length(seq), engine.length(other), engine.length(unknown)) == (8, 8, 0)
+
+    def test_an_unknown_sequence_is_released_in_silence(self, engine: Engine) -> None:
+        engine.release(SeqId(999_999_998))
+        engine.check()
+
+    def test_nothing_wanted_gives_no_distributions(self, engine: Engine) -> None:
+        with sequences(engine, 2) as (seq, other):
+            nothing = Segment(seq, 0, (1, 2), logits="none")
+            assert engine.forward(Batch((nothing,))).dists == ((),)
+            assert [
+                len(found) for found in engine.forward(Batch((Segment(seq, 2, (1,)), Segment(other, 0, (1,))))).dists
+            ]
+
+    def test_a_sequence_emptied_by_truncation_begins_again(self, engine: Engine) -> None:
+        with sequences(engine, 2) as (seq, into):
+            extend(engine, seq, PROMPT)
+            engine.truncate(seq, 0)
+            engine.fork(seq, into)
+            for again in (seq, into):
+                assert_same(extend(engine, again, [4, 2]), scratch(engine, [4, 2]))
+
+
+@pytest.fixture(params=["fake", "paged"])
+def small(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path]) -> Engine:
+    """An engine with room for 64 rows."""
+    if request.param == "fake":
+        return FakeEngine(capacity_rows=64)
+    return load_engine(checkpoint("llama"), EngineOptions(backend="paged", kv_rows=64), name="llama")
+
+
+def test_out_of_memory_refuses_the_whole_batch_and_harms_nothing(small: Engine) -> None:
+    with sequences(small, 3) as (seq, other, third):
+        extend(small, seq, PROMPT)
+        extend(small, other, [1] * 32)
+        many = Segment(other, 32, (2,) * 40)
+        refuses(small, Segment(third, 0, (5,)), many, Segment(seq, 8, (7,)))
+        with pytest.raises(NoRoom):  # which a scheduler may answer by waiting
+            small.forward(Batch((many,)))
+        small.release(other)
+        assert small.free_rows() in (48, 56)
+        found = small.forward(Batch((Segment(third, 0, (5,) * 40), Segment(seq, 8, (7,))))).dists
+        small.release(third)
+        assert_same(found[1], scratch(small, [*PROMPT, 7])[-1:])
+
+
+def test_forks_share_blocks_until_one_writes(checkpoint: Callable[[str], Path]) -> None:
+    engine = load_engine(checkpoint("llama"), EngineOptions(backend="paged", kv_rows=64), name="llama")
+    with sequences(engine, 3) as (seq, one, two):
+        extend(engine, seq, [5] * 40)
+        engine.fork(seq, one)
+        assert engine.free_rows() == 16
+        extend(engine, one, [6])  # copies the last block, which is half full
+        assert engine.free_rows() == 0
+        engine.fork(seq, two)
+        refuses(engine, Segment(two, 40, (7,)))
+        engine.release(one)
+        assert_same(extend(engine, two, [7]), extend(engine, seq, [7]))  # the second writes where it is now alone
+
+
+def test_an_architecture_that_paged_cannot_serve_falls_back_with_one_line(
+    checkpoint: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = checkpoint("mamba")
+    with caplog.at_level("INFO", logger="paceline.engine"):
+        engine = load_engine(directory, name="mamba")
+    assert engine.info.backend == "hf"
+    lines = [record.getMessage() for record in caplog.records if "slower than paged" in record.getMessage()]
+    assert len(lines) == 1 and "MambaForCausalLM" in lines[0]
+    with pytest.raises(ConfigError, match="Use auto or hf"):
+        load_engine(directory, EngineOptions(backend="paged"), name="mamba")
+    with sequences(engine) as (seq,):
+        extend(engine, seq, PROMPT)
+        found = extend(engine, seq, [1, 2, 3], parents=[-1, 0, 0])
+        engine.commit(seq, [0, 2])
+        after = extend(engine, seq, [4])
+    assert_same(found[2:], scratch(engine, [*PROMPT, 1, 3])[-1:])
+    assert_same(after, scratch(engine, [*PROMPT, 1, 3, 4])[-1:])
+
+
+def test_stages_refuse_spans_and_rows_that_do_not_fit(checkpoint: Callable[[str], Path]) -> None:
+    directory = checkpoint("llama")
+    for first, stop in ((-1, 1), (1, 1), (0, 3)):
+        with pytest.raises(ConfigError, match="span"):
+            load_stage(directory, first, stop)
+    first_stage, last = (load_stage(directory, i, i + 1, EngineOptions(kv_rows=64)) for i in (0, 1))
+    batch = Batch((Segment(SeqId(1), 0, (1, 2)),))
+    with pytest.raises(EngineError, match="hidden row"):
+        last.forward(batch)
+    hidden = first_stage.forward(batch).hidden
+    assert hidden is not None and hidden.shape == (2, 32)
+    for bad in (hidden[:1], hidden[:, :7]):
+        with pytest.raises(EngineError):
+            last.forward(batch, bad)
+    last.check()
+    assert last.length(SeqId(1)) == 0 and last.free_rows() == 64
