@@ -71,7 +71,7 @@ async def run(settings: AgentSettings) -> None:
                     hello=hello,
                     up=lambda link: node.on_link(link, PEER),
                     emulation=emulation,
-                    vocab_size=info.vocab_size,
+                    vocab_size=min(info.vocab_size, model.tokenizer.vocab_size),
                 )
                 await cloud.enrol()
             app = create_app(node, keys=keys, documents=settings.documents)

@@ -51,7 +51,8 @@ async def run(settings: ServerSettings) -> None:
             typer.echo(f"paceline: serving {name} on {url_of(listener)} ({node.num_documents} documents)")
 
         async with node, asyncio.TaskGroup() as tasks:
-            live = Links(registry, node, welcome, emulation=emulation, vocab_size=info.vocab_size)
+            vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)
+            live = Links(registry, node, welcome, emulation=emulation, vocab_size=vocab_size)
             watcher = tasks.create_task(live.watch())
             app = create_server(node, registry, live, keys=keys, documents=settings.documents)
             await serve(app, listener, on_ready=ready)

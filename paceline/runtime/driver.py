@@ -14,6 +14,7 @@ from typing import Protocol
 from paceline.core.segments import Segment, SeqId
 from paceline.strategies.machine import (
     Commit,
+    Drop,
     Effect,
     Emit,
     Event,
@@ -49,6 +50,9 @@ class Ports(Protocol):
 
     def open(self, targets: tuple[int, ...], epoch: int) -> None: ...
 
+    def drop(self) -> None:
+        """Close the peer's session and say `LinkLost`."""
+
     def wake_at(self, time: float) -> None: ...
 
     def emit(self, token: Emit) -> None: ...
@@ -67,6 +71,7 @@ class Driver:
         self._seqs: dict[SeqId, SeqId] = {}  # the machine's names -> the engine's
         self._events: deque[Event] = deque()
         self._running = False
+        self._abandoned = False
         self.finished = False
 
     def deliver(self, event: Event) -> None:
@@ -81,6 +86,8 @@ class Driver:
                 if self._observe is not None:
                     self._observe(current)
                 for effect in self._machine.on(current):
+                    if self._abandoned:
+                        break
                     assert not self.finished, "a machine gave an effect after Finish"
                     self._execute(effect)
         finally:
@@ -91,7 +98,7 @@ class Driver:
     def abandon(self) -> None:
         """The program cannot go on with this machine: free what it holds without asking it."""
         if not self.finished:
-            self.finished = True
+            self.finished = self._abandoned = True
             self._release()
 
     def _execute(self, effect: Effect) -> None:
@@ -111,6 +118,8 @@ class Driver:
                 ports.retrieve()
             case Open(targets, epoch):
                 ports.open(targets, epoch)
+            case Drop():
+                ports.drop()
             case WakeAt(time):
                 ports.wake_at(time)
             case Finish():

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from paceline.engine.contract import TextModel
-from paceline.errors import LinkClosed, PacelineError
+from paceline.errors import LinkClosed, LinkError, PacelineError
 from paceline.runtime.link import Link
 from paceline.runtime.service import Citation, Done, GenerateEvent, GenerateRequest, Piece, TokenLogprob
 from paceline.runtime.session import Session
@@ -43,6 +43,7 @@ class Plan:
     strategy: str
     why: str
     branches: tuple[Branch, ...]
+    room: int  # output tokens that fit the context
     citations: tuple[Citation, ...]  # one a branch that reads a document
     prompt_tokens: int
     opening: Callable[[int, tuple[int, ...], int], OpenSession]  # (session, targets, epoch)
@@ -107,11 +108,15 @@ class FrontSession(Session):
         try:
             if self.link is None:
                 raise LinkClosed("the link was lost before the session was opened")
-            number = self.link.open_session(self._heard)
-            self.link.send(self.plan.opening(number, targets, epoch))
-            self._number = number
-        except LinkClosed:
+            self._number = self.link.open_session(self._heard)
+            self.link.send(self.plan.opening(self._number, targets, epoch))
+        except LinkError as error:  # gone, too many sessions on it, or a conversation too long for a frame
+            log.info("the %s cannot take part: %s", other(self.plan.side), error)
             self.link_lost()
+
+    def drop(self) -> None:
+        log.warning("the %s takes too long; the answer goes on alone", other(self.plan.side))
+        self.link_lost()
 
     def _heard(self, message: SessionMessage | Found | CloseSession) -> None:
         match message:
@@ -146,7 +151,7 @@ class FrontSession(Session):
 
     # ---- ports ------------------------------------------------------------------------------------------------------
     def retrieve(self) -> None:
-        self.deliver(Retrieved(self.plan.branches))
+        self.deliver(Retrieved(self.plan.branches, self.plan.room))
 
     def emit(self, token: Emit) -> None:
         if self._stopped:

@@ -35,6 +35,8 @@ log = logging.getLogger("paceline.node")
 
 MAX_ANSWERS = 256  # admitted at once; further requests get 429
 RETRY_AFTER_S = 1
+MAX_PASSAGES = 64  # a peer may ask this side to read
+JOINT_PRIVACY = ("open", "document-private")  # levels at which two sides write together
 
 
 class Node:
@@ -60,6 +62,7 @@ class Node:
         self.worker = EngineWorker(model.engine)
         self._links: dict[str, Link] = {}  # by the peer's name
         self._fronts: set[FrontSession] = set()
+        self._preparing = 0  # requests that will be fronts
         self._peers: dict[PeerSession, Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._tokenizer = model.tokenizer
@@ -112,13 +115,20 @@ class Node:
         return Readiness(True, detail)
 
     async def prepare(self, request: GenerateRequest) -> FrontSession:
-        if len(self._fronts) >= MAX_ANSWERS:
+        if len(self._fronts) + self._preparing >= MAX_ANSWERS:
             raise RequestError(
                 f"This server is writing {MAX_ANSWERS} answers already. Please try again in {RETRY_AFTER_S} s.",
                 status=429,
                 type="rate_limit_error",
                 code="rate_limit_exceeded",
             )
+        self._preparing += 1  # a place, before anything is waited for
+        try:
+            return await self._prepare(request)
+        finally:
+            self._preparing -= 1
+
+    async def _prepare(self, request: GenerateRequest) -> FrontSession:
         name, link = self._peer_for(request)
         choice = choose_strategy(request, self._situation(name, link))
         if choice.missing and request.on_loss == "fail":
@@ -131,14 +141,14 @@ class Node:
         strategy = STRATEGIES[choice.strategy]
         reading = await self._read(request)
         max_tokens = self._limit(request, reading)
-        if link is not None and link.closed.is_set():
-            link = None  # lost while the documents were looked for: the machine hears of it at its first wish
+        link = None if name is None else self._links.get(name)  # it may have gone or come back meanwhile
         plan = Plan(
             request=request,
             side=self._side,
             strategy=strategy.name,
             why=choice.why,
             branches=reading.branches,
+            room=self._info.max_positions - reading.longest,
             citations=tuple(
                 Citation(self._side, passage.document, passages_text(passage), passage.score)
                 for passage in reading.passages
@@ -232,13 +242,15 @@ class Node:
             sampling=sampling,
             max_tokens=max_tokens,
             eos_ids=self._tokenizer.eos_ids,
-            vocab_size=self._info.vocab_size,
+            vocab_size=min(self._info.vocab_size, self._tokenizer.vocab_size),
             linked=linked,
         )
 
     # ---- links ------------------------------------------------------------------------------------------------------
     def on_link(self, link: Link, peer: str) -> None:
-        """A link to this peer is up. One that it replaces must be closed by the caller."""
+        """A link to this peer is up. One that it replaces must be closed by the caller; for sessions it is down now."""
+        if (older := self._links.get(peer)) is not None:
+            self._down(older, peer)
         self._links[peer] = link
         link.on_open = lambda opening: self._opened(link, opening)
         link.on_down = lambda: self._down(link, peer)
@@ -260,12 +272,18 @@ class Node:
     def _opened(self, link: Link, opening: OpenSession) -> None:
         """The peer wants this side to take part in an answer."""
         strategy = STRATEGIES.get(opening.strategy)
-        if strategy is None or not strategy.needs_peer or len(self._peers) >= MAX_ANSWERS:
-            why = "it is busy" if len(self._peers) >= MAX_ANSWERS else f"it does not know '{opening.strategy}'"
+        if strategy is None or not strategy.needs_peer:
+            why = f"it does not know '{opening.strategy}'"
+        elif opening.privacy not in JOINT_PRIVACY:
+            why = f"the privacy level '{opening.privacy}' takes no second side"
+        else:
+            why = "it is busy" if len(self._peers) >= MAX_ANSWERS else ""
+        if strategy is None or why:
             link.send(CloseSession(opening.session, f"refused: {why}"))
             return
+        max_tokens = min(opening.max_tokens, self._info.max_positions)
         task = replace(
-            self._task(sampling_from_wire(opening.sampling), opening.max_tokens, front=False, linked=True),
+            self._task(sampling_from_wire(opening.sampling), max_tokens, front=False, linked=True),
             targets=tuple(opening.targets),
             epoch=opening.epoch,
         )
@@ -290,7 +308,7 @@ class Node:
                 messages,
                 self._store,
                 self._tokenizer,
-                k=opening.top_k_documents,
+                k=min(opening.top_k_documents, MAX_PASSAGES),
                 max_prompt=self._info.max_positions - room - len(opening.targets),
                 query=opening.query,
             )
@@ -301,7 +319,8 @@ class Node:
         if reading.longest + len(opening.targets) >= self._info.max_positions:
             session.fail(PacelineError(f"its context of {self._info.max_positions} tokens is too short"))
             return
-        session.retrieved(reading.branches, Found(0, [self._found(passage) for passage in reading.passages]))
+        found = Found(0, [self._found(passage) for passage in reading.passages])
+        session.retrieved(reading.branches, self._info.max_positions - reading.longest, found)
 
     def _found(self, passage: Passage) -> FoundPassage:
         """What the peer may know of a passage that is read here: of a device's, that there is one."""

@@ -110,6 +110,9 @@ class Session(ABC):
     @abstractmethod
     def open(self, targets: tuple[int, ...], epoch: int) -> None: ...
 
+    @abstractmethod
+    def drop(self) -> None: ...
+
     def finish(self, finish: Finish) -> None:
         self._end(finish.reason)
 
@@ -151,10 +154,10 @@ class PeerSession(Session):
     def begin(self) -> None:
         self.deliver(Started(self._loop.time()))
 
-    def retrieved(self, branches: Sequence[Branch], found: Found) -> None:
+    def retrieved(self, branches: Sequence[Branch], room: int, found: Found) -> None:
         if not self._driver.finished and self._number is not None:
             self._post(msgspec.structs.replace(found, session=self._number))
-            self.deliver(Retrieved(tuple(branches)))
+            self.deliver(Retrieved(tuple(branches), room))
 
     def fail(self, error: PacelineError) -> None:
         super().fail(error)
@@ -179,6 +182,9 @@ class PeerSession(Session):
 
     def open(self, targets: tuple[int, ...], epoch: int) -> None:
         raise AssertionError(f"only the side that faces the client opens a session: {len(targets)}, {epoch}")
+
+    def drop(self) -> None:
+        raise AssertionError("only the side that faces the client gives its peer up")
 
     def finish(self, finish: Finish) -> None:
         super().finish(finish)

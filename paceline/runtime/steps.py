@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.core.dist import Dist
-from paceline.core.scheduler import Scheduled, StepScheduler
-from paceline.core.segments import Segment, SeqId
+from paceline.core.scheduler import Piece, Scheduled, StepScheduler
+from paceline.core.segments import Batch, Segment, SeqId
 from paceline.engine.contract import Engine
 from paceline.errors import EngineError
 
@@ -58,7 +58,7 @@ class Request:
 class Steps:
     """`take` between steps only; `next` chooses a step's batch and `run` executes it.
 
-    An engine that raises, for whatever reason, fails the segments of that step, nothing else.
+    A segment the engine refuses fails alone; a fault in the engine fails its step, and nothing else.
     """
 
     def __init__(self, engine: Engine, *, token_budget: int = TOKEN_BUDGET) -> None:
@@ -99,28 +99,37 @@ class Steps:
         ]
         if not scheduled.pieces:
             return answers
+        return answers + self._forward(scheduled.pieces)
+
+    def _forward(self, pieces: tuple[Piece, ...]) -> Answers:
+        batch = Batch(tuple(piece.segment for piece in pieces))
         try:
-            output = self.engine.forward(scheduled.batch)
+            output = self.engine.forward(batch)
+        except EngineError as error:
+            if len(pieces) > 1:  # a refusal changes nothing: let those through that can be served
+                return [answer for piece in pieces for answer in self._forward((piece,))]
+            log.warning("a segment was refused: %s", error)
+            return self._fail(pieces, error)
         except Exception as fault:
             # Whatever it is, those who wait must hear of it: an answer that never comes is worse than one that fails.
-            if isinstance(fault, EngineError):
-                error = fault
-                log.warning("a step failed: %s", error)
-            else:
-                error = EngineError(f"the engine failed: {fault}")
-                log.exception("a step failed")
-            failed = {piece.key for piece in scheduled.pieces}
-            for piece in scheduled.pieces:  # and what was to follow them in their sequences
-                failed.update(self._scheduler.cancel(piece.segment.seq))
-            return answers + [(self._forget(key), error) for key in sorted(failed)]
+            log.exception("a step failed")
+            return self._fail(pieces, EngineError(f"the engine failed: {fault}"))
         self.steps += 1
-        self.rows += scheduled.batch.num_rows
-        for piece, dists in zip(scheduled.pieces, output.dists, strict=True):
+        self.rows += batch.num_rows
+        answers: Answers = []
+        for piece, dists in zip(pieces, output.dists, strict=True):
             self._parts[piece.key].extend(dists)
             if piece.final:
                 parts = tuple(self._parts[piece.key])
                 answers.append((self._forget(piece.key), parts))
         return answers
+
+    def _fail(self, pieces: tuple[Piece, ...], error: EngineError) -> Answers:
+        """These, and what was to follow them in their sequences."""
+        failed = {piece.key for piece in pieces}
+        for piece in pieces:
+            failed.update(self._scheduler.cancel(piece.segment.seq))
+        return [(self._forget(key), error) for key in sorted(failed)]
 
     def _forget(self, key: int) -> Answer:
         del self._parts[key]

@@ -18,6 +18,9 @@ from paceline.runtime.steps import TOKEN_BUDGET, Answer, Answers, Control, Reque
 log = logging.getLogger("paceline.engine")
 
 
+IDLE_S = 1.0  # without work, until the engine is asked to check itself
+
+
 class EngineWorker:
     """Runs an engine on a thread of its own between `start` and `stop`, both on the loop that is called back.
 
@@ -75,24 +78,32 @@ class EngineWorker:
     @staticmethod
     def _deliver(answers: Answers) -> None:
         for answer, result in answers:
-            answer(result)
+            try:
+                answer(result)
+            except Exception:  # one session's fault must not cost the others their answers
+                log.exception("an answer could not be delivered")
 
     # ---- on the thread ----------------------------------------------------------------------------------------------
     def _run(self) -> None:
         assert self._loop is not None
-        moved = False
+        moved, checked = False, False
         while True:
             with self._wanted:
-                while not (self._inbox or moved or self._stopping):
-                    if self.steps.idle:
-                        self._check()
-                    self._wanted.wait()  # for work, or for a release when all that is pending lacks room
+                if not (self._inbox or moved or self._stopping):
+                    # For work, or for a release when all that is pending lacks room.
+                    self._wanted.wait(None if checked else IDLE_S)
+                    idle = not self._inbox and not self._stopping
+                else:
+                    idle = False
                 items = list(self._inbox)
                 self._inbox.clear()
             for item in items:
                 self.steps.take(item)
             if self._stopping:
                 return
+            if idle and not checked and self.steps.idle:
+                self._check()
+            checked = idle
             scheduled = self.steps.next()
             moved = scheduled is not None
             if scheduled is not None and (answers := self.steps.run(scheduled)):

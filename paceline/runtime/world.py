@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from paceline.core.segments import Segment, SeqId
 from paceline.engine.contract import Engine
@@ -54,6 +54,7 @@ class Job:
     front: Side
     task: Task
     branches: Mapping[Side, tuple[Branch, ...]]
+    room: Mapping[Side, int] = field(default_factory=dict)  # output tokens a side's context holds; absent: all
 
 
 class World:
@@ -67,6 +68,7 @@ class World:
         seed: int = 0,
         network: Network | None = None,
         decode: Mapping[Side, float] | None = None,
+        search: Mapping[Side, float] | None = None,
         linked: bool = True,
     ) -> None:
         self.job = job
@@ -78,7 +80,10 @@ class World:
         self.sent: dict[str, int] = {}  # messages by tag
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
-        self.hosts = {side: Host(self, side, engines[side], (decode or {}).get(side, 0.01)) for side in SIDES}
+        self.hosts = {
+            side: Host(self, side, engines[side], (decode or {}).get(side, 0.01), (search or {}).get(side, 0.0))
+            for side in SIDES
+        }
         self.front = self.hosts[job.front]
 
     def at(self, time: float, action: Callable[[], None]) -> None:
@@ -143,8 +148,8 @@ class World:
 class Host:
     """One side: an engine in virtual time and at most one machine. Implements `driver.Ports`."""
 
-    def __init__(self, world: World, side: Side, engine: Engine, decode: float) -> None:
-        self.world, self.side, self.decode = world, side, decode
+    def __init__(self, world: World, side: Side, engine: Engine, decode: float, search: float) -> None:
+        self.world, self.side, self.decode, self.search = world, side, decode, search
         self.steps = Steps(engine)
         self.tokens: list[int] = []
         self.lanes: list[Side | None] = []
@@ -233,8 +238,14 @@ class Host:
         self._submit(Control.release(seq))
 
     def retrieve(self) -> None:
-        assert self._driver is not None
-        self._driver.deliver(Retrieved(self.world.job.branches[self.side]))
+        generation = self._generation
+
+        def found() -> None:
+            if self._driver is not None and generation == self._generation:
+                job = self.world.job
+                self._driver.deliver(Retrieved(job.branches[self.side], job.room.get(self.side)))
+
+        self.world.at(self.world.now + self.search, found)
 
     def send(self, message: SessionMessage) -> None:
         self.world.send(self, message)
@@ -242,6 +253,10 @@ class Host:
     def open(self, targets: tuple[int, ...], epoch: int) -> None:
         peer = self.world.hosts[other(self.side)]
         self.world.carry(lambda: peer.start(targets, epoch))
+
+    def drop(self) -> None:
+        self.world.send(self, CloseSession(0, "cancelled"))
+        self.deliver_later(LinkLost())
 
     def wake_at(self, time: float) -> None:
         self._wake += 1

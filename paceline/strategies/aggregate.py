@@ -1,11 +1,12 @@
 """`aggregate`: distributed RAG with speculative aggregation (DRAGON; specs 1.5, 1.6 mode C).
 
 Each side continues its own documents and drafts ahead. The aggregator, always the device here, mixes both sides'
-distributions and decides each target by common noise; so what is private never goes up, only target ids do.
-A target depends on the seed, the prefix and the two laws alone: never on drafts, timing or message order.
+distributions and decides each target by common noise. So of what is private only the targets go up and, where the
+cloud faces the client, whose documents each of them came from.
 
-A side's law is its mixture cut to `LAW_TOP_P` and rounded as the wire rounds it, on both sides alike: the sender drafts
-from exactly what it ships, and the text does not depend on which side decides. Mass left off belongs to no token.
+A target depends on the seed, the prefix and the two laws alone: never on drafts, timing or message order. A side's law
+is its mixture cut to `LAW_TOP_P` and rounded as the wire rounds it, on both sides alike: the sender drafts from exactly
+what it ships, and the text does not depend on which side decides. Mass left off belongs to no token.
 
 Not handled: moving the aggregator, tree drafts, exactness beyond that cut.
 """
@@ -21,6 +22,7 @@ from paceline.errors import RemoteProtocolError
 from paceline.strategies.branches import Branches
 from paceline.strategies.machine import (
     Cancelled,
+    Drop,
     Effect,
     Emit,
     Event,
@@ -46,9 +48,10 @@ from paceline.wire.payload import decode_dist, encode_dist, quantise
 
 AGGREGATOR: Side = "device"
 MAX_DRAFT_AHEAD = 8  # tokens beyond the last target (specs 10); the paper has no bound
-MAX_EARLY = 64  # messages of targets that wait for earlier ones; what is lost beyond is asked for again
+MAX_EARLY = 64  # messages of targets that wait for earlier ones, and tokens in each; the rest is asked for again
 WAKE_INTERVAL = 1.0  # s without progress before saying what we have
 PATIENCE = 8  # wakes without one message from a peer that takes part before going on alone
+STALL = 60  # wakes without a target, this side being ready, before the same: the peer lives and does nothing
 LAW_TOP_P, LAW_MAX_IDS = 0.999, 512  # what a side ships of a distribution; the rest belongs to no token
 CLEAR = 2.0  # a token is one side's when that side thought it so many times as likely as the other did
 LANES: tuple[Side | None, ...] = (None, "cloud", "device")  # by their number on the wire
@@ -72,15 +75,18 @@ class Aggregate:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._branches = Branches(task.sampling)
+        self._branches = Branches(task.sampling, task.vocab_size)
         self._targets = list(task.targets)
         self._lanes = [0] * len(task.targets)
         self._epoch = task.epoch  # rollbacks of the side that follows
         self._linked = task.linked
+        self._agreed = 0  # this many of the fed tokens are known to be targets
         self._ended = False  # all targets are known
         self._finished = False
         self._progress = False  # since the last wake
         self._silent_wakes = 0
+        self._idle_wakes = 0
+        self._started = False
         self._stats = {"drafted": 0.0, "accepted": 0.0, "alone": 0.0}
         # of the side that decides
         self._held: dict[int, tuple[int, Dist]] = {}  # position -> the peer's draft and its law
@@ -97,10 +103,11 @@ class Aggregate:
             return []
         match event:
             case Started(now):
+                self._started = True
                 opening = [Open((), self._epoch)] if self._task.front and self._linked else []
                 return [Retrieve(), *opening, WakeAt(now + WAKE_INTERVAL)]
-            case Retrieved(branches):
-                return self._branches.start(branches, self._targets) + self._advance()
+            case Retrieved(branches, room):
+                return self._branches.start(branches, self._targets, room) + self._advance()
             case Scored(ticket, dists):
                 self._branches.scored(ticket, dists)
                 return self._advance()
@@ -108,7 +115,7 @@ class Aggregate:
                 self._silent_wakes = 0
                 return self._received(message) if self._linked else []
             case Woke(now):
-                return [*self._woke(), WakeAt(now + WAKE_INTERVAL)] if not self._finished else []
+                return [*self._woke(), WakeAt(now + WAKE_INTERVAL)]
             case LinkLost():
                 return self._lost()
             case LinkBack():
@@ -128,14 +135,14 @@ class Aggregate:
 
     def _woke(self) -> list[Effect]:
         """Nothing came or went for a while: say what is here, so that the peer can send again what was lost."""
-        effects: list[Effect] = []
-        if self._linked and not self._progress:
-            self._silent_wakes += 1
-            if self._silent_wakes >= PATIENCE and self._task.front:
-                return self._lost()
-            effects.append(Send(Have(0, self._epoch, len(self._targets), self._held_until())))
-        self._progress = False
-        return effects
+        if not self._linked or self._progress:
+            self._progress = False
+            return []
+        self._silent_wakes += 1
+        self._idle_wakes += self._branches.started and not self._branches.busy
+        if self._task.front and (self._silent_wakes >= PATIENCE or self._idle_wakes >= STALL):
+            return [Drop()]
+        return [Send(Have(0, self._epoch, len(self._targets), self._held_until()))]
 
     def _lost(self) -> list[Effect]:
         if not self._task.front:
@@ -150,7 +157,9 @@ class Aggregate:
         """Take the peer in again from the last target on; until it answers, nothing is decided."""
         if self._linked or not self._task.front:
             return []
-        self._linked, self._peer_known, self._silent_wakes = True, False, 0
+        self._linked, self._peer_known, self._silent_wakes, self._idle_wakes = True, False, 0, 0
+        if not self._started:
+            return []  # `Started` will open the session
         self._epoch += 1
         self._told = len(self._targets)
         return [Open(tuple(self._targets), self._epoch), *self._advance()]
@@ -169,6 +178,8 @@ class Aggregate:
         effects += self._tell()
         if self._ended:
             return effects + self._end()
+        if not (self._task.front or self._branches.fits(len(self._targets))):
+            return [*effects, self._finish("length")]  # this side's context has ended, the answer has not
         return effects + self._catch_up() + self._draft()
 
     def _decide(self) -> list[Effect] | None:
@@ -187,7 +198,7 @@ class Aggregate:
 
     def _target(self, token: int, lane: int, final: Dist | None) -> list[Effect]:
         """The next target is known: keep it, and let the client have it if this side faces one."""
-        self._progress = True
+        self._progress, self._idle_wakes = True, 0
         self._targets.append(token)
         self._lanes.append(lane)
         self._branches.forget(len(self._targets))
@@ -198,12 +209,11 @@ class Aggregate:
     def _catch_up(self) -> list[Effect]:
         """Bring the sequences to the targets: roll back drafts that did not stand, feed what is missing."""
         fed = self._branches.fed
-        agreed = 0
-        for ours, target in zip(fed, self._targets, strict=False):
-            if ours != target:
-                break
-            agreed += 1
-        effects = self._branches.rollback(agreed) if agreed < min(len(fed), len(self._targets)) else []
+        both = min(len(fed), len(self._targets))
+        self._agreed = min(self._agreed, both)
+        while self._agreed < both and fed[self._agreed] == self._targets[self._agreed]:
+            self._agreed += 1
+        effects = self._branches.rollback(self._agreed) if self._agreed < both else []
         if not self._branches.busy:
             effects += self._branches.feed(self._targets[len(self._branches.fed) :])
         return effects
@@ -223,7 +233,7 @@ class Aggregate:
         if not self._decides:
             self._drafts[position] = token, shipped
             effects.append(Send(self._draft_message(position)))
-        if token in self._task.eos_ids:
+        if token in self._task.eos_ids or not self._branches.fits(position + 1):
             return effects  # what would follow the end is not worth drafting
         return effects + self._branches.feed([token])
 
@@ -259,13 +269,13 @@ class Aggregate:
             return  # as good as lost
         self._peer_log_h, self._peer_known = message.log_weight, True
         for position, (token, dist) in enumerate(zip(message.tokens, dists, strict=False), message.start):
-            if len(self._targets) <= position <= len(self._targets) + MAX_DRAFT_AHEAD:
+            if len(dist.ids) and len(self._targets) <= position <= len(self._targets) + MAX_DRAFT_AHEAD:
                 self._held[position] = token, dist
 
     def _decide_together(self) -> list[Effect] | None:
         """One target from the mixture over both sides (DRAGON eq. 4), as soon as every side with documents is heard."""
-        if not self._peer_known:
-            return None
+        if not self._peer_known or not self._branches.started:
+            return None  # what a side has found is not known before it has searched
         position = len(self._targets)
         log_h: dict[Side, float | None] = {"cloud": self._peer_log_h, "device": self._branches.log_h}
         weights = side_weights(log_h)
@@ -305,7 +315,8 @@ class Aggregate:
         return [Send(message)]
 
     def _targets_message(self, start: int) -> Targets:
-        return Targets(0, self._epoch, start, self._targets[start:], bytes(self._lanes[start:]))
+        lanes = bytes(len(self._targets) - start) if self._task.front else bytes(self._lanes[start:])
+        return Targets(0, self._epoch, start, self._targets[start:], lanes)
 
     # ---- the side that follows --------------------------------------------------------------------------------------
     def _draft_message(self, position: int) -> DraftTokens:
@@ -314,10 +325,15 @@ class Aggregate:
 
     def _follow(self, message: Targets) -> list[Effect]:
         """Take the targets that are new; those that come too early wait for the ones they follow."""
-        if any(token >= self._task.vocab_size for token in message.tokens) or len(message.lanes) != len(message.tokens):
+        if (
+            any(token >= self._task.vocab_size for token in message.tokens)
+            or len(message.lanes) != len(message.tokens)
+            or message.start + len(message.tokens) > self._task.max_tokens
+        ):
             return []  # as good as lost
         waits = message.start > len(self._targets)
-        if message.epoch >= self._epoch and not (waits and len(self._early) >= MAX_EARLY):
+        too_many = len(self._early) >= MAX_EARLY or len(message.tokens) > MAX_EARLY
+        if message.epoch >= self._epoch and not (waits and too_many):
             kept = self._early.get(message.start)
             if kept is None or len(kept.tokens) <= len(message.tokens):
                 self._early[message.start] = message

@@ -31,7 +31,7 @@ class Autoregressive:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._branches = Branches(task.sampling)
+        self._branches = Branches(task.sampling, task.vocab_size)
         self._targets = list(task.targets)
         self._finished = False
 
@@ -41,8 +41,8 @@ class Autoregressive:
         match event:
             case Started():
                 return [Retrieve()]
-            case Retrieved(branches):
-                return self._branches.start(branches, self._targets)
+            case Retrieved(branches, room):
+                return self._branches.start(branches, self._targets, room)
             case Scored(ticket, dists):
                 self._branches.scored(ticket, dists)
                 return self._step()
@@ -64,8 +64,9 @@ class Autoregressive:
             return [self._finish("stop")]
         self._targets.append(token)
         self._branches.forget(position + 1)
-        effects: list[Effect] = [Emit(token, final)]
-        if position + 1 >= self._task.max_tokens:
+        lane = None if self._branches.log_h is None else self._task.side
+        effects: list[Effect] = [Emit(token, final, lane)]
+        if position + 1 >= self._task.max_tokens or not self._branches.fits(position + 1):
             return [*effects, self._finish("length")]
         return [*effects, *self._branches.feed([token])]
 

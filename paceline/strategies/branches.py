@@ -24,9 +24,12 @@ class Branches:
     their tickets.
     """
 
-    def __init__(self, sampling: SamplingParams) -> None:
+    def __init__(self, sampling: SamplingParams, vocab_size: int) -> None:
+        self.started = False  # the prompts are known
+        self.room: int | None = None  # output tokens that fit the context
         self.fed: list[int] = []  # output tokens the sequences hold, or will when forwards under way have run
         self._sampling = sampling
+        self._vocab_size = vocab_size
         self._branches: tuple[Branch, ...] = ()
         self._weights: tuple[float, ...] = ()
         self._counts: Counter[int] = Counter()
@@ -41,8 +44,10 @@ class Branches:
         scores = [branch.score for branch in self._branches if branch.score is not None]
         return log_weight(scores) if scores else None
 
-    def start(self, branches: Sequence[Branch], prefix: Sequence[int]) -> list[Effect]:
-        """Prefill every prompt, followed by the output tokens of `prefix`."""
+    def start(self, branches: Sequence[Branch], prefix: Sequence[int], room: int | None) -> list[Effect]:
+        """Prefill every prompt, followed by the output tokens of `prefix`. Before this, nothing may be fed."""
+        assert not self.fed
+        self.started, self.room = True, room
         self._branches = tuple(branches)
         self._weights = tuple(0.0 if branch.score is None else branch.score for branch in branches)
         effects: list[Effect] = []
@@ -54,7 +59,7 @@ class Branches:
 
     def feed(self, tokens: Sequence[int]) -> list[Effect]:
         """Append output tokens to every branch. Asks for the distribution after the last of them."""
-        if not tokens:
+        if not tokens or not self.started:
             return []
         start = len(self.fed)
         self.fed.extend(tokens)
@@ -84,10 +89,17 @@ class Branches:
         branch, position = asked
         rows = self._rows.setdefault(position, {})
         # A void ticket never gets here, so `fed` still begins with the tokens this row has seen.
-        rows[branch] = warp(dists[-1], self._sampling, self._counts_at(position))
+        dist = dists[-1]
+        if len(dist.ids) and dist.ids[-1] >= self._vocab_size:
+            dist = dist.kept(dist.ids < self._vocab_size)  # what the engine's vocabulary is padded with means nothing
+        rows[branch] = warp(dist, self._sampling, self._counts_at(position))
         if len(rows) == len(self._branches):
             del self._rows[position]
             self._mixed[position] = mix([rows[index] for index in range(len(rows))], self._weights)
+
+    def fits(self, length: int) -> bool:
+        """Can this side hold so many output tokens?"""
+        return self.room is None or length <= self.room
 
     @property
     def busy(self) -> bool:

@@ -45,7 +45,7 @@ class Task:
     sampling: SamplingParams
     max_tokens: int
     eos_ids: frozenset[int]
-    vocab_size: int
+    vocab_size: int  # ids both sides give the same meaning; an engine may pad beyond
     targets: tuple[int, ...] = ()  # output tokens already decided
     epoch: int = 0
     linked: bool = False  # a peer takes part
@@ -64,6 +64,7 @@ class Retrieved:
     """Answer to `Retrieve`: at least one branch. All sequences of one machine are its own: it names them 0, 1, …"""
 
     branches: tuple[Branch, ...]
+    room: int | None = None  # output tokens that fit the context behind the longest prompt; None: no bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,11 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
+class Drop:
+    """The peer is of no use any more: close its session. `LinkLost` follows."""
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send `Woke` at this time. A later `WakeAt` replaces an earlier one."""
 
@@ -167,7 +173,7 @@ class Finish:
     stats: Mapping[str, float] = field(default_factory=dict)
 
 
-Effect = Retrieve | Forward | Commit | Truncate | Send | Open | WakeAt | Emit | Finish
+Effect = Retrieve | Forward | Commit | Truncate | Send | Open | Drop | WakeAt | Emit | Finish
 
 
 class Machine(Protocol):

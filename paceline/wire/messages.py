@@ -15,7 +15,7 @@ SUBPROTOCOL = "paceline.v1"
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Hash = Annotated[str, msgspec.Meta(max_length=128)]
-Text = Annotated[str, msgspec.Meta(max_length=262_144)]
+Text = Annotated[str, msgspec.Meta(max_length=1_048_576)]
 Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]

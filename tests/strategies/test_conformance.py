@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import pytest
 
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.world import Host, Network, World
+from paceline.runtime.world import Host, Job, Network, World
 from paceline.strategies.machine import SIDES, Cancelled, Side, Strategy, other
 from paceline.strategies.registry import STRATEGIES
 from tests.strategies import oracle
@@ -24,12 +25,27 @@ def reference(strategy: Strategy, front: Side, sampling: SamplingParams) -> list
     return oracle.continued_alone(engines()[front], BRANCHES[front], [], sampling, MAX_TOKENS, EOS)
 
 
-def harsh(seed: int) -> tuple[Network, dict[Side, float]]:
-    """A network and two decode times, different for every seed: delays up to a second, loss, duplicates."""
+@dataclass(frozen=True, slots=True)
+class Weather:
+    network: Network
+    decode: dict[Side, float]
+    search: dict[Side, float]
+
+    def world(self, this: Job, seed: int) -> World:
+        return World(this, engines(), seed=seed, network=self.network, decode=self.decode, search=self.search)
+
+
+def harsh(seed: int) -> Weather:
+    """Different for every seed: delays up to a second, loss, duplicates, slow engines, slow searches."""
     chance = random.Random(f"harsh {seed}")
     slowest = chance.choice((0.0, 0.02, 0.3, 1.0))
     network = Network((slowest * chance.random(), slowest), chance.choice((0.0, 0.1, 0.3)), chance.choice((0.0, 0.4)))
-    return network, {"cloud": chance.choice((0.001, 0.02, 0.2)), "device": chance.choice((0.001, 0.06, 0.2))}
+    decode: dict[Side, float] = {
+        "cloud": chance.choice((0.001, 0.02, 0.2)),
+        "device": chance.choice((0.001, 0.06, 0.2)),
+    }
+    search: dict[Side, float] = {side: chance.choice((0.0, 0.1, 2.0)) for side in SIDES}
+    return Weather(network, decode, search)
 
 
 @EVERY_STRATEGY
@@ -41,8 +57,7 @@ def test_text_equals_the_reference_in_random_interleavings(
     """2 fronts x 3 samplings x 70: more than 400 interleavings a strategy, of which 280 are sampled."""
     expected = reference(strategy, front, sampling)
     for seed in range(70):
-        network, decode = harsh(seed)
-        world = World(job(strategy, front, sampling), engines(), seed=seed, network=network, decode=decode)
+        world = harsh(seed).world(job(strategy, front, sampling), seed)
         answer = world.run()
         assert answer.tokens == expected, f"seed {seed}"
         assert answer.finished is not None
@@ -87,8 +102,7 @@ def test_a_link_that_flaps_ends_in_a_whole_answer(strategy: Strategy, front: Sid
             elif chance.random() < 0.05:
                 world.mend()
 
-        network, decode = harsh(seed)
-        world = World(job(strategy, front, sampling), engines(), seed=seed, network=network, decode=decode)
+        world = harsh(seed).world(job(strategy, front, sampling), seed)
         answer = world.run(flap)
         assert answer.finished is not None and answer.finished.reason in ("stop", "length")
         assert len(answer.tokens) == MAX_TOKENS or answer.finished.reason == "stop"
@@ -133,17 +147,15 @@ def test_a_side_without_documents_has_no_say(strategy: Strategy, front: Side, em
     else:
         expected = oracle.continued_alone(engines()[front], branches[front], [], sampling, MAX_TOKENS, EOS)
     for seed in range(20):
-        network, decode = harsh(seed)
         this = job(strategy, front, sampling, branches=branches)
-        assert World(this, engines(), seed=seed, network=network, decode=decode).run().tokens == expected
+        assert harsh(seed).world(this, seed).run().tokens == expected
 
 
 @EVERY_STRATEGY
 @EVERY_FRONT
 def test_a_run_repeats_exactly(strategy: Strategy, front: Side) -> None:
     def play() -> tuple[list[int], int, float, dict[str, int]]:
-        network, decode = harsh(3)
-        world = World(job(strategy, front, SAMPLINGS["sampled"]), engines(), seed=3, network=network, decode=decode)
+        world = harsh(3).world(job(strategy, front, SAMPLINGS["sampled"]), 3)
         host: Host = world.run()
         return host.tokens, world.events, world.now, world.sent
 
