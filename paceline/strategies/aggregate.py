@@ -104,7 +104,7 @@ class Aggregate:
         match event:
             case Started(now):
                 self._started = True
-                opening = [Open((), self._epoch)] if self._task.front and self._linked else []
+                opening = [Open(tuple(self._targets), self._epoch)] if self._task.front and self._linked else []
                 return [Retrieve(), *opening, WakeAt(now + WAKE_INTERVAL)]
             case Retrieved(branches, room):
                 return self._branches.start(branches, self._targets, room) + self._advance()

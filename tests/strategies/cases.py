@@ -138,6 +138,7 @@ class Hand:
     def answer(self) -> list[Effect]:
         effects: list[Effect] = []
         while self._waiting:
+            assert self._rows < 1000, "it computes for ever"
             forward = self._waiting.pop(0)
             effects += self.on(Scored(forward.ticket, (self.say(_end(forward) - len(PROMPT)),)))
         return effects

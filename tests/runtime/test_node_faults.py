@@ -1,0 +1,226 @@
+"""Two nodes when something is slow, short, late, silent or too long: what of it a client may notice, and what not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from paceline.core.sampling import SamplingParams
+from paceline.engine.bytetext import ByteTokenizer
+from paceline.engine.contract import LoadedModel
+from paceline.errors import PacelineError, RequestError
+from paceline.rag.records import Passage
+from paceline.rag.store import DocumentStore
+from paceline.runtime import node as node_module
+from paceline.runtime.node import Node
+from paceline.runtime.service import Done, Piece
+from paceline.strategies import aggregate as aggregate_module
+from paceline.wire import codec
+from paceline.wire.messages import DraftTokens, OpenSession
+from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, nodes
+
+pytestmark = pytest.mark.anyio
+
+ENDLESS = SamplingParams(temperature=1.0, seed=1, logit_bias={256: -100.0})
+
+
+class OneDocument:
+    """A store of one passage. A search waits until `open` is set, and no longer than a test may."""
+
+    def __init__(self, text: str, open: threading.Event | None = None) -> None:
+        self._passage = Passage("notes.md", 1, "", text, 0.5)
+        self._open = open
+
+    def count(self) -> int:
+        return 1
+
+    def search(self, query: str, k: int) -> list[Passage]:
+        assert query and k
+        if self._open is not None:
+            assert self._open.wait(20.0), "the search was never let go"
+        return [self._passage]
+
+
+def give_documents(bench: Bench, device_may_search: threading.Event | None = None) -> None:
+    for node, text, may_search in (
+        (bench.cloud, "The harbour opens at eight.", None),
+        (bench.device, "My landlord is called Velda.", device_may_search),
+    ):
+        node._store = cast(DocumentStore, OneDocument(text, may_search))
+
+
+@asynccontextmanager
+async def short_device(max_positions: int) -> AsyncIterator[Bench]:
+    """Linked, with a device whose context is shorter than the cloud's."""
+    engine = GatedEngine(2, max_positions)
+    engine.open = True
+    async with (
+        nodes(linked=False) as (bench, tasks),
+        Node("device", LoadedModel(engine, ByteTokenizer()), None) as bench.device,
+    ):
+        await bench.link(tasks)
+        yield bench
+        assert bench.links is not None
+        await bench.links[0].close()
+        await bench.links[1].closed.wait()
+    assert not engine.held(), "blocks leaked"
+
+
+def deafen_cloud(bench: Bench) -> None:
+    """It takes part in what the device opens, and says nothing."""
+    assert bench.links is not None
+    link = bench.links[1]
+
+    def take_part(opening: OpenSession) -> None:
+        link.attach(opening.session, lambda _: None)
+
+    link.on_open = take_part
+
+
+async def test_a_slow_search_on_the_device_changes_no_text() -> None:
+    texts: list[str] = []
+    async with nodes() as (bench, _):
+        give_documents(bench)
+        for node in (bench.cloud, bench.device):
+            texts.append((await collect(await node.prepare(REQUEST)))[0])
+    async with nodes() as (bench, _):
+        may_search = threading.Event()
+        give_documents(bench, may_search)
+        assert bench.ends is not None
+        end, drafts = bench.ends[0], 0
+        receive = end.recv_bytes
+
+        async def counted() -> bytes:
+            """What it returned before has been dealt with when it is called again."""
+            nonlocal drafts
+            if drafts >= 4:
+                may_search.set()
+            data = await receive()
+            drafts += isinstance(codec.decode(data), DraftTokens)
+            return data
+
+        end.recv_bytes = counted  # type: ignore[method-assign]  # to listen in
+        text, done = await collect(await bench.cloud.prepare(REQUEST))
+        assert drafts >= 4 and done.degraded is None
+        texts.append(text)
+    assert len(set(texts)) == 1, texts
+
+
+async def test_a_device_with_a_shorter_context_leaves_and_its_own_answers_are_not_hurt() -> None:
+    joint = replace(REQUEST, max_tokens=120, sampling=ENDLESS)
+    local = replace(joint, max_tokens=20, strategy="autoregressive")
+    async with short_device(100) as bench:
+        answer = asyncio.ensure_future(collect(await bench.cloud.prepare(joint)))
+        num_local = 0
+        while not answer.done():  # one of them is under way whenever the joint answer reaches the end of the context
+            _, done = await collect(await bench.device.prepare(local))
+            assert (done.completion_tokens, done.degraded) == (20, None)
+            num_local += 1
+        _, done = await answer
+        assert num_local > 2
+        assert (done.completion_tokens, done.reason, done.degraded) == (120, "length", "device_lost")
+        assert 0 < done.stats["alone"] < 120  # it took part until then
+
+
+async def test_a_conversation_too_long_for_the_peer_is_answered_without_it() -> None:
+    async with short_device(30) as bench:
+        assert bench.links is not None
+        _, done = await collect(await bench.cloud.prepare(replace(REQUEST, max_tokens=5, sampling=ENDLESS)))
+        assert (done.completion_tokens, done.degraded) == (5, "device_lost")
+        assert bench.links[1].accepting
+
+
+async def test_a_conversation_too_long_for_a_frame_does_not_cut_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 4096)
+    long = replace(REQUEST, messages=({"role": "user", "content": "x" * 3000},), max_tokens=3, sampling=ENDLESS)
+    async with nodes() as (bench, _):
+        assert bench.links is not None
+        _, done = await collect(await bench.device.prepare(long))
+        assert (done.completion_tokens, done.degraded) == (3, "cloud_lost")
+        assert not any(link.closed.is_set() for link in bench.links)
+        _, done = await collect(await bench.device.prepare(REQUEST))
+        assert done.degraded is None
+
+
+async def test_a_link_replaced_before_it_is_known_dead_takes_the_peer_back() -> None:
+    async with nodes(gated=("device",)) as (bench, tasks):
+        engine = bench.engines["device"]
+        session = await bench.cloud.prepare(replace(REQUEST, sampling=ENDLESS))
+        events = session.run()
+        engine.gate.release()  # the device's prefill: with the cloud's first draft it decides a target
+        assert isinstance(await anext(events), Piece)
+        old, session_link = bench.links, session.link
+        await bench.link(tasks)  # the device has dialled again, and its old link still looks alive to the cloud
+        assert old is not None and bench.links is not None
+        assert session_link is old[1] and session.link is bench.links[1]
+        for link in old:
+            await link.close()
+        assert session.link is bench.links[1]
+        engine.release_gate()
+        done = [event async for event in events][-1]
+        assert isinstance(done, Done) and done.completion_tokens == 40
+        assert done.stats["alone"] <= 1 and done.stats["drafted"] > 30  # together again
+
+
+async def test_requests_that_come_at_once_are_admitted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "MAX_ANSWERS", 2)
+    async with nodes(linked=False) as (bench, _):
+        give_documents(bench)
+        results = await asyncio.gather(*(bench.cloud.prepare(REQUEST) for _ in range(6)), return_exceptions=True)
+        refused = [result for result in results if isinstance(result, RequestError)]
+        admitted = [result for result in results if not isinstance(result, BaseException)]
+        assert len(admitted) == 2 and [error.status for error in refused] == [429] * 4
+        for session in admitted:
+            await session.aclose()
+        await collect(await bench.cloud.prepare(REQUEST))  # refusals hold no place
+
+
+@pytest.mark.parametrize("on_loss", ["continue", "fail"])
+async def test_a_peer_that_falls_silent_is_as_good_as_lost(on_loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregate_module, "WAKE_INTERVAL", 0.01)
+    async with nodes() as (bench, _):
+        deafen_cloud(bench)
+        request = replace(REQUEST, max_tokens=4, sampling=ENDLESS)
+        if on_loss == "fail":
+            session = await bench.device.prepare(replace(request, on_loss="fail"))
+            with pytest.raises(PacelineError, match="not to go on alone"):
+                await collect(session)
+        else:
+            _, done = await collect(await bench.device.prepare(request))
+            assert (done.completion_tokens, done.degraded) == (4, "cloud_lost")
+
+
+async def test_a_link_that_goes_before_the_answer_begins_is_a_loss_too() -> None:
+    async with nodes() as (bench, _):
+        whatever = await bench.device.prepare(REQUEST)
+        strict = await bench.device.prepare(replace(REQUEST, on_loss="fail"))
+        await bench.unlink()
+        _, done = await collect(whatever)
+        assert done.degraded == "cloud_lost" and done.completion_tokens > 0
+        with pytest.raises(PacelineError, match="not to go on alone"):
+            await collect(strict)
+
+
+async def test_a_link_lost_and_back_before_the_answer_begins_leaves_no_session_behind() -> None:
+    async with nodes() as (bench, tasks):
+        session = await bench.device.prepare(REQUEST)
+        await bench.unlink()
+        await bench.link(tasks)
+        assert bench.links is not None
+        opened: list[int] = []
+        take_part = bench.links[1].on_open
+        assert take_part is not None
+
+        def counted(opening: OpenSession) -> None:
+            opened.append(opening.session)
+            take_part(opening)
+
+        bench.links[1].on_open = counted
+        _, done = await collect(session)
+        assert len(opened) == 1 and done.stats["alone"] == 0
