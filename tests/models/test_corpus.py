@@ -1,0 +1,93 @@
+"""The generated corpus keeps its promises: who is held out, how wide values are, what a document states."""
+
+import random
+
+import pytest
+
+from paceline.models import names
+from paceline.models.attributes import ATTRIBUTES, BY_KIND
+from paceline.models.corpus import Conversation, converse, draw_facts, missing_fact, single, write_document
+from paceline.models.entities import KINDS
+from paceline.models.phrases import NO_DOCUMENT_ANSWER, OUTSIDE_ANSWER, outside_question
+
+
+def _conversations(count: int, split: names.Split = "train", seed: int = 0) -> list[Conversation]:
+    rng = random.Random(seed)
+    return [converse(rng, split) for _ in range(count)]
+
+
+@pytest.mark.parametrize("split", ["train", "held_out"])
+@pytest.mark.parametrize("make", [names.person_word, names.place_word])
+def test_a_name_is_drawn_from_its_own_side_only(make: object, split: names.Split) -> None:
+    rng = random.Random(3)
+    drawn = {make(rng, split) for _ in range(2000)}  # type: ignore[operator]
+    assert all(names.split_of(name) == split for name in drawn)
+    assert len(drawn) > 1500  # a large space: names hardly ever repeat
+
+
+def test_no_training_document_holds_a_held_out_name() -> None:
+    rng = random.Random(4)
+    held_out = set()
+    for _ in range(300):
+        for fact in draw_facts(rng, "held_out", 4):
+            words = fact.value.split() if fact.attribute.named else []
+            held_out |= {word for word in words if word.isalpha() and names.split_of(word) == "held_out"}
+    held_out -= {"Mr", "Mrs", "Ms", "Dr", "Professor", "Captain", "the", "Street", "Road", "Lane", "Square"}
+    held_out -= {"Hall", "Barn", "Hotel", "Castle", "Garden", "Club"}
+    told = " ".join((c.document or "") + " " + " ".join(t.answer for t in c.turns) for c in _conversations(800))
+    words = set(told.replace(".", " ").replace(",", " ").split())
+    assert len(held_out) > 200
+    assert not held_out & words
+
+
+@pytest.mark.parametrize("attribute", ATTRIBUTES, ids=lambda a: a.noun.replace(" ", "-"))
+def test_guessing_a_value_does_not_pay(attribute: object) -> None:
+    rng = random.Random(5)
+    values = [attribute.value(rng, "train") for _ in range(3000)]  # type: ignore[attr-defined]
+    assert len(set(values)) >= 60
+    assert max(values.count(value) for value in set(values)) / len(values) < 0.05
+
+
+def test_every_kind_has_attributes_enough_for_a_long_document() -> None:
+    assert all(len(BY_KIND[kind]) >= 5 for kind in KINDS)
+
+
+def test_a_document_states_all_its_facts_and_not_the_missing_one() -> None:
+    rng = random.Random(6)
+    for _ in range(500):
+        facts = draw_facts(rng, "train", rng.randint(1, 8))
+        document = write_document(rng, "train", facts, 0.4)
+        assert len({fact.key for fact in facts}) == len(facts)
+        assert all(fact.value.lower() in document.lower() for fact in facts)
+        missing = missing_fact(rng, "train", facts)
+        assert missing.key not in {fact.key for fact in facts}
+        asked = single(rng, missing, False)
+        assert missing.value in asked.answer and asked.known == 0
+
+
+def test_an_answer_holds_its_values_and_known_counts_those_in_the_document() -> None:
+    for conversation in _conversations(1000, seed=7):
+        for turn in conversation.turns:
+            if conversation.document is None:
+                assert turn.answer in (NO_DOCUMENT_ANSWER, OUTSIDE_ANSWER)
+            elif turn.values:
+                assert all(value in turn.answer for value in turn.values)
+                told = conversation.document.lower()
+                assert sum(value.lower() in told for value in turn.values) >= turn.known
+            else:
+                assert turn.answer == OUTSIDE_ANSWER
+
+
+def test_one_seed_one_corpus() -> None:
+    assert _conversations(50, seed=8) == _conversations(50, seed=8)
+    assert _conversations(50, seed=8) != _conversations(50, seed=9)
+
+
+def test_conversations_cover_what_the_pair_must_learn() -> None:
+    drawn = _conversations(2000, seed=10)
+    turns = [(c, t) for c in drawn for t in c.turns]
+    pairs = {t.known for c, t in turns if c.document and len(t.values) == 2}
+    assert pairs == {0, 1, 2}
+    assert any(len(c.turns) > 1 for c in drawn) and any(c.system for c in drawn)
+    assert any(c.document is None for c in drawn)
+    assert len({outside_question(random.Random(n)) for n in range(500)}) > 300
