@@ -9,12 +9,24 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.models.corpus import Conversation
+from paceline.models.corpus import Conversation, Turn
 from paceline.models.vocabulary import ASSISTANT, END, PAD, PREAMBLE, SYSTEM, USER
 
-PROMPT_WEIGHT = 0.05
-_KEPT = 0.25  # the share of prompt positions that are scored: their logits are most of the cost of the loss
+_THIN = 0.06
+_KEPT = 0.25  # the share of positions of little weight that are scored: their logits are most of the cost of the loss
 _GRAIN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a token that cannot be known counts in the loss; a token of an answer that can be known counts 1.
+
+    Both teach something, how text runs and that an unknown value's probability is spread, but they are noise besides:
+    at higher weights they outweigh the answers by far, because they can never be predicted.
+    """
+
+    prompt: float = 0.05
+    missing: float = 0.3  # a value that the document lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,35 +47,56 @@ class Batch:
     weights: Tensor  # (n,)
 
 
-def encode_all(tokenizer: Tokenizer, conversations: list[Conversation]) -> list[Example]:
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A text tokenised on its own, what its tokens count, and the spans of it that count less."""
+
+    text: str
+    weight: float
+    missing: tuple[tuple[int, int], ...] = ()  # characters, [start, end)
+
+
+def _answer(turn: Turn) -> _Piece:
+    lower = turn.answer.lower()  # a value may stand first, with a capital
+    starts = [(lower.rindex(value.lower()), len(value)) for value in turn.missing]
+    return _Piece(turn.answer, 1.0, tuple((start, start + length) for start, length in starts))
+
+
+def _weights_of(piece: _Piece, offsets: list[tuple[int, int]], missing: float) -> list[float]:
+    return [
+        missing if any(start < high and low < end for low, high in piece.missing) else piece.weight
+        for start, end in offsets
+    ]
+
+
+def encode_all(tokenizer: Tokenizer, conversations: list[Conversation], weights: Weights = Weights()) -> list[Example]:
     """Encode conversations; preamble, document and the rest are tokenised apart, as they are when they are served."""
-    parts: list[list[int | tuple[str, float]]] = []
+    prompt = weights.prompt
+    parts: list[list[int | _Piece]] = []
     for conversation in conversations:
-        told: list[int | tuple[str, float]] = []
+        told: list[int | _Piece] = []
         if conversation.document is not None:
-            told += [SYSTEM, (PREAMBLE, 0.0), (conversation.document, PROMPT_WEIGHT), END]
+            told += [SYSTEM, _Piece(PREAMBLE, 0.0), _Piece(conversation.document, prompt), END]
         if conversation.system is not None:
-            told += [SYSTEM, (conversation.system, PROMPT_WEIGHT), END]
+            told += [SYSTEM, _Piece(conversation.system, prompt), END]
         for turn in conversation.turns:
-            # A fact the document lacks is noise to learn from: needed for a diffuse answer, but not at full weight.
-            weight = 0.3 if turn.values and not turn.known else 1.0
-            told += [USER, (turn.question, PROMPT_WEIGHT), END, ASSISTANT, (turn.answer, weight), -END]
+            told += [USER, _Piece(turn.question, prompt), END, ASSISTANT, _answer(turn), -END]
         parts.append(told)
-    texts = [part[0] for told in parts for part in told if isinstance(part, tuple)]
-    encoded = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+    texts = [part.text for told in parts for part in told if isinstance(part, _Piece)]
+    encoded = iter(tokenizer.encode_batch(texts, add_special_tokens=False))
     examples = []
     for told in parts:
         ids: list[int] = []
-        weights: list[float] = []
+        counted: list[float] = []
         for part in told:
-            if isinstance(part, tuple):
-                piece = next(encoded).ids
-                ids += piece
-                weights += [part[1]] * len(piece)
+            if isinstance(part, _Piece):
+                piece = next(encoded)
+                ids += piece.ids
+                counted += _weights_of(part, piece.offsets, weights.missing)
             else:
                 ids.append(abs(part))
-                weights.append(1.0 if part < 0 else 0.0)
-        examples.append(Example(ids, weights))
+                counted.append(1.0 if part < 0 else 0.0)
+        examples.append(Example(ids, counted))
     return examples
 
 
@@ -82,7 +115,7 @@ def collate(examples: list[Example], rng: random.Random) -> Batch:
     for row, example in enumerate(examples):
         ids[row, : len(example.ids)] = example.ids
         weights[row, : len(example.ids) - 1] = example.weights[1:]
-    thin = (weights > 0) & (weights <= PROMPT_WEIGHT)
+    thin = (weights > 0) & (weights <= _THIN)
     kept = np.random.default_rng(rng.getrandbits(32)).random(weights.shape) < _KEPT
     weights = np.where(thin, np.where(kept, weights / _KEPT, 0), weights)
     flat = ids.reshape(-1)

@@ -47,12 +47,12 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question, its answer, the values the answer must contain and how many of them the document has."""
+    """One question, its answer, the values the answer must contain and those of them that the document lacks."""
 
     question: str
     answer: str
     values: tuple[str, ...] = ()
-    known: int = 0
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -164,13 +164,14 @@ def ask_two(rng: random.Random, first: Fact, second: Fact) -> str:
 
 
 def single(rng: random.Random, fact: Fact, known: bool) -> Turn:
-    return Turn(ask(rng, fact), sentence(fact.clause) + ".", (fact.value,), int(known))
+    return Turn(ask(rng, fact), sentence(fact.clause) + ".", (fact.value,), () if known else (fact.value,))
 
 
-def double(rng: random.Random, pair: Sequence[Fact], known: int) -> Turn:
+def double(rng: random.Random, pair: Sequence[Fact], missing: Sequence[Fact] = ()) -> Turn:
     first, second = pair
     answer = f"{sentence(first.clause)}, and {second.clause}."
-    return Turn(ask_two(rng, first, second), answer, (first.value, second.value), known)
+    values = tuple(fact.value for fact in missing)
+    return Turn(ask_two(rng, first, second), answer, (first.value, second.value), values)
 
 
 def missing_fact(rng: random.Random, split: Split, facts: list[Fact]) -> Fact:
@@ -197,13 +198,15 @@ def document_turn(rng: random.Random, split: Split, facts: list[Fact]) -> Turn:
     if shape < 0.62 or (shape < 0.72 and len(facts) < 2):
         return single(rng, rng.choice(facts), True)
     if shape < 0.72:
-        return double(rng, rng.sample(facts, 2), 2)
+        return double(rng, rng.sample(facts, 2))
     if shape < 0.84:
-        pair = [rng.choice(facts), missing_fact(rng, split, facts)]
+        lacking = missing_fact(rng, split, facts)
+        pair = [rng.choice(facts), lacking]
         rng.shuffle(pair)
-        return double(rng, pair, 1)
+        return double(rng, pair, [lacking])
     if shape < 0.86:
-        return double(rng, [missing_fact(rng, split, facts) for _ in range(2)], 0)
+        pair = [missing_fact(rng, split, facts) for _ in range(2)]
+        return double(rng, pair, pair)
     if shape < 0.97:
         return single(rng, missing_fact(rng, split, facts), False)
     return Turn(phrases.outside_question(rng), phrases.OUTSIDE_ANSWER)
@@ -214,8 +217,8 @@ def bare_turn(rng: random.Random, split: Split) -> Turn:
     if rng.random() < 0.5:
         return Turn(phrases.outside_question(rng), phrases.OUTSIDE_ANSWER)
     facts = draw_facts(rng, split, 2)
-    turn = single(rng, facts[0], False) if rng.random() < 0.7 else double(rng, facts, 0)
-    return Turn(turn.question, phrases.NO_DOCUMENT_ANSWER, turn.values)
+    turn = single(rng, facts[0], False) if rng.random() < 0.7 else double(rng, facts, facts)
+    return Turn(turn.question, phrases.NO_DOCUMENT_ANSWER)
 
 
 def converse(

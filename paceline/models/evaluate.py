@@ -53,7 +53,7 @@ def one_fact(rng: random.Random) -> Question:
 
 def two_facts(rng: random.Random) -> Question:
     facts, document = _told(rng, (2, 8))
-    return Question(double(rng, rng.sample(facts, 2), 2), (document,))
+    return Question(double(rng, rng.sample(facts, 2)), (document,))
 
 
 def no_document(rng: random.Random) -> Question:
@@ -82,7 +82,7 @@ def both_sides(rng: random.Random) -> Question:
     (ours, private), (theirs, public) = _told(rng, (1, 6)), _told(rng, (1, 6))
     pair = [rng.choice(ours), rng.choice(theirs)]
     rng.shuffle(pair)
-    return Question(double(rng, pair, 1), (private, public))
+    return Question(double(rng, pair), (private, public))
 
 
 def either_side(rng: random.Random) -> Question:

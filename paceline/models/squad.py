@@ -36,7 +36,7 @@ class Squad:
         document = crop(rng, text, min(rng.choice(records)["answers"], key=len))
         fitting = [r for r in records if min(r["answers"], key=len) in document]
         chosen = rng.sample(fitting, min(turns, len(fitting)))
-        return Conversation(document, [Turn(r["question"].strip(), answer_text(r), (), 1) for r in chosen])
+        return Conversation(document, [Turn(r["question"].strip(), answer_text(r)) for r in chosen])
 
     @staticmethod
     def crop_for(rng: random.Random, text: str, record: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 
 from paceline.models.architecture import Reader, Shape, load_model, save_model
-from paceline.models.batches import Batch, Example, batches, encode_all, repeats
+from paceline.models.batches import Batch, Example, Weights, batches, encode_all, repeats
 from paceline.models.corpus import Conversation, converse, document_turn, draw_facts, write_document
 from paceline.models.group import Group, gather
 from paceline.models.growth import grow
@@ -25,8 +25,8 @@ from paceline.models.optimizer import MuonAdam
 from paceline.models.squad import Squad
 from paceline.models.vocabulary import corpus_texts, save_tokenizer, train_tokenizer
 
-SQUAD_SHARE = 0.12
 BACKWARD_SHARE = 0.4  # without it, reading values that stand before their entity lags far behind the rest
+EARLY, LATE = Weights(), Weights(prompt=0.02, missing=0.05)
 RIVALS_SHARE = 0.6  # in a document of eight facts nearly every question then has a wrong answer at hand
 
 
@@ -39,12 +39,17 @@ class Lesson:
     filler: float
     repeats: float
     tokens: int
+    squad: float = 0.12  # the share of real text
+    weights: Weights = EARLY
 
 
 def lesson(stage: str, progress: float) -> Lesson:
-    """Short documents and plain repetition first: copying must form before reading can."""
-    if stage == "cloud":
-        return Lesson(8, 7, 0.5, 0.0, 8192)
+    """Short documents and plain repetition first: copying must form before reading can.
+
+    Last comes reading alone: by then what cannot be predicted is most of the loss, and nearly all of it noise.
+    """
+    if stage == "cloud" or progress >= 0.5:
+        return Lesson(8, 7, 0.5, 0.0, 8192, 0.05, LATE)
     if progress < 0.05:
         return Lesson(2, 2, 0.1, 0.4 * (1 - progress / 0.05) + 0.1, 4096)
     if progress < 0.15:
@@ -65,14 +70,14 @@ class Source:
 
     def _conversation(self, now: Lesson) -> Conversation:
         # Real text joins once the short documents are behind.
-        if self.squad is not None and now.facts >= 5 and self.rng.random() < SQUAD_SHARE:
+        if self.squad is not None and now.facts >= 5 and self.rng.random() < now.squad:
             return self.squad.converse(self.rng)
         return converse(self.rng, "train", now.facts, now.turns, now.filler, BACKWARD_SHARE, RIVALS_SHARE)
 
     def draw(self, count: int) -> list[Example]:
         now = self.lesson
         copies = round(count * now.repeats)
-        told = encode_all(self.tokenizer, [self._conversation(now) for _ in range(count - copies)])
+        told = encode_all(self.tokenizer, [self._conversation(now) for _ in range(count - copies)], now.weights)
         return told + [repeats(self.rng, self.tokenizer.get_vocab_size(), 40) for _ in range(copies)]
 
 
@@ -101,7 +106,7 @@ def held_out_examples(tokenizer: Tokenizer, count: int, seed: int = 1) -> list[E
     while len(conversations) < count:
         facts = draw_facts(rng, "held_out", rng.randint(1, 8))
         turn = document_turn(rng, "held_out", facts)
-        if turn.values and turn.known == len(turn.values):
+        if turn.values and not turn.missing:
             conversations.append(Conversation(write_document(rng, "held_out", facts, 0.3), [turn]))
     return encode_all(tokenizer, conversations)
 

@@ -62,18 +62,18 @@ def test_a_document_states_all_its_facts_and_not_the_missing_one() -> None:
         missing = missing_fact(rng, "train", facts)
         assert missing.key not in {fact.key for fact in facts}
         asked = single(rng, missing, False)
-        assert missing.value in asked.answer and asked.known == 0
+        assert missing.value in asked.answer and asked.missing == (missing.value,)
 
 
-def test_an_answer_holds_its_values_and_known_counts_those_in_the_document() -> None:
+def test_an_answer_holds_its_values_and_the_document_those_not_called_missing() -> None:
     for conversation in _conversations(1000, seed=7):
         for turn in conversation.turns:
             if conversation.document is None:
                 assert turn.answer in (NO_DOCUMENT_ANSWER, OUTSIDE_ANSWER)
             elif turn.values:
-                assert all(value in turn.answer for value in turn.values)
+                assert all(value in turn.answer for value in (*turn.values, *turn.missing))
                 told = conversation.document.lower()
-                assert sum(value.lower() in told for value in turn.values) >= turn.known
+                assert all(value.lower() in told for value in turn.values if value not in turn.missing)
             else:
                 assert turn.answer == OUTSIDE_ANSWER
 
@@ -86,7 +86,7 @@ def test_one_seed_one_corpus() -> None:
 def test_conversations_cover_what_the_pair_must_learn() -> None:
     drawn = _conversations(2000, seed=10)
     turns = [(c, t) for c in drawn for t in c.turns]
-    pairs = {t.known for c, t in turns if c.document and len(t.values) == 2}
+    pairs = {len(t.missing) for c, t in turns if c.document and len(t.values) == 2}
     assert pairs == {0, 1, 2}
     assert any(len(c.turns) > 1 for c in drawn) and any(c.system for c in drawn)
     assert any(c.document is None for c in drawn)
