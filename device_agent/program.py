@@ -10,7 +10,7 @@ import typer
 
 from paceline.api.app import create_app
 from paceline.api.keys import check_exposure, parse_keys
-from paceline.api.opening import open_model, open_store, served_name
+from paceline.api.opening import open_kv, open_model, open_store, served_name
 from paceline.api.serving import listen, serve, url_of
 from paceline.models import DEVICE
 from paceline.runtime.emulation import Emulation
@@ -43,6 +43,8 @@ async def run(settings: AgentSettings) -> None:
             served_name=name,
             max_tokens_default=settings.max_tokens_default,
             expects_peer=settings.cloud is not None,
+            open_to_peer=settings.share_distributions,
+            kv=open_kv(settings),
         )
 
         def hello(credential: Credential) -> Hello:

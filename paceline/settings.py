@@ -76,7 +76,14 @@ class NodeSettings(BaseModel):
         (), repr=False, description="keys clients must send, as KEY, or KEY=DEVICE to bind a key to a device"
     )
     emulate: str | None = Field(
-        None, description="emulated link: rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01; default: the link as it is"
+        None,
+        description="emulated link: rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01, and pace of the engine: "
+        "forward=60ms,row=0.5ms; default: both as they are",
+    )
+    document_kv_mib: int = Field(
+        2048,
+        ge=0,
+        description="MiB of disk at most for the KV of documents, kept so that each is computed once; 0: none is kept",
     )
     documents: int = Field(2, ge=0, le=64, description="passages each side reads per request, unless the request says")
     max_tokens_default: int | None = Field(
@@ -137,6 +144,11 @@ class AgentSettings(NodeSettings):
     )
     code: str | None = Field(
         None, repr=False, description="one-time enrolment code, from `paceline devices add` at the server"
+    )
+    share_distributions: bool = Field(
+        False,
+        description="let the cloud's clients ask for privacy 'open': what the model predicts from this device's "
+        "documents, though never their text, may then go to the cloud",
     )
     insecure: bool = Field(False, description="allow an unencrypted link to a server on another machine")
 

@@ -9,7 +9,7 @@ from contextlib import closing
 import typer
 
 from paceline.api.keys import check_exposure, parse_keys
-from paceline.api.opening import open_model, open_store, served_name
+from paceline.api.opening import open_kv, open_model, open_store, served_name
 from paceline.api.serving import listen, serve, url_of
 from paceline.models import CLOUD
 from paceline.runtime.emulation import Emulation
@@ -35,7 +35,14 @@ async def run(settings: ServerSettings) -> None:
         model = open_model(settings, CLOUD)
         info = model.engine.info
         name = served_name(settings, model)
-        node = Node("cloud", model, store, served_name=name, max_tokens_default=settings.max_tokens_default)
+        node = Node(
+            "cloud",
+            model,
+            store,
+            served_name=name,
+            max_tokens_default=settings.max_tokens_default,
+            kv=open_kv(settings),
+        )
 
         def welcome() -> Welcome:
             return Welcome(

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.engine.contract import LoadedModel
 from paceline.engine.load import load_model
+from paceline.engine.paced import PacedEngine
 from paceline.errors import ConfigError
+from paceline.rag.document_kv import FOLDER, KvStore
 from paceline.rag.embed import load_embedder
 from paceline.rag.store import DocumentStore
+from paceline.runtime.emulation import Emulation
 from paceline.settings import NodeSettings
 
 DEMO = "demo"
 
 
 def open_model(settings: NodeSettings, demo: Path) -> LoadedModel:
-    """The model of the settings; `demo` is what that word means on this side. Raises ConfigError with what to do."""
+    """The model of the settings; `demo` is what that word means on this side. Raises ConfigError with what to do.
+
+    Its engine is paced where the settings emulate a slower machine.
+    """
+    emulation = Emulation.parse(settings.emulate or "")
     shipped = settings.model == DEMO
     if shipped and not demo.is_dir():
         raise ConfigError(f"The demonstration model is not in {demo}: install paceline again, or give --model.")
-    return load_model(
+    model = load_model(
         demo if shipped else settings.model,
         backend=settings.backend,
         dtype=settings.dtype,
         threads=settings.threads,
         name=DEMO if shipped else None,
     )
+    if not (emulation.forward or emulation.row):
+        return model
+    return replace(model, engine=PacedEngine(model.engine, emulation.forward, emulation.row))
 
 
 def served_name(settings: NodeSettings, model: LoadedModel) -> str:
@@ -36,3 +47,9 @@ def served_name(settings: NodeSettings, model: LoadedModel) -> str:
 def open_store(settings: NodeSettings) -> DocumentStore:
     """This side's documents, none at first. The caller closes it."""
     return DocumentStore.open(settings.docs_dir, load_embedder(settings.embedder))
+
+
+def open_kv(settings: NodeSettings) -> KvStore | None:
+    """Where a model's reading of the documents is kept: beside them, so that it goes with them."""
+    limit = settings.document_kv_mib << 20
+    return KvStore(settings.docs_dir / FOLDER, limit) if limit else None

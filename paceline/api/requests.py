@@ -62,6 +62,9 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
         on_loss=extension.on_device_loss,
         privacy=extension.privacy,
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        seeded=asked.seed is not None,
+        aggregator=extension.aggregator,
+        drafts=extension.drafts,
     )
     return ChatCall(
         model=asked.model,

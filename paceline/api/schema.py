@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from paceline.runtime.service import OnLoss, Privacy
+from paceline.core.rules import RuleName
+from paceline.runtime.service import Drafts, OnLoss, Privacy
 
 MAX_MESSAGES = 1000
 MAX_CHOICES = 8
@@ -84,6 +85,8 @@ class Extension(_Schema):
     device: str | None = None
     privacy: Privacy = "document-private"
     documents: Annotated[int, Field(ge=0, le=MAX_DOCUMENTS)] | None = None
+    aggregator: RuleName | None = None
+    drafts: Drafts = "tree"
     on_device_loss: OnLoss = "continue"
     report: bool = False
 

@@ -37,11 +37,17 @@ class Scheduled:
 class _Pending:
     key: int
     segment: Segment
+    ready: int = 0  # first rows that need room, but no forward
     done: int = 0  # rows already scheduled
 
     @property
     def rows(self) -> int:
-        return len(self.segment.tokens) - self.done
+        """Still to be run."""
+        return len(self.segment.tokens) - max(self.done, self.ready)
+
+    @property
+    def end(self) -> int:
+        return self.segment.start + len(self.segment.tokens)
 
     @property
     def start(self) -> int:
@@ -73,11 +79,21 @@ class StepScheduler:
     def idle(self) -> bool:
         return not self._pending
 
-    def add(self, key: int, segment: Segment) -> None:
-        """Segments of one sequence run in the order they are added. Raises ValueError for a key in use."""
+    def add(self, key: int, segment: Segment, *, ready: int = 0) -> None:
+        """Segments of one sequence run in the order they are added. Raises ValueError for a key in use.
+
+        ready: how many first rows of a chain the caller has from elsewhere. Its first piece comes without them when
+        there is room for all; the caller writes them before it runs that piece.
+        """
         if key in self._pending:
             raise ValueError(f"key {key} is pending already")
-        self._pending[key] = _Pending(key, segment)
+        if ready and not (0 < ready < len(segment.tokens) and segment.parents is None):
+            raise ValueError(f"{ready} rows cannot be ready of {segment}")
+        self._pending[key] = _Pending(key, segment, ready)
+
+    def last(self, seq: SeqId) -> int | None:
+        """The key of the last pending segment of this sequence."""
+        return next((key for key, item in reversed(self._pending.items()) if item.segment.seq == seq), None)
 
     def cancel(self, seq: SeqId, from_row: int = 0) -> list[int]:
         """Rows of this sequence from `from_row` on will not be run. Returns the keys of what is dropped.
@@ -98,6 +114,8 @@ class StepScheduler:
             else:
                 tokens = segment.tokens[: from_row - segment.start]
                 item.segment = Segment(seq, segment.start, tokens, None, segment.logits)
+                if item.ready >= len(tokens):
+                    item.ready = 0
         return dropped
 
     def next_batch(self, free_rows: int | None) -> Scheduled | None:
@@ -138,9 +156,7 @@ class StepScheduler:
         if free_rows is None:
             return []
         self._capacity = max(self._capacity, free_rows)
-        too_long = [
-            item.segment.seq for item in self._pending.values() if self._ceil(item.start + item.rows) > self._capacity
-        ]
+        too_long = [item.segment.seq for item in self._pending.values() if self._ceil(item.end) > self._capacity]
         return [key for seq in dict.fromkeys(too_long) for key in self._drop_with_followers(seq)]
 
     def _drop_with_followers(self, seq: SeqId) -> list[int]:
@@ -190,12 +206,12 @@ class StepScheduler:
     def _cut(self, item: _Pending, rows: int) -> Piece:
         """The next `rows` rows, as a segment of its own."""
         whole, final = item.segment, rows == item.rows
-        segment = whole
-        if item.done or not final:
-            tokens = whole.tokens[item.done : item.done + rows]
+        segment, first = whole, max(item.done, item.ready)
+        if first or not final:
+            tokens = whole.tokens[first : first + rows]
             logits = whole.logits if final or whole.logits == "all" else "none"
-            segment = Segment(whole.seq, item.start, tokens, None, logits)
-        item.done += rows
+            segment = Segment(whole.seq, whole.start + first, tokens, None, logits)
+        item.done = first + rows
         self._holders.add(whole.seq)
         if final:
             del self._pending[item.key]
@@ -203,7 +219,7 @@ class StepScheduler:
 
     def _cost(self, item: _Pending) -> int:
         """Rows the engine must take from its free ones for all that is left of it."""
-        return self._ceil(item.start + item.rows) - self._ceil(item.start)
+        return self._ceil(item.end) - self._ceil(item.start)
 
     def _ceil(self, rows: int) -> int:
         return -(-rows // self._block_size) * self._block_size

@@ -1,7 +1,8 @@
 """The one batch type: ragged rows with parents.
 
 Prefill is a long chain that wants its last row, decoding a chain of one, chain verification a chain that wants all
-rows, a token tree sets `parents`. The engine and the scheduler know no phases.
+rows, a token tree sets `parents`. A tree may be scored in parts: a later segment names the rows of the tree that are
+cached already, and hangs its own below them. The engine and the scheduler know no phases.
 """
 
 from __future__ import annotations
@@ -20,44 +21,56 @@ Wanted = Literal["all", "last", "none"]
 class Segment:
     """Rows to append to one sequence's KV cache in one forward pass.
 
-    `start` must equal the rows already cached. Raises ValueError when the tree is not one: a parent that does not
-    come before its child, or no tokens at all.
+    `start` must equal the rows already cached. A tree that grows has m more parents than tokens: the first m are those
+    of the sequence's open tree, whose rows, provisional, are the last m of the cache (start - m to start - 1). Only the
+    engine knows whether they are: here any m up to `start` will do. Raises ValueError when the tree is not one: a
+    parent that does not come before its child, fewer parents than tokens, more open rows than rows; or no tokens.
     """
 
     seq: SeqId
-    start: int  # rows already cached
+    start: int  # rows already cached, those of the open tree included
     tokens: tuple[int, ...]  # (n,), n >= 1
-    parents: tuple[int, ...] | None = None  # None: a chain; else parents[i] < i, -1 = the cached prefix
+    # None: a chain; else (m + n,) a tree, open rows first: parents[i] < i, -1 = the committed prefix
+    parents: tuple[int, ...] | None = None
     logits: Wanted = "last"
 
     def __post_init__(self) -> None:
         if self.start < 0 or not self.tokens:
             raise ValueError(f"a segment needs tokens and a start of at least 0, got start {self.start}")
         if self.parents is not None:
-            if len(self.parents) != len(self.tokens):
-                raise ValueError(f"{len(self.parents)} parents for {len(self.tokens)} tokens")
+            if not 0 <= self.open_rows <= self.start:
+                raise ValueError(f"{len(self.parents)} parents for {len(self.tokens)} tokens behind {self.start} rows")
             if any(not -1 <= parent < i for i, parent in enumerate(self.parents)):
                 raise ValueError(f"each parent must come before its child: {self.parents}")
 
+    @property
+    def open_rows(self) -> int:
+        """m: rows of the tree that are cached already; 0 for a chain and for a tree that begins."""
+        return 0 if self.parents is None else len(self.parents) - len(self.tokens)
+
     def mask(self) -> NDArray[np.bool_]:
-        """(n, n): may row i see row j of this segment? Cached rows are always visible."""
+        """(n, m + n): may row i of this segment see row j of the tree? The committed prefix is always visible."""
         n = len(self.tokens)
         if self.parents is None:
             return np.tri(n, dtype=np.bool_)
-        seen = np.eye(n, dtype=np.bool_)
+        seen = np.eye(len(self.parents), dtype=np.bool_)
         for i, parent in enumerate(self.parents):
             if parent >= 0:
                 seen[i] |= seen[parent]  # a row sees what its parent sees, and itself
-        return seen
+        return seen[self.open_rows :]
 
     def positions(self) -> tuple[int, ...]:
-        """(n,) absolute position of each row: cached rows plus depth in the tree."""
+        """(n,) absolute position of each row: committed rows plus depth in the tree."""
+        return self.tree_positions()[self.open_rows :]
+
+    def tree_positions(self) -> tuple[int, ...]:
+        """(m + n,) the same with those of the open rows in front."""
         if self.parents is None:
             return tuple(range(self.start, self.start + len(self.tokens)))
         depths: list[int] = []
         for parent in self.parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
-        return tuple(self.start + depth for depth in depths)
+        return tuple(self.start - self.open_rows + depth for depth in depths)
 
     def wanted(self) -> tuple[int, ...]:
         """Indices of the rows whose distributions are asked for."""

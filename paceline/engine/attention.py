@@ -138,11 +138,32 @@ class Storage:
             for tensor in (self.keys, self.values):
                 tensor[:, to : to + rows] = tensor[:, at : at + rows]
 
+    def read_rows(self, slots: SlotArray) -> tuple[Tensor, Tensor]:
+        """(layers, slots, kv heads, dim) each: a copy."""
+        runs = _runs(slots)
+        keys, values = ([tensor[:, at:stop] for at, stop in runs] for tensor in (self.keys, self.values))
+        return torch.cat(keys, dim=1), torch.cat(values, dim=1)
+
+    def write_rows(self, slots: SlotArray, keys: Tensor, values: Tensor) -> None:
+        """keys, values: (layers, slots, kv heads, dim) each."""
+        done = 0
+        for at, stop in _runs(slots):
+            for tensor, rows in ((self.keys, keys), (self.values, values)):
+                tensor[:, at:stop] = rows[:, done : done + stop - at]
+            done += stop - at
+
     def move_rows(self, source: SlotArray, into: SlotArray) -> None:
-        """Slots to slots, as if all were read before any is written."""
+        """Slots to slots, as if all were read before any is written: the two may overlap in any way."""
         at, to = (torch.from_numpy(slots).to(self.keys.device) for slots in (source, into))
         for tensor in (self.keys, self.values):
-            tensor[:, to] = tensor[:, at]
+            tensor[:, to] = tensor[:, at]  # the right side is a copy
+
+
+def _runs(slots: SlotArray) -> list[tuple[int, int]]:
+    """First and last slot + 1 of each run of neighbours: slices are copied faster than rows that are picked."""
+    ends = np.flatnonzero(np.diff(slots) != 1)
+    firsts, lasts = np.concatenate(([0], ends + 1)), np.concatenate((ends, [len(slots) - 1]))
+    return [(int(slots[first]), int(slots[last]) + 1) for first, last in zip(firsts, lasts, strict=True)]
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
 """What every engine is: the contract that `tests/engine/test_laws.py` holds `fake`, `hf`, `paged` and stages to.
 
-Six laws: (1) splitting a chain changes nothing; (2) a tree row scores as the chain along its path; (3) commit then
+Nine laws: (1) splitting a chain changes nothing; (2) a tree row scores as the chain along its path; (3) commit then
 continue equals a fresh prefill; (4) truncate likewise; (5) who else is in the batch does not matter, up to the
-dtype's tolerance; (6) stages composed equal the whole.
+dtype's tolerance; (6) stages composed equal the whole; (7) a tree scored in parts equals the tree scored at once;
+(8) a tree that goes on growing after a commit which left a part of it open scores as the chains along its paths;
+(9) rows exported and adopted, then continued, equal a fresh prefill.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.core.dist import Dist
+from paceline.core.kv import KvRows
 from paceline.core.segments import Batch, SeqId
 
 
@@ -38,8 +41,9 @@ class Engine(Protocol):
     """Runs batches. Owned by one thread; no method may be called from another.
 
     The caller chooses sequence ids; a sequence begins with its first segment (start 0). A chain's rows are cached for
-    good. A tree's rows are provisional: `commit` or `truncate` must follow before the next segment of that sequence.
-    Raises EngineError for a row that was never written, a position beyond `max_positions`, or no free blocks.
+    good. A tree's rows are provisional, and the tree stays open until a `commit` leaves nothing of it or a `truncate`
+    drops it. Until then each segment of that sequence must grow it, and repeat the parents of its rows; it cannot be
+    forked. Raises EngineError for a row that was never written, a position beyond `max_positions`, or no free blocks.
     """
 
     @property
@@ -47,14 +51,31 @@ class Engine(Protocol):
 
     def forward(self, batch: Batch) -> Output: ...
 
-    def commit(self, seq: SeqId, keep: Sequence[int]) -> None:
-        """Keep these rows of the last tree segment (indices into it, a root-to-node path), drop its others."""
+    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
+        """Cached for good are now these rows of the open tree; of the others those of `rest` stay open.
+
+        Both count the open tree's rows from 0, over all segments that wrote it. keep: a path from a root, or nothing.
+        rest: rising; the parent of each is in it too, or is the last of `keep` (with nothing kept: a root has none).
+        All other rows are dropped. The open tree is now `rest` in its order, its parents renumbered, -1 where the
+        parent has been committed.
+        """
 
     def truncate(self, seq: SeqId, length: int) -> None:
-        """Drop rows from `length` on."""
+        """Drop rows from `length` on, the open tree with them. Raises EngineError for a length inside the open tree."""
 
     def fork(self, seq: SeqId, into: SeqId) -> None:
         """`into` starts with the rows of `seq`."""
+
+    def export_rows(self, seq: SeqId, tokens: Sequence[int]) -> KvRows:
+        """A copy of the first rows of `seq`, which hold these tokens: the caller must know. Raises EngineError for rows
+        that are not there for good, and where layers differ so much that their rows have no common shape."""
+
+    def adopt_rows(self, seq: SeqId, rows: KvRows) -> None:
+        """`seq`, new, starts with these rows, as if they had been prefilled.
+
+        Raises EngineError, and leaves everything as it was, for a sequence that exists, rows of another model, span of
+        layers, shape or number format, and lack of room. What the rows hold is not looked at.
+        """
 
     def release(self, seq: SeqId) -> None:
         """Forget the sequence. Unknown ids are ignored: a request may be cancelled before its first forward."""

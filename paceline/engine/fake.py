@@ -16,14 +16,17 @@ from numpy.typing import NDArray
 
 from paceline.core.blocks import NoRoom
 from paceline.core.dist import Dist
+from paceline.core.kv import KvRows
 from paceline.core.segments import Batch, Segment, SeqId
 from paceline.engine.bytetext import EOS, VOCAB, ByteTokenizer
 from paceline.engine.contract import Engine, LoadedModel, ModelInfo, Output
 from paceline.engine.ledger import Ledger
 from paceline.engine.wordtable import WordTable
+from paceline.engine.wrapped import WrappedEngine
 from paceline.errors import EngineError
 
 _MASK = (1 << 64) - 1
+SPREAD = 0.15
 _ROOT = 0x9E3779B97F4A7C15
 _SENTENCE_ENDS = frozenset(b".!?")
 _MARK = tuple(b"assistant: ")  # an answer's rows are counted from here; the model itself never writes a colon
@@ -68,7 +71,7 @@ class FakeEngine:
         self,
         seed: int = 0,
         order: int | None = None,
-        spread: float = 0.15,
+        spread: float = SPREAD,
         max_positions: int = 4096,
         capacity_rows: int | None = None,
     ) -> None:
@@ -97,10 +100,10 @@ class FakeEngine:
         self._ledger.written(batch)
         return Output(dists)
 
-    def commit(self, seq: SeqId, keep: Sequence[int]) -> None:
-        tree = self._ledger.commit(seq, keep)
+    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
+        kept = self._ledger.commit(seq, keep, rest)
         rows = self._rows[seq]
-        rows[tree.start :] = [rows[tree.start + row] for row in keep]
+        rows[kept.first :] = [rows[kept.first + row] for row in kept.order]
 
     def truncate(self, seq: SeqId, length: int) -> None:
         self._ledger.truncate(seq, length)
@@ -114,6 +117,30 @@ class FakeEngine:
             raise NoRoom(f"out of memory: a fork of {rows} rows asked for, {free} free")
         self._ledger.fork(seq, into)
         self._rows[into] = list(self._rows[seq])
+
+    def export_rows(self, seq: SeqId, tokens: Sequence[int]) -> KvRows:
+        self._ledger.export(seq, len(tokens))
+        rows = self._rows[seq][: len(tokens)]
+        assert [row.token for row in rows] == list(tokens), "the caller must know what the rows hold"
+        digests = np.array([row.digest for row in rows], dtype=np.uint64).view(np.int64)
+        rest = np.array([(row.token, row.position, row.answered) for row in rows], dtype=np.int64)
+        return KvRows(self._info.fingerprint, "int64", tuple(tokens), digests[None, :, None, None], rest[None, :, None])
+
+    def adopt_rows(self, seq: SeqId, rows: KvRows) -> None:
+        shapes = (1, len(rows.tokens), 1, 1), (1, len(rows.tokens), 1, 3)
+        if rows.model != self._info.fingerprint or (rows.keys.shape, rows.values.shape) != shapes:
+            raise EngineError(f"these rows are of another model: {rows.keys.shape} and {rows.values.shape}")
+        free = self.free_rows()
+        if free is not None and len(rows.tokens) > free:
+            raise NoRoom(f"out of memory: {len(rows.tokens)} rows to adopt, {free} free")
+        self._ledger.adopt(seq, rows.tokens)
+        digests = rows.keys.astype(np.int64).view(np.uint64).ravel().tolist()
+        rest = rows.values.reshape(-1, 3).tolist()
+        tokens = [token for token, _, _ in rest]
+        self._rows[seq] = [
+            _Row(token, position, digests[i], tuple(tokens[: i + 1][-self._remember :]), answered)
+            for i, (token, position, answered) in enumerate(rest)
+        ]
 
     def release(self, seq: SeqId) -> None:
         self._ledger.release(seq)
@@ -139,11 +166,13 @@ class FakeEngine:
     def _append(self, segment: Segment) -> tuple[Dist, ...]:
         """Write the rows of one segment; distributions of the wanted ones."""
         rows = self._rows.setdefault(segment.seq, [])
-        before = rows[segment.start - 1] if segment.start else None
-        new: list[_Row] = []
-        for i, token in enumerate(segment.tokens):
+        committed = segment.start - segment.open_rows
+        before = rows[committed - 1] if committed else None
+        tree = rows[committed:]  # a tree's rows that are open already, then the new ones
+        for i, token in enumerate(segment.tokens, segment.open_rows):
             parent = i - 1 if segment.parents is None else segment.parents[i]
-            new.append(self._row(new[parent] if parent >= 0 else before, token))
+            tree.append(self._row(tree[parent] if parent >= 0 else before, token))
+        new = tree[segment.open_rows :]
         rows.extend(new)
         # the last row's position proves that the rows before it were those the caller meant
         assert tuple(row.position for row in new) == segment.positions()
@@ -180,7 +209,7 @@ class FakeEngine:
         return min(0.9, hazard * (6.0 if row.token in _SENTENCE_ENDS else 1.0))
 
 
-class NoisyEngine:
+class NoisyEngine(WrappedEngine):
     """Another engine whose distributions are wrong on a share `rate` of the rows: a drafter that is sometimes right.
 
     Which rows are wrong, and how, follows from the true distribution alone, so the laws of the contract still hold.
@@ -188,7 +217,8 @@ class NoisyEngine:
     """
 
     def __init__(self, engine: Engine, rate: float) -> None:
-        self._engine, self._rate = engine, rate
+        super().__init__(engine)
+        self._rate = rate
         info = engine.info
         self._info = replace(
             info, name=f"noisy {info.name}", fingerprint=sha256(f"{info.fingerprint} {rate}".encode()).hexdigest()
@@ -199,33 +229,8 @@ class NoisyEngine:
         return self._info
 
     def forward(self, batch: Batch) -> Output:
-        output = self._engine.forward(batch)
+        output = super().forward(batch)
         return Output(tuple(tuple(self._spoiled(dist) for dist in dists) for dists in output.dists))
-
-    def commit(self, seq: SeqId, keep: Sequence[int]) -> None:
-        self._engine.commit(seq, keep)
-
-    def truncate(self, seq: SeqId, length: int) -> None:
-        self._engine.truncate(seq, length)
-
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        self._engine.fork(seq, into)
-
-    def release(self, seq: SeqId) -> None:
-        self._engine.release(seq)
-
-    def length(self, seq: SeqId) -> int:
-        return self._engine.length(seq)
-
-    @property
-    def block_rows(self) -> int:
-        return self._engine.block_rows
-
-    def free_rows(self) -> int | None:
-        return self._engine.free_rows()
-
-    def check(self) -> None:
-        self._engine.check()
 
     def _spoiled(self, dist: Dist) -> Dist:
         digest = int.from_bytes(blake2b(dist.probs.tobytes(), digest_size=8).digest(), "little")
@@ -242,6 +247,6 @@ def noisy(engine: Engine, rate: float) -> NoisyEngine:
     return NoisyEngine(engine, rate)
 
 
-def fake_model(seed: int = 0) -> LoadedModel:
-    """What `--model fake` and `--model fake:SEED` load."""
-    return LoadedModel(FakeEngine(seed), ByteTokenizer())
+def fake_model(seed: int = 0, spread: float = SPREAD) -> LoadedModel:
+    """What `--model fake`, `fake:SEED` and `fake:SEED:SPREAD` load."""
+    return LoadedModel(FakeEngine(seed, spread=spread), ByteTokenizer())

@@ -12,14 +12,15 @@ import inspect
 import logging
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from paceline.core.dist import Dist
+from paceline.core.kv import KvRows
 from paceline.core.segments import Batch, Segment, SeqId
 from paceline.engine.contract import ModelInfo, Output
+from paceline.engine.kvrows import adopted, exported
 from paceline.engine.ledger import Ledger
 from paceline.engine.scores import dists
 from paceline.engine.selfcheck import agrees, prompt_for
@@ -43,7 +44,8 @@ class HFEngine:
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._ledger = Ledger(vocab_size=info.vocab_size, max_positions=info.max_positions)
         self._caches: dict[SeqId, DynamicCache] = {}
-        self._tokens: dict[SeqId, list[int]] = {}  # only filled where rows are recomputed
+        self._tokens: dict[SeqId, list[int]] = {}  # committed ones; only filled where rows are recomputed
+        self._row_shapes: list[tuple[int, int, int]] | None = None  # of K and V: (layers, kv heads, dim)
         self._recompute = bool(recompute)
         if recompute is None and not self._cache_works():
             log.warning("%s: its cache cannot be rolled back; every forward recomputes the sequence", info.name)
@@ -68,13 +70,13 @@ class HFEngine:
         self._ledger.written(batch)
         return Output(found)
 
-    def commit(self, seq: SeqId, keep: Sequence[int]) -> None:
-        tree = self._ledger.commit(seq, keep)
+    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
+        kept = self._ledger.commit(seq, keep, rest)
         if self._recompute:
-            self._tokens[seq] += [tree.tokens[row] for row in keep]
+            self._tokens[seq] += kept.committed
             return
-        kept = [*range(tree.start), *(tree.start + row for row in keep)]
-        rows = torch.tensor(kept, dtype=torch.long, device=self._model.device)
+        left = [*range(kept.first), *(kept.first + row for row in kept.order)]
+        rows = torch.tensor(left, dtype=torch.long, device=self._model.device)
         for layer in self._caches[seq].layers:
             assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
             layer.keys, layer.values = layer.keys.index_select(2, rows), layer.values.index_select(2, rows)
@@ -90,6 +92,23 @@ class HFEngine:
     def fork(self, seq: SeqId, into: SeqId) -> None:
         self._ledger.fork(seq, into)
         self._caches[into], self._tokens[into] = self._state(seq)
+
+    def export_rows(self, seq: SeqId, tokens: Sequence[int]) -> KvRows:
+        num_rows = len(tokens)
+        self._ledger.export(seq, num_rows)
+        keys, values = (torch.empty(shape, dtype=self._model.dtype) for shape in self._shapes(num_rows))
+        for i, (key, value) in enumerate(_layers(self._caches[seq])):  # none where rows are recomputed
+            keys[i], values[i] = (tensor[0, :, :num_rows].transpose(0, 1) for tensor in (key, value))
+        return exported(self._info.fingerprint, tokens, keys, values)
+
+    def adopt_rows(self, seq: SeqId, rows: KvRows) -> None:
+        keys, values = adopted(rows, self._info.fingerprint, *self._shapes(len(rows.tokens)), dtype=self._model.dtype)
+        self._ledger.adopt(seq, rows.tokens)
+        cache = DynamicCache()
+        for i, layer in enumerate(zip(keys, values, strict=True)):
+            key, value = (tensor.transpose(0, 1)[None].to(self._model.device, copy=True) for tensor in layer)
+            cache.update(key, value, i)
+        self._caches[seq], self._tokens[seq] = cache, list(rows.tokens) if self._recompute else []
 
     def release(self, seq: SeqId) -> None:
         self._ledger.release(seq)
@@ -118,6 +137,17 @@ class HFEngine:
         cache = copy.copy(self._caches.get(seq) or DynamicCache())
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         return cache, list(self._tokens.get(seq, ()))
+
+    def _shapes(self, num_rows: int) -> list[tuple[int, int, int, int]]:
+        """Of K and V of so many rows, as `KvRows` has them. The model is asked once."""
+        if self._row_shapes is None:
+            cache = DynamicCache()
+            if not self._recompute:  # else the tokens are all that is kept
+                token = torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
+                with torch.inference_mode():
+                    self._model(input_ids=token, past_key_values=cache, use_cache=True)
+            self._row_shapes = _row_shapes(cache)
+        return [(layers, num_rows, heads, dim) for layers, heads, dim in self._row_shapes]
 
     def _run(self, segment: Segment) -> tuple[Dist, ...]:
         tokens = self._tokens.setdefault(segment.seq, [])
@@ -170,9 +200,8 @@ class HFEngine:
             ids = torch.tensor([[*tokens, *segment.tokens]], device=device)
             return self._wanted([before + row for row in segment.wanted()], input_ids=ids, use_cache=False)
         rows: list[torch.Tensor] = []
-        seen = segment.mask()
         for row in segment.wanted():
-            path = [segment.tokens[above] for above in np.flatnonzero(seen[row])]
+            path = self._ledger.path(segment, row)
             ids = torch.tensor([[*tokens, *path]], device=device)
             rows.append(self._wanted([before + len(path) - 1], input_ids=ids, use_cache=False))
         return torch.cat(rows) if rows else torch.empty(0, self._info.vocab_size)
@@ -184,3 +213,23 @@ class HFEngine:
         with torch.inference_mode():
             plain = self._model(input_ids=torch.tensor([prompt], device=self._model.device), use_cache=False).logits[0]
         return agrees(self, prompt, dists(plain), self._model.dtype)
+
+
+def _layers(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """K and V of each layer: (1, kv heads, rows, dim)"""
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for layer in cache.layers:
+        assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
+        found.append((layer.keys, layer.values))
+    return found
+
+
+def _row_shapes(cache: DynamicCache) -> list[tuple[int, int, int]]:
+    """(layers, kv heads, dim) of K and of V. Raises EngineError where layers differ."""
+    layers = _layers(cache)
+    if not layers:
+        return [(0, 0, 0), (0, 0, 0)]
+    shapes = {tuple((tensor.shape[1], tensor.shape[3]) for tensor in layer) for layer in layers}
+    if len(shapes) != 1:
+        raise EngineError("the layers of this model differ in the shapes of their K and V")
+    return [(len(layers), heads, dim) for heads, dim in shapes.pop()]

@@ -1,4 +1,4 @@
-"""What every engine must know of its sequences before it computes: rows written, and a tree not yet committed.
+"""What every engine must know of its sequences before it computes: rows written, and trees still open.
 
 One copy of the checks, so that all engines refuse the same things in the same words. Knows no tensors.
 """
@@ -7,9 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.core.segments import Batch, Segment, SeqId
 from paceline.errors import EngineError
+
+
+class OpenTree(NamedTuple):
+    """Provisional rows: the last of their sequence, in the order they were written or kept."""
+
+    tokens: tuple[int, ...] = ()  # (m,)
+    parents: tuple[int, ...] = ()  # (m,) parents[i] < i, -1 = the committed prefix
+
+
+NOTHING_OPEN = OpenTree()
+
+
+class Kept(NamedTuple):
+    """What a commit leaves of an open tree, for the engine to do."""
+
+    first: int  # the tree's first row in its sequence
+    size: int  # its rows before the commit
+    order: tuple[int, ...]  # which of them remain, and in this order from `first` on
+    committed: tuple[int, ...]  # tokens that are now part of the committed chain
 
 
 @dataclass(slots=True)
@@ -17,7 +37,11 @@ class Rows:
     """The rows of one sequence."""
 
     length: int = 0  # rows written, provisional ones included
-    tree: Segment | None = None  # the last segment, while it is a tree that was neither committed nor dropped
+    tree: OpenTree = NOTHING_OPEN
+
+    @property
+    def committed(self) -> int:
+        return self.length - len(self.tree.tokens)
 
 
 class Ledger:
@@ -35,11 +59,15 @@ class Ledger:
         """Raise unless every segment continues exactly what is written."""
         for segment in batch.segments:
             rows = self._rows.get(segment.seq, Rows())
-            if rows.tree is not None:
-                raise EngineError(f"sequence {segment.seq} has a tree that was neither committed nor truncated")
             if segment.start != rows.length:
                 raise EngineError(
                     f"sequence {segment.seq} has {rows.length} rows, but the segment starts at {segment.start}"
+                )
+            repeated = (segment.parents or ())[: segment.open_rows]
+            if repeated != rows.tree.parents:
+                raise EngineError(
+                    f"sequence {segment.seq} has an open tree with the parents {rows.tree.parents}: a segment must "
+                    f"grow it, or a commit or truncate close it first; this one repeats {repeated}"
                 )
             last = max(segment.positions())
             if last >= self._max_positions:
@@ -53,36 +81,69 @@ class Ledger:
         for segment in batch.segments:
             rows = self._rows.setdefault(segment.seq, Rows())
             rows.length += len(segment.tokens)
-            rows.tree = segment if segment.parents is not None else None
+            if segment.parents is not None:
+                rows.tree = OpenTree(rows.tree.tokens + segment.tokens, segment.parents)
 
-    def commit(self, seq: SeqId, keep: Sequence[int]) -> Segment:
-        """The tree whose rows `keep` remain. Raises unless `keep` is a path that begins at a root."""
+    def path(self, segment: Segment, row: int) -> list[int]:
+        """Tokens from a root of the tree down to `row` of this segment, which is admitted and not yet written."""
+        tree = self._rows.get(segment.seq, Rows()).tree
+        tokens = tree.tokens + segment.tokens
+        return [token for token, above in zip(tokens, segment.mask()[row], strict=True) if above]
+
+    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> Kept:
+        """Raises unless `keep` is a path from a root, and `rest`, in rising order, hangs together below its end."""
         rows = self._rows.get(seq)
-        if rows is None or rows.tree is None or rows.tree.parents is None:
+        if rows is None or not rows.tree.tokens:
             raise EngineError(f"sequence {seq} has no tree to commit")
-        tree, above = rows.tree, -1
+        tokens, parents = rows.tree
+        end = -1
         for row in keep:
-            if not 0 <= row < len(tree.tokens) or rows.tree.parents[row] != above:
+            if not 0 <= row < len(tokens) or parents[row] != end:
                 raise EngineError(f"rows {list(keep)} are not a path from a root of the tree of sequence {seq}")
-            above = row
-        rows.length, rows.tree = tree.start + len(keep), None
-        return tree
+            end = row
+        place = {end: -1}  # row → its number in the tree that stays open
+        last = -1
+        for row in rest:
+            if not last < row < len(tokens) or parents[row] not in place:
+                raise EngineError(
+                    f"rows {list(rest)} of sequence {seq} cannot stay open: they must rise, and each must hang below "
+                    f"another of them or below row {end}"
+                )
+            place[row] = len(place) - 1
+            last = row
+        kept = Kept(rows.committed, len(tokens), (*keep, *rest), tuple(tokens[row] for row in keep))
+        rows.length = kept.first + len(kept.order)
+        rows.tree = OpenTree(tuple(tokens[row] for row in rest), tuple(place[parents[row]] for row in rest))
+        return kept
 
     def truncate(self, seq: SeqId, length: int) -> None:
         """Raises for rows that were never written, and inside a tree, whose rows have no single order."""
         rows = self._rows.get(seq, Rows())
-        limit = rows.length if rows.tree is None else rows.tree.start
-        if not 0 <= length <= limit:
-            raise EngineError(f"sequence {seq} cannot be truncated to {length} rows: it has {limit}")
-        rows.length, rows.tree = length, None
+        if not 0 <= length <= rows.committed:
+            raise EngineError(f"sequence {seq} cannot be truncated to {length} rows: it has {rows.committed}")
+        rows.length, rows.tree = length, NOTHING_OPEN
 
     def fork(self, seq: SeqId, into: SeqId) -> None:
         rows = self._rows.get(seq)
-        if rows is None or rows.tree is not None:
-            raise EngineError(f"sequence {seq} cannot be forked: unknown, or a tree of it is not committed")
+        if rows is None or rows.tree.tokens:
+            raise EngineError(f"sequence {seq} cannot be forked: unknown, or a tree of it is open")
         if into in self._rows:
             raise EngineError(f"sequence {into} exists already")
         self._rows[into] = Rows(rows.length)
+
+    def export(self, seq: SeqId, num_rows: int) -> None:
+        """Raises unless so many first rows are there for good."""
+        committed = self._rows.get(seq, Rows()).committed
+        if not 0 < num_rows <= committed:
+            raise EngineError(f"sequence {seq} cannot export {num_rows} rows: it has {committed}")
+
+    def adopt(self, seq: SeqId, tokens: Sequence[int]) -> None:
+        """A new sequence begins with these rows."""
+        if seq in self._rows:
+            raise EngineError(f"sequence {seq} exists already")
+        if len(tokens) > self._max_positions or not all(0 <= token < self._vocab_size for token in tokens):
+            raise EngineError(f"sequence {seq} cannot adopt {len(tokens)} rows: too many, or of unknown tokens")
+        self._rows[seq] = Rows(len(tokens))
 
     def release(self, seq: SeqId) -> None:
         self._rows.pop(seq, None)

@@ -56,17 +56,18 @@ def load_model(
     kv_rows: int | None = None,
     name: str | None = None,
 ) -> LoadedModel:
-    """`fake`, `fake:SEED`, a directory, or a name on the Hugging Face hub.
+    """`fake`, `fake:SEED`, `fake:SEED:SPREAD`, a directory, or a name on the Hugging Face hub.
 
+    spread: how unlike the table model's answers to two prompts are, 0 to 1.
     dtype auto: bfloat16 on an accelerator; on a CPU that computes in it if the weights are stored in it, float32
     otherwise, and for models under 100 million parameters, which gain no time by it and whose text would depend on
     rounding. threads: of torch, for the whole process; None leaves it. kv_rows: rows of KV that all sequences share
     (paged); None takes what fits in a part of memory. Raises ConfigError with a sentence that says what to do.
     """
-    if fake := re.fullmatch(r"fake(?::(\d+))?", str(path_or_name)):
-        from paceline.engine.fake import fake_model
+    if fake := re.fullmatch(r"fake(?::(\d+))?(?::(0?\.\d+|[01]))?", str(path_or_name)):
+        from paceline.engine.fake import SPREAD, fake_model
 
-        return fake_model(int(fake[1] or 0))
+        return fake_model(int(fake[1] or 0), float(fake[2] or SPREAD))
     from paceline.engine.tokenizer import Tokenizer
 
     directory = find(path_or_name)

@@ -19,9 +19,11 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from paceline.core.blocks import BlockPool, SlotArray
+from paceline.core.kv import KvRows
 from paceline.core.segments import Batch, SeqId
 from paceline.engine.attention import NAME, How, Plan, Span, Storage, attention
 from paceline.engine.contract import ModelInfo, Output
+from paceline.engine.kvrows import adopted, exported
 from paceline.engine.ledger import Ledger
 from paceline.engine.packed import pack
 from paceline.engine.scores import dists
@@ -56,6 +58,7 @@ class Rows:
     """
 
     def __init__(self, info: ModelInfo, storage: Storage, num_blocks: int) -> None:
+        self._model = info.fingerprint
         self._storage = storage
         self._pool = BlockPool(num_blocks, BLOCK_SIZE)
         self._ledger = Ledger(vocab_size=info.vocab_size, max_positions=info.max_positions)
@@ -89,12 +92,13 @@ class Rows:
     def done(self, batch: Batch) -> None:
         self._ledger.written(batch)
 
-    def commit(self, seq: SeqId, keep: Sequence[int]) -> None:
-        tree = self._ledger.commit(seq, keep)
-        if list(keep) != list(range(len(keep))):
-            slots = self._pool.slots(seq, tree.start, tree.start + len(tree.tokens))
-            self._storage.move_rows(slots[list(keep)], slots[: len(keep)])
-        self._pool.truncate(seq, tree.start + len(keep))
+    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
+        kept = self._ledger.commit(seq, keep, rest)
+        if kept.order != tuple(range(len(kept.order))):
+            # No other sequence holds these slots: they were written by this one, and an open tree is never forked.
+            slots = self._pool.slots(seq, kept.first, kept.first + kept.size)
+            self._storage.move_rows(slots[list(kept.order)], slots[: len(kept.order)])
+        self._pool.truncate(seq, kept.first + len(kept.order))
 
     def truncate(self, seq: SeqId, length: int) -> None:
         known = self._ledger.length(seq)
@@ -105,6 +109,22 @@ class Rows:
     def fork(self, seq: SeqId, into: SeqId) -> None:
         self._ledger.fork(seq, into)
         self._pool.fork(seq, into)
+
+    def export_rows(self, seq: SeqId, tokens: Sequence[int]) -> KvRows:
+        self._ledger.export(seq, len(tokens))
+        return exported(self._model, tokens, *self._storage.read_rows(self._pool.slots(seq, 0, len(tokens))))
+
+    def adopt_rows(self, seq: SeqId, rows: KvRows) -> None:
+        num_rows, storage = len(rows.tokens), self._storage
+        shapes = ((len(tensor), num_rows, *tensor.shape[2:]) for tensor in (storage.keys, storage.values))
+        keys, values = adopted(rows, self._model, *shapes, dtype=storage.keys.dtype)
+        self._ledger.adopt(seq, rows.tokens)
+        try:
+            self._pool.reserve(seq, num_rows)
+        except EngineError:
+            self._ledger.release(seq)
+            raise
+        storage.write_rows(self._pool.slots(seq, 0, num_rows), keys, values)
 
     def release(self, seq: SeqId) -> None:
         self._ledger.release(seq)
@@ -189,14 +209,20 @@ class PagedEngine:
         logits: Tensor = output.logits[0]
         return logits
 
-    def commit(self, seq: SeqId, keep: Sequence[int]) -> None:
-        self._rows.commit(seq, keep)
+    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
+        self._rows.commit(seq, keep, rest)
 
     def truncate(self, seq: SeqId, length: int) -> None:
         self._rows.truncate(seq, length)
 
     def fork(self, seq: SeqId, into: SeqId) -> None:
         self._rows.fork(seq, into)
+
+    def export_rows(self, seq: SeqId, tokens: Sequence[int]) -> KvRows:
+        return self._rows.export_rows(seq, tokens)
+
+    def adopt_rows(self, seq: SeqId, rows: KvRows) -> None:
+        self._rows.adopt_rows(seq, rows)
 
     def release(self, seq: SeqId) -> None:
         self._rows.release(seq)

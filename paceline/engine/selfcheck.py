@@ -1,7 +1,7 @@
 """A short trial at load time: does an engine score a prompt as the model's plain forward does?
 
-Covers a split chain, a tree with a commit, and a truncation. Sliding windows are covered only where they are shorter
-than the prompt, so of the small ones.
+Covers a split chain, a tree in two parts with two commits, and a truncation. Sliding windows are covered only where
+they are shorter than the prompt, so of the small ones.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ def agrees(engine: Engine, prompt: Sequence[int], plain: Sequence[Dist], dtype: 
         found += engine.forward(Batch((Segment(seq, cut - 1, (prompt[cut - 1],)),))).dists[0]
         engine.forward(Batch((Segment(seq, cut, (d, c)),)))
         engine.truncate(seq, cut)
-        tree = Segment(seq, cut, (c, a, d, b), parents=(-1, -1, 1, 1), logits="all")  # the path is rows 1 and 3
-        scored = engine.forward(Batch((tree,))).dists[0]
-        found += [scored[1], scored[3]]
-        engine.commit(seq, (1, 3))
-        found += engine.forward(Batch((Segment(seq, cut + 2, (c, d), logits="all"),))).dists[0]
+        parents = (-1, -1, 1, 1, 3)  # the path is rows 1, 3 and 4, scored in two parts
+        found += engine.forward(Batch((Segment(seq, cut, (c, a), parents=parents[:2]),))).dists[0]
+        grown = engine.forward(Batch((Segment(seq, cut + 2, (d, b, c), parents=parents, logits="all"),))).dists[0]
+        found += grown[1:]
+        engine.commit(seq, (1, 3), rest=(4,))
+        engine.commit(seq, (0,))
+        found += engine.forward(Batch((Segment(seq, cut + 3, (d,)),))).dists[0]
         engine.check()
     except Exception as error:
         # Whatever a foreign architecture raises here is the answer to the question: it cannot be served this way.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, AutoConfig, PreTrainedModel
 
+from paceline.core.kv import KvRows
 from paceline.core.segments import Batch, SeqId
 from paceline.engine.contract import ModelInfo, Output
 from paceline.engine.load import DEFAULTS, EngineOptions, choose_device, choose_dtype, find, fingerprint, quiet
@@ -83,14 +84,21 @@ class Stage:
         found: Tensor = output.logits[0] if self._last else output.last_hidden_state[0]
         return found
 
-    def commit(self, seq: SeqId, keep: Sequence[int]) -> None:
-        self._rows.commit(seq, keep)
+    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
+        self._rows.commit(seq, keep, rest)
 
     def truncate(self, seq: SeqId, length: int) -> None:
         self._rows.truncate(seq, length)
 
     def fork(self, seq: SeqId, into: SeqId) -> None:
         self._rows.fork(seq, into)
+
+    def export_rows(self, seq: SeqId, tokens: Sequence[int]) -> KvRows:
+        """Of this stage's layers."""
+        return self._rows.export_rows(seq, tokens)
+
+    def adopt_rows(self, seq: SeqId, rows: KvRows) -> None:
+        self._rows.adopt_rows(seq, rows)
 
     def release(self, seq: SeqId) -> None:
         self._rows.release(seq)
@@ -161,9 +169,10 @@ def load_stage(
         dtype=str(dtype).removeprefix("torch."),
         backend="paged",
     )
+    span = replace(whole, fingerprint=f"{whole.fingerprint} layers {first} to {stop - 1}")  # of the rows it keeps
     probe = None if is_first else {"inputs_embeds": torch.zeros(1, 1, config.hidden_size, dtype=dtype, device=device)}
     try:
-        rows = prepare(model, whole, kv_rows=options.kv_rows, probe=probe)
+        rows = prepare(model, span, kv_rows=options.kv_rows, probe=probe)
     except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"{directory} cannot be cut into stages: {error}") from error
     return Stage(model, whole, rows, first=is_first, last=is_last)

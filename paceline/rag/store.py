@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from paceline.errors import ConfigError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split
 from paceline.rag.database import Database
+from paceline.rag.document_kv import FOLDER, KvStore, text_hash
 from paceline.rag.embed import Embedder, Vectors
 from paceline.rag.parse import Parsed, find_files, parse, read_file
 from paceline.rag.records import MIN_SCORE, ZONES, Added, Document, Passage, Progress, Zone, titled
@@ -50,6 +51,7 @@ class DocumentStore:
         self._overlap = overlap
         self._lock = threading.RLock()  # of connection and searcher; never held while embedding
         self._searcher = Searcher(directory / FILE, database, embedder.dimensions)
+        self._kv = KvStore(directory / FOLDER, 0)  # only to remove from: what an engine has made of the texts
 
     @classmethod
     def open(
@@ -144,10 +146,12 @@ class DocumentStore:
     def remove(self, id_or_name: str) -> int:
         """How many documents went: 0 or 1. Their text and vectors leave the files."""
         with self._writing():
+            texts = self._texts_of(id_or_name)
             gone = self._database.execute("DELETE FROM documents WHERE ? IN (id, name)", id_or_name).rowcount
             if gone:
                 self._database.bump()
         if gone:
+            self._kv.forget(texts)
             self._settle()
         return gone
 
@@ -209,7 +213,34 @@ class DocumentStore:
                     return passages
                 wanted *= 4  # many copies of one text
 
+    def generation(self) -> str:
+        """Another one after every change of documents, by whatever process."""
+        with self._reading():
+            meta = self._database.meta()
+        return f"{meta['store']} {meta['generation']}"
+
+    def passages(self, after: int, count: int) -> list[Passage]:
+        """The next `count` chunks behind the one with this id, in order of id; scores are 0."""
+        with self._reading():
+            rows = self._database.execute(
+                "SELECT name, chunks.id, title, text FROM chunks JOIN documents ON documents.id = document "
+                "WHERE chunks.id > ? ORDER BY chunks.id LIMIT ?", after, count,
+            ).fetchall()  # fmt: skip
+        return [Passage(name, chunk_id, title, text, 0.0) for name, chunk_id, title, text in rows]
+
+    def holds(self, chunk_id: int) -> bool:
+        with self._reading():
+            return self._database.execute("SELECT 1 FROM chunks WHERE id = ?", chunk_id).fetchone() is not None
+
     # ---- inside -----------------------------------------------------------------------------------------------------
+    def _texts_of(self, id_or_name: str) -> set[str]:
+        """Hashes of the texts of a document's chunks."""
+        rows = self._database.execute(
+            "SELECT title, text FROM chunks JOIN documents ON documents.id = document WHERE ? IN (documents.id, name)",
+            id_or_name,
+        )
+        return {text_hash(titled(title, text)) for title, text in rows}
+
     def _passages(self, hits: list[tuple[int, float]], k: int) -> list[Passage]:
         passages: dict[str, Passage] = {}  # by text, so that copies collapse
         for chunk_id, score in hits:
@@ -246,10 +277,12 @@ class DocumentStore:
                 return Added(parsed.name, "unchanged", known.id, known.num_chunks)
             if not known and not chunks:
                 return None
+            texts = self._texts_of(parsed.name)
             replaced = self._database.execute("DELETE FROM documents WHERE name = ?", parsed.name).rowcount
             if known:
                 if replaced:
                     self._database.bump()
+                    self._kv.forget(texts)
                 return Added(parsed.name, "duplicate", known.id, known.num_chunks, f"the same text as {known.name}")
             document = f"doc-{parsed.sha256[:24]}"
             self._database.execute(
@@ -264,6 +297,7 @@ class DocumentStore:
                 ),
             )
             self._database.bump()
+        self._kv.forget(texts)
         return Added(parsed.name, "replaced" if replaced else "added", document, len(chunks))
 
     def _with_text(self, sha256: str) -> Document | None:

@@ -38,7 +38,7 @@ class Ports(Protocol):
 
     def forward(self, ticket: int, segment: Segment) -> None: ...
 
-    def commit(self, seq: SeqId, keep: tuple[int, ...]) -> None: ...
+    def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None: ...
 
     def truncate(self, seq: SeqId, length: int) -> None: ...
 
@@ -112,8 +112,8 @@ class Driver:
                 ports.send(message)
             case Truncate(seq, length):
                 ports.truncate(self._seq(seq), length)
-            case Commit(seq, keep):
-                ports.commit(self._seq(seq), keep)
+            case Commit(seq, keep, rest):
+                ports.commit(self._seq(seq), keep, rest)
             case Retrieve():
                 ports.retrieve()
             case Open(targets, epoch):

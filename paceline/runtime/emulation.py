@@ -1,5 +1,7 @@
 """A worse network than there is, as a pure function of time: `--emulate rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01`.
 
+The same words name a slower machine (`forward=60ms,row=0.5ms`); `engine.paced` is one.
+
 One direction of a reliable, ordered stream: nothing is lost or overtakes, as over TCP. A lost packet shows as the wait
 for its retransmission, and whatever was sent behind it waits too. Knows no clock, no socket and no event loop; the same
 seed gives the same delays. Not modelled: slow start, congestion, packets of other connections.
@@ -44,7 +46,11 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """Conditions of a link, both directions alike. Given on both sides, they add up: give them on one."""
+    """Conditions of a link, both directions alike. Given on both sides, they add up: give them on one.
+
+    `forward` and `row` are of this side's own engine: what each forward takes at least, and each wanted row beyond the
+    first in it.
+    """
 
     rtt: float = 0.0  # s
     jitter: float = 0.0  # s: each direction's delay is rtt / 2 plus up to this, either way
@@ -53,6 +59,8 @@ class Emulation:
     cuts: tuple[float, ...] = ()  # s of life of the first link, the second, …; the last holds for all that follow
     trace: tuple[TraceRow, ...] = field(default=())  # in place of rtt and rate; begins again at its end
     seed: int = 0
+    forward: float = 0.0  # s
+    row: float = 0.0  # s
 
     @classmethod
     def parse(cls, text: str) -> Emulation:
@@ -69,11 +77,18 @@ class Emulation:
             cuts=options.take("cut", _cuts, "times such as 30s, or 5s+12s+never for one link after another", ()),
             trace=options.take("trace", _trace, "a CSV file with the columns time,delay,rate", ()),
             seed=options.take("seed", int, "a whole number", 0),
+            forward=options.take("forward", _seconds, _TIME, 0.0),
+            row=options.take("row", _seconds, _TIME, 0.0),
         )
         options.finish()
         if emulation.trace and (emulation.rtt or emulation.rate < math.inf):
             raise ConfigError("--emulate: trace brings its own delay and rate; leave out rtt and rate")
         return emulation
+
+    @property
+    def has_link(self) -> bool:
+        """Is the link emulated at all, not the engine alone?"""
+        return bool(self.rtt or self.jitter or self.rate < math.inf or self.loss or self.cuts or self.trace)
 
     def cut_after(self, index: int) -> float | None:
         """How long the link with this number, from 0, lives, in s; None: as long as it likes."""

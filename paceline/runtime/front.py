@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from paceline.engine.contract import TextModel
 from paceline.errors import LinkClosed, LinkError, PacelineError
 from paceline.runtime.link import Link
+from paceline.runtime.prefixes import Prefix
 from paceline.runtime.service import Citation, Done, GenerateEvent, GenerateRequest, Piece, TokenLogprob
 from paceline.runtime.session import Session
 from paceline.runtime.text import AnswerText, logprobs_of
@@ -29,7 +30,7 @@ from paceline.strategies.machine import (
     Started,
     other,
 )
-from paceline.wire.messages import CloseSession, DraftTokens, Found, Have, OpenSession, SessionMessage, Targets
+from paceline.wire.messages import CloseSession, Found, OpenSession, SessionMessage
 
 log = logging.getLogger("paceline.session")
 
@@ -49,6 +50,7 @@ class Plan:
     opening: Callable[[int, tuple[int, ...], int], OpenSession]  # (session, targets, epoch)
     missing: str | None  # the peer was wanted and is not there
     peer_name: str | None  # whose return is worth waiting for
+    prefixes: tuple[Prefix, ...] = ()  # what the branches' prompts begin with
 
 
 class FrontSession(Session):
@@ -68,6 +70,7 @@ class FrontSession(Session):
     ) -> None:
         super().__init__(machine, worker)
         self.plan = plan
+        self._prefixes = plan.prefixes
         self.link = link
         self._tokenizer = tokenizer
         self._text = AnswerText(tokenizer, plan.request.stop)
@@ -120,8 +123,6 @@ class FrontSession(Session):
 
     def _heard(self, message: SessionMessage | Found | CloseSession) -> None:
         match message:
-            case DraftTokens() | Targets() | Have():
-                self.deliver(Received(message))
             case Found(_, passages):
                 side = other(self.plan.side)
                 self._peer_found = tuple(
@@ -131,6 +132,8 @@ class FrontSession(Session):
             case CloseSession(_, reason):
                 log.warning("the %s left an answer: %s", other(self.plan.side), reason)
                 self.link_lost()
+            case _:
+                self.deliver(Received(message, self._loop.time()))
 
     def link_lost(self) -> None:
         """The peer is gone: the answer goes on alone, if the client wants that."""

@@ -13,15 +13,19 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from paceline.core.experience import Experience
+from paceline.core.rules import RuleName
 from paceline.core.sampling import SamplingParams
 from paceline.engine.contract import LoadedModel, ModelInfo
 from paceline.errors import PacelineError, RequestError
+from paceline.rag.document_kv import KvStore
 from paceline.rag.prompt import passages_text, query_of
 from paceline.rag.records import Passage
 from paceline.rag.store import DocumentStore
+from paceline.runtime.documents import WATCH_S, DocumentKv
 from paceline.runtime.front import FrontSession, Plan
 from paceline.runtime.link import Link
-from paceline.runtime.plan import Situation, choose_strategy
+from paceline.runtime.plan import DRAFTINGS, RULES, Joint, Situation, choose_rule, choose_strategy, drafting_from_wire
 from paceline.runtime.reading import Reading, read
 from paceline.runtime.service import Citation, GenerateRequest, Readiness
 from paceline.runtime.session import PeerSession
@@ -29,7 +33,7 @@ from paceline.runtime.worker import EngineWorker
 from paceline.strategies.machine import Side, Task, other
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import sampling_from_wire, sampling_to_wire
-from paceline.wire.messages import ChatMessage, CloseSession, Found, FoundPassage, OpenSession
+from paceline.wire.messages import ChatMessage, CloseSession, Drafting, Found, FoundPassage, OpenSession
 
 log = logging.getLogger("paceline.node")
 
@@ -51,14 +55,21 @@ class Node:
         served_name: str | None = None,
         max_tokens_default: int | None = None,
         expects_peer: bool = False,
+        open_to_peer: bool = False,
+        kv: KvStore | None = None,
     ) -> None:
-        """`expects_peer`: an answer without a peer is marked even if none was named, as at an agent with a cloud."""
+        """`expects_peer`: an answer without a peer is marked even if none was named, as at an agent with a cloud.
+
+        `open_to_peer`: a device ships distributions of its documents when a client of the cloud asks for that.
+        """
         self._side: Side = side
         self._model = model
         self._store = store
         self._info = replace(model.engine.info, name=served_name or model.engine.info.name)
         self._max_tokens_default = max_tokens_default
         self._expects_peer = expects_peer
+        self._open_to_peer = open_to_peer
+        self._experiences: dict[tuple[RuleName, bool], Experience] = {}
         self.worker = EngineWorker(model.engine)
         self._links: dict[str, Link] = {}  # by the peer's name
         self._fronts: set[FrontSession] = set()
@@ -66,9 +77,12 @@ class Node:
         self._peers: dict[PeerSession, Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._tokenizer = model.tokenizer
+        self._kv = None if kv is None or store is None else DocumentKv(kv, store, self.worker, model)
 
     async def __aenter__(self) -> Self:
         await self.worker.start()
+        if self._kv is not None:
+            self._tasks.add(asyncio.get_running_loop().create_task(self._fill(self._kv)))
         return self
 
     async def __aexit__(
@@ -82,6 +96,17 @@ class Node:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.worker.stop()
+        if self._kv is not None:
+            await asyncio.to_thread(self._kv.close)
+
+    async def _fill(self, kv: DocumentKv) -> None:
+        """Compute the KV of documents that are new, while no answer is being written."""
+        while True:
+            try:
+                await kv.catch_up(lambda: bool(self._fronts or self._peers or self._preparing))
+            except Exception:
+                log.exception("KV of documents could not be computed ahead")
+            await asyncio.sleep(WATCH_S)
 
     # ---- the service ------------------------------------------------------------------------------------------------
     @property
@@ -139,6 +164,7 @@ class Node:
                 code=f"{other(self._side)}_missing",
             )
         strategy = STRATEGIES[choice.strategy]
+        joint = self._joint(request)
         reading = await self._read(request)
         max_tokens = self._limit(request, reading)
         link = None if name is None else self._links.get(name)  # it may have gone or come back meanwhile
@@ -154,11 +180,20 @@ class Node:
                 for passage in reading.passages
             ),
             prompt_tokens=reading.longest,
-            opening=self._opening(request, strategy.name, max_tokens),
+            opening=self._opening(request, strategy.name, joint, max_tokens),
             missing=f"{other(self._side)}_missing" if choice.missing else None,
             peer_name=name if strategy.needs_peer else None,
+            prefixes=reading.prefixes,
         )
-        task = self._task(request.sampling, max_tokens, front=True, linked=strategy.needs_peer)
+        task = replace(
+            self._task(request.sampling, max_tokens, front=True, linked=strategy.needs_peer),
+            rule=joint.rule,
+            wide=joint.wide,
+            private=request.privacy != "open",
+            drafting=joint.drafting,
+            rtt=None if link is None else link.rtt,
+            experience=self._experience(joint.rule, request.sampling),
+        )
         front = FrontSession(
             strategy.machine(task),
             self.worker,
@@ -169,6 +204,10 @@ class Node:
         )
         self._fronts.add(front)
         return front
+
+    @staticmethod
+    def _joint(request: GenerateRequest) -> Joint:
+        return Joint(choose_rule(request), request.top_logprobs is not None, DRAFTINGS[request.drafts])
 
     def _peer_for(self, request: GenerateRequest) -> tuple[str | None, Link | None]:
         """Whose documents join: the named device, else the only peer there is."""
@@ -197,6 +236,7 @@ class Node:
             self._tokenizer,
             k=request.documents,
             max_prompt=self._info.max_positions - room,
+            kv=self._kv,
         )
         if reading.plain_tokens >= self._info.max_positions:
             raise RequestError(
@@ -213,11 +253,12 @@ class Node:
         return min(request.max_tokens or self._max_tokens_default or room, room)
 
     def _opening(
-        self, request: GenerateRequest, strategy: str, max_tokens: int
+        self, request: GenerateRequest, strategy: str, joint: Joint, max_tokens: int
     ) -> Callable[[int, tuple[int, ...], int], OpenSession]:
         """What the peer needs of the request; the session, the targets and the epoch come when it is opened."""
         messages = [ChatMessage(message["role"], message["content"]) for message in request.messages]
         query, sampling = query_of(request.messages), sampling_to_wire(request.sampling)
+        drafting = joint.drafting
 
         def opening(session: int, targets: tuple[int, ...], epoch: int) -> OpenSession:
             return OpenSession(
@@ -229,11 +270,18 @@ class Node:
                 max_tokens=max_tokens,
                 top_k_documents=request.documents,
                 privacy=request.privacy,
+                rule=joint.rule,
+                wide=joint.wide,
+                drafting=Drafting(drafting.width, drafting.rows, drafting.ahead, drafting.burst),
                 targets=list(targets),
                 epoch=epoch,
             )
 
         return opening
+
+    def _experience(self, rule: RuleName, sampling: SamplingParams) -> Experience:
+        """What answers of this kind have taught this side."""
+        return self._experiences.setdefault((rule, sampling.temperature == 0.0), Experience())
 
     def _task(self, sampling: SamplingParams, max_tokens: int, *, front: bool, linked: bool) -> Task:
         return Task(
@@ -276,16 +324,24 @@ class Node:
             why = f"it does not know '{opening.strategy}'"
         elif opening.privacy not in JOINT_PRIVACY:
             why = f"the privacy level '{opening.privacy}' takes no second side"
+        elif opening.rule not in RULES:
+            why = f"it does not know the aggregator '{opening.rule}'"
         else:
             why = "it is busy" if len(self._peers) >= MAX_ANSWERS else ""
         if strategy is None or why:
             link.send(CloseSession(opening.session, f"refused: {why}"))
             return
-        max_tokens = min(opening.max_tokens, self._info.max_positions)
+        sampling = sampling_from_wire(opening.sampling)
         task = replace(
-            self._task(sampling_from_wire(opening.sampling), max_tokens, front=False, linked=True),
+            self._task(sampling, opening.max_tokens, front=False, linked=True),
             targets=tuple(opening.targets),
             epoch=opening.epoch,
+            rule=RULES[opening.rule],
+            wide=opening.wide,
+            private=opening.privacy != "open" or (self._side == "device" and not self._open_to_peer),
+            drafting=drafting_from_wire(opening.drafting),
+            rtt=link.rtt,
+            experience=self._experience(RULES[opening.rule], sampling),
         )
 
         def retrieve(session: PeerSession) -> None:
@@ -311,6 +367,7 @@ class Node:
                 k=min(opening.top_k_documents, MAX_PASSAGES),
                 max_prompt=self._info.max_positions - room - len(opening.targets),
                 query=opening.query,
+                kv=self._kv,
             )
         except Exception as error:
             log.exception("a peer's request could not be prepared")
@@ -320,7 +377,8 @@ class Node:
             session.fail(PacelineError(f"its context of {self._info.max_positions} tokens is too short"))
             return
         found = Found(0, [self._found(passage) for passage in reading.passages])
-        session.retrieved(reading.branches, self._info.max_positions - reading.longest, found)
+        left = self._info.max_positions - reading.longest
+        session.retrieved(reading.branches, left, found, reading.prefixes)
 
     def _found(self, passage: Passage) -> FoundPassage:
         """What the peer may know of a passage that is read here: of a device's, that there is one."""

@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
+from paceline.core.rules import RuleName, default_rule
 from paceline.errors import RequestError
-from paceline.runtime.service import GenerateRequest
-from paceline.strategies.machine import Side, other
+from paceline.runtime.service import Drafts, GenerateRequest
+from paceline.strategies.machine import Drafting, Side, other
 from paceline.strategies.registry import STRATEGIES
+from paceline.wire import messages
 
 AUTO = "auto"
+
+DRAFTINGS: dict[Drafts, Drafting] = {
+    "tree": Drafting(),
+    "chain": Drafting(width=1, rows=1),  # DRAGON as published
+    "sequence": Drafting(width=1, rows=1, ahead=20, burst=True),
+    "none": Drafting(width=1, rows=1, ahead=0),  # token by token
+}
+
+
+RULES: dict[str, RuleName] = {name: name for name in get_args(RuleName)}
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """How two sides write together: what both must know of the request besides its text."""
+
+    rule: RuleName
+    wide: bool
+    drafting: Drafting
+
+
+def drafting_from_wire(drafting: messages.Drafting) -> Drafting:
+    """What a peer asks for, as far as this side goes along: every row costs its memory and its time."""
+    most = DRAFTINGS["tree"]
+    width, rows, ahead = min(drafting.width, most.width), min(drafting.rows, most.rows), min(drafting.ahead, most.ahead)
+    return Drafting(width, rows, ahead, drafting.burst)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +58,17 @@ class Choice:
     strategy: str
     why: str  # a sentence
     missing: bool = False  # a peer was wanted and is not there
+
+
+def choose_rule(request: GenerateRequest) -> RuleName:
+    """How targets are made of both sides' laws. Raises RequestError for a rule that cannot give what is asked for."""
+    logprobs = request.top_logprobs is not None
+    if request.aggregator == "coin" and logprobs:
+        raise RequestError(
+            "The aggregator 'coin' exchanges no distributions and so gives no logprobs; 'mixture' does.",
+            param="paceline.aggregator",
+        )
+    return request.aggregator or default_rule(request.sampling, logprobs=logprobs, seeded=request.seeded)
 
 
 def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:

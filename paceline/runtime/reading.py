@@ -10,6 +10,8 @@ from paceline.engine.contract import TextModel
 from paceline.rag.prompt import prompt_parts, query_of, relevance
 from paceline.rag.records import Passage
 from paceline.rag.store import DocumentStore
+from paceline.runtime.documents import DocumentKv
+from paceline.runtime.prefixes import Prefix
 from paceline.strategies.machine import Branch
 
 Messages = Sequence[Mapping[str, object]]
@@ -22,6 +24,7 @@ class Reading:
     branches: tuple[Branch, ...]
     passages: tuple[Passage, ...]  # one a branch; none where nothing was found
     plain_tokens: int  # of the conversation without a document
+    prefixes: tuple[Prefix, ...] = ()  # what the prompts begin with, where that is stored or worth storing
 
     @property
     def longest(self) -> int:
@@ -36,21 +39,29 @@ async def read(
     k: int,
     max_prompt: int,
     query: str | None = None,
+    kv: DocumentKv | None = None,
 ) -> Reading:
     """Search and tokenise, off the event loop. A passage that leaves no room within `max_prompt` rows is left out.
 
     `query`: what to search for; by default what the conversation asks. The conversation itself is never cut; the
     caller must refuse it when `plain_tokens` is too large.
     """
-    return await asyncio.to_thread(_read, messages, store, tokenizer, k, max_prompt, query)
+    return await asyncio.to_thread(_read, messages, store, tokenizer, k, max_prompt, query, kv)
 
 
 def _read(
-    messages: Messages, store: DocumentStore | None, tokenizer: TextModel, k: int, max_prompt: int, query: str | None
+    messages: Messages,
+    store: DocumentStore | None,
+    tokenizer: TextModel,
+    k: int,
+    max_prompt: int,
+    query: str | None,
+    kv: DocumentKv | None,
 ) -> Reading:
     plain = tokenizer.chat(messages)
     branches: list[Branch] = []
     passages: list[Passage] = []
+    prefixes: list[Prefix] = []
     query = query_of(messages) if query is None else query
     room = max_prompt - len(plain)
     if store is not None and k > 0 and query and room > 0:
@@ -61,6 +72,8 @@ def _read(
             preamble, document, tail = parts
             branches.append(Branch((*preamble, *document, *tail), relevance(passage)))
             passages.append(passage)
+            if kv is not None:
+                prefixes.append(kv.prefix(passage, (*preamble, *document)))
     if not branches:
         branches.append(Branch(tuple(plain), None))
-    return Reading(tuple(branches), tuple(passages), len(plain))
+    return Reading(tuple(branches), tuple(passages), len(plain), tuple(prefixes))

@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from paceline.core.rules import RuleName
 from paceline.core.sampling import SamplingParams
 from paceline.engine.contract import ModelInfo
 from paceline.strategies.machine import FinishReason, Side
 
 OnLoss = Literal["continue", "fail"]
 Privacy = Literal["open", "document-private", "answer-private", "local-only"]
+Drafts = Literal["tree", "chain", "sequence", "none"]  # how far and how broadly the sides draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,9 @@ class GenerateRequest:
     on_loss: OnLoss = "continue"
     privacy: Privacy = "document-private"
     top_logprobs: int | None = None  # None: no logprobs
+    seeded: bool = True  # the client named the seed: the same one must give the same text
+    aggregator: RuleName | None = None  # None: chosen by default_rule
+    drafts: Drafts = "tree"
 
 
 @dataclass(frozen=True, slots=True)

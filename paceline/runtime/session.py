@@ -15,6 +15,7 @@ from paceline.core.segments import Segment, SeqId
 from paceline.errors import EngineError, LinkClosed, PacelineError
 from paceline.runtime.driver import Driver
 from paceline.runtime.link import Link
+from paceline.runtime.prefixes import Prefix
 from paceline.runtime.steps import Control
 from paceline.runtime.worker import EngineWorker
 from paceline.strategies.machine import (
@@ -33,11 +34,8 @@ from paceline.strategies.machine import (
 )
 from paceline.wire.messages import (
     CloseSession,
-    DraftTokens,
     Found,
-    Have,
     SessionMessage,
-    Targets,
 )
 
 log = logging.getLogger("paceline.session")
@@ -51,6 +49,7 @@ class Session(ABC):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._driver = Driver(machine, self)
+        self._prefixes: Sequence[Prefix] = ()  # what its prompts begin with
         self.link: Link | None = None
         self._number: int | None = None  # of this session on `link`
 
@@ -79,12 +78,13 @@ class Session(ABC):
             if isinstance(result, EngineError):
                 self.fail(result)
             else:
-                self.deliver(Scored(ticket, result))
+                self.deliver(Scored(ticket, result, self._loop.time()))
 
-        self._worker.forward(segment, answer)
+        prefix = next((prefix for prefix in self._prefixes if prefix.begins(segment)), None)
+        self._worker.forward(segment, answer, prefix)
 
-    def commit(self, seq: SeqId, keep: tuple[int, ...]) -> None:
-        self._worker.control(Control.commit(seq, keep))
+    def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:
+        self._worker.control(Control.commit(seq, keep, rest))
 
     def truncate(self, seq: SeqId, length: int) -> None:
         self._worker.control(Control.truncate(seq, length))
@@ -99,7 +99,10 @@ class Session(ABC):
     def wake_at(self, time: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(time, lambda: self.deliver(Woke(self._loop.time())))
+        self._timer = self._loop.call_at(time, self._woke)
+
+    def _woke(self) -> None:
+        self.deliver(Woke(self._loop.time(), None if self.link is None else self.link.rtt))
 
     @abstractmethod
     def emit(self, token: Emit) -> None: ...
@@ -154,8 +157,9 @@ class PeerSession(Session):
     def begin(self) -> None:
         self.deliver(Started(self._loop.time()))
 
-    def retrieved(self, branches: Sequence[Branch], room: int, found: Found) -> None:
+    def retrieved(self, branches: Sequence[Branch], room: int, found: Found, prefixes: Sequence[Prefix] = ()) -> None:
         if not self._driver.finished and self._number is not None:
+            self._prefixes = prefixes
             self._post(msgspec.structs.replace(found, session=self._number))
             self.deliver(Retrieved(tuple(branches), room))
 
@@ -169,10 +173,12 @@ class PeerSession(Session):
 
     def _heard(self, message: SessionMessage | Found | CloseSession) -> None:
         match message:
-            case DraftTokens() | Targets() | Have():
-                self.deliver(Received(message))
             case CloseSession():
                 self.deliver(Cancelled("cancelled"))
+            case Found():
+                pass  # the client is not here
+            case _:
+                self.deliver(Received(message, self._loop.time()))
 
     def retrieve(self) -> None:
         self._retrieve(self)

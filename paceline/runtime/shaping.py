@@ -155,7 +155,7 @@ async def emulated(
     inner: Transport, emulation: Emulation | None, *, index: int = 0, clock: Clock | None = None
 ) -> AsyncIterator[Transport]:
     """`inner` behind this network; `inner` itself where none is to be emulated. `index` counts the links, from 0."""
-    if emulation is None:
+    if emulation is None or not emulation.has_link:
         yield inner
         return
     transport = EmulatedTransport(inner, emulation, index=index, clock=clock or LoopClock())

@@ -14,6 +14,7 @@ from paceline.core.scheduler import Piece, Scheduled, StepScheduler
 from paceline.core.segments import Batch, Segment, SeqId
 from paceline.engine.contract import Engine
 from paceline.errors import EngineError
+from paceline.runtime.prefixes import Prefix, Prefixes
 
 log = logging.getLogger("paceline.engine")
 
@@ -26,10 +27,13 @@ MAX_SEGMENTS = 256
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Something to do to a sequence between two steps. Rows from `from_row` on that have not run are void."""
+    """Something to do to a sequence between two steps. Rows from `from_row` on that have not run are void.
+
+    None: none are void, and it is done once they have run; what is asked for after it waits for that as well.
+    """
 
     seq: SeqId
-    from_row: int
+    from_row: int | None
     act: Callable[[Engine], None]
 
     @staticmethod
@@ -41,8 +45,8 @@ class Control:
         return Control(seq, length, act)
 
     @staticmethod
-    def commit(seq: SeqId, keep: tuple[int, ...]) -> Control:
-        return Control(seq, 2**62, lambda engine: engine.commit(seq, keep))
+    def commit(seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> Control:
+        return Control(seq, None, lambda engine: engine.commit(seq, keep, rest))
 
     @staticmethod
     def release(seq: SeqId) -> Control:
@@ -53,6 +57,7 @@ class Control:
 class Request:
     segment: Segment
     answer: Answer
+    prefix: Prefix | None = None  # what the segment may begin with, if it is a whole prompt
 
 
 class Steps:
@@ -67,8 +72,15 @@ class Steps:
         self._next_key = 0
         self._answers: dict[int, Answer] = {}
         self._parts: dict[int, list[Dist]] = {}  # of segments that the scheduler has cut
+        self._after: dict[int, list[Control]] = {}  # what waits for a segment, by its key
+        self._prefixes = Prefixes(engine)
         self.steps = 0  # forward passes so far
         self.rows = 0  # rows in them
+
+    @property
+    def adopted(self) -> int:
+        """Rows that were stored, and so need not be computed, so far."""
+        return self._prefixes.adopted
 
     @property
     def idle(self) -> bool:
@@ -79,14 +91,27 @@ class Steps:
             self._next_key += 1
             self._answers[self._next_key] = item.answer
             self._parts[self._next_key] = []
-            self._scheduler.add(self._next_key, item.segment)
+            ready = self._prefixes.add(self._next_key, item.segment, item.prefix)
+            self._scheduler.add(self._next_key, item.segment, ready=ready)
             return
-        for key in self._scheduler.cancel(item.seq, item.from_row):
-            self._forget(key)  # void: whoever changed the sequence knows
+        last = self._scheduler.last(item.seq)
+        if last is not None and (item.from_row is None or (item.from_row > 0 and self._is_awaited(item.seq))):
+            self._after.setdefault(last, []).append(item)
+            return
+        if item.from_row is not None:
+            for key in self._scheduler.cancel(item.seq, item.from_row):
+                self._forget(key)  # void: whoever changed the sequence knows
+        self._act(item)
+
+    def _is_awaited(self, seq: SeqId) -> bool:
+        """Does a commit wait for a segment of this sequence? Then rows are counted as they will be after it."""
+        return any(control.seq == seq for controls in self._after.values() for control in controls)
+
+    def _act(self, control: Control) -> None:
         try:
-            item.act(self.engine)
+            control.act(self.engine)
         except Exception:  # the thread must live; the sequence's next segment will be refused
-            log.exception("could not change sequence %s", item.seq)
+            log.exception("could not change sequence %s", control.seq)
 
     def next(self) -> Scheduled | None:
         """The next step; None when nothing is pending or nothing fits before something is released."""
@@ -99,7 +124,11 @@ class Steps:
         ]
         if not scheduled.pieces:
             return answers
-        return answers + self._forward(scheduled.pieces)
+        return answers + self._forward(self._prefixes.adopt(scheduled.pieces))
+
+    def settle(self) -> None:
+        """After the answers of a step are out and before anything else is taken: what can wait until then."""
+        self._prefixes.export()
 
     def _forward(self, pieces: tuple[Piece, ...]) -> Answers:
         batch = Batch(tuple(piece.segment for piece in pieces))
@@ -121,6 +150,9 @@ class Steps:
             self._parts[piece.key].extend(dists)
             if piece.final:
                 parts = tuple(self._parts[piece.key])
+                self._prefixes.done(piece)
+                for control in self._after.get(piece.key, ()):
+                    self._act(control)
                 answers.append((self._forget(piece.key), parts))
         return answers
 
@@ -133,4 +165,6 @@ class Steps:
 
     def _forget(self, key: int) -> Answer:
         del self._parts[key]
+        self._prefixes.forget(key)
+        self._after.pop(key, None)
         return self._answers.pop(key)

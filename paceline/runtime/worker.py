@@ -13,6 +13,7 @@ from collections import deque
 
 from paceline.core.segments import Segment, SeqId
 from paceline.engine.contract import Engine
+from paceline.runtime.prefixes import Prefix
 from paceline.runtime.steps import TOKEN_BUDGET, Answer, Answers, Control, Request, Steps
 
 log = logging.getLogger("paceline.engine")
@@ -57,8 +58,8 @@ class EngineWorker:
         self._next_seq += 1
         return SeqId(self._next_seq)
 
-    def forward(self, segment: Segment, answer: Answer) -> None:
-        self._submit(Request(segment, answer))
+    def forward(self, segment: Segment, answer: Answer, prefix: Prefix | None = None) -> None:
+        self._submit(Request(segment, answer, prefix))
 
     def control(self, control: Control) -> None:
         self._submit(control)
@@ -108,6 +109,7 @@ class EngineWorker:
             moved = scheduled is not None
             if scheduled is not None and (answers := self.steps.run(scheduled)):
                 self._loop.call_soon_threadsafe(self._deliver, answers)
+                self.steps.settle()
 
     def _check(self) -> None:
         """A leak is found by the first idle second, not by the hundredth hour."""

@@ -36,7 +36,18 @@ from paceline.strategies.machine import (
     other,
 )
 from paceline.wire.codec import decode, encode
-from paceline.wire.messages import CloseSession, DraftTokens, Have, Message, SessionMessage, Targets
+from paceline.wire.messages import (
+    CloseSession,
+    Drafts,
+    Handover,
+    Have,
+    Message,
+    Pace,
+    SessionMessage,
+    Targets,
+    Wanted,
+    Weight,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,11 @@ class World:
             for side in SIDES
         }
         self.front = self.hosts[job.front]
+
+    @property
+    def rtt(self) -> float:
+        """Mean, s"""
+        return sum(self.network.delay)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         self._order += 1
@@ -175,6 +191,7 @@ class Host:
             targets=targets,
             epoch=epoch,
             linked=self.world.linked and job.strategy.needs_peer,
+            rtt=self.world.rtt,
         )
         if self._driver is not None and not self._driver.finished:
             self._driver.deliver(Cancelled())
@@ -195,9 +212,9 @@ class Host:
             case CloseSession():
                 if self._driver is not None and self is not self.world.front:
                     self._driver.deliver(Cancelled())
-            case DraftTokens() | Targets() | Have():
+            case Drafts() | Weight() | Wanted() | Targets() | Handover() | Pace() | Have():
                 if self._driver is not None and not self._driver.finished:
-                    self._driver.deliver(Received(message))
+                    self._driver.deliver(Received(message, self.world.now))
                 elif self is self.world.front:
                     self.world.send(self, CloseSession(0, "finished"))
             case _:
@@ -223,12 +240,12 @@ class Host:
         def answer(result: object) -> None:
             assert not isinstance(result, EngineError), result
             if self._driver is not None and generation == self._generation:
-                self._driver.deliver(Scored(ticket, result))  # type: ignore[arg-type]  # the other case is asserted
+                self._driver.deliver(Scored(ticket, result, self.world.now))  # type: ignore[arg-type]  # the other case is asserted
 
         self._submit(Request(segment, answer))
 
-    def commit(self, seq: SeqId, keep: tuple[int, ...]) -> None:
-        self._submit(Control.commit(seq, keep))
+    def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:
+        self._submit(Control.commit(seq, keep, rest))
 
     def truncate(self, seq: SeqId, length: int) -> None:
         self._submit(Control.truncate(seq, length))
@@ -264,7 +281,7 @@ class Host:
 
         def woke() -> None:
             if wake == self._wake and generation == self._generation and self._driver is not None:
-                self._driver.deliver(Woke(self.world.now))
+                self._driver.deliver(Woke(self.world.now, self.world.rtt))
 
         self.world.at(time, woke)
 

@@ -1,27 +1,35 @@
-"""`aggregate`: distributed RAG with speculative aggregation (DRAGON; specs 1.5, 1.6 mode C).
+"""`aggregate`: distributed RAG with speculative aggregation (DRAGON; specs 1).
 
-Each side continues its own documents and drafts ahead. The aggregator, always the device here, mixes both sides'
-distributions and decides each target by common noise. So of what is private only the targets go up and, where the
-cloud faces the client, whose documents each of them came from.
+Each side continues its own documents and drafts ahead of the targets, as a tree. One side at a time decides: it has
+both sides' laws and makes each target of them by a rule (`core.rules`); the other follows and ships what it computes.
+Who decides is moved by measured speeds (`core.placement`), where privacy lets it.
 
-A target depends on the seed, the prefix and the two laws alone: never on drafts, timing or message order. A side's law
-is its mixture cut to `LAW_TOP_P` and rounded as the wire rounds it, on both sides alike: the sender drafts from exactly
-what it ships, and the text does not depend on which side decides. Mass left off belongs to no token.
+A target is a function of the seed, the prefix, both laws and their weights: never of drafts, trees, timing, message
+order or of which side decides. At the level `document-private` a device that follows ships one choice a position with
+its documents' summed weight and its pace (`coin`); under the other rules it ships nothing, and decides itself: only
+targets go up and, where the cloud faces the client, whose documents each of them came from.
 
-Not handled: moving the aggregator, tree drafts, exactness beyond that cut.
+Not handled: scores of documents that change while the answer is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from paceline.core.aggregation import mix_weighted, side_weights
+from paceline.core.aggregation import side_weights
 from paceline.core.dist import Dist
+from paceline.core.experience import Experience
+from paceline.core.placement import Placement
+from paceline.core.profile import Pace as Speed
+from paceline.core.rules import LAST_LEVEL, make_rule
 from paceline.core.sampling import choose, truncate
-from paceline.errors import RemoteProtocolError
-from paceline.strategies.branches import Branches
+from paceline.core.sides import Side, other
+from paceline.strategies.decoder import Decoder
+from paceline.strategies.growth import Growth
 from paceline.strategies.machine import (
     Cancelled,
+    Drafting,
     Drop,
     Effect,
     Emit,
@@ -36,66 +44,86 @@ from paceline.strategies.machine import (
     Retrieved,
     Scored,
     Send,
-    Side,
     Started,
     Strategy,
     Task,
     WakeAt,
     Woke,
 )
-from paceline.wire.messages import DraftTokens, Have, SessionMessage, Targets
-from paceline.wire.payload import decode_dist, encode_dist, quantise
+from paceline.strategies.paths import Node, Paths
+from paceline.strategies.shipping import Shipping
+from paceline.wire.messages import Drafts, Handover, Have, Pace, SessionMessage, Targets, Wanted, Weight
 
-AGGREGATOR: Side = "device"
-MAX_DRAFT_AHEAD = 8  # tokens beyond the last target (specs 10); the paper has no bound
+FIRST_HOLDER: Side = "device"
 MAX_EARLY = 64  # messages of targets that wait for earlier ones, and tokens in each; the rest is asked for again
 WAKE_INTERVAL = 1.0  # s without progress before saying what we have
 PATIENCE = 8  # wakes without one message from a peer that takes part before going on alone
 STALL = 60  # wakes without a target, this side being ready, before the same: the peer lives and does nothing
-LAW_TOP_P, LAW_MAX_IDS = 0.999, 512  # what a side ships of a distribution; the rest belongs to no token
-CLEAR = 2.0  # a token is one side's when that side thought it so many times as likely as the other did
+TIDY = 8  # targets between two looks at names that are not needed any more
+TELL_PACE = 0.1  # relative change of the own speed that is worth a message
+STATS = (
+    *("drafted", "accepted"),  # first guesses of the side that followed, and those that stood
+    *("drafted_cloud", "accepted_cloud", "drafted_device", "accepted_device"),  # of each side whose law was seen here
+    *("alone", "handovers", "forwards", "rows"),
+)
 LANES: tuple[Side | None, ...] = (None, "cloud", "device")  # by their number on the wire
 
 
-def law(dist: Dist) -> Dist:
-    """The part of a side's distribution that takes part in the mixture, as the wire would carry it."""
-    return quantise(dist, top_p=LAW_TOP_P, max_ids=LAW_MAX_IDS)
-
-
-def deciding_side(token: int, laws: Mapping[Side, Dist]) -> Side | None:
-    """Whose documents a target came from: None where both sides would have said much the same."""
-    probs = {side: dist.prob(token) for side, dist in laws.items()}
-    best = max(probs, key=lambda side: probs[side])
-    rest = max((prob for side, prob in probs.items() if side != best), default=0.0)
-    return best if probs[best] >= CLEAR * rest else None
-
-
 class Aggregate:
-    """One side. Three conditions: it decides (`AGGREGATOR` with a peer), follows (the other with a peer), is alone."""
+    """One side. Three conditions: it decides, follows (the other with a peer), or is alone."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._branches = Branches(task.sampling, task.vocab_size)
+        self._rule = make_rule(task.rule, task.sampling, wide=task.wide, vocab_size=task.vocab_size)
+        self._paths = Paths(len(task.targets))
+        self._decoder = Decoder(task.sampling, task.vocab_size)
+        experience = task.experience or Experience()
+        self._growth = Growth(task.side, self._rule, task.sampling, self._drafting(), task.eos_ids, experience)
+        self._profile = experience.profile
         self._targets = list(task.targets)
         self._lanes = [0] * len(task.targets)
-        self._epoch = task.epoch  # rollbacks of the side that follows
+        self._now = 0.0
+        self._rtt = task.rtt
+        self._started = False
         self._linked = task.linked
-        self._agreed = 0  # this many of the fed tokens are known to be targets
         self._ended = False  # all targets are known
         self._finished = False
         self._progress = False  # since the last wake
         self._silent_wakes = 0
         self._idle_wakes = 0
-        self._started = False
-        self._stats = {"drafted": 0.0, "accepted": 0.0, "alone": 0.0}
-        # of the side that decides
-        self._held: dict[int, tuple[int, Dist]] = {}  # position -> the peer's draft and its law
+        self._stats = dict.fromkeys(STATS, 0.0)
+        self._epoch = task.epoch
+        self._meet_peer()
+
+    def _drafting(self) -> Drafting:
+        """A device that may only ship choices ships one a position: several would tell of the law behind them."""
+        private = self._task.private and self._task.side == "device"
+        return replace(self._task.drafting, width=1) if private and self._rule.name == "coin" else self._task.drafting
+
+    def _meet_peer(self) -> None:
+        """Nothing is known of the peer (any more)."""
+        self._paths.forget_told()
+        self._shipping = Shipping(self._task.side, self._rule, self._task.vocab_size, self._paths)
         self._peer_log_h: float | None = None
         self._peer_known = False  # `_peer_log_h` has come
-        self._told = len(self._targets)  # targets the peer has been sent
-        # of the side that follows
-        self._drafts: dict[int, tuple[int, Dist]] = {}  # position -> own draft under this epoch and its law
+        self._growth.weights = None
+        self._turn = 0  # hand-overs so far
+        self._since = 0  # the holder decides from this position on
+        self._told = len(self._targets)  # targets the peer has been sent, by this side or by itself
         self._early: dict[int, Targets] = {}  # targets that came before the ones they follow
+        self._wanted: set[tuple[int, int]] = set()  # nodes and levels that were asked for
+        self._burst: list[Node] = []  # computed and not shipped yet
+        self._told_pace: Speed | None = None
+        self._undecided: tuple[Node, bool, int] | None = None  # what was known when the rule last had no answer
+        self._shipped_all = False  # since the last wake
+        self._placement = Placement(FIRST_HOLDER, fixed=self._fixed())
+
+    def _fixed(self) -> Side | None:
+        """Where the decision must stay: with the device, if what it computes may not leave it.
+
+        Also for logprobs: only the side that decides has the distributions.
+        """
+        return "device" if self._task.wide or (self._task.private and self._rule.name != "coin") else None
 
     # ---- events -----------------------------------------------------------------------------------------------------
     def on(self, event: Event) -> Sequence[Effect]:
@@ -103,18 +131,20 @@ class Aggregate:
             return []
         match event:
             case Started(now):
-                self._started = True
+                self._started, self._now = True, now
                 opening = [Open(tuple(self._targets), self._epoch)] if self._task.front and self._linked else []
                 return [Retrieve(), *opening, WakeAt(now + WAKE_INTERVAL)]
             case Retrieved(branches, room):
-                return self._branches.start(branches, self._targets, room) + self._advance()
-            case Scored(ticket, dists):
-                self._branches.scored(ticket, dists)
-                return self._advance()
-            case Received(message):
-                self._silent_wakes = 0
-                return self._received(message) if self._linked else []
-            case Woke(now):
+                effects = self._decoder.start(branches, self._targets, self._paths.head, room)
+                return [*effects, *self._tell_weight(), *self._advance()]
+            case Scored(ticket, dists, now):
+                self._now = max(self._now, now)
+                return self._scored(self._decoder.scored(ticket, dists, self._now))
+            case Received(message, now):
+                self._now, self._silent_wakes = max(self._now, now), 0
+                return self._received(message) if self._linked and message.epoch == self._epoch else []
+            case Woke(now, rtt):
+                self._now, self._rtt = now, self._rtt if rtt is None else rtt
                 return [*self._woke(), WakeAt(now + WAKE_INTERVAL)]
             case LinkLost():
                 return self._lost()
@@ -123,64 +153,102 @@ class Aggregate:
             case Cancelled(reason):
                 return [self._finish(reason)]
 
+    def _scored(self, nodes: Sequence[Node]) -> list[Effect]:
+        if not nodes:
+            return []  # other branches are still under way
+        if self._decoder.timed is not None:
+            rows, seconds = self._decoder.timed
+            self._profile.add(nodes[0].position, rows, seconds)
+        effects = self._ship(nodes) if self._linked else []
+        return [*effects, *self._advance()]
+
     def _received(self, message: SessionMessage) -> list[Effect]:
         match message:
-            case DraftTokens() if self._decides:
-                self._hold(message)
-            case Targets() if not self._decides:
+            case Drafts():
+                self._shipping.hear(message)
+            case Weight(log_weight=log_weight):
+                self._peer_log_h, self._peer_known = log_weight, True
+            case Targets():
                 return self._follow(message)
+            case Wanted(node=node, level=level):
+                if self._may_ship:
+                    return [Send(answer) for answer in self._shipping.more(node, level, self._epoch)]
+            case Handover():
+                return self._take_over(message)
+            case Pace(decode_s=decode_s, row_s=row_s):
+                self._placement.observe_pace(other(self._task.side), Speed(decode_s, row_s))
             case Have():
                 return self._resend(message)
         return self._advance()
 
     def _woke(self) -> list[Effect]:
         """Nothing came or went for a while: say what is here, so that the peer can send again what was lost."""
+        self._shipped_all = False
         if not self._linked or self._progress:
             self._progress = False
             return []
         self._silent_wakes += 1
-        self._idle_wakes += self._branches.started and not self._branches.busy
+        self._idle_wakes += self._decoder.idle
         if self._task.front and (self._silent_wakes >= PATIENCE or self._idle_wakes >= STALL):
             return [Drop()]
-        return [Send(Have(0, self._epoch, len(self._targets), self._held_until()))]
+        self._wanted.clear()
+        return [Send(self._have()), *self._ask_for_more()]
 
     def _lost(self) -> list[Effect]:
         if not self._task.front:
             return [self._finish("cancelled")]
         self._linked = False
-        self._held.clear()
-        self._drafts.clear()
-        self._early.clear()
+        self._meet_peer()
         return self._advance()
 
     def _back(self) -> list[Effect]:
         """Take the peer in again from the last target on; until it answers, nothing is decided."""
         if self._linked or not self._task.front:
             return []
-        self._linked, self._peer_known, self._silent_wakes, self._idle_wakes = True, False, 0, 0
+        self._linked, self._silent_wakes, self._idle_wakes = True, 0, 0
         if not self._started:
             return []  # `Started` will open the session
         self._epoch += 1
-        self._told = len(self._targets)
-        return [Open(tuple(self._targets), self._epoch), *self._advance()]
+        self._meet_peer()
+        opening = Open(tuple(self._targets), self._epoch)
+        shipped = self._ship_all() if self._ships else []
+        return [opening, *self._tell_weight(), *shipped, *self._advance()]
 
     # ---- both -------------------------------------------------------------------------------------------------------
     @property
+    def _holder(self) -> Side:
+        return FIRST_HOLDER if self._turn % 2 == 0 else other(FIRST_HOLDER)
+
+    @property
     def _decides(self) -> bool:
-        return self._task.side == AGGREGATOR
+        return self._holder == self._task.side
+
+    @property
+    def _ships(self) -> bool:
+        """Does the peer get what this side computes?
+
+        A side that decides needs not say it; but with trees the other verifies several of its drafts in one forward.
+        """
+        if not self._decides:
+            return self._may_ship
+        is_private = self._task.private and self._task.side == "device"
+        return self._may_ship and not is_private and self._task.drafting.rows > 1
+
+    @property
+    def _may_ship(self) -> bool:
+        """What this side computes may leave it."""
+        return self._fixed() != self._task.side
 
     def _advance(self) -> list[Effect]:
         """Do all that can be done with what is known."""
         effects: list[Effect] = []
         while not self._ended and (decided := self._decide()) is not None:
-            # At once, target by target: what this side computed after a draft that did not stand must not be mixed in.
-            effects += decided + self._catch_up()
-        effects += self._tell()
+            effects += decided
         if self._ended:
-            return effects + self._end()
-        if not (self._task.front or self._branches.fits(len(self._targets))):
-            return [*effects, self._finish("length")]  # this side's context has ended, the answer has not
-        return effects + self._catch_up() + self._draft()
+            return [*effects, *self._tell(), *self._end()]
+        if not (self._task.front or self._decoder.fits(len(self._targets))):
+            return [*effects, *self._tell(), self._finish("length")]  # its context has ended, the answer has not
+        return [*effects, *self._tell(), *self._ask_for_more(), *self._hand_over(), *self._compute()]
 
     def _decide(self) -> list[Effect] | None:
         if not self._linked:
@@ -188,54 +256,77 @@ class Aggregate:
         return self._decide_together() if self._decides else None
 
     def _decide_alone(self) -> list[Effect] | None:
-        dist = self._branches.dist(len(self._targets))
+        dist = self._paths.head.own
         if dist is None:
             return None
         self._stats["alone"] += 1
         final = truncate(dist, self._task.sampling)
-        lane = 0 if self._branches.log_h is None else LANES.index(self._task.side)
+        lane = 0 if self._decoder.log_h is None else LANES.index(self._task.side)
         return self._target(choose(final, self._task.sampling, len(self._targets)), lane, final)
+
+    def _decide_together(self) -> list[Effect] | None:
+        """One target from both sides' laws, as soon as every side that has a say is heard."""
+        if not (self._peer_known and self._decoder.started) or len(self._targets) < self._since:
+            return None  # what a side has found is not known before it has searched
+        head = self._paths.head
+        log_h = {other(self._task.side): self._peer_log_h, self._task.side: self._decoder.log_h}
+        if self._growth.weights is None:
+            self._growth.weights = side_weights(log_h)
+        known = head, head.own is not None, -1 if head.theirs is None else head.theirs.level
+        if known == self._undecided:
+            return None
+        decision = self._rule.decide(self._task.side, head.own, head.theirs, self._growth.weights, head.position)
+        if decision is None:
+            self._undecided = known
+            return None
+        has_documents = any(value is not None for value in log_h.values())
+        return self._target(decision.token, LANES.index(decision.lane) if has_documents else 0, decision.dist)
 
     def _target(self, token: int, lane: int, final: Dist | None) -> list[Effect]:
         """The next target is known: keep it, and let the client have it if this side faces one."""
         self._progress, self._idle_wakes = True, 0
+        if self._linked:
+            self._count(token)
+        self._growth.learn(self._paths.head, token)
+        self._paths.advance(token)
         self._targets.append(token)
         self._lanes.append(lane)
-        self._branches.forget(len(self._targets))
+        if len(self._targets) % TIDY == 0:
+            self._shipping.forget_dead()
         stops = token in self._task.eos_ids
         self._ended = stops or len(self._targets) >= self._task.max_tokens
         return [Emit(token, final, LANES[lane])] if self._task.front and not stops else []
 
-    def _catch_up(self) -> list[Effect]:
-        """Bring the sequences to the targets: roll back drafts that did not stand, feed what is missing."""
-        fed = self._branches.fed
-        both = min(len(fed), len(self._targets))
-        self._agreed = min(self._agreed, both)
-        while self._agreed < both and fed[self._agreed] == self._targets[self._agreed]:
-            self._agreed += 1
-        effects = self._branches.rollback(self._agreed) if self._agreed < both else []
-        if not self._branches.busy:
-            effects += self._branches.feed(self._targets[len(self._branches.fed) :])
-        return effects
+    def _count(self, token: int) -> None:
+        """Whose drafts stood: for the report, and for placement."""
+        guesses = self._growth.first_guesses(self._paths.head)
+        for side, guess in guesses.items():
+            self._stats[f"drafted_{side}"] += 1
+            self._stats[f"accepted_{side}"] += guess == token
+        follower = other(self._holder)
+        if follower in guesses:
+            self._stats["drafted"] += 1
+            self._stats["accepted"] += guesses[follower] == token
+        self._placement.observe_target(self._growth.within(self._paths.head, token))
 
-    def _draft(self) -> list[Effect]:
-        """Draft one token ahead, if its distribution is here, and feed it as if it were accepted."""
-        position = len(self._branches.fed)
-        dist = self._branches.dist(position)
-        ahead = position - len(self._targets)
-        if not self._linked or dist is None or position in self._drafts or ahead < 0:
+    def _compute(self) -> list[Effect]:
+        """The next forward: rows of targets that are missing, and as many drafts as pay for themselves."""
+        if not self._decoder.idle:
             return []
-        if ahead >= MAX_DRAFT_AHEAD or position >= self._task.max_tokens:
-            return []
-        shipped = law(dist)
-        token = choose(truncate(shipped, self._task.sampling), self._task.sampling, position)
-        effects: list[Effect] = []
-        if not self._decides:
-            self._drafts[position] = token, shipped
-            effects.append(Send(self._draft_message(position)))
-        if token in self._task.eos_ids or not self._branches.fits(position + 1):
-            return effects  # what would follow the end is not worth drafting
-        return effects + self._branches.feed([token])
+        head = self._paths.head
+        effects = self._decoder.settle(head)
+        limit = (
+            self._task.max_tokens if self._decoder.room is None else min(self._task.max_tokens, self._decoder.room + 1)
+        )
+        behind = self._decoder.behind(head)
+        delay = self._rtt or 0.0 if self._ships else 0.0
+        seconds = self._profile.forward.at
+        picked = self._growth.select(head, seconds, delay, limit, alone=not self._linked)
+        nodes = [*behind, *(node for node in picked if node is not head)]
+        if nodes:
+            return [*effects, *self._decoder.feed(nodes, head, self._now)]
+        burst, self._burst = self._burst, []
+        return [*effects, *self._ship_now(burst)]
 
     def _end(self) -> list[Effect]:
         """All targets are known. The side that faces the client finishes; the other waits to be closed."""
@@ -246,94 +337,108 @@ class Aggregate:
 
     def _finish(self, reason: FinishReason) -> Finish:
         self._finished = True
+        self._stats["forwards"], self._stats["rows"] = float(self._decoder.forwards), float(self._decoder.rows)
         return Finish(reason, dict(self._stats))
 
-    def _resend(self, have: Have) -> list[Effect]:
-        if self._decides:
-            if have.targets < len(self._targets) or have.epoch < self._epoch:
-                return [Send(self._targets_message(min(have.targets, len(self._targets))))]
-            return []
-        if have.targets > len(self._targets):
-            return [Send(Have(0, self._epoch, len(self._targets), 0))]
-        if have.epoch != self._epoch:
-            return []
-        return [Send(self._draft_message(position)) for position in sorted(self._drafts) if position >= have.drafts]
-
     # ---- the side that decides --------------------------------------------------------------------------------------
-    def _hold(self, message: DraftTokens) -> None:
-        if message.epoch != self._epoch:
-            return  # drafted on a prefix that has since been rejected
-        try:
-            dists = [decode_dist(payload, self._task.vocab_size) for payload in message.dists]
-        except RemoteProtocolError:
-            return  # as good as lost
-        self._peer_log_h, self._peer_known = message.log_weight, True
-        for position, (token, dist) in enumerate(zip(message.tokens, dists, strict=False), message.start):
-            if len(dist.ids) and len(self._targets) <= position <= len(self._targets) + MAX_DRAFT_AHEAD:
-                self._held[position] = token, dist
-
-    def _decide_together(self) -> list[Effect] | None:
-        """One target from the mixture over both sides (DRAGON eq. 4), as soon as every side with documents is heard."""
-        if not self._peer_known or not self._branches.started:
-            return None  # what a side has found is not known before it has searched
-        position = len(self._targets)
-        log_h: dict[Side, float | None] = {"cloud": self._peer_log_h, "device": self._branches.log_h}
-        weights = side_weights(log_h)
-        theirs, ours = self._held.get(position), self._branches.dist(position)
-        if (weights["cloud"] > 0 and theirs is None) or (weights["device"] > 0 and ours is None):
-            return None
-        laws: dict[Side, Dist] = {}
-        if weights["cloud"] > 0 and theirs is not None:
-            laws["cloud"] = theirs[1]
-        if weights["device"] > 0 and ours is not None:
-            laws["device"] = law(ours)
-        mixture = mix_weighted(list(laws.values()), [weights[side] for side in laws])
-        final = truncate(mixture, self._task.sampling)
-        token = choose(final, self._task.sampling, position)
-        has_documents = any(value is not None for value in log_h.values())
-        lane = LANES.index(deciding_side(token, laws)) if has_documents else 0
-        self._held.pop(position, None)
-        if theirs is not None:
-            self._stats["drafted"] += 1
-            self._stats["accepted"] += theirs[0] == token
-            if theirs[0] != token:
-                self._epoch += 1
-                self._held.clear()
-        return self._target(token, lane, final)
-
-    def _held_until(self) -> int:
-        position = len(self._targets)
-        while position in self._held:
-            position += 1
-        return position
-
     def _tell(self) -> list[Effect]:
-        if not (self._decides and self._linked) or self._told == len(self._targets):
+        if not (self._decides and self._linked) or self._told >= len(self._targets):
             return []
         message = self._targets_message(self._told)
         self._told = len(self._targets)
         return [Send(message)]
 
     def _targets_message(self, start: int) -> Targets:
-        lanes = bytes(len(self._targets) - start) if self._task.front else bytes(self._lanes[start:])
+        lanes = b"" if self._task.front else bytes(self._lanes[start:])
         return Targets(0, self._epoch, start, self._targets[start:], lanes)
 
+    def _ask_for_more(self) -> list[Effect]:
+        """Where what the peer has shipped does not settle the choice (specs 7.3)."""
+        head, weights = self._paths.head, self._growth.weights
+        if not (self._decides and self._linked) or weights is None or len(self._targets) < self._since:
+            return []
+        if head.theirs is None or head.told_as is None or (head.own is None and weights[self._task.side] > 0.0):
+            return []
+        asked = head.told_as, head.theirs.level + 1
+        if head.theirs.head is None or asked[1] > LAST_LEVEL or asked in self._wanted:
+            return []
+        self._wanted.add(asked)
+        return [Send(Wanted(0, self._epoch, *asked))]
+
+    def _hand_over(self) -> list[Effect]:
+        """Let the other side decide where that is faster."""
+        if not (self._decides and self._linked and self._peer_known) or self._rtt is None:
+            return []
+        self._placement.observe_pace(self._task.side, self._speed())
+        self._placement.observe_round_trip(self._rtt)
+        if self._placement.choose(len(self._targets)) == self._task.side:
+            return []
+        self._turn, self._since = self._turn + 1, len(self._targets)
+        self._placement.moved(self._holder, self._since)
+        self._stats["handovers"] += 1
+        return [Send(self._handover_message()), *self._ship_all()]
+
+    def _handover_message(self) -> Handover:
+        return Handover(0, self._epoch, self._turn, self._since)
+
     # ---- the side that follows --------------------------------------------------------------------------------------
-    def _draft_message(self, position: int) -> DraftTokens:
-        token, shipped = self._drafts[position]
-        return DraftTokens(0, self._epoch, position, [token], [encode_dist(shipped)], self._branches.log_h)
+    def _tell_weight(self) -> list[Effect]:
+        if not (self._linked and self._decoder.started and self._may_ship):
+            return []
+        return [Send(Weight(0, self._epoch, self._decoder.log_h))]
+
+    def _ship(self, nodes: Sequence[Node]) -> list[Effect]:
+        if self._task.drafting.burst:
+            self._burst += nodes
+            return []
+        return self._ship_now(nodes)
+
+    def _ship_now(self, nodes: Sequence[Node]) -> list[Effect]:
+        if not nodes or not self._linked or not self._ships:
+            return []
+        return [*self._tell_pace(), *(Send(message) for message in self._shipping.ship(nodes, self._epoch))]
+
+    def _ship_all(self) -> list[Effect]:
+        if not self._may_ship:
+            return []
+        self._burst = []
+        return [*self._tell_pace(), *(Send(message) for message in self._shipping.ship_all(self._epoch))]
+
+    def _tell_pace(self) -> list[Effect]:
+        """Once it is known, and when it has changed; nobody asks where the decision cannot move."""
+        speed, told = self._speed(), self._told_pace
+        if self._fixed() is not None or self._decoder.timed is None:
+            return []
+        if told is not None and abs(speed.decode_s - told.decode_s) <= TELL_PACE * told.decode_s:
+            return []
+        self._told_pace = speed
+        return [Send(Pace(0, self._epoch, speed.decode_s, speed.row_s))]
+
+    def _speed(self) -> Speed:
+        return self._profile.forward.pace()
+
+    def _take_over(self, message: Handover) -> list[Effect]:
+        """The peer lets this side decide. Known already, or not its to say: ignored."""
+        if not self._decides and message.turn == self._turn + 1 and self._may_hold:
+            self._turn, self._since = message.turn, message.start
+            self._told = max(message.start, len(self._targets))
+            self._placement.moved(self._task.side, message.start)
+        return self._advance()
+
+    @property
+    def _may_hold(self) -> bool:
+        return self._fixed() in (None, self._task.side)
 
     def _follow(self, message: Targets) -> list[Effect]:
         """Take the targets that are new; those that come too early wait for the ones they follow."""
         if (
             any(token >= self._task.vocab_size for token in message.tokens)
-            or len(message.lanes) != len(message.tokens)
             or message.start + len(message.tokens) > self._task.max_tokens
         ):
             return []  # as good as lost
         waits = message.start > len(self._targets)
         too_many = len(self._early) >= MAX_EARLY or len(message.tokens) > MAX_EARLY
-        if message.epoch >= self._epoch and not (waits and too_many):
+        if not (waits and too_many):
             kept = self._early.get(message.start)
             if kept is None or len(kept.tokens) <= len(message.tokens):
                 self._early[message.start] = message
@@ -344,23 +449,33 @@ class Aggregate:
 
     def _apply(self, message: Targets) -> list[Effect]:
         effects: list[Effect] = []
+        lanes = message.lanes or bytes(len(message.tokens))
         fresh = slice(len(self._targets) - message.start, None)
-        for token, lane in zip(message.tokens[fresh], message.lanes[fresh], strict=True):
-            if self._ended:
-                break
-            draft = self._drafts.pop(len(self._targets), None)
-            if draft is not None:
-                self._stats["drafted"] += 1
-                self._stats["accepted"] += draft[0] == token
-                if draft[0] != token:
-                    self._drafts.clear()
+        for token, lane in zip(message.tokens[fresh], lanes[fresh], strict=True):
+            if self._ended or (self._decides and len(self._targets) >= self._since):
+                break  # from there on nobody but this side decides
             effects += self._target(token, lane if lane < len(LANES) else 0, None)
-        if message.epoch > self._epoch and message.start + len(message.tokens) >= len(self._targets):
-            # Rejected, or taken in again: what was drafted beyond these targets counts no more.
-            self._epoch = message.epoch
-            self._drafts.clear()
-            effects += self._branches.rollback(len(self._targets))
+            self._told = max(self._told, len(self._targets))
         return effects
+
+    # ---- after a loss of messages, which a link does not have but a link that breaks and heals does -----------------
+    def _have(self) -> Have:
+        waits = self._decides and not self._ended and (not self._peer_known or self._paths.head.theirs is None)
+        return Have(0, self._epoch, self._turn, len(self._targets), waits)
+
+    def _resend(self, have: Have) -> list[Effect]:
+        """Send what the peer lacks; ask, where it has more than this side."""
+        effects: list[Effect] = []
+        if have.turn < self._turn and not self._decides:
+            effects.append(Send(self._handover_message()))
+        if have.targets < len(self._targets):
+            effects.append(Send(self._targets_message(have.targets)))
+        if have.turn > self._turn or have.targets > len(self._targets):
+            effects.append(Send(self._have()))
+        if have.waits and not self._decides and not self._shipped_all:
+            self._shipped_all = True
+            effects += [*self._tell_weight(), *self._ship_all()]
+        return effects + self._advance()
 
 
 aggregate = Strategy(

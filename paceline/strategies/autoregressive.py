@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.sampling import choose, truncate
-from paceline.strategies.branches import Branches
+from paceline.strategies.decoder import Decoder
 from paceline.strategies.machine import (
     Cancelled,
     Effect,
@@ -24,6 +24,7 @@ from paceline.strategies.machine import (
     Strategy,
     Task,
 )
+from paceline.strategies.paths import Paths
 
 
 class Autoregressive:
@@ -31,8 +32,8 @@ class Autoregressive:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._branches = Branches(task.sampling, task.vocab_size)
-        self._targets = list(task.targets)
+        self._paths = Paths(len(task.targets))
+        self._decoder = Decoder(task.sampling, task.vocab_size)
         self._finished = False
 
     def on(self, event: Event) -> Sequence[Effect]:
@@ -42,33 +43,29 @@ class Autoregressive:
             case Started():
                 return [Retrieve()]
             case Retrieved(branches, room):
-                return self._branches.start(branches, self._targets, room)
-            case Scored(ticket, dists):
-                self._branches.scored(ticket, dists)
-                return self._step()
+                return self._decoder.start(branches, self._task.targets, self._paths.head, room)
+            case Scored(ticket, dists, now):
+                return self._step(now) if self._decoder.scored(ticket, dists, now) else []
             case Cancelled(reason):
                 return [self._finish(reason)]
             case _:
                 return []
 
-    def _step(self) -> list[Effect]:
-        position = len(self._targets)
-        dist = self._branches.dist(position)
-        if dist is None:
-            return []
-        if position >= self._task.max_tokens:
+    def _step(self, now: float) -> list[Effect]:
+        head = self._paths.head
+        if head.position >= self._task.max_tokens:
             return [self._finish("length")]
-        final = truncate(dist, self._task.sampling)
-        token = choose(final, self._task.sampling, position)
+        assert head.own is not None, "every branch has answered"
+        final = truncate(head.own, self._task.sampling)
+        token = choose(final, self._task.sampling, head.position)
         if token in self._task.eos_ids:
             return [self._finish("stop")]
-        self._targets.append(token)
-        self._branches.forget(position + 1)
-        lane = None if self._branches.log_h is None else self._task.side
+        lane = None if self._decoder.log_h is None else self._task.side
         effects: list[Effect] = [Emit(token, final, lane)]
-        if position + 1 >= self._task.max_tokens or not self._branches.fits(position + 1):
+        head = self._paths.advance(token)
+        if head.position >= self._task.max_tokens or not self._decoder.fits(head.position):
             return [*effects, self._finish("length")]
-        return [*effects, *self._branches.feed([token])]
+        return [*effects, *self._decoder.feed([head], head, now)]
 
     def _finish(self, reason: FinishReason) -> Finish:
         self._finished = True

@@ -12,17 +12,16 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from paceline.core.dist import Dist
+from paceline.core.experience import Experience
+from paceline.core.rules import RuleName
 from paceline.core.sampling import SamplingParams
 from paceline.core.segments import Segment, SeqId
+from paceline.core.sides import SIDES as SIDES
+from paceline.core.sides import Side as Side
+from paceline.core.sides import other as other
 from paceline.wire.messages import SessionMessage
 
-Side = Literal["cloud", "device"]
-SIDES: tuple[Side, Side] = ("cloud", "device")
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-
-
-def other(side: Side) -> Side:
-    return "device" if side == "cloud" else "cloud"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,16 @@ class Branch:
 
     prompt: tuple[int, ...]
     score: float | None  # R: relevance / temperature of relevance, one scale on both sides; None: no document
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How far and how broadly a side drafts."""
+
+    width: int = 4  # guesses for each next token; 1 makes chains, which is DRAGON as published
+    rows: int = 16  # in one forward of one branch
+    ahead: int = 32  # tokens beyond the last target; 0: both sides wait for every target (token-wise)
+    burst: bool = False  # ship chains of `ahead` drafts as a whole (sequence-wise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,12 @@ class Task:
     targets: tuple[int, ...] = ()  # output tokens already decided
     epoch: int = 0
     linked: bool = False  # a peer takes part
+    rule: RuleName = "mixture"  # of aggregation
+    wide: bool = False  # distributions are wanted for logprobs, not for the choice alone
+    private: bool = True  # distributions that the device computes from its documents never go up
+    drafting: Drafting = Drafting()
+    rtt: float | None = None  # s, between the sides, where it is known
+    experience: Experience | None = None  # of earlier answers; None: begin without any
 
 
 # ---- events: facts --------------------------------------------------------------------------------------------------
@@ -73,16 +88,19 @@ class Scored:
 
     ticket: int
     dists: tuple[Dist, ...]
+    now: float = 0.0  # s
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
     message: SessionMessage
+    now: float = 0.0  # s
 
 
 @dataclass(frozen=True, slots=True)
 class Woke:
     now: float
+    rtt: float | None = None  # s, between the sides, as measured last
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +137,11 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
+    """Done after the forwards of this sequence that were asked for before it: both count the rows of all of them."""
+
     seq: SeqId
     keep: tuple[int, ...]
+    rest: tuple[int, ...] = ()  # rows of the open tree that stay open, see `Engine.commit`
 
 
 @dataclass(frozen=True, slots=True)

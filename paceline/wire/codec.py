@@ -16,16 +16,19 @@ import msgspec
 from paceline.core.sampling import SamplingParams
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire.closing import CloseCode
+from paceline.wire.drafts import unpack_nodes
 from paceline.wire.messages import (
-    DraftTokens,
+    Drafts,
     Found,
     Hello,
     Message,
     OpenSession,
+    Pace,
     Ping,
     Pong,
     Sampling,
     Targets,
+    Weight,
 )
 from paceline.wire.payload import decode_dist, encode_dist, quantise
 
@@ -44,7 +47,7 @@ __all__ = [
 
 MAX_FRAME_BYTES = 1 << 20
 MAX_CONTROL_BYTES = 1 << 16
-DATA = (OpenSession, DraftTokens, Targets, Found)  # may fill a frame; everything else is control
+DATA = (OpenSession, Drafts, Targets, Found)  # may fill a frame; everything else is control
 _LAST_TOKEN = 2**31 - 1
 _LANES = bytes(range(3))
 
@@ -148,16 +151,19 @@ def _check(message: Message, vocab_size: int | None) -> None:
             _finite("sampling", *_floats(sampling), *(bias for _, bias in sampling.logit_bias))
             _tokens("targets", message.targets, 0, vocab_size)
             _tokens("sampling.logit_bias", biased, 0, vocab_size)
-        case DraftTokens():
-            if message.dists and len(message.dists) != len(message.tokens):
-                raise _bad(f"{len(message.dists)} dists for {len(message.tokens)} tokens - at `$.dists`")
-            if message.log_weight is not None:
-                _finite("log_weight", message.log_weight)
-            _tokens("tokens", message.tokens, message.start, vocab_size)
-            for payload in message.dists:
-                decode_dist(payload, vocab_size)
+        case Drafts():
+            nodes = unpack_nodes(message.nodes, vocab_size)
+            expected = len(nodes.tokens) if nodes.choices is None else 0
+            if len(message.laws) != expected:
+                raise _bad(f"{len(message.laws)} laws where there must be {expected} - at `$.laws`")
+            # The laws are unpacked once, where they are used: a bad one is worth nothing, and harms nobody.
+        case Weight(log_weight=log_weight):
+            if log_weight is not None:
+                _finite("log_weight", log_weight)
+        case Pace():
+            _finite("decode_s", message.decode_s, message.row_s)
         case Targets():
-            if len(message.lanes) != len(message.tokens):
+            if message.lanes and len(message.lanes) != len(message.tokens):
                 raise _bad(f"{len(message.lanes)} lanes for {len(message.tokens)} tokens - at `$.lanes`")
             if message.lanes.strip(_LANES):
                 raise _bad("a lane is neither 0, 1 nor 2 - at `$.lanes`")

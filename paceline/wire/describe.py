@@ -15,18 +15,20 @@ from msgspec import inspect
 from paceline.wire import messages
 from paceline.wire.closing import ADVICE, FATAL, FIRST_DELAY_S, LONGEST_DELAY_S, CloseCode
 from paceline.wire.codec import DATA, MAX_CONTROL_BYTES, MAX_FRAME_BYTES
+from paceline.wire.drafts import MAX_NODES
 from paceline.wire.lifecycle import NEXT, TRIGGERS, LinkState, Role, Trigger
 from paceline.wire.link import HANDSHAKE_S, HEARTBEAT_S, MAX_MISSED
 from paceline.wire.messages import SUBPROTOCOL, VERSION, Message
 from paceline.wire.payload import LOWEST_EXPONENT, MANTISSA_BITS, ONE
 from paceline.wire.sessions import MAX_SESSIONS
 
-PARTS = (messages.ChatMessage, messages.Sampling, messages.DistPayload, messages.FoundPassage)
+PARTS = (messages.ChatMessage, messages.Sampling, messages.Drafting, messages.DistPayload, messages.FoundPassage)
 _PLAIN: dict[type[inspect.Type], str] = {
     inspect.FloatType: "float",
     inspect.IntType: "int",
     inspect.StrType: "str",
     inspect.BytesType: "bytes",
+    inspect.BoolType: "true or false",
     inspect.NoneType: "nil",
 }
 
@@ -49,6 +51,8 @@ def describe() -> str:
             *(line for struct in PARTS for line in _struct(struct)),
             "",
             *_distributions(),
+            "",
+            *_trees(),
             "",
             "## Close codes",
             "",
@@ -150,8 +154,23 @@ def _distributions() -> Iterator[str]:
         less 1. `probs`: one little-endian uint16 per id; its upper bits are an exponent e, its lower {MANTISSA_BITS} a
         mantissa m, and the probability is (1 + m / {1 << MANTISSA_BITS}) * 2 ** (e - {-LOWEST_EXPONENT}).
         {ONE:#06x} is 1, the largest allowed. Probabilities are cut off to this grid, never rounded up, and not
-        renormalised: what they lack of 1 is the mass of all other ids. They must not sum to more than 1. A token
-        shipped with its distribution was drawn from exactly that law.
+        renormalised: what they lack of 1 is the mass of all other ids. They must not sum to more than 1. A law that
+        is asked for in detail has eight bytes per id instead, its probabilities as little-endian float64.
+    """)
+
+
+def _trees() -> Iterator[str]:
+    yield "## Draft trees"
+    yield ""
+    yield from _lines(f"""
+        `nodes` of `d`: a byte, then LEB128 numbers in their shortest form. The byte's lowest four bits are the number
+        of nodes less 1, where they are all set to be continued by the first number; bits 4 and 5 the level of detail,
+        bit 6 that the nodes are a trunk, bit 7 that choices are there. Then the output position behind the anchor, the
+        first node's id, and how far the anchor's id is before it, doubled (or after it, doubled less 1). Then for
+        every node: unless in a trunk how far back its parent's id is (0: it is the anchor), doubled, plus 1 if the
+        token on the edge follows, and that token; and if choices are there what the sender would choose after the
+        node. An edge without a token is the choice of its parent, and in a trunk every node hangs on the one before it
+        by such an edge. At most {MAX_NODES} nodes a message.
     """)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.wire.messages import CloseSession, DraftTokens, Found, Have, Hello, OpenSession, Targets, Welcome
+from paceline.wire.messages import CloseSession, Found, Hello, OpenSession, SessionMessage, Welcome
 
-Outgoing = OpenSession | CloseSession | Found | DraftTokens | Targets | Have  # what a session's two ends exchange
+Outgoing = OpenSession | CloseSession | Found | SessionMessage  # what a session's two ends exchange
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import get_args
 
 from paceline.wire.messages import (
     CloseSession,
-    DraftTokens,
     Drain,
     Found,
-    Have,
     Hello,
     Message,
     OpenSession,
     Ping,
     Pong,
-    Targets,
+    SessionMessage,
     Welcome,
 )
 
@@ -76,7 +75,5 @@ TRIGGERS: dict[type[Message], Trigger] = {
     OpenSession: Trigger.SESSION,
     CloseSession: Trigger.SESSION,
     Found: Trigger.SESSION,
-    DraftTokens: Trigger.SESSION,
-    Targets: Trigger.SESSION,
-    Have: Trigger.SESSION,
+    **dict.fromkeys(get_args(SessionMessage), Trigger.SESSION),
 }

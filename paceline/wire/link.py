@@ -20,16 +20,20 @@ from paceline.wire.lifecycle import NEXT, TRIGGERS, LinkState, Role, Trigger
 from paceline.wire.messages import (
     VERSION,
     CloseSession,
-    DraftTokens,
+    Drafts,
     Drain,
     Found,
+    Handover,
     Have,
     Hello,
     Message,
     OpenSession,
+    Pace,
     Ping,
     Pong,
     Targets,
+    Wanted,
+    Weight,
     Welcome,
 )
 from paceline.wire.sessions import SessionTable
@@ -183,7 +187,7 @@ class LinkMachine:
                 pass  # the state says it all
             case OpenSession():
                 yield from self._opened_by_peer(message)
-            case CloseSession() | Found() | DraftTokens() | Targets() | Have():
+            case CloseSession() | Found() | Drafts() | Weight() | Wanted() | Targets() | Handover() | Pace() | Have():
                 if not self.sessions.receivable(message.session):
                     return  # of a session that has just ended on this side
                 if isinstance(message, CloseSession):

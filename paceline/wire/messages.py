@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 SUBPROTOCOL = "paceline.v1"
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
@@ -88,6 +88,15 @@ class Sampling(_Part, frozen=True):
     seed: Seed
 
 
+class Drafting(_Part, frozen=True):
+    """How far and how broadly each side drafts."""
+
+    width: Annotated[int, msgspec.Meta(ge=1, le=64)]  # guesses for each next token: 1 makes chains
+    rows: Annotated[int, msgspec.Meta(ge=1, le=256)]  # in one forward
+    ahead: Annotated[int, msgspec.Meta(ge=0, le=256)]  # tokens beyond the last target; 0: token by token
+    burst: bool  # ship a whole chain of `ahead` drafts at once, not each when it is there
+
+
 class OpenSession(_Message, frozen=True, tag="open"):
     """The front asks its peer to take part in one generation, from `targets` on.
 
@@ -102,8 +111,11 @@ class OpenSession(_Message, frozen=True, tag="open"):
     max_tokens: Count
     top_k_documents: Count
     privacy: Name
+    rule: Name  # of aggregation; empty where the strategy has none
+    wide: bool  # distributions are wanted for logprobs, not for the choice alone
+    drafting: Drafting
     targets: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
-    epoch: Count
+    epoch: Count  # how often this answer has been opened before; what was said under another epoch counts no more
 
 
 class CloseSession(_Message, frozen=True, tag="close"):
@@ -120,31 +132,64 @@ class DistPayload(_Part, frozen=True):
     """
 
     ids: Annotated[bytes, msgspec.Meta(max_length=1_048_576)]  # varints: the first id, then each step less 1
-    probs: Annotated[bytes, msgspec.Meta(max_length=1_048_576)]  # (kept,) little-endian uint16
+    probs: Annotated[bytes, msgspec.Meta(max_length=1_048_576)]  # (kept,) little-endian uint16, or float64
 
 
-class DraftTokens(_Message, frozen=True, tag="draft"):
-    """Drafted tokens from `start` on, with the distribution each was drawn from.
+class Drafts(_Message, frozen=True, tag="d"):
+    """What the sender predicts after some prefixes: nodes of the tree it drafts, packed by wire.drafts.
 
-    `epoch` is the sender's count of rollbacks: under another epoch the receiver drops it.
+    The tree hangs on an anchor, a node whose prefix is decided. Tags of what is sent for every token are short.
     """
 
     session: SessionNumber
     epoch: Count
-    start: Count  # output position of tokens[0]
-    tokens: Annotated[list[Token], msgspec.Meta(max_length=256)]
-    dists: Annotated[list[DistPayload], msgspec.Meta(max_length=256)]
-    log_weight: float | None  # log h of the sender's documents; None: it found none
+    nodes: Annotated[bytes, msgspec.Meta(max_length=65_536)]
+    laws: Annotated[list[DistPayload], msgspec.Meta(max_length=256)]  # one a node; none where choices are shipped
 
 
-class Targets(_Message, frozen=True, tag="targets"):
-    """Decided output tokens from `start` on; `epoch` is the receiver's after the last of them."""
+class Weight(_Message, frozen=True, tag="w"):
+    """What the sender's documents weigh together: log h; None: it found none."""
+
+    session: SessionNumber
+    epoch: Count
+    log_weight: float | None
+
+
+class Wanted(_Message, frozen=True, tag="more"):
+    """A node's law does not settle the choice: send more of it."""
+
+    session: SessionNumber
+    epoch: Count
+    node: Count
+    level: Annotated[int, msgspec.Meta(ge=1, le=2)]  # core.rules.LAST_LEVEL
+
+
+class Targets(_Message, frozen=True, tag="t"):
+    """Decided output tokens from `start` on."""
 
     session: SessionNumber
     epoch: Count
     start: Count
     tokens: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
-    lanes: Annotated[bytes, msgspec.Meta(max_length=131_072)]  # one per token: 0 none, 1 cloud, 2 device
+    lanes: Annotated[bytes, msgspec.Meta(max_length=131_072)]  # one per token: 0 none, 1 cloud, 2 device; or empty
+
+
+class Handover(_Message, frozen=True, tag="turn"):
+    """The receiver decides from output position `start` on. Sent by the side that decided until then."""
+
+    session: SessionNumber
+    epoch: Count
+    turn: Count  # hand-overs so far, this one included
+    start: Count
+
+
+class Pace(_Message, frozen=True, tag="pace"):
+    """How fast the sender computes, for the choice of who decides."""
+
+    session: SessionNumber
+    epoch: Count
+    decode_s: Annotated[float, msgspec.Meta(ge=0, le=3600)]  # s, a forward of one row
+    row_s: Annotated[float, msgspec.Meta(ge=0, le=3600)]  # s, each further row
 
 
 class Have(_Message, frozen=True, tag="have"):
@@ -152,8 +197,9 @@ class Have(_Message, frozen=True, tag="have"):
 
     session: SessionNumber
     epoch: Count
+    turn: Count
     targets: Count  # output tokens decided, as far as the sender knows, without a gap
-    drafts: Count  # the receiver's drafts held, as an end position
+    waits: bool  # it decides, and lacks a law of the receiver
 
 
 class FoundPassage(_Part, frozen=True):
@@ -171,5 +217,5 @@ class Found(_Message, frozen=True, tag="found"):
     passages: Annotated[list[FoundPassage], msgspec.Meta(max_length=64)]
 
 
-SessionMessage = DraftTokens | Targets | Have
+SessionMessage = Drafts | Weight | Wanted | Targets | Handover | Pace | Have
 Message = Hello | Welcome | Ping | Pong | Drain | OpenSession | CloseSession | Found | SessionMessage

@@ -1,11 +1,8 @@
 """Distributions in few bytes, and exactly the law that was shipped.
 
-Verification is exact only under the law a token was really drawn from, so a sender first rounds its distribution
-with `quantise`, draws from that, and ships it: `decode_dist(encode_dist(d))` equals `quantise(d)` bit for bit.
-
-Probabilities are true, not renormalised (7.3 of the specification): a window of the float64's own bits, 5 of the
-exponent and 11 of the mantissa, cut off below, so that no rounding of a platform's exp or log is involved. They are
-multiples of 2**-42, whose sums are exact in any order; the mass left off is what they lack of 1 and is not sent.
+A payload of 16 bits a probability carries what `core.quantised` makes of a law, without loss:
+`decode_dist(encode_dist(d))` equals `quantise(d)` bit for bit. A precise one carries the float64 as they are.
+In both, probabilities are true, not renormalised; the mass left off is what they lack of 1 and is not sent.
 """
 
 from __future__ import annotations
@@ -13,96 +10,93 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dist import Dist, IdArray, ProbArray
+from paceline.core.dist import Dist, IdArray
+from paceline.core.quantised import (
+    LOWEST_EXPONENT,
+    MANTISSA_BITS,
+    ONE,
+    SLACK,
+    Codes,
+    check,
+    from_codes,
+    kept_codes,
+    quantise,
+)
 from paceline.errors import RemoteProtocolError
 from paceline.wire.closing import CloseCode
 from paceline.wire.messages import DistPayload
 
-MANTISSA_BITS = 11  # relative step 2**-11: 0.05 %
-LOWEST_EXPONENT = -31  # 2**-31 is 4.7e-10; what is less likely goes to the tail
-ONE = -LOWEST_EXPONENT << MANTISSA_BITS  # the code of probability 1, the largest
-_SHIFT = 52 - MANTISSA_BITS
-_BIAS = (1023 + LOWEST_EXPONENT) << MANTISSA_BITS
-_UNIT = 2.0 ** (LOWEST_EXPONENT - MANTISSA_BITS)
+__all__ = [
+    "LOWEST_EXPONENT",
+    "MANTISSA_BITS",
+    "ONE",
+    "decode_dist",
+    "decode_head",
+    "encode_dist",
+    "encode_head",
+    "quantise",
+]
+
 _MAX_VARINT_BYTES = 5
-# A softmax in float32 over 150,000 tokens may sum to 1 + 1e-5. More is not a distribution.
-_SLACK = 2.0**-12
-
-Codes = NDArray[np.uint16]
-
-
-def quantise(dist: Dist, *, top_p: float = 1.0, max_ids: int | None = None) -> Dist:
-    """The law that `encode_dist` with the same options ships. Idempotent; its probabilities and tail sum to exactly 1.
-
-    Keeps the fewest most likely ids whose mass reaches `top_p`, at most `max_ids`; among equals the lower id. Whatever
-    `dist.tail` says, the new tail is what the kept probabilities lack of 1, the rounding included.
-    Raises ValueError for what is not a distribution.
-    """
-    ids, codes = _kept(dist, top_p, max_ids)
-    return _dist(ids, codes)
+_CODE_BYTES, _PRECISE_BYTES = 2, 8
 
 
 def encode_dist(dist: Dist, *, top_p: float = 1.0, max_ids: int | None = None) -> DistPayload:
-    """See `quantise`. What was quantised before is shipped without loss."""
-    ids, codes = _kept(dist, top_p, max_ids)
-    steps = np.diff(ids.astype(np.int64), prepend=-1) - 1
-    return DistPayload(ids=_to_varints(steps.astype(np.uint64)), probs=codes.astype("<u2").tobytes())
+    """See `quantise`; what was quantised before is shipped without loss. Raises ValueError for what is no law."""
+    ids, codes = kept_codes(dist, top_p, max_ids)
+    return DistPayload(ids=_id_bytes(ids), probs=codes.astype("<u2").tobytes())
 
 
 def decode_dist(payload: DistPayload, vocab_size: int | None = None) -> Dist:
     """Raises RemoteProtocolError for anything `encode_dist` cannot have made of a vocabulary of that size."""
-    steps = _from_varints(payload.ids)
     codes = _codes(payload.probs)
-    if len(steps) != len(codes):
-        raise _bad(f"a distribution has {len(steps)} ids and {len(codes)} probabilities")
-    ids = np.cumsum(steps + 1) - 1  # at most 2**20 steps below 2**35: no overflow
-    if len(ids) and ids[-1] >= (2**31 if vocab_size is None else vocab_size):
-        raise _bad("a distribution has a token id outside the vocabulary")
-    dist = _dist(ids.astype(np.int32), codes)
+    dist = from_codes(_ids(payload.ids, len(codes), vocab_size), codes)
     if dist.tail < 0:
         raise _bad(f"a distribution has mass {1 - dist.tail}")
     return dist
 
 
-def _dist(ids: IdArray, codes: Codes) -> Dist:
-    probs = _probs(codes)
-    return Dist(ids=ids, probs=probs, tail=1.0 - float(probs.sum()))  # exact: see the module's docstring
+def encode_head(dist: Dist, precise: bool) -> DistPayload:
+    """A head of a law; `precise`: with float64 probabilities. Raises ValueError for what is no distribution.
+
+    With 16 bits, ids less likely than 2**-31 are dropped; `core.rules` makes heads that have none.
+    """
+    if not precise:
+        return encode_dist(dist)
+    check(dist.probs)
+    probs = np.minimum(dist.probs, 1.0)
+    return DistPayload(ids=_id_bytes(dist.ids), probs=probs.astype("<f8").tobytes())
 
 
-def _probs(codes: Codes) -> ProbArray:
-    return ((codes.astype(np.int64) + _BIAS) << _SHIFT).view(np.float64)
+def decode_head(payload: DistPayload, vocab_size: int | None = None) -> Dist:
+    """Raises RemoteProtocolError for anything `encode_head` cannot have made of a vocabulary of that size."""
+    count = int(np.count_nonzero(np.frombuffer(payload.ids, dtype=np.uint8) < 128))
+    if count == 0 or len(payload.probs) != _PRECISE_BYTES * count:
+        return decode_dist(payload, vocab_size)
+    probs = np.frombuffer(payload.probs, dtype="<f8").astype(np.float64)
+    if not (probs.min() >= 0.0 and probs.max() <= 1.0 and float(probs.sum()) <= 1.0 + SLACK):  # also refuses NaN
+        raise _bad("what should be a distribution is none")
+    ids = _ids(payload.ids, len(probs), vocab_size)
+    return Dist(ids, probs, max(0.0, 1.0 - float(probs.sum())))
 
 
-def _kept(dist: Dist, top_p: float, max_ids: int | None) -> tuple[IdArray, Codes]:
-    probs = np.ascontiguousarray(dist.probs, dtype=np.float64)
-    total = float(probs.sum())
-    if not (total <= 1.0 + _SLACK and (len(probs) == 0 or probs.min() >= 0.0)):  # also refuses NaN
-        raise ValueError(f"not a distribution: mass {total}, least probability {probs.min(initial=0.0)}")
-    codes = (np.minimum(probs, 1.0).view(np.int64) >> _SHIFT) - _BIAS
-    if float(_probs(np.maximum(codes, 0).astype(np.uint16))[codes >= 0].sum()) > 1.0:
-        codes -= 1  # the mass exceeded 1 by more than the rounding took: every probability goes down one step
-    (places,) = np.nonzero(codes >= 0)
-    places = places[_most_likely(codes[places].astype(np.uint16), top_p, max_ids)]
-    return dist.ids[places].astype(np.int32), codes[places].astype(np.uint16)
+def _id_bytes(ids: IdArray) -> bytes:
+    steps = np.diff(ids.astype(np.int64), prepend=-1) - 1
+    return _to_varints(steps.astype(np.uint64))
 
 
-def _most_likely(codes: Codes, top_p: float, max_ids: int | None) -> NDArray[np.intp]:
-    """(kept,) ascending places of the fewest largest codes that reach `top_p`."""
-    count = len(codes)
-    limit = count if max_ids is None else min(max_ids, count)
-    if limit == count and top_p >= 1.0:
-        return np.arange(count)
-    places = np.arange(count)
-    if limit < count:  # only the largest need sorting; equals of the last of them are cut by the stable sort
-        places = np.flatnonzero(codes >= np.partition(codes, count - limit)[count - limit])
-    order = places[np.argsort(-codes[places].astype(np.int32), kind="stable")][:limit]
-    reached = np.cumsum(_probs(codes[order]))
-    enough = int(np.searchsorted(reached, top_p)) + 1  # exact sums: the same cut on every platform
-    return np.sort(order[:enough])
+def _ids(data: bytes, count: int, vocab_size: int | None) -> IdArray:
+    steps = _from_varints(data)
+    if len(steps) != count:
+        raise _bad(f"a distribution has {len(steps)} ids and {count} probabilities")
+    ids = np.cumsum(steps + 1) - 1  # at most 2**20 steps below 2**35: no overflow
+    if len(ids) and ids[-1] >= (2**31 if vocab_size is None else vocab_size):
+        raise _bad("a distribution has a token id outside the vocabulary")
+    return ids.astype(np.int32)
 
 
 def _codes(data: bytes) -> Codes:
-    if len(data) % 2:
+    if len(data) % _CODE_BYTES:
         raise _bad("probabilities end within a number")
     codes = np.frombuffer(data, dtype="<u2").astype(np.uint16)
     if len(codes) and codes.max() > ONE:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from paceline.core.aggregation import mix_weighted
-from paceline.core.certificates import Ranking, choice_certified, greedy_certified, head_by_score
+from paceline.core.certificates import Ranking, choice_certified, greedy_certified, head_by_score, ranked
 from paceline.core.dist import Dist, best_indices
+from paceline.core.noise import gumbel
 from paceline.core.sampling import SamplingParams, choose, truncate
 
 VOCAB = 8
@@ -83,7 +84,7 @@ def test_rounded_probabilities_are_allowed_for(heat: float) -> None:
         exact, row = random_row(generator, 1.0), random_row(generator, 1.0)
         rounding = 0.05
         kept = np.sort(best_indices(row, 5))
-        noisy = row[kept] * generator.uniform(1 - rounding / 1.06, 1 + rounding / 1.06, size=5)
+        noisy = row[kept] * generator.uniform(1 / (1 + rounding), 1, size=5)
         head = Dist(kept.astype(np.int32), noisy, max(0.0, 1.0 - float(noisy.sum())))
         if choice_certified(Dist.dense(exact), head, params, position, weight=0.5, rounding=rounding):
             certain += 1
@@ -159,3 +160,16 @@ def test_a_small_payload_of_a_large_vocabulary_is_mostly_certain(ranking: Rankin
         head = by_score if ranking == "score" else truncate(theirs, SamplingParams(top_k=kept))
         certain += choice_certified(ours, head, params, position, weight=0.5, ranking=ranking)
     assert certain >= least
+
+
+@pytest.mark.parametrize("params", [SamplingParams(seed=4), SamplingParams(temperature=0.0)], ids=["sampled", "greedy"])
+def test_the_ranking_of_a_large_vocabulary_is_that_of_all_scores(params: SamplingParams) -> None:
+    generator = np.random.default_rng(11)
+    for position, spread in enumerate([0.5, 2.0, 6.0, 40.0]):
+        dist = Dist.from_logits(generator.normal(size=20_000) * spread)
+        noise = gumbel(params.seed, position, dist.ids) if params.temperature else 0.0
+        order = np.argsort(-(np.log(dist.probs) + noise), kind="stable")
+        for k in (1, 24, 256, 2000):
+            assert np.array_equal(ranked(dist, params, position, k), order[:k])
+    sparse = Dist.dense(np.array([0.0, 1.0, 0.0]))
+    assert ranked(sparse, params, 0, 2).tolist() == [1, 0], "what is impossible comes last"

@@ -125,6 +125,19 @@ def test_a_tree_larger_than_the_budget_runs_whole() -> None:
     assert rows_of(scheduler.next_batch(None)) == {1: 2}
 
 
+def test_a_tree_that_grows_runs_whole_and_is_cancelled_whole() -> None:
+    scheduler = StepScheduler(BUDGET, 8)
+    grown = Segment(SeqId(0), 10, tuple(range(30)), (-1,) * 34, "all")
+    assert scheduler.last(SeqId(0)) is None
+    scheduler.add(0, grown)
+    scheduler.add(1, Segment(SeqId(0), 40, (1,), (-1,) * 35))
+    assert scheduler.last(SeqId(0)) == 1
+    scheduled = scheduler.next_batch(None)
+    assert scheduled is not None and [piece.segment for piece in scheduled.pieces] == [grown]
+    assert scheduler.cancel(SeqId(0), 6) == [1]
+    assert scheduler.last(SeqId(0)) is None
+
+
 def test_segments_of_one_sequence_run_one_step_after_the_other() -> None:
     scheduler = StepScheduler(BUDGET, 8)
     scheduler.add(0, chain(7, 0, 2))
@@ -278,3 +291,36 @@ def test_a_key_in_use_is_refused() -> None:
     scheduler.add(0, chain(0, 0, 1))
     with pytest.raises(ValueError, match="pending already"):
         scheduler.add(0, chain(1, 0, 1))
+
+
+def test_rows_that_are_ready_cost_no_forward_but_need_room() -> None:
+    scheduler = StepScheduler(BUDGET, 8, block_size=4)
+    scheduler.add(9, chain(9, 0, 1))
+    assert rows_of(scheduler.next_batch(40)) == {9: 1}
+    scheduler.add(0, chain(0, 0, 30), ready=20)
+    scheduler.add(1, chain(1, 0, 1))
+    assert scheduler.next_batch(28) is None  # it waits for all of its 32 rows, and nobody overtakes it
+    scheduled = scheduler.next_batch(36)
+    assert rows_of(scheduled) == {0: 10, 1: 1}
+    assert scheduled is not None
+    (piece,) = (piece for piece in scheduled.pieces if piece.key == 0)
+    assert piece.final and (piece.segment.start, piece.segment.tokens) == (20, tuple(range(20, 30)))
+    scheduler.add(2, chain(2, 0, 50), ready=20)
+    assert [rows_of(scheduler.next_batch(None))[2] for _ in range(3)] == [12, 12, 6]
+    scheduler.add(3, chain(3, 0, 44), ready=43)
+    last = scheduler.next_batch(32)
+    assert last is not None and last.refused == (3,)
+
+
+def test_a_chain_cut_within_its_ready_rows_runs_from_its_start() -> None:
+    scheduler = StepScheduler(BUDGET, 8)
+    scheduler.add(0, chain(0, 0, 10), ready=6)
+    assert scheduler.cancel(SeqId(0), 6) == []
+    scheduled = scheduler.next_batch(None)
+    assert scheduled is not None and scheduled.pieces[0].segment == chain(0, 0, 6)
+
+
+@pytest.mark.parametrize("segment", [chain(0, 0, 3), tree(0, 0, 9)])
+def test_at_least_one_row_of_a_chain_is_left_to_run(segment: Segment) -> None:
+    with pytest.raises(ValueError, match="cannot be ready"):
+        StepScheduler(BUDGET, 8).add(0, segment, ready=3)

@@ -1,4 +1,4 @@
-"""The six laws of `paceline.engine.contract`, for every engine and architecture."""
+"""The laws of `paceline.engine.contract`, for every engine and architecture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.engine.load import EngineOptions, quiet
 from paceline.engine.scores import dists
 from paceline.engine.stages import Stage, StageOutput, load_stage
 from tests.engine.checkpoints import ARCHITECTURES
-from tests.engine.trials import assert_same, extend, path, prompts, scratch, sequences, trees
+from tests.engine.trials import Growing, assert_same, extend, path, prompts, scratch, sequences, trees
 
 few = settings(max_examples=6, deadline=None, derandomize=True)
 
@@ -134,6 +134,28 @@ def test_law_5_sixteen_sequences_decode_together_as_alone(engine: Engine) -> Non
 
 
 @few
+@given(prompt=prompts(1, 40), before=prompts(1, 20), then=prompts(1, 8), data=st.data())
+def test_law_9_rows_exported_and_adopted_then_continued_equal_a_fresh_prefill(
+    engine: Engine, prompt: list[int], before: list[int], then: list[int], data: st.DataObject
+) -> None:
+    num_rows = data.draw(st.integers(1, len(prompt)))
+    with sequences(engine, 3) as (seq, in_the_way, into):
+        extend(engine, in_the_way, before)
+        extend(engine, seq, prompt)
+        rows = engine.export_rows(seq, prompt[:num_rows])
+        engine.release(seq)
+        extend(engine, in_the_way, before)  # where the exported rows lay
+        engine.adopt_rows(into, rows)
+        engine.check()
+        assert engine.length(into) == num_rows
+        found = extend(engine, into, then)
+        engine.truncate(into, num_rows)
+        again = extend(engine, into, then)
+    assert_same(found, scratch(engine, prompt[:num_rows] + then)[-len(then) :])
+    assert_same(again, found)
+
+
+@few
 @given(prompt=prompts(1, 40), one=prompts(1, 20), other=prompts(1, 20))
 def test_a_fork_and_its_origin_go_their_own_ways(
     engine: Engine, prompt: list[int], one: list[int], other: list[int]
@@ -147,6 +169,55 @@ def test_a_fork_and_its_origin_go_their_own_ways(
         engine.check()
     assert_same(first, scratch(engine, prompt + other)[-len(other) :])
     assert_same(second, scratch(engine, prompt + one)[-len(one) :])
+
+
+@few
+@given(prompt=prompts(0, 30), tree=trees(12), cuts=st.sets(st.integers(1, 11), max_size=4), aside=prompts(1, 20))
+def test_law_7_a_tree_scored_in_parts_equals_the_tree_scored_at_once(
+    engine: Engine, prompt: list[int], tree: tuple[list[int], list[int]], cuts: set[int], aside: list[int]
+) -> None:
+    tokens, parents = tree
+    edges = [0, *sorted(cut for cut in cuts if cut < len(tokens)), len(tokens)]
+    with sequences(engine, 3) as (whole, parted, other):
+        for seq in (whole, parted):
+            if prompt:
+                extend(engine, seq, prompt)
+        extend(engine, other, aside)
+        expected = extend(engine, whole, tokens, parents=parents)
+        found: list[Dist] = []
+        for a, b in itertools.pairwise(edges):  # another sequence writes rows in between
+            part = Segment(parted, len(prompt) + a, tuple(tokens[a:b]), tuple(parents[:b]), "all")
+            batch = Batch((Segment(other, engine.length(other), (1, 2)), part))
+            found += engine.forward(batch).dists[1]
+            engine.check()
+    assert_same(found, expected)
+
+
+@few
+@given(prompt=prompts(0, 30), data=st.data())
+def test_law_8_what_grows_below_a_part_that_stayed_open_scores_as_its_path(
+    engine: Engine, prompt: list[int], data: st.DataObject
+) -> None:
+    with sequences(engine) as (seq,):
+        growing = Growing(engine, seq)
+        if prompt:
+            growing.extend(prompt)
+        growing.play(data, 5)
+
+
+def test_law_8_a_tree_over_many_blocks_is_compacted_in_place(engine: Engine) -> None:
+    with sequences(engine) as (seq,):
+        growing = Growing(engine, seq)
+        growing.extend([3, 1, 4, 1, 5, 9, 2])
+        for part in range(3):  # two chains whose rows lie by turns
+            rows = range(20 * part, 20 * part + 20)
+            growing.grow([(7 * row + part) % 97 for row in rows], [max(row - 2, -1) for row in rows])
+        growing.commit(list(range(1, 20, 2)), list(range(21, 60, 2)))
+        growing.grow([8, 9], [19, -1])
+        growing.commit([0, 1], list(range(2, 21)))
+        growing.grow([8], [18])
+        growing.commit(list(range(20)), [])
+        growing.extend([5, 6])
 
 
 def _through(stages: list[Stage], batch: Batch) -> StageOutput:
@@ -166,20 +237,21 @@ def test_law_6_stages_composed_equal_the_whole(
     stages = [load_stage(checkpoint(name), i, i + 1, options) for i in range(layers)]
     assert {stage.info.fingerprint for stage in stages} == {whole.info.fingerprint}
     prompt = [(11 * i + 2) % 97 for i in range(20)]
-    tree = ((5, 6, 7, 8), (-1, 0, 0, 2))
+    tree = ((5, 6, 7, 8, 9, 10, 11), (-1, 0, 0, 2, 1, -1, 3))
     with sequences(whole, 2) as (seq, other):
         steps = [
             Batch((Segment(seq, 0, tuple(prompt), logits="all"), Segment(other, 0, (9, 8, 7), logits="none"))),
-            Batch((Segment(seq, 20, tree[0], parents=tree[1], logits="all"), Segment(other, 3, (1,)))),
+            Batch((Segment(seq, 20, tree[0][:4], parents=tree[1][:4], logits="all"), Segment(other, 3, (1,)))),
+            Batch((Segment(other, 4, (2,)), Segment(seq, 24, tree[0][4:], parents=tree[1], logits="all"))),
         ]
         for batch in steps:
             for found, expected in zip(_outputs(stages, batch), whole.forward(batch).dists, strict=True):
                 assert_same(found, expected)
         parts: list[Engine | Stage] = [whole, *stages]
         for part in parts:
-            part.commit(seq, (0, 2, 3))
+            part.commit(seq, (0, 2), rest=(3, 6))
             part.truncate(other, 2)
-        last = Batch((Segment(other, 2, (3, 4)), Segment(seq, 23, (5,))))
+        last = Batch((Segment(other, 2, (3, 4)), Segment(seq, 24, (5, 1), parents=(-1, 0, 1, 0), logits="all")))
         for found, expected in zip(_outputs(stages, last), whole.forward(last).dists, strict=True):
             assert_same(found, expected)
         for stage in stages:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.blocks import NoRoom
+from paceline.core.dist import Dist
 from paceline.core.segments import Batch, Segment, SeqId
 from paceline.engine.contract import Engine
 from paceline.engine.fake import FakeEngine
@@ -57,6 +58,56 @@ class TestEveryEngine:
             engine.commit(seq, [0, 2])
             with pytest.raises(EngineError, match="no tree"):
                 engine.commit(seq, [0])
+            assert_same(extend(engine, seq, [7]), scratch(engine, [*PROMPT, 1, 3, 7])[-1:])
+
+    @pytest.mark.parametrize("after_a_commit", [False, True])
+    def test_what_does_not_grow_the_open_tree_is_refused(self, engine: Engine, after_a_commit: bool) -> None:
+        with sequences(engine) as (seq,):
+            refuses(engine, Segment(seq, 2, (1,), (-1, 0, 1)))  # the sequence is unknown
+            extend(engine, seq, PROMPT)
+            refuses(engine, Segment(seq, 8, (1,), (-1, 0)))  # the prompt's last row is no part of a tree
+            if after_a_commit:
+                extend(engine, seq, [6, 1, 9, 2, 3], parents=[-1, 0, 0, 1, 1])
+                engine.commit(seq, [0], [1, 3, 4])
+            else:
+                extend(engine, seq, [6])
+                extend(engine, seq, [1, 2, 3], parents=[-1, 0, 0])
+            for parents in [(-1,), (-1, 0), (-1, 0, 0), (-1, 0, 1, 2), (-1, -1, 0, 0), (-1, -1, 0, 0, -1)]:
+                refuses(engine, Segment(seq, 12, (1,), parents))
+            for start in (9, 11, 13):
+                refuses(engine, Segment(seq, start, (1,), (-1, 0, 0, 2)))
+            refuses(engine, Segment(seq, 12, (engine.info.vocab_size,), (-1, 0, 0, 2)))
+            found = extend(engine, seq, [4], parents=[-1, 0, 0, 2])
+            assert_same(found, scratch(engine, [*PROMPT, 6, 1, 3, 4])[-1:])
+
+    def test_what_stays_open_must_rise_and_hang_together(self, engine: Engine) -> None:
+        with sequences(engine) as (seq,):
+            extend(engine, seq, PROMPT)
+            extend(engine, seq, [1, 2, 3], parents=[-1, 0, 0])
+            extend(engine, seq, [4, 5, 6], parents=[-1, 0, 0, 2, 3, -1])
+            for keep, rest in [
+                ([0], [0]),  # both
+                ([0], [2, 1]),
+                ([0], [1, 1]),
+                ([0], [3]),  # its parent goes
+                ([0, 2], [1, 3]),
+                ([0, 2], [3, 4, 5]),  # a root beside what is committed
+                ([0], [6]),
+                ([], [-1]),
+                ([], [1]),
+            ]:
+                with pytest.raises(EngineError, match="stay open"):
+                    engine.commit(seq, keep, rest)
+            with pytest.raises(EngineError, match="path"):
+                engine.commit(seq, [2], [3])
+            assert engine.length(seq) == 14
+            engine.check()
+            engine.commit(seq, [0, 2], [3, 4])
+            with pytest.raises(EngineError):
+                engine.truncate(seq, 11)
+            found = extend(engine, seq, [7], parents=[-1, 0, 1])
+            assert_same(found, scratch(engine, [*PROMPT, 1, 3, 4, 5, 7])[-1:])
+            engine.truncate(seq, 10)
             assert_same(extend(engine, seq, [7]), scratch(engine, [*PROMPT, 1, 3, 7])[-1:])
 
     def test_positions_end_where_the_model_ends(self, engine: Engine) -> None:
@@ -125,6 +176,23 @@ def test_out_of_memory_refuses_the_whole_batch_and_harms_nothing(small: Engine) 
         found = small.forward(Batch((Segment(third, 0, (5,) * 40), Segment(seq, 8, (7,))))).dists
         small.release(third)
         assert_same(found[1], scratch(small, [*PROMPT, 7])[-1:])
+
+
+def test_a_tree_that_cannot_grow_for_lack_of_memory_is_as_it_was(small: Engine) -> None:
+    with sequences(small) as (seq,):
+        extend(small, seq, [1] * 40)
+        extend(small, seq, [2, 3], parents=[-1, 0])
+        refuses(small, Segment(seq, 42, (4,) * 30, (-1, 0, *range(30))))
+        found = extend(small, seq, [4], parents=[-1, 0, 1])
+        small.commit(seq, [0], [1, 2])
+        more = extend(small, seq, [5], parents=[-1, 0, 1])
+        assert_same((*found, *more), scratch_after_release(small, seq, [*[1] * 40, 2, 3, 4, 5])[-2:])
+
+
+def scratch_after_release(engine: Engine, seq: SeqId, tokens: list[int]) -> tuple[Dist, ...]:
+    """From scratch where there is no room for a second sequence."""
+    engine.release(seq)
+    return scratch(engine, tokens)
 
 
 def test_forks_share_blocks_until_one_writes(checkpoint: Callable[[str], Path]) -> None:

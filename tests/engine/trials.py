@@ -1,10 +1,11 @@
-"""What the engine tests share: scoring from scratch, and random prompts and trees."""
+"""What the engine tests share: scoring from scratch, random prompts and trees, and a tree that grows and is cut."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 from hypothesis import strategies as st
@@ -71,3 +72,76 @@ def trees(draw: st.DrawFn, most: int = 9) -> tuple[list[int], list[int]]:
     """(tokens, parents)"""
     tokens = draw(prompts(1, most))
     return tokens, [draw(st.integers(-1, i - 1)) for i in range(len(tokens))]
+
+
+@dataclass
+class Growing:
+    """A sequence beside what it ought to hold. Every row it scores is compared with the chain along its path."""
+
+    engine: Engine
+    seq: SeqId
+    committed: list[int] = field(default_factory=list)  # tokens
+    tokens: list[int] = field(default_factory=list)  # of the open tree
+    parents: list[int] = field(default_factory=list)
+
+    def extend(self, tokens: list[int]) -> None:
+        """By a chain; no tree is open."""
+        found = extend(self.engine, self.seq, tokens)
+        self.committed += tokens
+        assert_same(found, scratch(self.engine, self.committed)[-len(tokens) :])
+        self._check()
+
+    def grow(self, tokens: list[int], parents: list[int]) -> None:
+        """parents: of the new rows, in the open tree and among themselves."""
+        self.tokens += tokens
+        self.parents += parents
+        found = extend(self.engine, self.seq, tokens, parents=self.parents)
+        new = range(len(self.tokens) - len(tokens), len(self.tokens))
+        assert_same(found, [scratch(self.engine, self.text(row))[-1] for row in new])
+        self._check()
+
+    def commit(self, keep: list[int], rest: list[int]) -> None:
+        self.engine.commit(self.seq, keep, rest)
+        place = {keep[-1] if keep else -1: -1} | {row: i for i, row in enumerate(rest)}
+        self.committed += [self.tokens[row] for row in keep]
+        self.parents = [place[self.parents[row]] for row in rest]
+        self.tokens = [self.tokens[row] for row in rest]
+        self._check()
+
+    def truncate(self, length: int) -> None:
+        self.engine.truncate(self.seq, length)
+        self.committed, self.tokens, self.parents = self.committed[:length], [], []
+        self._check()
+
+    def text(self, row: int) -> list[int]:
+        return self.committed + [self.tokens[i] for i in path(self.parents, row)]
+
+    def play(self, data: st.DataObject, moves: int) -> None:
+        """Random moves, every one of them lawful."""
+        for _ in range(moves):
+            kinds = ["grow", "grow", "commit", "truncate"] if self.tokens else ["grow", "grow", "extend", "truncate"]
+            match data.draw(st.sampled_from(kinds)):
+                case "grow":
+                    self._grow(data)
+                case "extend":
+                    self.extend(data.draw(prompts(1, 4)))
+                case "commit":
+                    self._commit(data)
+                case _:
+                    self.truncate(data.draw(st.integers(max(0, len(self.committed) - 3), len(self.committed))))
+
+    def _grow(self, data: st.DataObject) -> None:
+        tokens, size = data.draw(prompts(1, 4)), len(self.tokens)
+        self.grow(tokens, [data.draw(st.integers(-1, size + i - 1)) for i in range(len(tokens))])
+
+    def _commit(self, data: st.DataObject) -> None:
+        end = data.draw(st.integers(-1, len(self.tokens) - 1))
+        rest: list[int] = []
+        for row, parent in enumerate(self.parents):
+            if (parent == end or parent in rest) and data.draw(st.booleans()):
+                rest.append(row)
+        self.commit(path(self.parents, end) if end >= 0 else [], rest)
+
+    def _check(self) -> None:
+        self.engine.check()
+        assert self.engine.length(self.seq) == len(self.committed) + len(self.tokens)

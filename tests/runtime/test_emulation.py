@@ -23,6 +23,7 @@ def test_conditions_are_read_from_the_command_line() -> None:
     assert parsed == Emulation(rtt=0.1, jitter=0.02, rate=10e6, loss=0.01, cuts=(5.0, 12.0, math.inf), seed=7)
     assert Emulation.parse("rtt=.5s,loss=0.01,rate=500kbit") == Emulation(rtt=0.5, loss=0.01, rate=500e3)
     assert Emulation.parse("") == Emulation()
+    assert Emulation.parse("forward=60ms,row=0.5ms") == Emulation(forward=0.06, row=0.0005)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,8 @@ def test_conditions_are_read_from_the_command_line() -> None:
         ("rtt=1ms,rtt=2ms", "twice"),
         ("trace=/nowhere.csv", "cannot be read"),
         ("seed=x", "whole number"),
+        ("forward=slow", "forward=slow is not accepted; it takes a time"),
+        ("row=-1ms", "row"),
     ],
 )
 def test_what_is_not_accepted_is_named_with_what_is(text: str, why: str) -> None:
@@ -258,5 +261,6 @@ async def test_a_sender_waits_when_too_much_is_on_the_way() -> None:
 
 async def test_no_emulation_is_the_transport_itself() -> None:
     wire = Wire(lambda: 0.0)
-    async with emulated(wire, None) as transport:
-        assert transport is wire
+    for nothing in (None, Emulation(), Emulation.parse("forward=60ms,row=1ms,seed=2")):
+        async with emulated(wire, nothing) as transport:
+            assert transport is wire

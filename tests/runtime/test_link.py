@@ -15,7 +15,7 @@ from paceline.runtime.link import Dialer, back_off
 from paceline.runtime.transport import TransportClosed, is_secret
 from paceline.wire.closing import LONGEST_DELAY_S, CloseCode
 from paceline.wire.codec import encode
-from paceline.wire.messages import Hello, OpenSession
+from paceline.wire.messages import VERSION, Hello, OpenSession
 from tests.wire.samples import HELLO, WELCOME, closing, draft, every_message, found, have, opening, targets
 
 pytestmark = pytest.mark.anyio
@@ -227,7 +227,7 @@ async def test_a_device_that_is_not_admitted_learns_why(credential: str, caplog:
 
     ups: list[Link] = []
     left, right = pipes()
-    hello = Hello(1, "laptop", credential, "bytes", "0", "small", ["aggregate"], 0)
+    hello = Hello(VERSION, "laptop", credential, "bytes", "0", "small", ["aggregate"], 0)
     device, cloud = Link(left, hello, on_up=ups.append), Link(right, WELCOME, authenticate=check, on_up=ups.append)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         tasks.create_task(device.run())

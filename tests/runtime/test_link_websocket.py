@@ -24,7 +24,7 @@ from paceline.runtime.link import UVICORN_LINK_OPTIONS, Dialer, Link, serve_webs
 from paceline.runtime.transport import dial
 from paceline.wire.closing import CloseCode
 from paceline.wire.codec import MAX_FRAME_BYTES, decode, encode
-from paceline.wire.messages import SUBPROTOCOL, Hello, OpenSession, Welcome
+from paceline.wire.messages import SUBPROTOCOL, VERSION, Hello, OpenSession, Welcome
 from tests.wire.samples import HELLO, WELCOME, closing, have, opening, targets
 
 pytestmark = pytest.mark.anyio
@@ -193,7 +193,7 @@ async def test_a_server_that_is_not_there_or_has_no_link_is_a_sentence() -> None
     [
         (b"\xc1 garbage", CloseCode.BAD_FRAME),
         ("text", CloseCode.BAD_FRAME),
-        (msgspec.msgpack.encode(["hello", 2]), CloseCode.VERSION_MISMATCH),
+        (msgspec.msgpack.encode(["hello", VERSION + 1]), CloseCode.VERSION_MISMATCH),
         (encode(have(1)), CloseCode.UNEXPECTED_MESSAGE),
         (b"\x00" * (MAX_FRAME_BYTES + 1), 1009),
         ([b"\x00" * (MAX_FRAME_BYTES // 2)] * 3, 1009),

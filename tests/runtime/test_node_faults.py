@@ -22,7 +22,7 @@ from paceline.runtime.node import Node
 from paceline.runtime.service import Done, Piece
 from paceline.strategies import aggregate as aggregate_module
 from paceline.wire import codec
-from paceline.wire.messages import DraftTokens, OpenSession
+from paceline.wire.messages import Drafts, OpenSession
 from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, nodes
 
 pytestmark = pytest.mark.anyio
@@ -102,7 +102,7 @@ async def test_a_slow_search_on_the_device_changes_no_text() -> None:
             if drafts >= 4:
                 may_search.set()
             data = await receive()
-            drafts += isinstance(codec.decode(data), DraftTokens)
+            drafts += isinstance(codec.decode(data), Drafts)
             return data
 
         end.recv_bytes = counted  # type: ignore[method-assign]  # to listen in
@@ -165,7 +165,8 @@ async def test_a_link_replaced_before_it_is_known_dead_takes_the_peer_back() -> 
         engine.release_gate()
         done = [event async for event in events][-1]
         assert isinstance(done, Done) and done.completion_tokens == 40
-        assert done.stats["alone"] <= 1 and done.stats["drafted"] > 30  # together again
+        # Alone it wrote what it had drafted ahead, in the same breath; then together again.
+        assert 0 < done.stats["alone"] <= 20 and done.stats["drafted"] > 10
 
 
 async def test_requests_that_come_at_once_are_admitted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,65 @@ def test_what_was_truncated_away_before_it_ran_is_never_answered() -> None:
     assert steps.engine.length(SeqId(1)) == len(PROMPT)
 
 
+def grow(steps: Steps, start: int, tokens: tuple[int, ...], parents: tuple[int, ...], results: list[Result]) -> None:
+    steps.take(Request(Segment(SeqId(1), start, tokens, parents, "all"), results.append))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_commit_comes_after_the_forwards_before_it_and_voids_none(at_once: bool) -> None:
+    steps, results = Steps(FakeEngine()), list[Result]()
+
+    def turn() -> None:
+        if not at_once:
+            run_all(steps)
+
+    start = len(PROMPT)
+    ask(steps, 1, 0, PROMPT, results)
+    turn()
+    grow(steps, start, (65, 66), (-1, 0), results)
+    turn()
+    grow(steps, start + 2, (67, 68), (-1, 0, 0, 2), results)
+    turn()
+    steps.take(Control.commit(SeqId(1), (0, 2), (3,)))  # 65, 67; 68 stays open
+    turn()
+    grow(steps, start + 3, (69,), (-1, 0), results)
+    turn()
+    steps.take(Control.commit(SeqId(1), (0,)))
+    steps.take(Control.truncate(SeqId(1), start + 2))  # 68 as well
+    turn()
+    ask(steps, 1, start + 2, (70,), results)
+    run_all(steps)
+    assert steps.idle and steps.engine.length(SeqId(1)) == start + 3
+    fresh: list[Result] = []
+    for tail in ((65,), (65, 67), (65, 67, 68), (65, 67, 68, 69), (65, 67, 70)):
+        ask(other := Steps(FakeEngine()), 1, 0, PROMPT + tail, fresh)
+        run_all(other)
+    first, second, third, last = results[1:]
+    assert not any(isinstance(result, EngineError) for result in results)
+    found = [first[0], second[0], second[1], third[0], last[0]]  # type: ignore[index]  # no errors, as asserted
+    assert [dist.probs.tolist() for dist in found] == [dist_of(result).probs.tolist() for result in fresh]
+
+
+def test_a_release_waits_for_nothing_and_drops_what_waits() -> None:
+    steps, results = Steps(FakeEngine()), list[Result]()
+    grow(steps, 0, (65, 66), (-1, 0), results)
+    steps.take(Control.commit(SeqId(1), (0,)))
+    steps.take(Control.truncate(SeqId(1), 1))
+    steps.take(Control.release(SeqId(1)))
+    run_all(steps)
+    assert steps.idle and not results and steps.engine.length(SeqId(1)) == 0
+
+
+def test_what_waited_for_a_refused_forward_is_dropped_with_it() -> None:
+    steps, results = Steps(FakeEngine()), list[Result]()
+    grow(steps, 5, (65, 66), (-1, 0), results)  # rows 0 to 4 were never written
+    steps.take(Control.commit(SeqId(1), (0,)))
+    run_all(steps)
+    ask(steps, 1, 0, PROMPT, results)
+    run_all(steps)
+    assert isinstance(results[0], EngineError) and dist_of(results[1]).probs.sum() > 0.99
+
+
 def test_a_failed_step_fails_its_segments_and_what_follows_them_and_nothing_else() -> None:
     steps = Steps(FakeEngine())
     bad: list[Result] = []

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from paceline.core.dist import Dist
+from paceline.core.rules import RuleName
 from paceline.core.sampling import SamplingParams
+from paceline.core.segments import Batch, Segment, SeqId
 from paceline.engine.contract import Engine
 from paceline.engine.fake import FakeEngine
+from paceline.engine.ledger import Ledger
 from paceline.runtime.world import Job
 from paceline.strategies.machine import (
     Branch,
+    Commit,
+    Drafting,
     Effect,
     Emit,
     Event,
@@ -31,8 +36,9 @@ from paceline.strategies.machine import (
     Truncate,
     Woke,
 )
-from paceline.wire.messages import DraftTokens, SessionMessage, Targets
-from paceline.wire.payload import encode_dist
+from paceline.wire.drafts import Nodes, pack_nodes
+from paceline.wire.messages import Drafts, Handover, Have, SessionMessage, Targets, Weight
+from paceline.wire.payload import encode_head
 
 VOCAB = 257
 EOS = frozenset({256})
@@ -54,6 +60,35 @@ SAMPLINGS: dict[str, SamplingParams] = {
 }
 
 
+TREE, CHAIN = Drafting(width=3, rows=6, ahead=10), Drafting(width=1, rows=1, ahead=8)
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How two sides write together."""
+
+    rule: RuleName = "mixture"
+    private: bool = True
+    drafting: Drafting = TREE
+
+
+MANNERS: dict[str, Manner] = {
+    "private trees": Manner(),
+    "private chains": Manner(drafting=CHAIN),
+    "token by token": Manner(drafting=Drafting(width=1, rows=1, ahead=0)),
+    "sequences": Manner(drafting=Drafting(width=1, rows=1, ahead=6, burst=True)),
+    "open trees": Manner(private=False),
+    "coin, private trees": Manner("coin"),
+    "coin, open chains": Manner("coin", False, CHAIN),
+    "paper, open trees": Manner("paper", False),
+    "paper, private chains": Manner("paper", True, CHAIN),
+}
+
+
+def manners(strategy: Strategy) -> dict[str, Manner]:
+    return MANNERS if strategy.reference == "mixture" else {"alone": Manner()}
+
+
 def engines() -> dict[Side, Engine]:
     """Two different models of one vocabulary."""
     return {"cloud": FakeEngine(seed=1, spread=0.3), "device": FakeEngine(seed=1, spread=0.5)}
@@ -68,8 +103,11 @@ def job(
     max_tokens: int = MAX_TOKENS,
     eos_ids: frozenset[int] = EOS,
     room: Mapping[Side, int] | None = None,
+    manner: Manner | None = None,
 ) -> Job:
     task = Task(front, True, sampling, max_tokens, eos_ids, VOCAB)
+    if manner is not None:
+        task = replace(task, rule=manner.rule, private=manner.private, drafting=manner.drafting)
     return Job(strategy, front, task, branches, room or {})
 
 
@@ -93,10 +131,23 @@ def found(score: float | None = 0.0, room: int | None = None) -> Retrieved:
     return Retrieved((Branch(PROMPT, score),), room)
 
 
-def drafted(start: int, *tokens: int, epoch: int = 0, log_weight: float | None = 0.0, law: Dist | None = None) -> Event:
-    """A peer's drafts, each from a law with nearly all mass on it, or from this one."""
-    dists = [encode_dist(point(token) if law is None else law) for token in tokens]
-    return Received(DraftTokens(0, epoch, start, list(tokens), dists, log_weight))
+def drafted(start: int, *tokens: int, epoch: int = 0, first: int | None = None, law: Dist | None = None) -> Event:
+    """A peer's chain of drafts from a decided prefix of that length: each law has nearly all mass on its token."""
+    number = 1000 * (start + 1) if first is None else first
+    parents = (-1, *range(number, number + len(tokens) - 1))
+    nodes = Nodes(start, number, 0, number, parents, (0, *tokens[:-1]), None)
+    laws = [encode_head(point(token) if law is None else law, precise=False) for token in tokens]
+    return Received(Drafts(0, epoch, pack_nodes(nodes), laws))
+
+
+def weighed(log_weight: float | None = 0.0, epoch: int = 0) -> Event:
+    """A peer's documents, by what they weigh."""
+    return Received(Weight(0, epoch, log_weight))
+
+
+def heard(start: int, *tokens: int, epoch: int = 0, log_weight: float | None = 0.0) -> tuple[Event, Event]:
+    """A peer's weight and drafts."""
+    return weighed(log_weight, epoch), drafted(start, *tokens, epoch=epoch)
 
 
 def decided(start: int, *tokens: int, epoch: int = 0, lanes: bytes | None = None) -> Event:
@@ -104,55 +155,88 @@ def decided(start: int, *tokens: int, epoch: int = 0, lanes: bytes | None = None
     return Received(Targets(0, epoch, start, list(tokens), bytes(len(tokens)) if lanes is None else lanes))
 
 
-class Hand:
-    """A machine without engine, link or clock, told events one by one. Checks the rows of every forward.
+def handed(turn: int, start: int, epoch: int = 0) -> Event:
+    """A peer lets this side decide."""
+    return Received(Handover(0, epoch, turn, start))
 
-    `say` is what its engine would answer for an output position. `answer` gives these answers until none is wanted.
+
+def has(targets: int, *, turn: int = 0, waits: bool = False, epoch: int = 0) -> Event:
+    """A peer says what it has."""
+    return Received(Have(0, epoch, turn, targets, waits))
+
+
+class Hand:
+    """A machine without engine, link or clock, told events one by one. Its rows are kept as honestly as an engine's.
+
+    `say` is what its engine would answer after the output tokens of a path. `answer` gives these answers until none is
+    wanted. `asked` are the forwards so far, `rows` what they hold: the paths whose rows were asked for.
     """
 
     def __init__(self, machine: MachineFactory, side: Side, *, front: bool, **changes: object) -> None:
         task = Task(side, front, SamplingParams(temperature=0.0), 8, EOS, VOCAB, linked=True)
-        self.machine = machine(replace(task, **changes))  # type: ignore[arg-type]  # any of Task's fields
+        self.task = replace(task, **changes)  # type: ignore[arg-type]  # any of Task's fields
+        self.machine = machine(self.task)
         self.effects: list[Effect] = []
-        self.say: Callable[[int], Dist] = lambda _: point(65)
-        self._waiting: list[Forward] = []
-        self._rows = 0
-        self._now = 0.0
+        self.say: Callable[[tuple[int, ...]], Dist] = lambda _: point(65)
+        self.rows: list[tuple[int, ...]] = []  # output tokens on the path of every row that was asked for
+        self.now = 0.0
+        self._ledger = Ledger(vocab_size=VOCAB, max_positions=4096)
+        self._tokens: dict[SeqId, list[int]] = {}  # committed, the prompt included
+        self._waiting: list[tuple[int, list[tuple[int, ...]]]] = []  # tickets, and the paths of their wanted rows
 
     def on(self, *events: Event) -> list[Effect]:
         """What these events lead to."""
         effects = [effect for event in events for effect in self.machine.on(event)]
         for effect in effects:
             match effect:
-                case Forward(_, segment):
-                    assert segment.start == self._rows
-                    self._rows += len(segment.tokens)
-                    self._waiting.append(effect)
-                case Truncate(_, length):
-                    assert len(PROMPT) <= length <= self._rows
-                    self._rows = length
-                    self._waiting = [forward for forward in self._waiting if _end(forward) <= length]
+                case Forward(ticket, segment):
+                    self._forward(ticket, segment)
+                case Commit(seq, keep, rest):
+                    self._tokens[seq] += self._ledger.commit(seq, keep, rest).committed
+                case Truncate():
+                    raise AssertionError("no machine truncates any more")
         self.effects += effects
         return effects
+
+    def _forward(self, ticket: int, segment: Segment) -> None:
+        batch = Batch((segment,))
+        self._ledger.admit(batch)  # raises unless it continues exactly what is written
+        known = self._tokens.setdefault(segment.seq, [])
+        paths = [(*known[len(PROMPT) :], *self._ledger.path(segment, row)) for row in range(len(segment.tokens))]
+        if segment.start == 0:
+            assert segment.tokens[: len(PROMPT)] == PROMPT
+            paths = [path[len(PROMPT) :] for path in paths]
+        if segment.parents is None:
+            known += segment.tokens
+        self._ledger.written(batch)
+        self.rows += paths
+        assert len(self.rows) < 5000, "it computes for ever"
+        self._waiting.append((ticket, [paths[row] for row in segment.wanted()]))
 
     def answer(self) -> list[Effect]:
         effects: list[Effect] = []
         while self._waiting:
-            assert self._rows < 1000, "it computes for ever"
-            forward = self._waiting.pop(0)
-            effects += self.on(Scored(forward.ticket, (self.say(_end(forward) - len(PROMPT)),)))
+            effects += self.answer_one()
         return effects
+
+    def answer_one(self) -> list[Effect]:
+        ticket, paths = self._waiting.pop(0)
+        return self.on(Scored(ticket, tuple(self.say(path) for path in paths), self.now))
 
     def begin(self, score: float | None = 0.0) -> list[Effect]:
         return [*self.on(Started(0.0), found(score)), *self.answer()]
 
     def wake(self) -> list[Effect]:
-        self._now += 1.0
-        return self.on(Woke(self._now))
+        self.now += 1.0
+        return self.on(Woke(self.now))
 
     @property
     def emitted(self) -> list[Emit]:
         return [effect for effect in self.effects if isinstance(effect, Emit)]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [emit.token for emit in self.emitted]
 
     @property
     def sent(self) -> list[SessionMessage]:
@@ -166,5 +250,6 @@ class Hand:
         return last
 
 
-def _end(forward: Forward) -> int:
-    return forward.segment.start + len(forward.segment.tokens)
+def says(effects: Sequence[Effect]) -> list[SessionMessage]:
+    """The messages among them."""
+    return [effect.message for effect in effects if isinstance(effect, Send)]

@@ -14,20 +14,20 @@ import pytest
 from numpy.typing import NDArray
 
 from paceline.core.aggregation import mix_weighted, side_weights
+from paceline.core.rules import RuleName
 from paceline.core.sampling import SamplingParams, choose, truncate
 from paceline.core.segments import Batch, Segment, SeqId
 from paceline.engine.contract import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.runtime.world import World
-from paceline.strategies.aggregate import law
 from paceline.strategies.machine import SIDES, Branch, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.core.chi_square import assert_drawn_from
 from tests.strategies import oracle
-from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB, engines, job
+from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB, Manner, engines, job
 from tests.strategies.test_conformance import harsh
 
-NUM_SEEDS = 1200
+NUM_SEEDS = 500
 SHORT: dict[Side, tuple[Branch, ...]] = {
     "cloud": (Branch(tuple(b"a "), 0.8), Branch(tuple(b"in "), 0.1)),
     "device": (Branch(tuple(b"th"), 1.8),),
@@ -48,19 +48,24 @@ def expected(who: tuple[Side, ...], by: dict[Side, Engine], prefix: tuple[int, .
 
 
 @pytest.mark.parametrize(
-    ("name", "front", "who"),
+    ("name", "rule", "front", "who"),
     [
-        ("autoregressive", "cloud", ("cloud",)),
-        ("aggregate", "cloud", ("cloud", "device")),
-        ("aggregate", "device", ("cloud", "device")),
+        ("autoregressive", "mixture", "cloud", ("cloud",)),
+        *(
+            ("aggregate", rule, front, ("cloud", "device"))
+            for rule in ("mixture", "coin", "paper")
+            for front in ("cloud", "device")
+        ),
     ],
 )
-def test_the_first_two_tokens_follow_the_law(name: str, front: Side, who: tuple[Side, ...]) -> None:
+def test_the_first_two_tokens_follow_the_law(name: str, rule: RuleName, front: Side, who: tuple[Side, ...]) -> None:
+    """Of `paper` but for the 0.1 % of mass that it does not ship: less than so few seeds can show."""
     by: dict[Side, Engine] = {"cloud": FakeEngine(seed=1, spread=0.3), "device": FakeEngine(seed=2, spread=0.3)}
     pairs: Counter[tuple[int, int]] = Counter()
+    manner = Manner(rule, private=front == "device")
     for seed in range(NUM_SEEDS):
         sampling = SamplingParams(seed=seed)
-        this = job(STRATEGIES[name], front, sampling, branches=SHORT, max_tokens=2, eos_ids=frozenset())
+        this = job(STRATEGIES[name], front, sampling, branches=SHORT, max_tokens=2, eos_ids=frozenset(), manner=manner)
         first, second = World(this, by).run().tokens
         pairs[first, second] += 1
     law_of_first = expected(who, by, ())
@@ -75,7 +80,8 @@ def test_the_first_two_tokens_follow_the_law(name: str, front: Side, who: tuple[
 
 @pytest.mark.parametrize("front", SIDES)
 @pytest.mark.parametrize("how", ["sampled", "filtered"])
-def test_every_token_is_lawful_though_the_link_flaps(front: Side, how: str) -> None:
+@pytest.mark.parametrize("private", [True, False])
+def test_every_token_is_lawful_though_the_link_flaps(front: Side, how: str, private: bool) -> None:
     """Each is what the mixture, or the front alone, would have chosen at its prefix: nothing else may be mixed in."""
     by, sampling = engines(), SAMPLINGS[how]
     weights = side_weights({side: oracle.log_h(BRANCHES[side]) for side in SIDES})
@@ -90,13 +96,18 @@ def test_every_token_is_lawful_though_the_link_flaps(front: Side, how: str) -> N
             elif draw < 0.08:
                 world.mend()
 
-        tokens = harsh(seed).world(job(STRATEGIES["aggregate"], front, sampling), seed).run(flap).tokens
+        tokens = (
+            harsh(seed)
+            .world(job(STRATEGIES["aggregate"], front, sampling, manner=Manner(private=private)), seed)
+            .run(flap)
+            .tokens
+        )
         for position, token in enumerate(tokens):
             dists = {side: oracle.side_dist(by[side], BRANCHES[side], tokens[:position], sampling) for side in SIDES}
-            mixture = mix_weighted([law(dists[side]) for side in SIDES], [weights[side] for side in SIDES])
+            mixture = mix_weighted([dists[side] for side in SIDES], [weights[side] for side in SIDES])
             together = choose(truncate(mixture, sampling), sampling, position)
             alone = choose(truncate(dists[front], sampling), sampling, position)
             assert token in (together, alone), f"seed {seed}, position {position}"
             if together != alone:
                 only["together" if token == together else "alone"] += 1
-    assert only["together"] >= 10 and only["alone"] >= 10, only
+    assert only["together"] >= 5 and only["alone"] >= 5, only

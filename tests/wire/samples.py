@@ -6,22 +6,28 @@ import numpy as np
 
 from paceline.core.dist import Dist
 from paceline.wire.codec import encode_dist
+from paceline.wire.drafts import Nodes, pack_nodes
 from paceline.wire.messages import (
     VERSION,
     ChatMessage,
     CloseSession,
-    DraftTokens,
+    Drafting,
+    Drafts,
     Drain,
     Found,
     FoundPassage,
+    Handover,
     Have,
     Hello,
     Message,
     OpenSession,
+    Pace,
     Ping,
     Pong,
     Sampling,
     Targets,
+    Wanted,
+    Weight,
     Welcome,
 )
 
@@ -65,6 +71,9 @@ def opening(session: int) -> OpenSession:
         max_tokens=64,
         top_k_documents=2,
         privacy="document-private",
+        rule="mixture",
+        wide=False,
+        drafting=Drafting(width=4, rows=16, ahead=32, burst=False),
         targets=[],
         epoch=0,
     )
@@ -74,10 +83,20 @@ def closing(session: int, reason: str = "stop") -> CloseSession:
     return CloseSession(session=session, reason=reason)
 
 
-def draft(session: int) -> DraftTokens:
+def draft(session: int) -> Drafts:
+    """A chain of two nodes behind four targets, with their laws."""
     dist = Dist(np.array([1, 5, 9], dtype=np.int32), np.array([0.5, 0.25, 0.125]), 0.125)
-    payload = encode_dist(dist)
-    return DraftTokens(session=session, epoch=2, start=4, tokens=[5, 9], dists=[payload, payload], log_weight=-0.5)
+    nodes = pack_nodes(Nodes(4, 7, 0, 7, (-1, 7), (0, 5), None))
+    return Drafts(session=session, epoch=2, nodes=nodes, laws=[encode_dist(dist)] * 2)
+
+
+def choice(session: int) -> Drafts:
+    """The same chain, with what the sender would choose after each of its nodes."""
+    return Drafts(session=session, epoch=2, nodes=pack_nodes(Nodes(4, 7, 0, 7, (-1, 7), (0, 5), (5, 9))), laws=[])
+
+
+def weight(session: int) -> Weight:
+    return Weight(session=session, epoch=2, log_weight=-0.5)
 
 
 def targets(session: int) -> Targets:
@@ -85,7 +104,7 @@ def targets(session: int) -> Targets:
 
 
 def have(session: int) -> Have:
-    return Have(session=session, epoch=1, targets=6, drafts=9)
+    return Have(session=session, epoch=1, turn=2, targets=6, waits=True)
 
 
 def found(session: int) -> Found:
@@ -104,6 +123,12 @@ def every_message(session: int = 1) -> list[Message]:
         closing(session),
         found(session),
         draft(session),
+        choice(session),
+        weight(session),
+        Weight(session=session, epoch=2, log_weight=None),
+        Wanted(session=session, epoch=2, node=7, level=1),
         targets(session),
+        Handover(session=session, epoch=1, turn=3, start=6),
+        Pace(session=session, epoch=1, decode_s=0.06, row_s=0.0005),
         have(session),
     ]

@@ -19,8 +19,19 @@ from paceline.wire.codec import (
     sampling_from_wire,
     sampling_to_wire,
 )
-from paceline.wire.messages import ChatMessage, Message, Ping
-from tests.wire.samples import HELLO, SAMPLING, closing, draft, every_message, found, opening, targets
+from paceline.wire.messages import ChatMessage, DistPayload, Message, Pace, Ping
+from tests.wire.samples import (
+    HELLO,
+    SAMPLING,
+    choice,
+    closing,
+    draft,
+    every_message,
+    found,
+    opening,
+    targets,
+    weight,
+)
 
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -38,8 +49,10 @@ def test_every_message_comes_back_as_it_was(message: Message) -> None:
     assert decode(encode(message), vocab_size=10) == message
 
 
-def test_one_decided_token_takes_17_bytes() -> None:
-    assert len(encode(replace(targets(3), start=100, tokens=[5], lanes=b"\x01"))) == 17
+def test_what_is_sent_for_every_token_takes_few_bytes() -> None:
+    assert len(encode(replace(targets(3), start=100, tokens=[5], lanes=b"\x01"))) == 11
+    assert len(encode(replace(targets(3), start=100, tokens=[5], lanes=b""))) == 10
+    assert len(encode(choice(3))) == 16
 
 
 @pytest.mark.parametrize(
@@ -47,11 +60,11 @@ def test_one_decided_token_takes_17_bytes() -> None:
     [
         (["nonsense", 1], r"\$\.tag"),
         (["ping", "soon"], r"\$\.sent_at"),
-        (["targets", 1, 0, 0, [-1], b"\x00"], r"\$\.tokens\[0\]"),
-        (["targets", 1, 0, 0, ["a"], b"\x00"], r"\$\.tokens\[0\]"),
+        (["t", 1, 0, 0, [-1], b"\x00"], r"\$\.tokens\[0\]"),
+        (["t", 1, 0, 0, ["a"], b"\x00"], r"\$\.tokens\[0\]"),
         (["drain", 1], "length"),
         (["ping"], "length"),
-        (["have", 2**60, 0, 0, 0], r"\$\.session"),
+        (["have", 2**60, 0, 0, 0, False], r"\$\.session"),
         ({"t": "drain"}, "array"),
     ],
 )
@@ -69,9 +82,11 @@ def test_the_path_of_a_fault_is_named(fields: object, path: str) -> None:
         (replace(targets(1), lanes=b"\x00\x03"), "lanes"),
         (replace(targets(1), start=2**31 - 2), "tokens"),
         (replace(targets(1), tokens=[5, 10]), "tokens"),
-        (replace(draft(1), dists=draft(1).dists[:1]), "dists"),
-        (replace(draft(1), tokens=[5, 10]), "tokens"),
-        (replace(draft(1), log_weight=-math.inf), "log_weight"),
+        (replace(draft(1), laws=draft(1).laws[:1]), "laws"),
+        (replace(draft(1), nodes=choice(1).nodes), "laws"),
+        (replace(choice(1), nodes=draft(1).nodes), "laws"),
+        (replace(weight(1), log_weight=-math.inf), "log_weight"),
+        (Pace(session=1, epoch=0, decode_s=math.nan, row_s=0.0), "decode_s"),
         (replace(found(1), passages=[replace(found(1).passages[0], score=math.nan)]), "passages"),
         (replace(opening(1), targets=[10]), "targets"),
         (replace(opening(1), sampling=replace(SAMPLING, logit_bias=[(10, 1.0)])), "logit_bias"),
@@ -88,14 +103,16 @@ def test_fields_that_do_not_agree_are_a_fault(message: Message, path: str) -> No
     assert f"$.{path}" in str(error) or f".{path}`" in str(error)
 
 
-def test_a_distribution_beyond_the_vocabulary_is_a_fault() -> None:
-    assert decode(encode(draft(1)), vocab_size=10) == draft(1)
-    assert "outside the vocabulary" in str(refusal(encode(replace(draft(1), tokens=[1, 1])), vocab_size=9))
+def test_drafts_beyond_the_vocabulary_are_a_fault() -> None:
+    assert decode(encode(choice(1)), vocab_size=10) == choice(1)
+    assert "outside the vocabulary" in str(refusal(encode(choice(1)), vocab_size=9))  # one of its choices is 9
+    assert "outside the vocabulary" in str(refusal(encode(draft(1)), vocab_size=5))  # one of its edges is 5
 
 
-def test_drafts_may_come_without_distributions() -> None:
-    plain = replace(draft(1), dists=[], log_weight=None)
-    assert decode(encode(plain)) == plain
+def test_a_bad_law_is_left_to_who_reads_it() -> None:
+    """It is unpacked once, where it is used."""
+    bad = replace(draft(1), laws=[DistPayload(b"", b""), DistPayload(b"\x41", b"\x00")])
+    assert decode(encode(bad), vocab_size=10) == bad
 
 
 @pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])

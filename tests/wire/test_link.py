@@ -10,7 +10,7 @@ from paceline.wire.closing import CloseCode
 from paceline.wire.codec import decode, encode
 from paceline.wire.effects import Deliver, Down, Effect, Transmit, Up, WakeAt
 from paceline.wire.link import HANDSHAKE_S, HEARTBEAT_S, LinkMachine, LinkState, Role
-from paceline.wire.messages import CloseSession, Hello, Message, Ping, Pong, Welcome
+from paceline.wire.messages import VERSION, CloseSession, Hello, Message, Ping, Pong, Welcome
 from paceline.wire.sessions import MAX_SESSIONS
 from tests.wire.samples import HELLO, WELCOME, closing, draft, every_message, found, have, opening, targets
 
@@ -90,7 +90,7 @@ def test_a_cloud_refuses_a_device_that_does_not_fit(hello: Hello, code: CloseCod
 @pytest.mark.parametrize(
     ("welcome", "code"),
     [
-        (replace(WELCOME, version=2), CloseCode.VERSION_MISMATCH),
+        (replace(WELCOME, version=VERSION + 1), CloseCode.VERSION_MISMATCH),
         (replace(WELCOME, tokenizer="other"), CloseCode.TOKENIZER_MISMATCH),
         (replace(WELCOME, strategies=["telepathy"]), CloseCode.NO_COMMON_STRATEGY),
     ],
@@ -103,14 +103,14 @@ def test_a_device_refuses_a_cloud_that_does_not_fit(welcome: Welcome, code: Clos
     assert sent(effects) == []
 
 
-@pytest.mark.parametrize("version", [0, 2, 99])
+@pytest.mark.parametrize("version", [0, VERSION + 1, 99])
 @pytest.mark.parametrize("rest", [[], ["a field", {"of": "the future"}]])
 def test_another_version_is_named_even_if_its_hello_looks_different(version: int, rest: list[object]) -> None:
     cloud = LinkMachine(WELCOME)
     cloud.opened(0.0)
     effects = cloud.received(msgspec.msgpack.encode(["hello", version, *rest]), 0.1)
     assert down(effects).code == CloseCode.VERSION_MISMATCH
-    assert f"device speaks {version}, cloud 1. The two sides" in down(effects).reason
+    assert f"device speaks {version}, cloud {VERSION}. The two sides" in down(effects).reason
 
 
 @pytest.mark.parametrize("introduction", [HELLO, WELCOME])

@@ -1,0 +1,198 @@
+"""`paceline bench aggregate`: time per token of joint answers against the round trip, on real processes.
+
+A server and an agent, linked over an emulated network; their engines are the seeded table model, paced so that a
+forward takes a stated time whatever this machine's speed. Answers are streamed by the agent and timed at the client.
+Every way of writing an answer runs in the same pair of processes, in turn: token by token, whole sequences, chains of
+drafts (DRAGON as published) and trees, and each side alone. Text is compared as well: drafts change no token.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from paceline.core.placement import speed_up
+from paceline.core.sides import Side
+
+from .pair import Pair, linked_pair
+from .report import Claim, Options, Report, plot_lines
+
+NAME = "aggregate"
+SUMMARY = "time per token of joint answers against the round trip, 0-600 ms, on real processes"
+
+PACES: Mapping[str, Mapping[Side, float]] = {
+    "device 10x slower": {"cloud": 0.006, "device": 0.06},
+    "equal": {"cloud": 0.03, "device": 0.03},
+}
+ROUND_TRIPS = (0.05, 0.1, 0.2, 0.3, 0.6)  # s; jitter is a fifth of it
+WAYS: Mapping[str, Mapping[str, object]] = {
+    "device only": {"strategy": "autoregressive"},
+    "token-wise": {"strategy": "aggregate", "drafts": "none", "aggregator": "mixture"},
+    "sequence-wise": {"strategy": "aggregate", "drafts": "sequence", "aggregator": "mixture"},
+    "chain": {"strategy": "aggregate", "drafts": "chain", "aggregator": "mixture"},
+    "tree": {"strategy": "aggregate", "drafts": "tree", "aggregator": "mixture"},
+    "tree, coin": {"strategy": "aggregate", "drafts": "tree", "aggregator": "coin"},
+    "chain, paper": {"strategy": "aggregate", "drafts": "chain", "aggregator": "paper"},
+}
+MODEL = "fake:1:0.6"  # so unlike on the two sides that about three of four drafts stand
+SLOWEST = 0.3  # s; beyond it token-wise answers only cost time
+
+
+@dataclass(slots=True)
+class Answer:
+    """One streamed answer."""
+
+    text: str = ""
+    tokens: int = 0
+    seconds: float = 0.0  # between the first and the last delta
+    stats: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def per_token(self) -> float:
+        return self.seconds / max(1, self.tokens - 1)
+
+
+def run(options: Options) -> Report:
+    tokens, seeds = 40, ((1,) if options.quick else (1, 2))
+    trips = (0.05, 0.3) if options.quick else ROUND_TRIPS
+    rows: list[dict[str, object]] = []
+    for pace, forward in PACES.items():
+        for trip in trips:
+            rows += _measure(pace, forward, trip, tokens, seeds)
+    conditions = {
+        "clock": "emulated: real processes, shaped link, paced engines",
+        "model": f"{MODEL} (table model over bytes), one document a side, temperature 1",
+        "forward_s": {pace: dict(forward) for pace, forward in PACES.items()},
+        "row_s": ROW_S,
+        "jitter": "a fifth of the round trip",
+        "tokens": tokens,
+        "seeds": list(seeds),
+        "client": "httpx at the agent, loopback",
+    }
+    return Report(NAME, conditions, rows, tuple(_claims(rows)))
+
+
+WARM_UP = 16  # tokens of an answer in each way that does not count: both sides then know how fast they are
+ROW_S = 0.0003  # s; what each further row of a forward costs: 16 rows cost the slow device 1.08 of one
+
+
+def _measure(
+    pace: str, forward: Mapping[Side, float], trip: float, tokens: int, seeds: tuple[int, ...]
+) -> list[dict[str, object]]:
+    emulate: dict[Side, str] = {
+        "cloud": f"forward={forward['cloud'] * 1000:g}ms,row={ROW_S * 1000:g}ms",
+        "device": f"rtt={trip * 1000:g}ms,jitter={trip * 100:g}ms,"
+        f"forward={forward['device'] * 1000:g}ms,row={ROW_S * 1000:g}ms",
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory,
+        linked_pair(Path(directory), model=MODEL, emulate=emulate) as pair,
+    ):
+        for way in WAYS.values():
+            _ask(pair, way, WARM_UP, 99)
+        answers = {way: [_ask(pair, how, tokens, seed) for seed in seeds] for way, how in WAYS.items()}
+    same = [answers[way] for way in ("token-wise", "sequence-wise", "chain", "tree")]
+    for others in zip(*same, strict=True):
+        if len({answer.text for answer in others}) != 1:
+            raise AssertionError("drafts have changed an answer")
+    return list(_rows(pace, forward, trip, answers))
+
+
+def _rows(
+    pace: str, forward: Mapping[Side, float], trip: float, answers: Mapping[str, list[Answer]]
+) -> Iterator[dict[str, object]]:
+    for way, given in answers.items():
+        alpha = _acceptance(given, "cloud")
+        row: dict[str, object] = {
+            "pace": pace,
+            "rtt_s": trip,
+            "way": way,
+            "s_per_token": statistics.median(answer.per_token for answer in given),
+            "lowest": min(answer.per_token for answer in given),
+            "highest": max(answer.per_token for answer in given),
+            "acceptance_cloud": alpha,
+            "acceptance_device": _acceptance(given, "device"),
+            "handovers": sum(answer.stats.get("handovers", 0.0) for answer in given),
+        }
+        if way == "chain" and alpha is not None:
+            # Theorem 3 with the acceptance measured: what the paper's model promises over token-wise.
+            row["theorem_3"] = 1.0 / speed_up(forward["device"], forward["cloud"], trip, alpha)
+        yield row
+
+
+def _acceptance(answers: list[Answer], side: Side) -> float | None:
+    """Share of this side's first guesses that stood."""
+    drafted = sum(answer.stats.get(f"drafted_{side}", 0.0) for answer in answers)
+    return sum(answer.stats.get(f"accepted_{side}", 0.0) for answer in answers) / drafted if drafted else None
+
+
+def _ask(pair: Pair, how: Mapping[str, object], tokens: int, seed: int) -> Answer:
+    body = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "What is there to know of the harbour library of Tarnwick?"}],
+        "max_tokens": tokens,
+        "temperature": 1.0,
+        "seed": seed,
+        "logit_bias": {"256": -100},  # never the end: every answer has the same length
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "paceline": {"report": True, "privacy": "open", **how},
+    }
+    answer = Answer()
+    first = last = 0.0
+    with httpx.stream("POST", f"{pair.device}/v1/chat/completions", json=body, timeout=120.0, trust_env=False) as got:
+        got.raise_for_status()
+        for line in got.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            delta = event["choices"][0]["delta"].get("content") if event.get("choices") else None
+            if delta:
+                last = time.perf_counter()
+                first = first or last
+                answer.text += delta
+            if event.get("usage"):
+                answer.tokens = int(event["usage"]["completion_tokens"])
+            report = event.get("paceline") or {}
+            answer.stats.update(report.get("stats", {}))
+    answer.seconds = last - first
+    return answer
+
+
+def _claims(rows: list[dict[str, object]]) -> Iterator[Claim]:
+    """The worst over both paces, where the acceptance is at least about 0.75."""
+
+    def seconds(pace: str, trip: float, way: str) -> float:
+        found = next(row for row in rows if (row["pace"], row["rtt_s"], row["way"]) == (pace, trip, way))
+        value = found["s_per_token"]
+        assert isinstance(value, float)
+        return value
+
+    trips = sorted({float(str(row["rtt_s"])) for row in rows})
+    far, near = max(trip for trip in trips if trip <= SLOWEST), [trip for trip in trips if trip <= 0.05]
+    for name, way, against, target, paper in (
+        ("vs_token_wise_300ms", "tree", "token-wise", 0.3, "0.576 (OPT), 0.803 (Qwen)"),
+        ("vs_sequence_wise_300ms", "tree", "sequence-wise", 0.3, "0.505 (OPT), 0.568 (Qwen)"),
+        ("chain_vs_token_wise_300ms", "chain", "token-wise", 0.5, None),
+        ("tree_vs_chain", "tree", "chain", 0.65, None),
+    ):
+        value = max(seconds(pace, far, way) / seconds(pace, far, against) for pace in PACES)
+        yield Claim(f"aggregate.{name}", value, target, "lower", paper)
+    overhead = max(seconds(pace, trip, "tree") / seconds(pace, trip, "device only") for pace in PACES for trip in near)
+    yield Claim("aggregate.overhead_50ms", overhead, 1.1, "lower", "1.156 to 1.203")
+
+
+def plot(report: Report, file: Path) -> None:
+    """Seconds per token over the round trip, the device ten times slower."""
+    shown = [row for row in report.rows if row["pace"] == "device 10x slower"]
+    by_trip: dict[object, dict[str, object]] = {}
+    for row in shown:
+        by_trip.setdefault(row["rtt_s"], {"rtt_s": row["rtt_s"]})[str(row["way"])] = row["s_per_token"]
+    plot_lines(Report(NAME, {}, list(by_trip.values())), file, x="rtt_s", ys=list(WAYS), unit="s per token")

@@ -1,0 +1,331 @@
+"""`paceline bench ttft`: time to the first token when documents' KV is stored, beside what it replaces.
+
+Device and cloud hold a document each. Two nodes of the program, with real engines, searches and link messages, over an
+emulated network; the baselines run on the device's engine and a line of the same kind, on which every byte they need
+is really serialised and waits its time. Names of the baselines are DRAGON's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from paceline.core.aggregation import mix
+from paceline.core.dist import Dist
+from paceline.core.kv import KvRows
+from paceline.core.sampling import SamplingParams
+from paceline.core.segments import Segment
+from paceline.core.sides import SIDES, Side
+from paceline.engine.contract import TextModel
+from paceline.engine.tokenizer import Tokenizer
+from paceline.errors import EngineError
+from paceline.models import DEVICE
+from paceline.rag.prompt import passages_text, query_of, relevance
+from paceline.rag.records import Passage
+from paceline.runtime.documents import kv_key
+from paceline.runtime.emulation import Emulation
+from paceline.runtime.prefixes import Prefix
+from paceline.runtime.service import GenerateRequest, Piece
+from paceline.runtime.steps import Control
+
+from .nearby import Near, Setting, Shape, two_sides
+from .report import Claim, Options, Report, plot_lines
+
+NAME = "ttft"
+SUMMARY = "time to first token with stored document KV, against recomputing it and sending it"
+
+QUESTION = "When does the old harbour museum open, and where is the key of the red boat?"
+MESSAGES = ({"role": "user", "content": QUESTION},)
+WORDS: Mapping[Side, str] = {
+    "cloud": "The old harbour museum opens at nine and shows the red boat to all visitors of the town.",
+    "device": "The key of the red boat lies under the flat stone behind the old harbour wall near my house.",
+}
+MBIT = 1e6
+SMALL = Shape()
+SHALLOW = replace(SMALL, layers=1)
+PAUSE_S = 0.3  # between two questions: drafts of the one before have ended
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    documents: int  # tokens of each side's document
+    rate: float  # bit/s
+    rtt: float  # s
+
+
+# Claims are of the first: the paper's bandwidth and its context of 256 tokens, on each side. Of the others each changes
+# one thing: 256 tokens for both sides together, a slower link, a round trip that no first token on the device can hide.
+REGIMES = (
+    Regime(256, 100 * MBIT, 0.02),
+    Regime(128, 100 * MBIT, 0.02),
+    Regime(256, 25 * MBIT, 0.02),
+    Regime(256, 100 * MBIT, 0.1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The device's model sets the scale; the cloud's stands for the same one on a faster machine."""
+
+    device: Shape = SMALL
+    cloud: Shape = SHALLOW
+    regimes: tuple[Regime, ...] = REGIMES
+    rounds: int = 11
+
+
+QUICK = Workload(regimes=REGIMES[:1], rounds=5)
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """A first token."""
+
+    seconds: float  # since the question
+    rows: int  # computed on the device until then, drafts included
+    fetched: int = 0  # bytes of the cloud's document, as text or as KV
+
+
+def run(options: Options, workload: Workload | None = None) -> Report:
+    load = workload or (QUICK if options.quick else Workload())
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # for each engine: the two sides do not compete for cores
+    try:
+        rows = asyncio.run(_all(load))
+    finally:
+        torch.set_num_threads(before)
+    ms = {way: float(str(row["ms"])) for way, row in zip(WAYS, rows, strict=False)}
+    claims = (
+        Claim("ttft.vs_device_only", ms["ours"] / ms["device only"], 1.1, "lower", "negligible overhead"),
+        Claim("ttft.vs_recompute", ms["DRCG/Text"] / ms["ours"], 8.6, "higher", "8.6x on average"),
+        Claim("ttft.vs_kv_transfer", ms["DRCG/KV"] / ms["ours"], 15.3, "higher", "15.3x, OPT-1.3B; 2.7x, Qwen2.5-1.5B"),
+    )
+    conditions = {
+        "clock": "emulated: shaped link; engines and searches in real time, one thread each",
+        "device_model": f"random Llama, {load.device.summary}, bfloat16",
+        "cloud_model": f"random Llama, {load.cloud.summary}, bfloat16: stands for the same one on a faster machine",
+        "kv_bytes_per_token": load.device.row_bytes,
+        "processes": "two; what the baselines fetch is sent by the cloud's",
+        "branches": "one document on each side",
+        "claims_for": "the first regime of the rows",
+        "papers_regime": "100 Mbit/s; contexts of 256 tokens; its KV of 114 MB is float32 and of the whole prompt",
+        "statistic": f"median of {load.rounds} rounds, all ways in turn",
+        "temperature": 0,
+        "quick": options.quick,
+    }
+    return Report(NAME, conditions, rows, claims)
+
+
+def plot(report: Report, file: Path) -> None:
+    rows: dict[str, dict[str, object]] = {}
+    for row in report.rows:
+        regime = f"{row['document_tokens']} tokens\n{row['mbit_per_s']:g} Mbit/s\nRTT {row['rtt_ms']:g} ms"
+        rows.setdefault(regime, {"regime": regime})[str(row["way"])] = row["ms"]
+    plot_lines(
+        replace(report, rows=list(rows.values())), file, x="regime", ys=tuple(WAYS), unit="ms to the first token"
+    )
+
+
+async def _all(load: Workload) -> list[dict[str, object]]:
+    tokenizer = Tokenizer.load(DEVICE)
+    rows: list[dict[str, object]] = []
+    for regime in load.regimes:
+        texts = {side: _text(WORDS[side], regime.documents, tokenizer) for side in SIDES}
+        with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
+            setting = Setting(Path(folder), {"cloud": load.cloud, "device": load.device}, texts)
+            async with two_sides(setting, Emulation(rtt=regime.rtt, rate=regime.rate)) as near:
+                bench = _Bench(near, load.device)
+                setting.prepared.write_bytes(await bench.prepared())
+                rows += await _measured(bench, load.rounds, regime)
+    return rows
+
+
+def _text(words: str, tokens: int, tokenizer: TextModel) -> str:
+    """So many tokens of these words."""
+    text = ""
+    for word in cycle(words.split()):
+        longer = f"{text} {word}".strip()
+        if len(tokenizer.encode(longer)) > tokens:
+            return text
+        text = longer
+    raise AssertionError("a cycle does not end")
+
+
+async def _measured(bench: _Bench, rounds: int, regime: Regime) -> list[dict[str, object]]:
+    """A row for each way. One of each per round, so that a change of the machine's pace meets all."""
+    found: dict[str, list[First]] = {way: [] for way in WAYS}
+    for turn in range(rounds + 1):
+        for way, ask in WAYS.items():
+            first = await ask(bench)
+            await asyncio.sleep(PAUSE_S)
+            if turn:  # the first round warms up
+                found[way].append(first)
+    rows: list[dict[str, object]] = []
+    for way, firsts in found.items():
+        times = [1e3 * first.seconds for first in firsts]
+        rows.append(
+            {
+                "way": way,
+                "document_tokens": regime.documents,
+                "mbit_per_s": regime.rate / MBIT,
+                "rtt_ms": 1e3 * regime.rtt,
+                "ms": statistics.median(times),
+                "low_ms": min(times),
+                "high_ms": max(times),
+                "device_rows": firsts[0].rows,
+                "fetched_bytes": firsts[0].fetched,
+            }
+        )
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    text: str
+    relevance: float
+    kv: bytes
+    num_bytes: int  # in all
+
+
+class _Bench:
+    """The device's side, by which every way is asked."""
+
+    def __init__(self, near: Near, shape: Shape) -> None:
+        self.shape = shape
+        self.near, self.worker, self.model = near, near.node.worker, near.model
+        self.textless = dict.fromkeys(_textless(self.model.tokenizer), -100.0)
+
+    def search(self, side: Side = "device") -> Passage:
+        (passage,) = self.near.stores[side].search(query_of(MESSAGES), 1)
+        return passage
+
+    def prompt(self, *texts: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(preamble and documents, the whole)"""
+        preamble, document, tail = self.model.tokenizer.document_prompt(MESSAGES, "\n".join(texts))
+        return (*preamble, *document), (*preamble, *document, *tail)
+
+    def stored(self, passage: Passage) -> Prefix:
+        """The device's own document, as its node would find it."""
+        tokens, _ = self.prompt(passages_text(passage))
+        rows = self.near.files.get(kv_key(self.model.engine.info, passage, tokens))
+        if rows is None:
+            raise EngineError("the bench's document has no stored KV")
+        return Prefix(tokens, rows)
+
+    async def forward(self, tokens: tuple[int, ...], prefix: Prefix | None = None) -> Dist:
+        """The distribution after a prompt, on the device."""
+        seq = self.worker.allocate()
+        answer: asyncio.Future[tuple[Dist, ...] | EngineError] = asyncio.get_running_loop().create_future()
+        self.worker.forward(Segment(seq, 0, tokens), answer.set_result, prefix)
+        result = await answer
+        self.worker.control(Control.release(seq))
+        if isinstance(result, EngineError):
+            raise result
+        return result[0]
+
+    async def fetch(self, *, kv: bool) -> _Fetched:
+        """What the cloud finds, over the line."""
+        await self.near.wire.send_bytes(json.dumps({"kv": kv, "query": query_of(MESSAGES)}).encode())
+        data = await self.near.wire.recv_bytes()
+        head, _, body = data.partition(b"\n")
+        told = json.loads(head)
+        return _Fetched(told["text"], told["relevance"], body, len(data))
+
+    async def prepared(self) -> bytes:
+        """KV of the cloud's document as the device's model computes it: K, then V, in bfloat16."""
+        prefix, whole = self.prompt(passages_text(self.search("cloud")))
+        rows: asyncio.Future[KvRows] = (loop := asyncio.get_running_loop()).create_future()
+
+        def keep(kept: KvRows) -> None:
+            loop.call_soon_threadsafe(rows.set_result, kept)
+
+        await self.forward(whole, Prefix(prefix, keep=keep))
+        return (await rows).keys.tobytes() + (await rows).values.tobytes()
+
+    async def written(self, strategy: str) -> First:
+        """By the program itself: the first piece of text at the node that the client asks."""
+        sampling = SamplingParams(temperature=0.0, logit_bias=self.textless)
+        request = GenerateRequest(MESSAGES, sampling, 16, strategy=strategy, documents=1)
+        steps = self.worker.steps
+        rows, adopted, begun = steps.rows, steps.adopted, time.perf_counter()
+        session = await self.near.node.prepare(request)
+        try:
+            async for event in session.run():
+                if not isinstance(event, Piece) or event.tokens != 1:
+                    raise EngineError(f"the first event is no first token: {event}")
+                seconds = time.perf_counter() - begun
+                computed = steps.rows - rows
+                if not steps.adopted - adopted:
+                    raise EngineError("stored KV was not used")
+                return First(seconds, computed)
+        finally:
+            await session.aclose()
+        raise EngineError("an answer has no text")
+
+
+async def _device_only(bench: _Bench) -> First:
+    return await bench.written("autoregressive")
+
+
+async def _ours(bench: _Bench) -> First:
+    return await bench.written("aggregate")
+
+
+async def _recomputed(bench: _Bench) -> First:
+    """DRCG/Text: the cloud's passage comes as text, and the device prefills both documents in one context."""
+    begun = time.perf_counter()
+    own, other = await asyncio.gather(asyncio.to_thread(bench.search), bench.fetch(kv=False))
+    _, tokens = bench.prompt(other.text, passages_text(own))
+    _token(bench, await bench.forward(tokens))
+    return First(time.perf_counter() - begun, len(tokens), other.num_bytes)
+
+
+async def _transferred(bench: _Bench) -> First:
+    """DRCG/KV: the KV of the cloud's passage comes ready for the device's model; the tail is prefilled behind each."""
+    begun = time.perf_counter()
+
+    async def own() -> tuple[float, Dist]:
+        passage = await asyncio.to_thread(bench.search)
+        _, tokens = bench.prompt(passages_text(passage))
+        return relevance(passage), await bench.forward(tokens, await asyncio.to_thread(bench.stored, passage))
+
+    mine, other = await asyncio.gather(own(), bench.fetch(kv=True))
+    prefix, tokens = bench.prompt(other.text)
+    shape, info = bench.shape, bench.model.engine.info
+    keys, values = np.frombuffer(bytearray(other.kv), "<u2").reshape(
+        2, shape.layers, len(prefix), shape.kv_heads, shape.hidden // shape.heads
+    )
+    dist = await bench.forward(tokens, Prefix(prefix, KvRows(info.fingerprint, info.dtype, prefix, keys, values)))
+    _token(bench, mix([mine[1], dist], [mine[0], other.relevance]))
+    return First(time.perf_counter() - begun, 2 * (len(tokens) - len(prefix)), other.num_bytes)
+
+
+def _textless(tokenizer: TextModel) -> Iterator[int]:
+    """Tokens that are no text by themselves: a random model must not begin with them, or its client would wait."""
+    for token in range(tokenizer.vocab_size):
+        try:
+            if not tokenizer.token_bytes(token).decode():
+                yield token
+        except UnicodeDecodeError:
+            yield token
+
+
+def _token(bench: _Bench, dist: Dist) -> str:
+    return bench.model.tokenizer.decode([int(dist.ids[np.argmax(dist.probs)])])
+
+
+WAYS: Mapping[str, Callable[[_Bench], Awaitable[First]]] = {
+    "device only": _device_only,
+    "ours": _ours,
+    "DRCG/Text": _recomputed,
+    "DRCG/KV": _transferred,
+}

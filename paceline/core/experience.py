@@ -1,0 +1,21 @@
+"""What a side has learnt that the next answer can use: how good guesses are, and how fast its engine is.
+
+Changes which rows are computed and who decides, never a token. One for all answers of a kind on one engine; machines
+write to it as they go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.core.profile import Profile
+from paceline.core.ranks import RankTable
+
+
+@dataclass(slots=True)
+class Experience:
+    """Of answers that are sampled alike: a guess at temperature 1 is worth something else than one at 0."""
+
+    profile: Profile = field(default_factory=Profile)
+    own_ranks: RankTable = field(default_factory=RankTable)
+    their_ranks: RankTable = field(default_factory=RankTable)

@@ -1,0 +1,35 @@
+"""Between an engine's tensors and `KvRows`. The only place that knows how a bfloat16 is carried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.kv import KvRows
+from paceline.errors import EngineError
+
+_BITS = {torch.bfloat16: torch.uint16}  # number formats that numpy lacks are carried as their bits
+
+
+def exported(model: str, tokens: Sequence[int], keys: Tensor, values: Tensor) -> KvRows:
+    """keys: (layers, rows, kv heads, key dim), values likewise; on any device, and not changed afterwards."""
+    name = str(keys.dtype).removeprefix("torch.")
+    arrays = [tensor.view(_BITS.get(tensor.dtype, tensor.dtype)).cpu().numpy() for tensor in (keys, values)]
+    return KvRows(model, name, tuple(tokens), arrays[0], arrays[1])
+
+
+def adopted(
+    rows: KvRows, model: str, keys: Sequence[int], values: Sequence[int], *, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Tensors on the CPU over the memory of `rows`: for reading only.
+
+    keys, values: the shapes that fit. Raises EngineError for other shapes, another dtype or another model.
+    """
+    name = str(dtype).removeprefix("torch.")
+    found, wanted = (rows.keys.shape, rows.values.shape), (tuple(keys), tuple(values))
+    if rows.model != model or rows.dtype != name or found != wanted:
+        raise EngineError(f"these rows are of another model, or {rows.dtype} {found} where {name} {wanted} is needed")
+    first, second = (torch.from_numpy(array).view(dtype) for array in (rows.keys, rows.values))
+    return first, second

@@ -1,0 +1,255 @@
+"""Keys and values of documents on disk: computed once, then mapped into memory in place of being computed again.
+
+A safetensors file for each document that was read behind one preamble by one model. Its name says which text, model
+and token ids it is of, so that whoever removes a document removes its files without any model. Any number of processes
+may share a folder: files are written aside and renamed, a damaged one counts as missing and goes, and those that were
+not used for longest go when there are too many. Knows no engine, tokenizer or prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import mmap
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import TensorSpec, serialize_file
+
+from paceline.core.kv import CARRIERS, KvArray, KvRows
+
+FOLDER = "kv"  # in the folder of the documents
+_SUFFIX = ".safetensors"
+_HALF_WRITTEN = ".part"
+_STALE_S = 3600.0  # a file that was not finished within this time is of a process that was killed
+_HEADER, _MAX_HEADER = 1 << 10, 1 << 20  # bytes: rather more than there are, and more than any file has
+_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "I64": "int64"}  # safetensors' names first
+_ARRAYS = ("tokens", "keys", "values")
+_logger = logging.getLogger("paceline.rag")
+
+
+def text_hash(text: str) -> str:
+    """By which the files of a document's text are found, with or without blanks around it."""
+    return hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class KvKey:
+    """What a file is of."""
+
+    text: str  # `text_hash` of the document as a model reads it
+    model: str  # fingerprint, number format and backend: who else computes the same rows
+    tokens: tuple[int, ...]  # preamble and document
+
+    @property
+    def group(self) -> str:
+        """The part of the name that files of this text and model have in common."""
+        return f"{self.text}-{hashlib.sha256(self.model.encode()).hexdigest()[:16]}-"
+
+    @property
+    def file(self) -> str:
+        ids = np.array(self.tokens, dtype="<i8").tobytes()
+        return f"{self.group}{hashlib.sha256(ids).hexdigest()[:32]}{_SUFFIX}"
+
+
+class _Stored(NamedTuple):
+    """What a file holds, over its mapped memory."""
+
+    metadata: dict[str, str]
+    arrays: dict[str, KvArray]
+
+    @property
+    def checksum(self) -> str:
+        facts = sorted(item for item in self.metadata.items() if item[0] != "checksum")
+        shapes = [(self.arrays[name].dtype.str, self.arrays[name].shape) for name in _ARRAYS]
+        crc = zlib.crc32(json.dumps([facts, shapes]).encode())
+        for name in _ARRAYS:
+            crc = zlib.crc32(np.ascontiguousarray(self.arrays[name]).reshape(-1).view(np.uint8).data, crc)
+        return str(crc)
+
+
+class KvStore:
+    """Files in one folder, `limit` bytes of them at most. Safe to use from several threads.
+
+    Where the folder cannot be used nothing is found and nothing kept, and the log says so: an answer never waits for
+    a disk that is full.
+    """
+
+    def __init__(self, folder: Path, limit: int, *, clock: Callable[[], float] = time.time) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._checked: set[tuple[str, int, int, int]] = set()  # files whose checksum has been found right
+
+    def get(self, key: KvKey) -> KvRows | None:
+        """Rows over the mapped file, which stay readable when it is removed; None when there is none that is whole."""
+        path = self._folder / key.file
+        try:
+            with path.open("rb") as stream:
+                status = os.fstat(stream.fileno())
+                if status.st_size > 0:
+                    # private: pages are the file's own, and nobody can write through them
+                    memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+                    rows = self._rows(key, memory, (path.name, status.st_ino, status.st_size, status.st_mtime_ns))
+                    os.utime(path, ns=(int(self._clock() * 1e9), status.st_mtime_ns))
+                    return rows
+                raise ValueError("it is empty")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _logger.warning("stored KV cannot be read: %s", error)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            _logger.warning("stored KV is damaged and will be computed again: %s: %s", path.name, error)
+            path.unlink(missing_ok=True)
+        return None
+
+    def put(self, key: KvKey, rows: KvRows) -> bool:
+        """Keep these rows, and drop what was not used for longest. False when they could not be kept."""
+        assert key.tokens == rows.tokens, "a file's name is of the rows in it"
+        if rows.num_bytes > self._limit:
+            return False
+        path = self._folder / key.file
+        part = path.with_name(f".{os.getpid()}-{threading.get_ident()}-{path.name}{_HALF_WRITTEN}")
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if path.exists():
+                return True
+            try:
+                _write(part, key, rows)
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
+            self._evict(keep=path.name)
+        except OSError as error:
+            _logger.warning("KV of a document cannot be kept: %s", error)
+            return False
+        return True
+
+    def groups(self) -> set[str]:
+        """`KvKey.group` of all files."""
+        return {name[: name.rindex("-") + 1] for name, _, _ in self._files() if "-" in name}
+
+    def num_bytes(self) -> int:
+        return sum(size for _, size, _ in self._files())
+
+    def has_room(self, rows: KvRows) -> bool:
+        """Could these be kept with nothing else going for it?"""
+        return self.num_bytes() + rows.num_bytes + 8 * len(rows.tokens) + _HEADER <= self._limit
+
+    def forget(self, texts: Iterable[str]) -> int:
+        """Remove all files of these texts, given by their hashes, whichever model they are of. Returns how many."""
+        gone = set(texts)
+        return self._remove(name for name, _, _ in self._files() if name.split("-")[0] in gone)
+
+    def retain(self, texts: Callable[[], set[str]]) -> int:
+        """Remove the files of all texts but these, which are asked for after the folder has been read."""
+        names = [name for name, _, _ in self._files()]
+        kept = texts()
+        return self._remove(name for name in names if name.split("-")[0] not in kept)
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+    def _rows(self, key: KvKey, memory: mmap.mmap, stamp: tuple[str, int, int, int]) -> KvRows:
+        """Raises ValueError, KeyError or TypeError for a file that is not what its name says."""
+        stored = _read(memory)
+        with self._lock:
+            checked = stamp in self._checked
+        if not checked:  # reading it all also brings it into memory, here and not on the engine's thread
+            if stored.checksum != stored.metadata["checksum"]:
+                raise ValueError("its checksum is wrong")
+            with self._lock:
+                self._checked.add(stamp)
+        tokens, keys, values = (stored.arrays[name] for name in _ARRAYS)
+        if stored.metadata["model"] != key.model or tokens.tolist() != list(key.tokens):
+            raise ValueError("it is of another model or other tokens")
+        return KvRows(stored.metadata["fingerprint"], stored.metadata["dtype"], key.tokens, keys, values)
+
+    def _files(self) -> list[tuple[str, int, int]]:
+        """(name, bytes, last use in ns)"""
+        found: list[tuple[str, int, int]] = []
+        try:
+            with os.scandir(self._folder) as entries:
+                for entry in entries:
+                    if entry.name.endswith(_SUFFIX):
+                        try:
+                            status = entry.stat()
+                        except FileNotFoundError:  # another process has just removed it
+                            continue
+                        found.append((entry.name, status.st_size, status.st_atime_ns))
+        except FileNotFoundError:
+            pass
+        return found
+
+    def _evict(self, keep: str) -> None:
+        files = sorted(self._files(), key=lambda file: file[2])
+        total = sum(size for _, size, _ in files)
+        for name, size, _ in files:
+            if total <= self._limit:
+                break
+            if name != keep:
+                self._remove([name])
+                total -= size
+        for part in self._folder.glob(f".*{_HALF_WRITTEN}"):
+            try:
+                if self._clock() - part.stat().st_mtime > _STALE_S:
+                    part.unlink(missing_ok=True)
+            except FileNotFoundError:
+                continue
+
+    def _remove(self, names: Iterable[str]) -> int:
+        removed = 0
+        for name in list(names):
+            try:
+                (self._folder / name).unlink()
+                removed += 1
+            except FileNotFoundError:
+                continue
+        return removed
+
+
+def _write(part: Path, key: KvKey, rows: KvRows) -> None:
+    """The whole file, on the disk when this returns."""
+    arrays: dict[str, KvArray] = {"tokens": np.array(rows.tokens, dtype="<i8")}
+    arrays |= {"keys": np.ascontiguousarray(rows.keys), "values": np.ascontiguousarray(rows.values)}
+    metadata = {"model": key.model, "fingerprint": rows.model, "dtype": rows.dtype}
+    metadata["checksum"] = _Stored(metadata, arrays).checksum
+    specs = {
+        name: TensorSpec(
+            dtype="int64" if name == "tokens" else rows.dtype,
+            shape=list(array.shape),
+            data_ptr=array.ctypes.data,
+            data_len=array.nbytes,
+        )
+        for name, array in arrays.items()
+    }
+    part.touch(mode=0o600)
+    serialize_file(specs, part, metadata=metadata)
+    with part.open("rb") as stream:
+        os.fsync(stream.fileno())  # a name never leads to a file that a power cut has emptied
+
+
+def _read(memory: mmap.mmap) -> _Stored:
+    """safetensors' format: 8 bytes with the header's length, the header in JSON, the data. Copies nothing."""
+    length = int.from_bytes(memory[:8], "little")
+    begin = 8 + length
+    if not 0 < length <= min(_MAX_HEADER, len(memory) - 8):
+        raise ValueError("it has no header")
+    header = json.loads(memory[8:begin])
+    metadata = header.pop("__metadata__")
+    arrays: dict[str, KvArray] = {}
+    for name, tensor in header.items():
+        dtype, shape, (first, last) = CARRIERS[_DTYPES[tensor["dtype"]]], tensor["shape"], tensor["data_offsets"]
+        count = math.prod(shape)
+        if not 0 <= first <= last <= len(memory) - begin or last - first != count * dtype.itemsize:
+            raise ValueError("it is cut off")
+        arrays[name] = np.frombuffer(memory, dtype, count, begin + first).reshape(shape)
+    return _Stored(metadata, arrays)

@@ -1,0 +1,180 @@
+"""The part of a machine that talks to the engine: this side's documents, one branch each, continued along a tree.
+
+Every branch holds its prompt, the output tokens that are decided, and below them an open tree of rows for what may
+come. Rows are scored by all branches and mixed with weights exp(R) (DRAGON eq. 2). One forward a branch at a time: a
+sequence is never changed while one is under way. Knows nothing of the peer or of how nodes are chosen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from paceline.core.aggregation import log_weight, mix
+from paceline.core.dist import Dist
+from paceline.core.sampling import SamplingParams, warp
+from paceline.core.segments import Segment, SeqId, Wanted
+from paceline.strategies.machine import Branch, Commit, Effect, Forward
+from paceline.strategies.paths import Node
+
+
+class Decoder:
+    """Sequences 0..n-1 of a machine. Positions count output tokens: position 0 follows the prompt."""
+
+    def __init__(self, sampling: SamplingParams, vocab_size: int) -> None:
+        self.started = False  # the prompts are known
+        self.room: int | None = None  # output tokens that fit the context
+        self.forwards = 0  # answered ones, of all branches together
+        self.rows = 0  # in them, of one branch
+        self.timed: tuple[int, float] | None = None  # rows and seconds of the last forward that was no prefill
+        self._sampling = sampling
+        self._vocab_size = vocab_size
+        self._branches: tuple[Branch, ...] = ()
+        self._weights: tuple[float, ...] = ()
+        self._prefix: tuple[int, ...] = ()  # output tokens decided when the prompts were read
+        self._committed = 0  # output tokens whose rows are there for good
+        self._open: list[Node] = []  # of the open tree, in the order of their rows
+        self._ticket = 0
+        self._asked: dict[int, int] = {}  # ticket -> branch
+        self._batch: tuple[Node, ...] = ()  # what the forward under way will score
+        self._answers: dict[int, Sequence[Dist]] = {}  # branch -> distributions of `_batch`
+        self._since: float | None = None  # when it was asked for
+
+    @property
+    def log_h(self) -> float | None:
+        """Log of the summed exp(R) of this side's documents (DRAGON 1.1), or None when it found none."""
+        scores = [branch.score for branch in self._branches if branch.score is not None]
+        return log_weight(scores) if scores else None
+
+    @property
+    def idle(self) -> bool:
+        """No forward is under way, and there is something to continue."""
+        return self.started and not self._asked
+
+    def fits(self, length: int) -> bool:
+        """Can this side hold so many output tokens?"""
+        return self.room is None or length <= self.room
+
+    def start(self, branches: Sequence[Branch], prefix: Sequence[int], head: Node, room: int | None) -> list[Effect]:
+        """Prefill every prompt, followed by the output tokens decided so far; `head` is their node."""
+        self.started, self.room = True, room
+        self._branches = tuple(branches)
+        self._weights = tuple(0.0 if branch.score is None else branch.score for branch in branches)
+        self._prefix = tuple(prefix)
+        self._committed = head.position
+        head.cached = True
+        self._batch = (head,)
+        return [self._forward(i, Segment(SeqId(i), 0, (*branch.prompt, *prefix))) for i, branch in enumerate(branches)]
+
+    def settle(self, head: Node) -> list[Effect]:
+        """Bring the rows to the targets: their path stays for good, what hangs below `head` stays open, the rest goes.
+
+        Only when idle.
+        """
+        if not self._open:
+            return []
+        path: list[Node] = []
+        node: Node | None = head
+        while node is not None and node.position > self._committed:
+            path.append(node)
+            node = node.parent
+        keep: list[Node] = []
+        for node in reversed(path):
+            if node.row is None:
+                break
+            keep.append(node)
+        rest = [node for node in self._open if node.alive and node.position > head.position]
+        if not keep and len(rest) == len(self._open):
+            return []
+        kept, stay = (tuple(node.row for node in nodes if node.row is not None) for nodes in (keep, rest))
+        for node in self._open:
+            node.row, node.cached = None, False
+        for node in keep:
+            node.cached = True
+        for row, node in enumerate(rest):
+            node.row, node.cached = row, True
+        self._committed += len(keep)
+        self._open = rest
+        return [Commit(SeqId(index), kept, stay) for index in range(len(self._branches))]
+
+    def behind(self, head: Node) -> list[Node]:
+        """Decided nodes whose rows are missing, `head` included. After `settle`."""
+        nodes: list[Node] = []
+        node: Node | None = head
+        while node is not None and node.position > self._committed:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def feed(self, nodes: Sequence[Node], head: Node, now: float) -> list[Effect]:
+        """Append rows, parents first. Decided ones alone are a chain, scored at its end only. After `settle`."""
+        start = self._committed + len(self._open)
+        tokens = tuple(node.token for node in nodes)
+        parents: tuple[int, ...] | None = None
+        if nodes[-1].position <= head.position and not self._open:
+            self._committed += len(nodes)
+            self._batch = (nodes[-1],)
+        else:
+            for node in nodes:
+                node.row = len(self._open)
+                self._open.append(node)
+            parents = tuple(_row_above(node) for node in self._open)
+            self._batch = tuple(nodes)
+        for node in nodes:
+            node.cached = True
+        self._since = now
+        wanted: Wanted = "last" if parents is None else "all"
+        return [
+            self._forward(i, Segment(SeqId(i), len(branch.prompt) + start, tokens, parents, wanted))
+            for i, branch in enumerate(self._branches)
+        ]
+
+    def scored(self, ticket: int, dists: Sequence[Dist], now: float) -> Sequence[Node]:
+        """A forward has been answered. Once all branches have: the nodes that are scored by it."""
+        branch = self._asked.pop(ticket, None)
+        if branch is None:
+            return ()
+        self._answers[branch] = dists
+        if self._asked:
+            return ()
+        for row, node in enumerate(self._batch):
+            if node.alive:
+                node.own = self._mixed(node, [self._answers[index][row] for index in range(len(self._branches))])
+        self._answers.clear()
+        self.forwards += 1
+        self.rows += len(self._batch)
+        self.timed = None if self._since is None else (len(self._batch), now - self._since)
+        return self._batch
+
+    def _mixed(self, node: Node, dists: Sequence[Dist]) -> Dist:
+        counts = self._counts(node)
+        return mix([warp(self._known(dist), self._sampling, counts) for dist in dists], self._weights)
+
+    def _known(self, dist: Dist) -> Dist:
+        """The law over the ids that both sides know: what an engine's vocabulary is padded with means nothing."""
+        if len(dist.ids) <= self._vocab_size:
+            return dist
+        probs = dist.probs[: self._vocab_size]
+        return Dist.dense(probs / probs.sum())
+
+    def _counts(self, node: Node) -> Counter[int]:
+        """How often each token occurs among the output tokens of a path."""
+        counts: Counter[int] = Counter()
+        if not (self._sampling.presence_penalty or self._sampling.frequency_penalty):
+            return counts
+        above: Node | None = node
+        while above is not None and above.position > len(self._prefix):
+            counts[above.token] += 1
+            above = above.parent
+        counts.update(self._prefix)
+        return counts
+
+    def _forward(self, index: int, segment: Segment) -> Forward:
+        self._ticket += 1
+        self._asked[self._ticket] = index
+        return Forward(self._ticket, segment)
+
+
+def _row_above(node: Node) -> int:
+    """The row of the node's parent in the open tree; -1 where that is decided."""
+    return -1 if node.parent is None or node.parent.row is None else node.parent.row

@@ -1,0 +1,178 @@
+"""The bench's own arithmetic: perplexity against closed forms, shared contexts, the ratio, and a run of it all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.articles import Piece, Shelves, Window
+from bench.baselines import FADING, TRUST, Context, Found, Plan, Retrieved, evidence
+from bench.perplexity import Library, Measured, Workload, gain_ratio, measure, run, score_plans, strangers
+from bench.report import Options
+from bench.scorers import EngineScorer, Ids, Probabilities
+from bench.tables import COPIED, Static, copied, fit
+from paceline.core.segments import Batch, Segment, SeqId
+from paceline.engine.fake import FakeEngine
+from paceline.rag.embed import HashEmbedder
+
+VOCAB = 5
+
+
+class Counting:
+    """p(token) after a context: 1/2 for the context's first token, the other half even over all others."""
+
+    description = "a table"
+
+    def __init__(self) -> None:
+        self.asked: list[Ids] = []
+
+    def score(self, contexts: Sequence[Ids], text: Ids, start: int) -> list[Probabilities]:
+        self.asked += contexts
+        return [np.array([self._prob(context, token) for token in text[start:]]) for context in contexts]
+
+    @staticmethod
+    def _prob(context: Ids, token: int) -> float:
+        if not context:
+            return 1.0 / VOCAB
+        return 0.5 if token == context[0] else 0.5 / (VOCAB - 1)
+
+
+def test_perplexity_of_a_known_model_is_its_closed_form() -> None:
+    text = (0, 1, 2, 3, 1, 1)
+    alone = Plan("none", (Context("device", (), None),))
+    even = Plan("ours", (Context("device", (1,), 0.0), Context("cloud", (2,), 0.0)))
+    tilted = Plan("ours", (Context("device", (1,), math.log(3)), Context("cloud", (2,), 0.0)))
+    scorer = Counting()
+    logs = score_plans(scorer, {"alone": alone, "even": even, "tilted": tilted}, text, 1)
+    assert logs["alone"] == pytest.approx(5 * math.log(1 / VOCAB))
+    either, other = (0.5 + 0.125) / 2, 0.125
+    assert logs["even"] == pytest.approx(4 * math.log(either) + math.log(other))
+    ones, twos = 0.75 * 0.5 + 0.25 * 0.125, 0.75 * 0.125 + 0.25 * 0.5
+    assert logs["tilted"] == pytest.approx(3 * math.log(ones) + math.log(twos) + math.log(other))
+    assert scorer.asked == [(), (1,), (2,)]  # each once, though two plans read them
+    measured = Measured(np.array([5.0, 5.0]), {(0, "none"): np.array([logs["alone"], logs["alone"]])})
+    assert measured.perplexity(0, "none") == pytest.approx(VOCAB)
+
+
+def test_a_branch_that_has_predicted_the_text_weighs_more_from_the_next_token_on() -> None:
+    read = (Context("device", (1,), 0.0), Context("cloud", (2,), 0.0))
+    plan = Plan("rescored", read, rescored=True)
+    logs = score_plans(Counting(), {"plan": plan}, (0, 1, 1), 1)
+    odds = math.exp(TRUST * (math.log(0.5) - math.log(0.125)))  # after one token that the first foretold
+    first = odds / (odds + 1)
+    assert logs["plan"] == pytest.approx(math.log(0.3125) + math.log(first * 0.5 + (1 - first) * 0.125))
+    assert evidence(2.0, -1.0) == pytest.approx(2.0 * FADING - TRUST)
+
+
+def test_perplexity_counts_tokens_not_windows() -> None:
+    measured = Measured(np.array([1.0, 3.0]), {(0, "none"): np.array([math.log(1 / 2), 3 * math.log(1 / 8)])})
+    assert measured.perplexity(0, "none") == pytest.approx((2 * 8**3) ** 0.25)
+    assert measured.perplexity(0, "none", np.array([0, 0])) == pytest.approx(2.0)
+
+
+def test_the_gain_ratio_is_to_the_best_baseline_and_never_to_one_that_gains_nothing() -> None:
+    assert gain_ratio(100.0, 80.0, [95.0, 90.0, 120.0]) == pytest.approx(2.0)
+    assert gain_ratio(100.0, 90.0, [101.0]) == pytest.approx(10.0)
+    assert gain_ratio(100.0, 110.0, [90.0]) == pytest.approx(-1.0)
+
+
+def test_an_engine_scores_many_contexts_as_it_scores_each_alone() -> None:
+    engine, text = FakeEngine(3), tuple(b"once upon a time")
+    contexts: list[Ids] = [(), tuple(b"a document. "), tuple(b"another one, longer. ")]
+    found = EngineScorer(engine, "fake", most_rows=70).score(contexts, text, 4)
+    for context, probabilities in zip(contexts, found, strict=True):
+        whole = context + text
+        (dists,) = engine.forward(Batch((Segment(SeqId(0), 0, whole, logits="all"),))).dists
+        engine.release(SeqId(0))
+        first = len(context) + 4
+        expected = [dists[place - 1].prob(whole[place]) for place in range(first, len(whole))]
+        assert probabilities == pytest.approx(expected)
+    engine.check()
+
+
+def test_the_tables_give_probabilities_that_sum_to_one() -> None:
+    generator = np.random.default_rng(2)
+    reading = [generator.integers(VOCAB, size=50).tolist() for _ in range(4)]
+    static = Static(reading, VOCAB)
+    text: Ids = (0, 1, 2, 1, 2, 3)
+    lessons = [((4, 1, 2, 3), text, 3), ((), (3, 3, 1, 0, 2, 4), 3)]
+    model = fit(static, lessons, "a test's")
+    for context in ((), (1, 2, 3, 0), (4,) * 6):
+        total = sum(model.score([context], (*text, token), len(text))[0][0] for token in range(VOCAB))
+        assert total == pytest.approx(1.0)
+        assert sum(static.probabilities((*text, token), len(text))[0] for token in range(VOCAB)) == pytest.approx(1.0)
+
+
+def test_what_followed_the_same_tokens_before_is_counted_in_document_and_text_alike() -> None:
+    shares = copied((7, 8, 9), (1, 8, 9, 8, 2), 3)
+    assert shares.shape == (2, COPIED + 1)
+    assert shares[0, :3] == pytest.approx([2 / 6, 0.0, 0.0])  # 8 after (7 8 9 1 8) 9: 9 was followed by 1 alone
+    assert math.isnan(shares[0, 3])
+    assert shares[1, 1] == 0.0 and math.isnan(shares[1, 2])  # 2 after 8, after 9 8
+
+
+def _library() -> tuple[Library, list[Window]]:
+    pieces = [
+        Piece(
+            "cloud" if place % 2 else "device",
+            place // 4,
+            tuple(f"{'red' if place < 4 else 'blue'} {place} x".encode()),
+        )
+        for place in range(8)
+    ]
+    windows = [Window(0, tuple(b"red things and more of it")), Window(1, tuple(b"blue things and more of it"))]
+    return Library(
+        Shelves(tuple(pieces), tuple(windows)), HashEmbedder(), lambda ids: bytes(ids).decode(), 0.5
+    ), windows
+
+
+def test_each_side_finds_the_best_of_its_own_documents() -> None:
+    library, _ = _library()
+    found = library.find(tuple(b"red"), 2)
+    for side, documents in found.items():
+        assert [document.side for document in documents] == [side, side]
+        assert all(bytes(document.ids).startswith(b"red") for document in documents)
+        assert documents[0].score >= documents[1].score > 0.5  # cosine by temperature
+
+
+def test_every_method_is_measured_at_every_depth() -> None:
+    library, windows = _library()
+    load = Workload(depths=(0, 1, 2), budget=20, query_share=3)
+    found = [library.find(window.ids[: load.start(window.ids)], load.deepest) for window in windows]
+    measured = measure(EngineScorer(FakeEngine(1), "fake"), windows, found, (32,), load)
+    methods = ("none", "crcg_device", "crcg_cloud", "drcg", "ours", "rescored")
+    assert set(measured.logs) == {(depth, method) for depth in load.depths for method in methods}
+    bare = {measured.perplexity(0, method) for method in methods}
+    assert len(bare) == 1  # without documents all are the same
+    assert measured.perplexity(2, "none") in bare
+    assert measured.tokens.tolist() == [len(window.ids) - len(window.ids) // 3 for window in windows]
+
+
+def test_a_stranger_is_what_was_found_for_another_article() -> None:
+    windows = [Window(article, (1,)) for article in (0, 0, 1, 2)]
+    found: list[Found] = [{"cloud": [Retrieved("cloud", (place,), 0.0)]} for place in range(4)]
+    assert strangers(windows, found) == [found[2], found[2], found[3], found[0]]
+    assert strangers(windows[:2], found[:2]) == []
+
+
+def test_a_quick_run_without_data_reports_every_model_at_every_depth(tmp_path: Path) -> None:
+    load = Workload(depths=(0, 1), budget=32, window=48, passage=16, windows=2, tested=2, embedder="hash", resamples=9)
+    report = run(Options(quick=True), load)
+    assert [(row["model"], row["articles"], row["documents"]) for row in report.rows] == [
+        (model, articles, depth)
+        for model in ("demo", "tables")
+        for articles, depth in (("own", 0), ("own", 1), ("other", 1))
+    ]
+    assert [claim.name for claim in report.claims] == [
+        "perplexity.gain_ratio",
+        "perplexity.gain_ratio_tables",
+    ]
+    assert all(claim.target == 1.4 and claim.better == "higher" for claim in report.claims)
+    assert report.conditions["text"] == "generated encyclopaedia"
+    file = tmp_path / "report.json"
+    report.write(file)
+    assert file.stat().st_size > 500
