@@ -21,6 +21,7 @@ import httpx
 from paceline.core.placement import speed_up
 from paceline.core.sides import Side
 
+from . import payload
 from .pair import Pair, linked_pair
 from .report import Claim, Options, Report, plot_lines
 
@@ -60,12 +61,13 @@ class Answer:
 
 
 def run(options: Options) -> Report:
-    tokens, seeds = 40, ((1,) if options.quick else (1, 2))
+    tokens, seeds = 32, ((1,) if options.quick else (1, 2))
     trips = (0.05, 0.3) if options.quick else ROUND_TRIPS
     rows: list[dict[str, object]] = []
     for pace, forward in PACES.items():
         for trip in trips:
             rows += _measure(pace, forward, trip, tokens, seeds)
+    sizes = payload.rows(20 if options.quick else 100)
     conditions = {
         "clock": "emulated: real processes, shaped link, paced engines",
         "model": f"{MODEL} (table model over bytes), one document a side, temperature 1",
@@ -75,11 +77,12 @@ def run(options: Options) -> Report:
         "tokens": tokens,
         "seeds": list(seeds),
         "client": "httpx at the agent, loopback",
+        "bytes": f"of a message with one node, made-up laws of {payload.VOCAB} ids (bench/payload.py)",
     }
-    return Report(NAME, conditions, rows, tuple(_claims(rows)))
+    return Report(NAME, conditions, rows + sizes, (*_claims(rows), *_size_claims(sizes)))
 
 
-WARM_UP = 16  # tokens of an answer in each way that does not count: both sides then know how fast they are
+WARM_UP = 16  # tokens of an answer under each rule that does not count: both sides then know how fast they are
 ROW_S = 0.0003  # s; what each further row of a forward costs: 16 rows cost the slow device 1.08 of one
 
 
@@ -95,8 +98,8 @@ def _measure(
         tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory,
         linked_pair(Path(directory), model=MODEL, emulate=emulate) as pair,
     ):
-        for way in WAYS.values():
-            _ask(pair, way, WARM_UP, 99)
+        for way in ("tree", "tree, coin", "chain, paper"):
+            _ask(pair, WAYS[way], WARM_UP, 99)
         answers = {way: [_ask(pair, how, tokens, seed) for seed in seeds] for way, how in WAYS.items()}
     same = [answers[way] for way in ("token-wise", "sequence-wise", "chain", "tree")]
     for others in zip(*same, strict=True):
@@ -189,9 +192,16 @@ def _claims(rows: list[dict[str, object]]) -> Iterator[Claim]:
     yield Claim("aggregate.overhead_50ms", overhead, 1.1, "lower", "1.156 to 1.203")
 
 
+def _size_claims(sizes: list[dict[str, object]]) -> Iterator[Claim]:
+    median = {str(row["way"]): float(str(row["bytes"])) for row in sizes}
+    yield Claim("aggregate.bytes_per_token_mixture", median["mixture, top_p 0.95"], 128, "lower", "under 512")
+    yield Claim("aggregate.bytes_per_token_mixture_top_p_1", median["mixture, top_p 1"], 512, "lower")
+    yield Claim("aggregate.bytes_per_token_coin", median["coin"], 16, "lower")
+
+
 def plot(report: Report, file: Path) -> None:
     """Seconds per token over the round trip, the device ten times slower."""
-    shown = [row for row in report.rows if row["pace"] == "device 10x slower"]
+    shown = [row for row in report.rows if row.get("pace") == "device 10x slower"]
     by_trip: dict[object, dict[str, object]] = {}
     for row in shown:
         by_trip.setdefault(row["rtt_s"], {"rtt_s": row["rtt_s"]})[str(row["way"])] = row["s_per_token"]

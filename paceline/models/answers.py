@@ -1,6 +1,6 @@
 """Answers of the demo pair as the program gives them: real engines, the strategies themselves, a virtual network.
 
-One side's document alone is `autoregressive`; a document on each side is `aggregate`, drafts and all.
+One side's document alone is `autoregressive`; a document on each side is `aggregate`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.engine.load import load_model
 from paceline.rag.embed import Embedder
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.runtime.world import Job, Network, World
-from paceline.strategies.machine import SIDES, Branch, Side, Task
+from paceline.strategies.machine import SIDES, Branch, Drafting, Side, Task
 from paceline.strategies.registry import STRATEGIES
 
 LIMIT = 96  # tokens an answer may have
@@ -46,7 +46,8 @@ class Pair:
             for side, score in zip(sides, scores, strict=True)
         }
         sampling = SamplingParams(temperature=0.0)
-        task = Task(front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size)
+        plain = Drafting(width=1, rows=1, ahead=0)  # drafts change no token, and cost time here
+        task = Task(front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, drafting=plain)
         engines = {side: self.models[side].engine for side in SIDES}
         world = World(Job(strategy, front, task, branches), engines, network=Network((0.01, 0.02)))
         return tokenizer.decode(world.run().tokens)

@@ -13,13 +13,13 @@ from paceline.rag.records import Passage
 Messages = Sequence[Mapping[str, object]]
 Ids = list[int]
 
-RELEVANCE_TEMPERATURE = 0.3
+RELEVANCE_TEMPERATURE = 0.8
 """τ_R: a passage's relevance is R = cosine / τ_R, and branches and sides are weighted by exp(R) (specs 1.1).
 
 The same scorer and τ_R on both sides and never normalised per side: a side that found something better must weigh more.
-At 0.3, a cosine that is higher by 0.3 counts e times as much. Sharper weights (0.1) silence the side whose half of a
+At 0.8, a cosine that is higher by 0.8 counts e times as much. Sharper weights silence the side whose half of a
 two-part question is the lesser part of the query's embedding; a side that has nothing relevant is diffuse and does
-little harm with a third of the weight.
+little harm with a third of the weight. Chosen by measurement, bench/LOG.md.
 """
 
 MAX_QUERY = 1000  # characters; the embedder reads 256 tokens

@@ -3,10 +3,12 @@
 import random
 
 import pytest
+from tokenizers import Tokenizer
 
-from paceline.models import names
+from paceline.models import DEVICE, names
 from paceline.models.attributes import ATTRIBUTES, BY_KIND
-from paceline.models.corpus import Conversation, converse, draw_facts, missing_fact, single, write_document
+from paceline.models.batches import Weights, encode_all
+from paceline.models.corpus import Conversation, converse, double, draw_facts, missing_fact, single, write_document
 from paceline.models.entities import KINDS
 from paceline.models.phrases import NO_DOCUMENT_ANSWER, OUTSIDE_ANSWER, outside_question
 
@@ -91,3 +93,19 @@ def test_conversations_cover_what_the_pair_must_learn() -> None:
     assert any(len(c.turns) > 1 for c in drawn) and any(c.system for c in drawn)
     assert any(c.document is None for c in drawn)
     assert len({outside_question(random.Random(n)) for n in range(500)}) > 300
+
+
+def test_a_value_that_the_document_lacks_hardly_counts_and_the_words_around_it_do() -> None:
+    tokenizer = Tokenizer.from_file(str(DEVICE / "tokenizer.json"))
+    rng = random.Random(3)
+    facts = draw_facts(rng, "train", 4)
+    lacking = missing_fact(rng, "train", facts)
+    turn = double(rng, [facts[0], lacking], [lacking])
+    (example,) = encode_all(tokenizer, [Conversation("Nothing.", [turn])], Weights(prompt=0.02, missing=0.05))
+    counted = {weight: "" for weight in (1.0, 0.05)}
+    for token, weight in zip(example.ids, example.weights, strict=True):
+        if weight in counted:
+            counted[weight] += tokenizer.decode([token])
+    assert lacking.value.replace(" ", "").lower() in counted[0.05].replace(" ", "").lower()
+    assert facts[0].value.replace(" ", "") in counted[1.0].replace(" ", "")
+    assert lacking.value not in counted[1.0]

@@ -15,10 +15,12 @@ from paceline.engine.contract import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.engine.ledger import Ledger
 from paceline.runtime.world import Job
+from paceline.strategies.aggregate import STALL
 from paceline.strategies.machine import (
     Branch,
     Commit,
     Drafting,
+    Drop,
     Effect,
     Emit,
     Event,
@@ -253,3 +255,12 @@ class Hand:
 def says(effects: Sequence[Effect]) -> list[SessionMessage]:
     """The messages among them."""
     return [effect.message for effect in effects if isinstance(effect, Send)]
+
+
+def dropped_after(hand: Hand, between: Callable[[], object]) -> int:
+    """Wakes until the machine gives its peer up."""
+    for wakes in range(1, 2 * STALL):
+        if any(isinstance(effect, Drop) for effect in hand.wake()):
+            return wakes
+        between()
+    raise AssertionError("it waits for ever")

@@ -1,0 +1,41 @@
+"""What `bench/aggregate.py` makes of its measurements; the measuring itself takes real processes and minutes."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import aggregate
+from bench.aggregate import PACES, WAYS, Answer, _claims, _rows
+
+
+def measured(seconds: dict[str, float], pace: str, trip: float) -> list[dict[str, object]]:
+    answers = {
+        way: [Answer("x", 11, 10 * seconds.get(way, 0.06), {"drafted_cloud": 10.0, "accepted_cloud": 7.0})]
+        for way in WAYS
+    }
+    return list(_rows(pace, PACES[pace], trip, answers))
+
+
+def test_time_per_token_counts_the_gaps_between_tokens() -> None:
+    assert Answer("ab", 11, 1.0).per_token == pytest.approx(0.1)
+    assert Answer("a", 1, 0.0).per_token == 0.0
+
+
+def test_the_claims_are_the_worst_over_both_paces() -> None:
+    rows: list[dict[str, object]] = []
+    for pace, tree in zip(PACES, (0.05, 0.08), strict=True):
+        rows += measured({"tree": 0.03}, pace, 0.05)
+        rows += measured({"tree": tree, "chain": 0.1, "token-wise": 0.4, "sequence-wise": 0.2}, pace, 0.3)
+    claims = {claim.name: claim for claim in _claims(rows)}
+    assert claims["aggregate.tree_vs_chain"].value == pytest.approx(0.8)
+    assert claims["aggregate.vs_token_wise_300ms"].value == pytest.approx(0.2)
+    assert claims["aggregate.vs_token_wise_300ms"].holds and not claims["aggregate.tree_vs_chain"].holds
+    assert claims["aggregate.overhead_50ms"].value == pytest.approx(0.5)
+
+
+def test_a_row_of_chains_stands_beside_what_theorem_3_promises() -> None:
+    rows = measured({}, "equal", 0.3)
+    (chain,) = [row for row in rows if row["way"] == "chain"]
+    assert chain["theorem_3"] == pytest.approx((0.7 * 0.03 + 0.3 * 0.33) / 0.33)
+    assert chain["acceptance_cloud"] == pytest.approx(0.7)
+    assert aggregate.NAME == "aggregate"
