@@ -15,7 +15,7 @@ from paceline.engine.contract import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.engine.ledger import Ledger
 from paceline.runtime.world import Job
-from paceline.strategies.aggregate import STALL
+from paceline.strategies.aggregate import STALL, Aggregate
 from paceline.strategies.machine import (
     Branch,
     Commit,
@@ -62,6 +62,7 @@ SAMPLINGS: dict[str, SamplingParams] = {
 }
 
 
+TOKEN_BY_TOKEN = Drafting(width=1, rows=1, ahead=0)
 TREE, CHAIN = Drafting(width=3, rows=6, ahead=10), Drafting(width=1, rows=1, ahead=8)
 
 
@@ -264,3 +265,18 @@ def dropped_after(hand: Hand, between: Callable[[], object]) -> int:
             return wakes
         between()
     raise AssertionError("it waits for ever")
+
+
+def device(*, front: bool = True, **changes: object) -> Hand:
+    return Hand(Aggregate, "device", front=front, **changes)
+
+
+def cloud(*, front: bool = True, **changes: object) -> Hand:
+    return Hand(Aggregate, "cloud", front=front, **changes)
+
+
+def two(first: int, second: int, share: float = 0.5) -> Dist:
+    """Nearly all mass on two tokens."""
+    probs = np.full(VOCAB, 1e-5)
+    probs[first], probs[second] = share, 0.95 - share
+    return Dist.dense(probs / probs.sum())

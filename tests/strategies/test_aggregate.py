@@ -5,10 +5,8 @@ What a useless or hostile peer can make it do, and what a peer learns, is in `te
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from paceline.core.dist import Dist
 from paceline.core.rules import RuleName
 from paceline.runtime.world import Host, World
 from paceline.strategies.aggregate import PATIENCE, STALL, Aggregate
@@ -41,10 +39,12 @@ from tests.strategies.cases import (
     MAX_TOKENS,
     PROMPT,
     SAMPLINGS,
-    VOCAB,
+    TOKEN_BY_TOKEN,
     Hand,
     Manner,
+    cloud,
     decided,
+    device,
     drafted,
     dropped_after,
     engines,
@@ -55,26 +55,11 @@ from tests.strategies.cases import (
     job,
     point,
     says,
+    two,
     weighed,
 )
 
 EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
-TOKEN_BY_TOKEN = Drafting(width=1, rows=1, ahead=0)
-
-
-def device(*, front: bool = True, **changes: object) -> Hand:
-    return Hand(Aggregate, "device", front=front, **changes)
-
-
-def cloud(*, front: bool = True, **changes: object) -> Hand:
-    return Hand(Aggregate, "cloud", front=front, **changes)
-
-
-def two(first: int, second: int, share: float = 0.5) -> Dist:
-    """Nearly all mass on two tokens."""
-    probs = np.full(VOCAB, 1e-5)
-    probs[first], probs[second] = share, 0.95 - share
-    return Dist.dense(probs / probs.sum())
 
 
 # ---- waiting --------------------------------------------------------------------------------------------------------

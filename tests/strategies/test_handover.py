@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from paceline.core.dist import Dist
 from paceline.strategies.aggregate import STALL, Aggregate
 from paceline.strategies.machine import (
     SIDES,
-    Drafting,
     LinkLost,
     Received,
     Side,
@@ -17,9 +14,10 @@ from paceline.strategies.machine import (
 from paceline.wire.messages import Drafts, Handover, Have, Pace, Targets
 from tests.strategies.cases import (
     CHAIN,
-    VOCAB,
     Hand,
+    cloud,
     decided,
+    device,
     drafted,
     dropped_after,
     handed,
@@ -29,22 +27,6 @@ from tests.strategies.cases import (
 )
 
 EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
-TOKEN_BY_TOKEN = Drafting(width=1, rows=1, ahead=0)
-
-
-def device(*, front: bool = True, **changes: object) -> Hand:
-    return Hand(Aggregate, "device", front=front, **changes)
-
-
-def cloud(*, front: bool = True, **changes: object) -> Hand:
-    return Hand(Aggregate, "cloud", front=front, **changes)
-
-
-def two(first: int, second: int, share: float = 0.5) -> Dist:
-    """Nearly all mass on two tokens."""
-    probs = np.full(VOCAB, 1e-5)
-    probs[first], probs[second] = share, 0.95 - share
-    return Dist.dense(probs / probs.sum())
 
 
 # ---- who decides ----------------------------------------------------------------------------------------------------

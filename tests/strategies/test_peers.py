@@ -10,7 +10,7 @@ import pytest
 from paceline.core.dist import Dist
 from paceline.core.rules import RuleName
 from paceline.runtime.world import Host, World
-from paceline.strategies.aggregate import MAX_EARLY, Aggregate
+from paceline.strategies.aggregate import MAX_EARLY
 from paceline.strategies.machine import SIDES, Event, Received, Side, Started
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.drafts import FOLLOWS, Nodes, pack_nodes
@@ -34,7 +34,9 @@ from tests.strategies.cases import (
     VOCAB,
     Hand,
     Manner,
+    cloud,
     decided,
+    device,
     drafted,
     engines,
     handed,
@@ -48,14 +50,6 @@ from tests.strategies.cases import (
 from tests.strategies.test_conformance import changing_speeds, harsh
 
 EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
-
-
-def device(*, front: bool = True, **changes: object) -> Hand:
-    return Hand(Aggregate, "device", front=front, **changes)
-
-
-def cloud(*, front: bool = True, **changes: object) -> Hand:
-    return Hand(Aggregate, "cloud", front=front, **changes)
 
 
 def known_until(hand: Hand) -> int:
