@@ -19,8 +19,9 @@ from paceline.core.sides import SIDES, Side, other
 # measured. In replays (bench/rules), 5 and 10 % did equally well on five links; 0 and 2 % moved more often for nothing.
 MARGIN = 0.05
 # Targets decided on one side before the aggregator may leave it again. A move silences it for one one-way delay: where
-# conditions change all the time that needs a bound. Rests from 0 to 16 differed by 1 % in replays.
-REST = 4
+# conditions change all the time that needs a bound. Rests from 0 to 16 differed by 1 % in replays; on a real link one
+# of 4 moved up to five times in 64 tokens, for the noise of an acceptance just begun to be measured.
+REST = 8
 
 
 def remaining(total: float, began: float, now: float) -> float:

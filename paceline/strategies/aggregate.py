@@ -307,7 +307,8 @@ class Aggregate:
         if follower in guesses:
             self._stats["drafted"] += 1
             self._stats["accepted"] += guesses[follower] == token
-        self._placement.observe_target(self._growth.within(self._paths.head, token))
+        if self._task.drafting.ahead:  # else nothing is ever drafted, and both places are alike
+            self._placement.observe_target(self._growth.within(self._paths.head, token))
 
     def _compute(self) -> list[Effect]:
         """The next forward: rows of targets that are missing, and as many drafts as pay for themselves."""

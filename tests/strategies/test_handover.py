@@ -74,18 +74,18 @@ def test_the_side_that_takes_over_decides_from_there_and_gives_it_back() -> None
     hand = opened("cloud")
     hand.on(*heard(0, 65, 65, log_weight=9.0), handed(1, 2))
     assert not hand.emitted  # the first two are the other side's to say
-    hand.on(decided(0, 70), decided(1, 71), drafted(2, *[72] * 5))
+    hand.on(decided(0, 70), decided(1, 71), drafted(2, *[72] * 9))
     hand.answer()
-    assert hand.tokens == [70, 71, 72, 72, 72, 72, 72]
+    assert hand.tokens == [70, 71, *[72] * 9]
     told = [message for message in hand.sent if isinstance(message, Targets)]
-    assert (told[0].start, sum(len(message.tokens) for message in told)) == (2, 5)
+    assert (told[0].start, sum(len(message.tokens) for message in told)) == (2, 9)
     (handover,) = [message for message in says(hand.on(Received(SLOW))) if isinstance(message, Handover)]
-    assert (handover.turn, handover.start) == (2, 7)
-    hand.on(drafted(7, 72))
+    assert (handover.turn, handover.start) == (2, 11)
+    hand.on(drafted(11, 72))
     hand.answer()
-    assert len(hand.tokens) == 7
-    hand.on(decided(7, 73))
-    assert hand.tokens[7:] == [73]
+    assert len(hand.tokens) == 11
+    hand.on(decided(11, 73))
+    assert hand.tokens[11:] == [73]
 
 
 def test_targets_of_the_side_that_decided_before_count_up_to_the_hand_over_only() -> None:
