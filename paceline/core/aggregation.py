@@ -80,9 +80,3 @@ def mix_weighted(dists: Sequence[Dist], weights: Sequence[float]) -> Dist:
         else:
             probs[np.searchsorted(ids, dist.ids)] += weight * dist.probs
     return Dist(ids, probs, tail)
-
-
-def lane(dists: Sequence[Dist], weights: Sequence[float], token: int) -> int:
-    """Index of the side that gave the chosen token most of its probability; of equals the first."""
-    shares = [weight * dist.prob(token) for dist, weight in zip(dists, weights, strict=True)]
-    return shares.index(max(shares))

@@ -1,8 +1,8 @@
 """What a strategy is: a machine that is told facts and answers with wishes. It never waits.
 
 Guarantees every machine gives, held by `tests/strategies/test_conformance.py`: `Emit` never retracts; after `Finish`
-nothing; every `Forward` is answered by one `Scored` or is void because its ticket is older than a rollback; the same
-events and seed give the same effects; no message from a peer raises.
+nothing; every `Forward` is answered by one `Scored`; the same events, seed and experience give the same effects; no
+message from a peer raises.
 """
 
 from __future__ import annotations

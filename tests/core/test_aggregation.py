@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.aggregation import lane, log_weight, mix, mix_weighted, side_weights
+from paceline.core.aggregation import log_weight, mix, mix_weighted, side_weights
 from paceline.core.dist import Dist
 from paceline.core.sampling import SamplingParams, choose
 from tests.core.chi_square import assert_drawn_from
@@ -106,10 +106,3 @@ def test_sparse_and_dense_mix_over_the_union_of_ids(parts: list[tuple[Dist, set[
 def test_mixing_leaves_its_parts_untouched() -> None:
     mix([LEFT, RIGHT], [0.0, 2.0])
     assert LEFT.probs.tolist() == [0.8, 0.2]
-
-
-def test_the_lane_is_the_side_that_gave_the_token_most() -> None:
-    assert lane([LEFT, RIGHT], [0.5, 0.5], 0) == 0
-    assert lane([LEFT, RIGHT], [0.5, 0.5], 1) == 1
-    assert lane([LEFT, RIGHT], [0.9, 0.1], 1) == 0
-    assert lane([LEFT, LEFT], [0.5, 0.5], 1) == 0
