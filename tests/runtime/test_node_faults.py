@@ -165,8 +165,8 @@ async def test_a_link_replaced_before_it_is_known_dead_takes_the_peer_back() -> 
         engine.release_gate()
         done = [event async for event in events][-1]
         assert isinstance(done, Done) and done.completion_tokens == 40
-        # Alone it wrote what it had drafted ahead, in the same breath; then together again.
-        assert 0 < done.stats["alone"] <= 20 and done.stats["drafted"] > 10
+        # Alone it wrote at most what it had drafted ahead, in the same breath; then together again.
+        assert done.stats["alone"] <= 20 and done.stats["drafted"] > 10
 
 
 async def test_requests_that_come_at_once_are_admitted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
