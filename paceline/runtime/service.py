@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from paceline.core.constraint import Constraint
 from paceline.core.rules import RuleName
 from paceline.core.sampling import SamplingParams
 from paceline.engine.contract import ModelInfo
@@ -36,6 +37,8 @@ class GenerateRequest:
     seeded: bool = True  # the client named the seed: the same one must give the same text
     aggregator: RuleName | None = None  # None: chosen by default_rule
     drafts: Drafts = "tree"
+    constraint: Constraint | None = None  # what the text must look like
+    prompt: tuple[int, ...] | None = None  # continue these tokens; then `messages` is empty and no document is read
 
 
 @dataclass(frozen=True, slots=True)
