@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
+from paceline.api import sse
+from paceline.api.encoding import encode_json
+from paceline.api.errors import Failure
 from paceline.api.requests import ChatCall
-from paceline.runtime.service import Citation, Done, Piece, TokenLogprob
+from paceline.runtime.service import Citation, Done, GenerateEvent, Piece, TokenLogprob
 
 Json = dict[str, object]
 
@@ -43,6 +46,50 @@ class Choice:
             return
         self.text.append(event.text)
         self.logprobs += _logprob_items(event)
+
+
+class ChatWhole:
+    """The answer to a call that does not stream."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self._envelope = envelope
+        self._choices = [Choice() for _ in envelope.call.generations]
+
+    def take(self, index: int, event: GenerateEvent) -> None:
+        self._choices[index].take(event)
+
+    def body(self) -> bytes:
+        return encode_json(completion(self._envelope, self._choices))
+
+
+class ChatStream:
+    """The chunks of a streamed answer, in the order of the protocol."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self._envelope = envelope
+        self._lengths = [0] * len(envelope.call.generations)  # characters so far
+        self._dones: dict[int, Done] = {}
+
+    def begin(self) -> bytes:
+        return b"".join(sse.event(role_chunk(self._envelope, index)) for index in range(len(self._lengths)))
+
+    def take(self, index: int, event: GenerateEvent) -> bytes:
+        if isinstance(event, Done):
+            self._dones[index] = event
+            return sse.event(final_chunk(self._envelope, index, event, self._lengths[index]))
+        if not event.text and not event.logprobs:
+            return b""
+        self._lengths[index] += len(event.text)
+        return sse.event(content_chunk(self._envelope, index, event))
+
+    def end(self) -> bytes:
+        if not self._envelope.call.include_usage:
+            return sse.DONE
+        dones = [self._dones[index] for index in sorted(self._dones)]
+        return sse.event(usage_chunk(self._envelope, dones)) + sse.DONE
+
+    def fail(self, failure: Failure) -> bytes:
+        return sse.event(failure.envelope()) + sse.DONE
 
 
 # ---- whole ----------------------------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ import difflib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from paceline.api.keys import Identity
 from paceline.api.messages import conversation
-from paceline.api.schema import ChatRequest
+from paceline.api.schema import ChatRequest, SamplingFields, Schema
 from paceline.api.unsupported import refuse_unsupported
 from paceline.core.sampling import SamplingParams
 from paceline.engine.contract import ModelInfo
@@ -22,6 +23,8 @@ from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest, Service
 
 _SEEDS = 2**64
+
+S = TypeVar("S", bound=Schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +44,69 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
     model = find_model(service.models(), asked.model)
     _check_relations(asked)
     limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
-    extension = asked.paceline
-    generation = GenerateRequest(
+    generation = replace(
+        generation_of(asked, model, service, identity, documents=documents, limit=limit),
         messages=conversation(asked.messages),
-        sampling=SamplingParams(
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=max(asked.top_k, 0),  # front ends say -1 for no limit
-            min_p=asked.min_p,
-            presence_penalty=asked.presence_penalty,
-            frequency_penalty=asked.frequency_penalty,
-            logit_bias=_biases(asked.logit_bias, model.vocab_size),
-            seed=_seed(asked.seed, 0),
-        ),
-        max_tokens=None if limit is None else min(limit, model.max_positions),
-        stop=tuple(asked.stop),
-        strategy=_strategy(extension.strategy, service.strategies()),
-        device=_device(extension.device, service, identity),
-        documents=documents if extension.documents is None else extension.documents,
-        on_loss=extension.on_device_loss,
-        privacy=extension.privacy,
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-        seeded=asked.seed is not None,
-        aggregator=extension.aggregator,
-        drafts=extension.drafts,
     )
     return ChatCall(
         model=asked.model,
         stream=asked.stream,
         include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
-        report=extension.report,
-        generations=_choices(generation, asked.n),
+        report=asked.paceline.report,
+        generations=choices_of(generation, asked.n),
     )
 
 
 def parse_chat(body: Mapping[str, object]) -> ChatRequest:
     refuse_unsupported(body)
+    return parse(ChatRequest, body)
+
+
+def parse(schema: type[S], body: Mapping[str, object]) -> S:
+    """Raises RequestError (400) for the first fault, with the path of the field."""
     try:
-        return ChatRequest.model_validate(dict(body))
+        return schema.model_validate(dict(body))
     except ValidationError as error:
         raise _refusal(error) from None
+
+
+def generation_of(
+    asked: SamplingFields, model: ModelInfo, service: Service, identity: Identity, *, documents: int, limit: int | None
+) -> GenerateRequest:
+    """What every endpoint's fields say of a generation; what it continues is the caller's to add.
+
+    `documents`: passages per side unless the request says. `limit`: tokens at most, None up to the context.
+    """
+    extension = asked.paceline
+    return GenerateRequest(
+        messages=(),
+        sampling=sampling_of(asked, model.vocab_size),
+        max_tokens=None if limit is None else min(limit, model.max_positions),
+        stop=tuple(asked.stop),
+        strategy=strategy_of(extension.strategy, service.strategies()),
+        device=device_of(extension.device, service, identity),
+        documents=documents if extension.documents is None else extension.documents,
+        on_loss=extension.on_device_loss,
+        privacy=extension.privacy,
+        seeded=asked.seed is not None,
+        aggregator=extension.aggregator,
+        drafts=extension.drafts,
+    )
+
+
+def sampling_of(asked: SamplingFields, vocab_size: int) -> SamplingParams:
+    """The seed is drawn if none is named."""
+    return SamplingParams(
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=max(asked.top_k, 0),  # front ends say -1 for no limit
+        min_p=asked.min_p,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        logit_bias=biases_of(asked.logit_bias, vocab_size),
+        seed=seed_of(asked.seed, 0),
+    )
 
 
 def find_model(models: Sequence[ModelInfo], name: str) -> ModelInfo:
@@ -100,7 +126,7 @@ def _check_relations(asked: ChatRequest) -> None:
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
 
 
-def _biases(biases: Mapping[str, float], vocab_size: int) -> dict[int, float]:
+def biases_of(biases: Mapping[str, float], vocab_size: int) -> dict[int, float]:
     result: dict[int, float] = {}
     for key, bias in biases.items():
         token = int(key[:12]) if key.isascii() and key.isdigit() else -1
@@ -113,7 +139,7 @@ def _biases(biases: Mapping[str, float], vocab_size: int) -> dict[int, float]:
     return result
 
 
-def _strategy(name: str | None, known: Sequence[str]) -> str:
+def strategy_of(name: str | None, known: Sequence[str]) -> str:
     choices = list(dict.fromkeys(["auto", *known]))
     if name is None or name in choices:
         return name or "auto"
@@ -122,7 +148,7 @@ def _strategy(name: str | None, known: Sequence[str]) -> str:
     raise RequestError(f"Unknown strategy {name[:64]!r}; known: {', '.join(choices)}.{hint}", param="paceline.strategy")
 
 
-def _device(name: str | None, service: Service, identity: Identity) -> str | None:
+def device_of(name: str | None, service: Service, identity: Identity) -> str | None:
     if service.side == "device":
         if name is not None:
             raise RequestError("A device is named at the server; this is the device itself.", param="paceline.device")
@@ -134,13 +160,15 @@ def _device(name: str | None, service: Service, identity: Identity) -> str | Non
     return identity.device or name
 
 
-def _choices(generation: GenerateRequest, count: int) -> tuple[GenerateRequest, ...]:
+def choices_of(generation: GenerateRequest, count: int) -> tuple[GenerateRequest, ...]:
     """Choice i has the seed of the first plus i, so that one choice can be asked for again alone."""
     first = generation.sampling
-    return tuple(replace(generation, sampling=replace(first, seed=_seed(first.seed, index))) for index in range(count))
+    return tuple(
+        replace(generation, sampling=replace(first, seed=seed_of(first.seed, index))) for index in range(count)
+    )
 
 
-def _seed(seed: int | None, offset: int) -> int:
+def seed_of(seed: int | None, offset: int) -> int:
     drawn = secrets.randbits(63) if seed is None else seed
     return (drawn + offset + 2**63) % _SEEDS - 2**63  # wraps like the int64 it is
 

@@ -29,7 +29,7 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-class _Schema(BaseModel):
+class Schema(BaseModel):
     """Strict about types (no "1" for 1), lenient about fields it does not know, blind to nulls."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
@@ -42,7 +42,7 @@ class _Schema(BaseModel):
         return value
 
 
-class Part(_Schema):
+class Part(Schema):
     """One part of a message's content. Which types are served is for `messages` to say."""
 
     type: str
@@ -50,12 +50,12 @@ class Part(_Schema):
     refusal: str | None = None
 
 
-class FunctionCall(_Schema):
+class FunctionCall(Schema):
     name: str
     arguments: str = ""
 
 
-class ToolCall(_Schema):
+class ToolCall(Schema):
     """A call the model made in an earlier turn, under whatever server that was."""
 
     id: str | None = None
@@ -63,7 +63,7 @@ class ToolCall(_Schema):
     function: FunctionCall | None = None
 
 
-class Message(_Schema):
+class Message(Schema):
     role: Role
     content: str | list[Part] | None = None
     name: str | None = None
@@ -72,11 +72,11 @@ class Message(_Schema):
     function_call: FunctionCall | None = None
 
 
-class StreamOptions(_Schema):
+class StreamOptions(Schema):
     include_usage: bool = False
 
 
-class Extension(_Schema):
+class Extension(Schema):
     """The one object that holds our additions."""
 
     model_config = ConfigDict(extra="forbid")
@@ -91,13 +91,9 @@ class Extension(_Schema):
     report: bool = False
 
 
-class ChatRequest(_Schema):
-    model: str
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+class SamplingFields(Schema):
+    """How tokens are drawn and where an answer ends: the same in every endpoint that generates text."""
+
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
@@ -110,6 +106,15 @@ class ChatRequest(_Schema):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[list[Stop], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)] = Field(default_factory=list)
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    paceline: Extension = Field(default_factory=Extension)
+
+
+class ChatRequest(SamplingFields):
+    model: str
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    paceline: Extension = Field(default_factory=Extension)
