@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
+from paceline.api.routes import register
 from paceline.runtime.service import Service
 
-from . import enrolment, links
+from . import links
 from .devices import Registry
 from .enrolment import EnrolEndpoint
 from .links import Links
@@ -24,7 +25,7 @@ def create_server(
     documents: int = 2,
 ) -> FastAPI:
     """`keys`, `documents`: see `create_app`."""
-    app = create_app(service, keys=keys, documents=documents, open_paths=frozenset({enrolment.PATH}))
-    app.add_api_route(enrolment.PATH, EnrolEndpoint(registry).__call__, methods=["POST"], response_model=None)
+    app = create_app(service, keys=keys, documents=documents)
+    register(app, EnrolEndpoint(registry).routes())
     app.add_api_websocket_route(links.PATH, live.serve)
     return app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
@@ -10,6 +11,7 @@ from starlette.responses import Response
 
 from paceline.api.body import read_body
 from paceline.api.encoding import decode_object, encode_json
+from paceline.api.routes import Route
 from paceline.errors import RequestError
 
 from .devices import Registry
@@ -26,9 +28,32 @@ class Enrolment(BaseModel):
     name: str | None = Field(None, max_length=256)
 
 
+class Enrolled(BaseModel):
+    """`credential` is told this once."""
+
+    object: Literal["device"] = "device"
+    device: str
+    credential: str
+
+
 class EnrolEndpoint:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route(
+                method="POST",
+                path=PATH,
+                endpoint=self.__call__,
+                summary="Exchange a one-time code for the credential of a device's link.",
+                scope=None,
+                open=True,  # the code is the key
+                request=Enrolment,
+                response=Enrolled,
+                refusals=(401,),
+            ),
+        )
 
     async def __call__(self, request: Request) -> Response:
         body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
@@ -39,5 +64,5 @@ class EnrolEndpoint:
             param = str(fault["loc"][0])[:64] if fault["loc"] else None
             raise RequestError(f"{param} cannot be used: {fault['msg']}.", param=param) from None
         device, credential = await asyncio.to_thread(self._registry.enrol, asked.code)
-        answer = {"object": "device", "device": device, "credential": credential}
+        answer = Enrolled(device=device, credential=credential).model_dump()
         return Response(encode_json(answer), media_type="application/json", headers={"cache-control": "no-store"})

@@ -1,7 +1,7 @@
 """The HTTP surface as one application, the same on both sides.
 
-Knows `runtime.service.Service` and nothing of models, threads or links. The programs add their own routes to what
-`create_app` returns. The framework's documentation routes are off: they would be open to everybody.
+Knows `runtime.service.Service` and nothing of models, threads or links. The programs `register` their own routes with
+what `create_app` returns. The framework's documentation routes are off: they would be open to everybody.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,8 +17,9 @@ from paceline import __version__
 from paceline.api.catalog import Catalog
 from paceline.api.chat import ChatEndpoint
 from paceline.api.errors import http_failure
-from paceline.api.gate import MAX_ACTIVE, OPEN_PATHS, Gate, GateMiddleware
+from paceline.api.gate import MAX_ACTIVE, Gate, GateMiddleware
 from paceline.api.keys import Keyring
+from paceline.api.routes import allowed, register
 from paceline.api.sse import KEEP_ALIVE_S
 from paceline.runtime.service import Service
 
@@ -29,39 +29,32 @@ def create_app(
     *,
     keys: Mapping[str, str | None],
     documents: int = 2,
-    open_paths: frozenset[str] = frozenset(),
     keep_alive: float = KEEP_ALIVE_S,
     max_active: int = MAX_ACTIVE,
 ) -> FastAPI:
     """`keys`: bearer keys with the device bound to each, none for an open surface; see `keys.check_exposure`.
 
-    `documents`: passages per side unless the request says. `open_paths`: further paths that need no key.
-    `keep_alive`: s of silence before a comment is sent. The `Gate` is in `app.state.gate`.
+    `documents`: passages per side unless the request says. `keep_alive`: s of silence before a comment is sent.
+    The `Gate` is in `app.state.gate`, every `Route` in `app.state.routes`.
     """
-    gate = Gate(Keyring(keys), OPEN_PATHS | open_paths, max_active)
+    gate = Gate(Keyring(keys), max_active)
     app = FastAPI(
         title="Paceline", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
     app.state.gate = gate
+    app.state.routes = []
     app.add_middleware(GateMiddleware, gate=gate)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _http_error)
-
-    chat = ChatEndpoint(service, documents=documents, keep_alive=keep_alive)
-    catalog = Catalog(service, gate)
-    for path, method, endpoint in (
-        ("/v1/chat/completions", "POST", chat.__call__),
-        ("/v1/models", "GET", catalog.list_models),
-        ("/v1/models/{name:path}", "GET", catalog.show_model),
-        ("/healthz", "GET", catalog.health),
-        ("/readyz", "GET", catalog.ready),
+    for endpoints in (
+        ChatEndpoint(service, documents=documents, keep_alive=keep_alive),
+        Catalog(service, gate),
     ):
-        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+        register(app, endpoints.routes())
     return app
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the router or the framework refuses."""
-    status = error.status_code if isinstance(error, HTTPException) else 400
-    allow = (error.headers or {}).get("Allow") if isinstance(error, HTTPException) else None
-    return http_failure(status, request.method, request.url.path[:256], allow).response()
+    """What the router refuses."""
+    assert isinstance(error, HTTPException), "registered for nothing else"
+    allow = allowed(request.app, request.scope) if error.status_code == 405 else None
+    return http_failure(error.status_code, request.method, request.url.path[:256], allow).response()

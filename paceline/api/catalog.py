@@ -13,6 +13,7 @@ from starlette.responses import Response
 from paceline.api.encoding import encode_json
 from paceline.api.gate import Gate
 from paceline.api.requests import find_model
+from paceline.api.routes import Route
 from paceline.engine.contract import ModelInfo
 from paceline.runtime.service import Service
 
@@ -23,16 +24,53 @@ class Catalog:
         self._gate = gate
         self._created = int(time.time())  # of this process: a model's own age is not known
 
-    async def list_models(self) -> Response:
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route(
+                method="GET",
+                path="/v1/models",
+                endpoint=self.list_models,
+                summary="List the models that are served here.",
+                scope=None,
+                response="SyncPage[Model]",
+            ),
+            Route(
+                method="GET",
+                path="/v1/models/{name:path}",
+                endpoint=self.show_model,
+                summary="Describe one model.",
+                scope=None,
+                response="Model",
+            ),
+            Route(
+                method="GET",
+                path="/healthz",
+                endpoint=self.health,
+                summary="Say that the process lives.",
+                scope=None,
+                open=True,
+            ),
+            Route(
+                method="GET",
+                path="/readyz",
+                endpoint=self.ready,
+                summary="Say whether it can be asked.",
+                scope=None,
+                open=True,
+                refusals=(503,),
+            ),
+        )
+
+    async def list_models(self, request: Request) -> Response:  # noqa: ARG002  # an endpoint's signature
         return _json({"object": "list", "data": [self._entry(model) for model in self._service.models()]})
 
     async def show_model(self, request: Request) -> Response:
         return _json(self._entry(find_model(self._service.models(), request.path_params["name"])))
 
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> Response:  # noqa: ARG002
         return _json({"status": "ok"})
 
-    async def ready(self) -> Response:
+    async def ready(self, request: Request) -> Response:  # noqa: ARG002
         readiness = self._service.readiness()
         ready = readiness.ready and not self._gate.draining
         return _json({"ready": ready, "side": self._service.side, **readiness.detail}, 200 if ready else 503)

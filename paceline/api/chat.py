@@ -13,6 +13,8 @@ from paceline.api.body import read_body, while_connected
 from paceline.api.choices import prepare_all
 from paceline.api.encoding import decode_object
 from paceline.api.requests import chat_call, find_model
+from paceline.api.routes import Route
+from paceline.api.schema import ChatRequest
 from paceline.api.streaming import StreamedAnswer, WholeAnswer
 from paceline.runtime.service import Service
 
@@ -24,6 +26,21 @@ class ChatEndpoint:
         self._service = service
         self._documents = documents
         self._keep_alive = keep_alive
+
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route(
+                method="POST",
+                path="/v1/chat/completions",
+                endpoint=self.__call__,
+                summary="Answer a conversation, with what both sides' documents say.",
+                scope="chat",
+                request=ChatRequest,
+                response="chat.ChatCompletion",
+                stream="chat.ChatCompletionChunk",
+                refusals=(404,),
+            ),
+        )
 
     async def __call__(self, request: Request) -> Response:
         body = decode_object(await read_body(request.receive, request.headers.get("content-length")))

@@ -1,6 +1,6 @@
 """What every request passes before any route: an id, the origin, the key, a place. And every answer after: its headers.
 
-Deny by default: a path needs a key unless it is in a written list. All this happens before a byte of the body is read.
+Deny by default: a path needs a key unless its route is open. All this happens before a byte of the body is read.
 An exception that no route caught becomes an envelope here. Logs method, path, status and time; never what was said.
 """
 
@@ -20,7 +20,7 @@ from paceline.api.errors import RETRY_AFTER_S, Failure, failure_of, unauthorized
 from paceline.api.keys import Identity, Keyring
 from paceline.errors import PacelineError
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+PROBES = frozenset({"/healthz", "/readyz"})  # asked every few seconds
 MAX_ACTIVE = 256  # POSTs at a time; the service has its own, lower limit on generations
 
 _log = logging.getLogger("paceline.api")
@@ -29,9 +29,9 @@ _log = logging.getLogger("paceline.api")
 class Gate:
     """The state of the way in, shared by the middleware, `/readyz` and who shuts down."""
 
-    def __init__(self, keyring: Keyring, open_paths: frozenset[str], max_active: int = MAX_ACTIVE) -> None:
+    def __init__(self, keyring: Keyring, max_active: int = MAX_ACTIVE) -> None:
         self.keyring = keyring
-        self.open_paths = open_paths
+        self.open_paths: set[str] = set()  # filled by `routes.register`
         self.max_active = max_active
         self.active = 0
         self.draining = False
@@ -84,7 +84,7 @@ class GateMiddleware:
                 raise  # the answer has begun: all that is left is to close the connection
             await failure_of(error).response()(scope, receive, exchange.send)
         if exchange.status is not None:
-            level = logging.DEBUG if scope["path"] in OPEN_PATHS else logging.INFO  # probes come every few seconds
+            level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
             _log.log(level, "%s %d %.0f ms %s", asked, exchange.status, exchange.ms(), exchange.id)
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:

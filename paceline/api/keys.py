@@ -11,6 +11,7 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from paceline.errors import ConfigError
 from paceline.settings import is_loopback
@@ -18,11 +19,23 @@ from paceline.settings import is_loopback
 _BOUND = re.compile(r"(?P<key>.+)=(?P<device>[A-Za-z0-9][A-Za-z0-9._-]{0,63})")
 
 
+Scope = Literal["chat", "completions", "responses", "embeddings", "files", "vector_stores"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks. `device` is the one bound to the key, None for a key that may use any."""
+    """Who asks, and what for.
+
+    `device` is the one bound to the key, None for a key that may use any. `scopes` None: everything.
+    """
 
     device: str | None = None
+    scopes: frozenset[str] | None = None
+
+    def may(self, scope: Scope | None) -> bool:
+        """Whether a route of this scope is open to the key; None is a route for any."""
+        return scope is None or self.scopes is None or scope in self.scopes
 
 
 class Keyring:

@@ -176,7 +176,7 @@ def test_too_many_requests_at_once_are_refused_at_once() -> None:
 
 @pytest.mark.anyio
 async def test_a_draining_gate_lets_nobody_in_and_waits_for_those_inside() -> None:
-    gate = Gate(Keyring({}), frozenset(), max_active=2)
+    gate = Gate(Keyring({}), max_active=2)
     assert gate.enter() is None and gate.enter() is None
     full = gate.enter()
     assert full is not None and full.status == 429

@@ -1,0 +1,86 @@
+"""What the surface serves, as one table: the application, the check of scopes, `openapi.json` and the tests read it.
+
+An endpoint joins it so: its class has a method `routes()` that returns `Route`s, and `create_app` (or a program, for a
+route of its own) passes them to `register`. Nothing else knows of a path. `Route.request` and its like are pydantic
+models that describe; validating remains the endpoint's own work. After a change of any: `make docs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.routing import Route as StarletteRoute
+from starlette.types import Scope as AsgiScope
+
+from paceline.api.errors import Failure
+from paceline.api.keys import Identity, Scope
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+Shape = type[BaseModel] | str | None
+"""What a body looks like: a model, or the name of one in the official client's `openai.types`, such as
+`"chat.ChatCompletion"`; `"SyncPage[Model]"` and `"SyncCursorPage[FileObject]"` are its lists. None: not described."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One method on one path."""
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str  # as Starlette has it: /v1/files/{file_id}
+    endpoint: Endpoint
+    summary: str  # a sentence for openapi.json
+    scope: Scope | None  # what a key must be allowed; None: any key will do
+    open: bool = False  # needs no key at all
+    request: type[BaseModel] | None = None  # the JSON body
+    form: type[BaseModel] | None = None  # the multipart body; a field of bytes is a file
+    query: type[BaseModel] | None = None
+    response: Shape = None  # of a 200
+    media_type: str = "application/json"  # of a 200
+    stream: Shape = None  # of one event, where the answer may be text/event-stream
+    refusals: tuple[int, ...] = ()  # statuses besides those that `openapi` knows every route of this kind to have
+
+
+def register(app: FastAPI, routes: Sequence[Route]) -> None:
+    """Serve them, each behind its scope. `app` comes from `create_app`."""
+    for route in routes:
+        assert not route.open or route.scope is None, "who has no key has no scopes"
+        app.state.routes.append(route)
+        if route.open:
+            app.state.gate.open_paths.add(route.path)
+        app.router.add_route(route.path, _guarded(route), methods=[route.method])  # GET brings HEAD with it
+
+
+def allowed(app: FastAPI, scope: AsgiScope) -> str:
+    """The methods of a path, for the header `Allow`; empty for a path that is not here."""
+    methods: dict[str, None] = {}
+    for route in app.routes:
+        if isinstance(route, StarletteRoute) and route.matches(scope)[0] is not Match.NONE:
+            methods |= dict.fromkeys(sorted(route.methods or ()))
+    return ", ".join(methods)
+
+
+def _guarded(route: Route) -> Endpoint:
+    async def guarded(request: Request) -> Response:
+        identity: Identity = request.state.identity
+        if not identity.may(route.scope):
+            return _insufficient(str(route.scope)).response()
+        return await route.endpoint(request)
+
+    return guarded
+
+
+def _insufficient(scope: Scope | str) -> Failure:
+    """RFC 6750, 3.1, with OpenAI's sentence."""
+    return Failure(
+        403,
+        f"You have insufficient permissions for this operation. Missing scopes: {scope}.",
+        code="insufficient_scope",
+        headers={"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'},
+    )
