@@ -16,6 +16,8 @@ from typing import Literal, get_args
 from paceline.errors import ConfigError
 from paceline.settings import is_loopback
 
+KEY_ID_LENGTH = 24  # hexadecimal digits: 96 bits, of which nobody makes two alike
+
 _BOUND = re.compile(r"(?P<key>.+)=(?P<device>[A-Za-z0-9][A-Za-z0-9._-]{0,63})")
 
 
@@ -27,10 +29,12 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 class Identity:
     """Who asks, and what for.
 
-    `device` is the one bound to the key, None for a key that may use any. `scopes` None: everything.
+    `device` is the one bound to the key, None for a key that may use any. `key` tells keys apart: what one made,
+    another does not find; empty where the surface is open to all. `scopes` None: everything.
     """
 
     device: str | None = None
+    key: str = ""
     scopes: frozenset[str] | None = None
 
     def may(self, scope: Scope | None) -> bool:
@@ -42,7 +46,10 @@ class Keyring:
     """The keys in force. Keeps digests only."""
 
     def __init__(self, keys: Mapping[str, str | None]) -> None:
-        self._holders = [(_digest(key), Identity(device)) for key, device in keys.items()]
+        self._holders = [
+            (digest, Identity(device, digest.hex()[:KEY_ID_LENGTH]))
+            for digest, device in ((_digest(key), device) for key, device in keys.items())
+        ]
 
     @property
     def required(self) -> bool:
