@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from paceline.api.encoding import encode_json
 from paceline.api.gate import Gate
-from paceline.api.requests import find_model
+from paceline.api.names import any_model
 from paceline.api.routes import Route
 from paceline.engine.contract import ModelInfo
-from paceline.runtime.service import Service
+from paceline.runtime.service import EmbedderInfo, Service
 
 
 class Catalog:
@@ -62,10 +62,10 @@ class Catalog:
         )
 
     async def list_models(self, request: Request) -> Response:  # noqa: ARG002  # an endpoint's signature
-        return _json({"object": "list", "data": [self._entry(model) for model in self._service.models()]})
+        return _json({"object": "list", "data": [self._entry(model) for model in self._known()]})
 
     async def show_model(self, request: Request) -> Response:
-        return _json(self._entry(find_model(self._service.models(), request.path_params["name"])))
+        return _json(self._entry(any_model(self._service, request.path_params["name"])))
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
         return _json({"status": "ok"})
@@ -75,20 +75,37 @@ class Catalog:
         ready = readiness.ready and not self._gate.draining
         return _json({"ready": ready, "side": self._service.side, **readiness.detail}, 200 if ready else 503)
 
-    def _entry(self, model: ModelInfo) -> dict[str, object]:
-        return {
+    def _known(self) -> tuple[ModelInfo | EmbedderInfo, ...]:
+        """Chat models first: a client that takes the first name gets one that can chat."""
+        return (*self._service.models(), *self._service.embedders())
+
+    def _entry(self, model: ModelInfo | EmbedderInfo) -> dict[str, object]:
+        entry: dict[str, object] = {
             "id": model.name,
             "object": "model",
             "created": self._created,
             "owned_by": "paceline",
+        }
+        return entry | (self._chat(model) if isinstance(model, ModelInfo) else self._embedding(model))
+
+    def _chat(self, model: ModelInfo) -> dict[str, object]:
+        return {
             "max_model_len": model.max_positions,
             "meta": {"n_ctx": model.max_positions, "n_vocab": model.vocab_size},
             "paceline": {
+                "kind": "chat",
                 "side": self._service.side,
                 "backend": model.backend,
                 "dtype": model.dtype,
                 "strategies": list(self._service.strategies()),
             },
+        }
+
+    def _embedding(self, model: EmbedderInfo) -> dict[str, object]:
+        length: dict[str, object] = {} if model.max_tokens is None else {"max_model_len": model.max_tokens}
+        return length | {
+            "meta": {"n_embd": model.dimensions},
+            "paceline": {"kind": "embedding", "side": self._service.side},
         }
 
 

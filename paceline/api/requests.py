@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from paceline.api.keys import Identity
 from paceline.api.messages import conversation
+from paceline.api.names import chat_model
 from paceline.api.schema import ChatRequest, SamplingFields, Schema
 from paceline.api.unsupported import refuse_unsupported
 from paceline.core.sampling import SamplingParams
@@ -41,8 +42,10 @@ class ChatCall:
 def chat_call(body: Mapping[str, object], service: Service, identity: Identity, *, documents: int) -> ChatCall:
     """Raises RequestError: 400 that names the field, 403 for a device of another key, 404 for an unknown model."""
     asked = parse_chat(body)
-    model = find_model(service.models(), asked.model)
-    _check_relations(asked)
+    model = chat_model(service, asked.model)
+    check_relations(asked)
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     generation = replace(
         generation_of(asked, model, service, identity, documents=documents, limit=limit),
@@ -109,21 +112,9 @@ def sampling_of(asked: SamplingFields, vocab_size: int) -> SamplingParams:
     )
 
 
-def find_model(models: Sequence[ModelInfo], name: str) -> ModelInfo:
-    for model in models:
-        if model.name == name:
-            return model
-    known = ", ".join(model.name for model in models)
-    raise RequestError(
-        f"The model {name!r} does not exist here. Known: {known}.", status=404, code="model_not_found", param="model"
-    )
-
-
-def _check_relations(asked: ChatRequest) -> None:
+def check_relations(asked: SamplingFields) -> None:
     if asked.stream_options is not None and not asked.stream:
         raise RequestError("stream_options is only allowed when stream is true.", param="stream_options")
-    if asked.top_logprobs is not None and not asked.logprobs:
-        raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
 
 
 def biases_of(biases: Mapping[str, float], vocab_size: int) -> dict[int, float]:

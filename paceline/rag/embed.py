@@ -10,6 +10,7 @@ import importlib
 import re
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol, cast
 
 import numpy as np
@@ -27,6 +28,14 @@ class Embedder(Protocol):
     @property
     def name(self) -> str:
         """Stored with the vectors: those of another name are not comparable."""
+
+    @property
+    def served_name(self) -> str:
+        """What clients call it: the published model's name."""
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Of a text; None: no bound. What is beyond is not read."""
 
     @property
     def dimensions(self) -> int: ...
@@ -47,7 +56,8 @@ def unit(vectors: NDArray[np.floating]) -> Vectors:
 class HashEmbedder:
     """Feature hashing of words: similar iff words are shared. No model, no download; for `--model fake` and tests."""
 
-    name = "hash"
+    name = served_name = "hash"
+    max_tokens: int | None = None
     dimensions = 256
 
     def count(self, text: str) -> int:
@@ -74,6 +84,8 @@ class _SentenceTransformer(Protocol):
 
     def get_sentence_embedding_dimension(self) -> int | None: ...
 
+    def get_max_seq_length(self) -> int | None: ...
+
 
 class SentenceTransformerEmbedder:
     """Any model of sentence-transformers by name or folder. One call at a time: its models are not said to be more."""
@@ -95,6 +107,8 @@ class SentenceTransformerEmbedder:
                 "of a sentence-transformers model, and check the network."
             ) from error
         self.name = name
+        self.served_name = name if not Path(name).is_dir() else Path(name).resolve().name
+        self.max_tokens = self._model.get_max_seq_length()
         self.dimensions = self._model.get_sentence_embedding_dimension() or len(self.embed(["size"])[0])
 
     def count(self, text: str) -> int:

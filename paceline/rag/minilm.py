@@ -41,6 +41,8 @@ class MiniLMEmbedder:
     """
 
     name = "minilm"
+    served_name = "all-MiniLM-L6-v2"
+    max_tokens: int | None = MAX_TOKENS - 2
     dimensions = WIDTH
 
     def __init__(self, directory: Path | None = None, *, threads: int = 1) -> None:

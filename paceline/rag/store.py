@@ -185,6 +185,10 @@ class DocumentStore:
             ).fetchall()
         return [Document(*row) for row in rows]
 
+    @property
+    def embedder(self) -> Embedder:
+        return self._embedder
+
     def count(self) -> int:
         with self._reading():
             number: int = self._database.execute("SELECT count(*) FROM documents").fetchone()[0]

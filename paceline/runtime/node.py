@@ -27,7 +27,7 @@ from paceline.runtime.front import FrontSession, Plan
 from paceline.runtime.link import Link
 from paceline.runtime.plan import DRAFTINGS, RULES, Joint, Situation, choose_rule, choose_strategy, drafting_from_wire
 from paceline.runtime.reading import Reading, read
-from paceline.runtime.service import Citation, GenerateRequest, Readiness
+from paceline.runtime.service import Citation, EmbedderInfo, GenerateRequest, Readiness
 from paceline.runtime.session import PeerSession
 from paceline.runtime.worker import EngineWorker
 from paceline.strategies.machine import Side, Task, other
@@ -115,6 +115,12 @@ class Node:
 
     def models(self) -> Sequence[ModelInfo]:
         return (self._info,)
+
+    def embedders(self) -> Sequence[EmbedderInfo]:
+        if self._store is None:
+            return ()
+        embedder = self._store.embedder
+        return (EmbedderInfo(embedder.served_name, embedder.dimensions, embedder.max_tokens),)
 
     def strategies(self) -> Sequence[str]:
         return tuple(STRATEGIES)

@@ -91,6 +91,15 @@ class Readiness:
     detail: Mapping[str, str | int | bool]  # shown by /readyz: model, documents, link
 
 
+@dataclass(frozen=True, slots=True)
+class EmbedderInfo:
+    """What turns texts into vectors here, as clients know it."""
+
+    name: str  # as it is served
+    dimensions: int
+    max_tokens: int | None  # of a text; what is beyond is not read. None: no bound
+
+
 class Service(Protocol):
     """One side of the program, as its HTTP surface sees it."""
 
@@ -99,6 +108,9 @@ class Service(Protocol):
 
     def models(self) -> Sequence[ModelInfo]:
         """Models by the name they are served under; the first is the default."""
+
+    def embedders(self) -> Sequence[EmbedderInfo]:
+        """What `embed` can be asked for; none where this side keeps no documents."""
 
     def strategies(self) -> Sequence[str]: ...
 

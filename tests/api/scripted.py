@@ -15,10 +15,11 @@ from paceline.api.app import create_app
 from paceline.api.serving import HttpServer, listen, url_of
 from paceline.engine.contract import ModelInfo
 from paceline.errors import RequestError
-from paceline.runtime.service import Done, GenerateEvent, GenerateRequest, Piece, Prepared, Readiness
+from paceline.runtime.service import Done, EmbedderInfo, GenerateEvent, GenerateRequest, Piece, Prepared, Readiness
 from paceline.strategies.machine import Side
 
 MODEL = ModelInfo("scripted", "f" * 64, 256, 4096, "float32", "fake")
+EMBEDDER = EmbedderInfo("scripted-embedder", 4, 256)
 WAIT = 30.0  # s that a test waits for what should come at once
 
 
@@ -104,6 +105,9 @@ class ScriptedService:
 
     def models(self) -> Sequence[ModelInfo]:
         return (MODEL, ModelInfo("org/second", "e" * 64, 256, 4096, "float32", "fake"))
+
+    def embedders(self) -> Sequence[EmbedderInfo]:
+        return (EMBEDDER,)
 
     def strategies(self) -> Sequence[str]:
         return ("autoregressive", "aggregate")

@@ -140,13 +140,19 @@ def test_a_wrong_method_is_an_envelope(http: httpx.Client) -> None:
 
 def test_models_are_listed_with_their_context(http: httpx.Client) -> None:
     body = http.get("/v1/models").json()
-    assert body["object"] == "list" and [model["id"] for model in body["data"]] == ["scripted", "org/second"]
+    names = ["scripted", "org/second", "scripted-embedder"]
+    assert body["object"] == "list" and [model["id"] for model in body["data"]] == names
     first = body["data"][0]
     assert first["object"] == "model" and first["owned_by"] == "paceline" and isinstance(first["created"], int)
     assert first["max_model_len"] == first["meta"]["n_ctx"] == 4096
     assert http.get("/v1/models/scripted").json() == first
+    assert [model["paceline"]["kind"] for model in body["data"]] == ["chat", "chat", "embedding"]
+    embedder = http.get("/v1/models/scripted-embedder").json()
+    assert (embedder["max_model_len"], embedder["meta"]) == (256, {"n_embd": 4})
     assert http.get("/v1/models/org/second").json()["id"] == "org/second"
     assert fault(http.get("/v1/models/gpt-4o"), 404)["code"] == "model_not_found"
+    refused = fault(http.post(CHAT, json=BODY | {"model": "scripted-embedder"}), 404)
+    assert refused["code"] == "model_not_found" and "/v1/embeddings" in str(refused["message"])
 
 
 def test_health_and_readiness(http: httpx.Client, service: ScriptedService) -> None:

@@ -148,6 +148,9 @@ class OtherModel:
     def get_sentence_embedding_dimension(self) -> None:
         return None
 
+    def get_max_seq_length(self) -> int:
+        return 128
+
 
 def test_any_other_name_is_a_sentence_transformers_model(monkeypatch: pytest.MonkeyPatch) -> None:
     package = ModuleType("sentence_transformers")
@@ -155,6 +158,7 @@ def test_any_other_name_is_a_sentence_transformers_model(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "sentence_transformers", package)
     embedder = load_embedder("some/model")
     assert (embedder.name, embedder.dimensions) == ("some/model", 2)
+    assert (embedder.served_name, embedder.max_tokens) == ("some/model", 128)
     assert np.allclose(embedder.embed(["four"]), [[0.6, 0.8]])
     assert embedder.count("two words") == 2
     with pytest.raises(ConfigError, match="check the network"):
