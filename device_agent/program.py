@@ -9,7 +9,7 @@ from contextlib import closing
 import typer
 
 from paceline.api.app import create_app
-from paceline.api.keys import check_exposure, parse_keys
+from paceline.api.keys import Keyring, check_exposure, parse_keys
 from paceline.api.opening import open_kv, open_model, open_store, served_name
 from paceline.api.serving import listen, serve, url_of
 from paceline.models import DEVICE
@@ -29,8 +29,8 @@ _log = logging.getLogger("paceline.agent")
 
 async def run(settings: AgentSettings) -> None:
     """Until a signal. Raises ConfigError for what cannot be used: settings, model, documents, enrolment."""
-    keys = dict.fromkeys(parse_keys(settings.api_keys))
-    check_exposure(settings.host, keys)
+    keyring = Keyring(dict.fromkeys(parse_keys(settings.api_keys)))
+    check_exposure(settings.host, keyring)
     emulation = Emulation.parse(settings.emulate) if settings.emulate else None
     with closing(listen(settings.host, settings.port)) as listener, open_store(settings) as store:
         model = open_model(settings, DEVICE)
@@ -76,7 +76,7 @@ async def run(settings: AgentSettings) -> None:
                     vocab_size=min(info.vocab_size, model.tokenizer.vocab_size),
                 )
                 await cloud.enrol()
-            app = create_app(node, keys=keys, documents=settings.documents)
+            app = create_app(node, keyring=keyring, documents=settings.documents)
             async with asyncio.TaskGroup() as tasks:
                 linking = None if cloud is None else tasks.create_task(cloud.keep_linked())
                 await serve(app, listener, on_ready=ready)

@@ -73,7 +73,9 @@ class NodeSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="number format of the weights")
     threads: int | None = Field(None, ge=1, description="CPU threads of the engine; default: torch's choice")
     api_keys: tuple[str, ...] = Field(
-        (), repr=False, description="keys clients must send, as KEY, or KEY=DEVICE to bind a key to a device"
+        (),
+        repr=False,
+        description="keys for clients, as KEY, or KEY=DEVICE to bind one to a device; besides those of paceline keys",
     )
     emulate: str | None = Field(
         None,
@@ -104,15 +106,6 @@ class NodeSettings(BaseModel):
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
-
-    @model_validator(mode="after")
-    def _needs_keys(self) -> Self:
-        if not is_loopback(self.host) and not self.api_keys:
-            raise ValueError(
-                f"host {self.host} can be reached from other machines, so api_keys must hold at least one key "
-                "(or listen on 127.0.0.1)"
-            )
-        return self
 
 
 class ServerSettings(NodeSettings):

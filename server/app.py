@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
+from paceline.api.keys import Keyring
 from paceline.api.routes import register
 from paceline.runtime.service import Service
 
@@ -21,11 +20,11 @@ def create_server(
     registry: Registry,
     live: Links,
     *,
-    keys: Mapping[str, str | None],
+    keyring: Keyring,
     documents: int = 2,
 ) -> FastAPI:
-    """`keys`, `documents`: see `create_app`."""
-    app = create_app(service, keys=keys, documents=documents)
+    """`keyring`, `documents`: see `create_app`."""
+    app = create_app(service, keyring=keyring, documents=documents)
     register(app, EnrolEndpoint(registry).routes())
     app.add_api_websocket_route(links.PATH, live.serve)
     return app

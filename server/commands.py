@@ -1,4 +1,4 @@
-"""`paceline serve` and `paceline devices`."""
+"""`paceline serve` and `paceline devices`; `paceline keys` is beside."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from paceline.commands.options import options
 from paceline.errors import ConfigError
 from paceline.settings import Origins, ServerSettings, describe, resolve
 
+from . import key_commands
 from .devices import CODE_LIFE_S, Registry
-
-StateDir = Annotated[Path | None, typer.Option("--state-dir", help="the server's state; default: as for serve")]
-Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; default: paceline.toml")]
-Json = Annotated[bool, typer.Option("--json", help="write JSON to standard output")]
+from .options import Config, Json, StateDir
 
 
 def register(app: typer.Typer) -> None:
@@ -35,6 +33,7 @@ def register(app: typer.Typer) -> None:
     group.command("list", epilog="Example: paceline devices list --json")(list_)
     group.command(epilog="Example: paceline devices revoke phone")(revoke)
     app.add_typer(group, name="devices")
+    key_commands.register(app)
 
 
 def serve(settings: ServerSettings, origins: Origins) -> None:

@@ -1,26 +1,25 @@
-"""Which devices may link: a small SQLite file (mode 0600) that the server and `paceline devices` share.
+"""Which devices may link, in a file that the server and `paceline devices` share.
 
 A device is added by name, which gives a one-time code to type at the device; the code is exchanged once for a
 credential. Only hashes of both are stored. Methods block for a disk access and may be called from any thread or
-process. Not handled: an attacker who can write the file.
+process.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import re
 import secrets
-import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from paceline.errors import ConfigError, RequestError
+
+from .state import StateFile
 
 FILE = "devices.sqlite"
 CODE_LIFE_S = 600.0
@@ -28,7 +27,6 @@ MAX_TRIES = 5  # wrong secrets for one code, then it is void
 ALPHABET = "23456789ABCDEFGHJKMNPQRSTUVWXYZ"  # no 0 O 1 I L, which look alike
 _GROUP = 4
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_BUSY_S = 10.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS devices (
     name TEXT PRIMARY KEY,
@@ -58,20 +56,14 @@ class Device:
 
 
 class Registry:
-    """The devices of one server. Opens the file anew for each operation: they are rare."""
+    """The devices of one server."""
 
     def __init__(self, state_dir: Path, *, now: Callable[[], float] = time.time) -> None:
         """Makes the file if there is none. Raises ConfigError when that cannot be."""
-        self.path = state_dir / FILE
+        self._file = StateFile(state_dir / FILE, _SCHEMA, "device registry")
+        self.path = self._file.path
+        self.watching = self._file.watching
         self._now = now
-        try:
-            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-            self.path.chmod(0o600)
-            with closing(self._connect()) as rows:
-                rows.executescript(_SCHEMA)
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"The device registry {self.path} cannot be used: {error}. Check --state-dir.") from error
 
     # ---- the owner's side -------------------------------------------------------------------------------------------
     def add(self, name: str) -> str:
@@ -80,12 +72,9 @@ class Registry:
         A name that is enrolled may be added again: its credential holds until the new code is used. Raises ConfigError
         for a name that cannot be one.
         """
-        if not _NAME.fullmatch(name) or name == "cloud":
-            raise ConfigError(
-                f"{name[:80]!r} cannot be a device's name: use up to 64 letters, digits, dots, dashes or underscores."
-            )
+        check_name(name)
         groups = ["".join(secrets.choice(ALPHABET) for _ in range(_GROUP)) for _ in range(4)]
-        with self._changing() as rows:
+        with self._file.changing() as rows:
             rows.execute("DELETE FROM codes WHERE expires_at <= ?", (self._now(),))
             rows.execute(
                 "INSERT OR REPLACE INTO codes VALUES (?, ?, ?, ?, 0)",
@@ -95,7 +84,7 @@ class Registry:
 
     def devices(self) -> list[Device]:
         """All of them, by name."""
-        with self._changing() as rows:
+        with self._file.changing() as rows:
             devices = {
                 name: Device(
                     name, "enrolled" if revoked is None else "revoked", enrolled if revoked is None else revoked
@@ -111,7 +100,7 @@ class Registry:
 
     def revoke(self, name: str) -> bool:
         """Its credential and any open code hold no longer. False when there is no such device."""
-        with self._changing() as rows:
+        with self._file.changing() as rows:
             codes = rows.execute("DELETE FROM codes WHERE name = ?", (name,)).rowcount
             known = rows.execute(
                 "UPDATE devices SET revoked_at = coalesce(revoked_at, ?) WHERE name = ?", (self._now(), name)
@@ -123,7 +112,7 @@ class Registry:
         """(name, credential) for a code, which is used up. Raises RequestError (401) for one that does not hold."""
         groups = normalised(code)
         credential = secrets.token_urlsafe(32)
-        with self._changing() as rows:
+        with self._file.changing() as rows:
             row = rows.execute("SELECT name, secret, expires_at, tries FROM codes WHERE id = ?", (groups[:_GROUP],))
             name, secret, expires_at, tries = row.fetchone() or (None, b"", 0.0, 0)
             right = hmac.compare_digest(_digest(groups[_GROUP:]), secret or bytes(32))
@@ -144,34 +133,20 @@ class Registry:
 
     def standing(self, name: str, credential: str) -> Standing:
         """What is to be thought of who shows this credential under this name."""
-        with closing(self._connect()) as rows:
+        with self._file.reading() as rows:
             row = rows.execute("SELECT credential, revoked_at FROM devices WHERE name = ?", (name,)).fetchone()
         stored, revoked_at = row or (bytes(32), None)
         if not hmac.compare_digest(_digest(credential), stored) or row is None:
             return "unknown"
         return "admitted" if revoked_at is None else "revoked"
 
-    @contextmanager
-    def watching(self) -> Iterator[Callable[[], int]]:
-        """A number that differs after somebody has changed the file: cheap enough to ask every second."""
-        with closing(self._connect()) as rows:
-            yield lambda: int(rows.execute("PRAGMA data_version").fetchone()[0])
 
-    # ---- the file ---------------------------------------------------------------------------------------------------
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)
-
-    @contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction that nobody else's can overlap: of two devices with one code, one wins."""
-        with closing(self._connect()) as rows:
-            rows.execute("BEGIN IMMEDIATE")
-            try:
-                yield rows
-            except BaseException:
-                rows.execute("ROLLBACK")
-                raise
-            rows.execute("COMMIT")
+def check_name(name: str) -> None:
+    """Raises ConfigError for what cannot be a device's name."""
+    if not _NAME.fullmatch(name) or name == "cloud":
+        raise ConfigError(
+            f"{name[:80]!r} cannot be a device's name: use up to 64 letters, digits, dots, dashes or underscores."
+        )
 
 
 def normalised(code: str) -> str:

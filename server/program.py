@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from contextlib import closing
 
 import typer
 
-from paceline.api.keys import check_exposure, parse_keys
+from paceline.api.keys import Keyring, check_exposure, parse_keys
 from paceline.api.opening import open_kv, open_model, open_store, served_name
 from paceline.api.serving import listen, serve, url_of
 from paceline.models import CLOUD
@@ -20,6 +21,7 @@ from paceline.wire.messages import VERSION, Welcome
 
 from .app import create_server
 from .devices import Registry
+from .keys import Keys
 from .links import Links
 
 _log = logging.getLogger("paceline.server")
@@ -27,11 +29,14 @@ _log = logging.getLogger("paceline.server")
 
 async def run(settings: ServerSettings) -> None:
     """Until a signal. Raises ConfigError for what cannot be used, before anything listens for long."""
-    keys = parse_keys(settings.api_keys)
-    check_exposure(settings.host, keys)
+    configured = parse_keys(settings.api_keys)
     emulation = Emulation.parse(settings.emulate) if settings.emulate else None
     registry = Registry(settings.state_dir)
-    with closing(listen(settings.host, settings.port)) as listener, open_store(settings) as store:
+    with (
+        Keys(settings.state_dir).current() as stored,
+        closing(_listen(settings, keyring := Keyring(configured, stored))) as listener,
+        open_store(settings) as store,
+    ):
         model = open_model(settings, CLOUD)
         info = model.engine.info
         name = served_name(settings, model)
@@ -61,7 +66,12 @@ async def run(settings: ServerSettings) -> None:
             vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)
             live = Links(registry, node, welcome, emulation=emulation, vocab_size=vocab_size)
             watcher = tasks.create_task(live.watch())
-            app = create_server(node, registry, live, keys=keys, documents=settings.documents)
+            app = create_server(node, registry, live, keyring=keyring, documents=settings.documents)
             await serve(app, listener, on_ready=ready)
             watcher.cancel()
     _log.info("stopped")
+
+
+def _listen(settings: ServerSettings, keyring: Keyring) -> socket.socket:
+    check_exposure(settings.host, keyring)
+    return listen(settings.host, settings.port)

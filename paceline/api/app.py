@@ -6,8 +6,6 @@ what `create_app` returns. The framework's documentation routes are off: they wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -27,17 +25,17 @@ from paceline.runtime.service import Service
 def create_app(
     service: Service,
     *,
-    keys: Mapping[str, str | None],
+    keyring: Keyring,
     documents: int = 2,
     keep_alive: float = KEEP_ALIVE_S,
     max_active: int = MAX_ACTIVE,
 ) -> FastAPI:
-    """`keys`: bearer keys with the device bound to each, none for an open surface; see `keys.check_exposure`.
+    """`keyring`: who may ask; without any key, everybody; see `keys.check_exposure`.
 
     `documents`: passages per side unless the request says. `keep_alive`: s of silence before a comment is sent.
     The `Gate` is in `app.state.gate`, every `Route` in `app.state.routes`.
     """
-    gate = Gate(Keyring(keys), max_active)
+    gate = Gate(keyring, max_active)
     app = FastAPI(
         title="Paceline", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )

@@ -158,7 +158,7 @@ def _refused(presented: bool) -> Failure:
 def _foreign() -> Failure:
     return Failure(
         403,
-        "Pages of other machines may not use a server that has no keys: start it with --api-keys to let them in.",
+        "Pages of other machines may not use a server that has no keys: make one, and they may.",
         code="origin_not_allowed",
     )
 

@@ -1,7 +1,7 @@
 """Bearer keys: who may ask, and which device joins their answers.
 
-Keys are compared by digest, all of them, in constant time. Without any key the surface is open, which is accepted on a
-loopback address only.
+They come from the setting `api_keys` and from a store. Keys are compared by digest, all of them, in constant time.
+Without any key the surface is open, which is accepted on a loopback address only.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from paceline.errors import ConfigError
 from paceline.settings import is_loopback
@@ -42,30 +43,66 @@ class Identity:
         return scope is None or self.scopes is None or scope in self.scopes
 
 
-class Keyring:
-    """The keys in force. Keeps digests only."""
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A key as a store has it."""
 
-    def __init__(self, keys: Mapping[str, str | None]) -> None:
-        self._holders = [
-            (digest, Identity(device, digest.hex()[:KEY_ID_LENGTH]))
-            for digest, device in ((_digest(key), device) for key, device in keys.items())
-        ]
+    digest: bytes  # SHA-256
+    identity: Identity
+    until: float | None  # s since 1970: it holds before that; None: for ever
+
+    @classmethod
+    def of(
+        cls,
+        digest: bytes,
+        *,
+        device: str | None = None,
+        scopes: frozenset[str] | None = None,
+        until: float | None = None,
+    ) -> Self:
+        return cls(digest, Identity(device, digest.hex()[:KEY_ID_LENGTH], scopes), until)
+
+
+class Keyring:
+    """The keys in force: those of the settings, and those of a store that may change at any time.
+
+    A store that has a key, be it one that holds no longer, closes the surface: revoking the last key opens nothing.
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, str | None],
+        stored: Callable[[], Sequence[StoredKey]] = tuple,
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`stored` is asked for every request."""
+        self._configured = tuple(StoredKey.of(_digest(key), device=device) for key, device in keys.items())
+        self._stored = stored
+        self._now = now
 
     @property
     def required(self) -> bool:
-        return bool(self._holders)
+        return bool(self._configured or self._stored())
 
     def identify(self, authorization: str | None) -> Identity | None:
         """Whose `Authorization` header this is; None when it is nobody's."""
-        if not self._holders:
+        keys = (*self._configured, *self._stored())
+        if not keys:
             return Identity()
         scheme, _, key = (authorization or "").partition(" ")
         presented = _digest(key.strip())
-        found: Identity | None = None
-        for digest, identity in self._holders:  # no early end: the time tells nothing
-            if hmac.compare_digest(digest, presented):
-                found = identity
-        return found if scheme.lower() == "bearer" else None
+        found: StoredKey | None = None
+        for each in keys:  # no early end: the time tells nothing
+            if hmac.compare_digest(each.digest, presented):
+                found = each
+        if found is None or scheme.lower() != "bearer" or (found.until is not None and self._now() >= found.until):
+            return None
+        return found.identity
+
+    def holds(self) -> bool:
+        """Whether anybody could come in with a key."""
+        return bool(self._configured) or any(key.until is None or self._now() < key.until for key in self._stored())
 
 
 def parse_keys(entries: Iterable[str]) -> dict[str, str | None]:
@@ -80,12 +117,12 @@ def parse_keys(entries: Iterable[str]) -> dict[str, str | None]:
     return keys
 
 
-def check_exposure(host: str, keys: Mapping[str, str | None]) -> None:
-    """Raises ConfigError when others than this machine could ask without a key."""
-    if not keys and not is_loopback(host):
+def check_exposure(host: str, keyring: Keyring) -> None:
+    """Raises ConfigError when others than this machine could ask without a key, or nobody could."""
+    if not is_loopback(host) and not keyring.holds():
         raise ConfigError(
-            f"Listening on {host} lets other machines in, so at least one key is required: "
-            "set --api-keys or PACELINE_API_KEYS, or listen on 127.0.0.1."
+            f"Listening on {host} lets other machines in, so at least one key is required: make one at a server with "
+            "`paceline keys create NAME`, set --api-keys or PACELINE_API_KEYS, or listen on 127.0.0.1."
         )
 
 

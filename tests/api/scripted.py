@@ -12,6 +12,7 @@ import httpx
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
+from paceline.api.keys import Keyring
 from paceline.api.serving import HttpServer, listen, url_of
 from paceline.engine.contract import ModelInfo
 from paceline.errors import RequestError
@@ -156,7 +157,7 @@ def running(app: FastAPI) -> Iterator[str]:
 @contextmanager
 def serving(service: ScriptedService, keys: Mapping[str, str | None] | None = None, **options: object) -> Iterator[str]:
     make: Callable[..., FastAPI] = create_app
-    with running(make(service, keys=keys or {}, **options)) as url:
+    with running(make(service, keyring=Keyring(keys or {}), **options)) as url:
         yield url
 
 

@@ -79,11 +79,11 @@ def test_keys_are_parsed_with_their_device() -> None:
 
 def test_only_this_machine_may_be_served_without_keys() -> None:
     for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8"):
-        check_exposure(host, {})
+        check_exposure(host, Keyring({}))
     for host in ("0.0.0.0", "::", "192.168.1.2", "example.org", ""):
         with pytest.raises(ConfigError, match="key"):
-            check_exposure(host, {})
-        check_exposure(host, {"k": None})
+            check_exposure(host, Keyring({}))
+        check_exposure(host, Keyring({"k": None}))
 
 
 def test_a_keyring_takes_odd_headers() -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from device_agent.credentials import Credential, Credentials
+from paceline.api.keys import Keyring
 from paceline.errors import ConfigError, RequestError
 from server.commands import register
 from server.devices import ALPHABET, CODE_LIFE_S, MAX_TRIES, Registry, normalised
@@ -208,7 +209,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Regist
 
     registry = Registry(tmp_path_factory.mktemp("door"))
     live = Links(registry, Peers(), lambda: WELCOME)
-    app = create_server(ScriptedService(), registry, live, keys={"secret": None})
+    app = create_server(ScriptedService(), registry, live, keyring=Keyring({"secret": None}))
     with running(app) as url:
         yield url + PATH, registry
 

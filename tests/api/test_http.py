@@ -200,7 +200,7 @@ def test_a_stopping_server_finishes_its_answers() -> None:
     service, go_on = ScriptedService(), Signal()
     service.script = Script([Piece("a", 1), go_on, Piece("b", 1), done()])
     with ThreadPoolExecutor(1) as pool:
-        with running(create_app(service, keys={})) as url:
+        with running(create_app(service, keyring=Keyring({}))) as url:
             reader = pool.submit(request, "POST", url + CHAT, json=BODY | {"stream": True})
             assert service.script.began.wait()
             pool_stop = threading.Timer(0, go_on.set)

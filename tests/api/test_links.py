@@ -11,6 +11,7 @@ import pytest
 
 from device_agent.cloud import Cloud, exchange, http_url, link_url
 from device_agent.credentials import Credential, Credentials
+from paceline.api.keys import Keyring
 from paceline.api.serving import HttpServer, listen, url_of
 from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.link import Link
@@ -83,7 +84,7 @@ async def site(state: Path) -> AsyncIterator[Site]:
     live = Links(registry, peers, lambda: WELCOME)
     listener = listen("127.0.0.1", 0)
     url, ready = url_of(listener), asyncio.Event()
-    server = HttpServer(create_server(ScriptedService(), registry, live, keys={"k": None}), ready.set)
+    server = HttpServer(create_server(ScriptedService(), registry, live, keyring=Keyring({"k": None})), ready.set)
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve([listener]))
         await ready.wait()

@@ -101,7 +101,8 @@ def test_what_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
     register_agent(app)
     state = ["--state-dir", str(tmp_path), "--model", "fake", "--port", "0"]
     for arguments, word in (
-        (["serve", "--host", "0.0.0.0"], "api_keys"),
+        (["serve", "--host", "0.0.0.0"], "paceline keys create"),
+        (["agent", "--host", "0.0.0.0"], "--api-keys"),
         (["serve", "--emulate", "rtt=fast"], "rtt"),
         (["serve", "--api-keys", "a=phone", "--api-keys", "a=laptop"], "two devices"),
         (["agent", "--cloud", "http://127.0.0.1:1"], "devices add"),

@@ -68,5 +68,5 @@ def test_a_file_can_be_named(tmp_path: Path) -> None:
 
 def test_what_cannot_be_used_is_an_error_before_anything_runs() -> None:
     assert "is not one of" in CliRunner().invoke(app_of(AgentSettings), ["--backend", "vulkan"]).output
-    result = CliRunner().invoke(app_of(AgentSettings), ["--host", "0.0.0.0"])
+    result = CliRunner().invoke(app_of(AgentSettings), ["--cloud", "nowhere"])
     assert isinstance(result.exception, ConfigError)

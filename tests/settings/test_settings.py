@@ -147,18 +147,6 @@ def test_keys_are_a_list_in_the_file_and_separated_by_commas_in_a_variable(tmp_p
     assert resolve(ServerSettings, {"api_keys": ["a", "b,c"]}, {})[0].api_keys == ("a", "b", "c")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org"])
-def test_keys_are_required_as_soon_as_it_is_not_loopback(host: str) -> None:
-    with pytest.raises(ConfigError, match="api_keys must hold at least one key"):
-        resolve(ServerSettings, {"host": host}, {})
-    assert resolve(ServerSettings, {"host": host, "api_keys": ["k"]}, {})[0].host == host
-
-
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.3.2.1", "::1"])
-def test_loopback_needs_no_key(host: str) -> None:
-    assert resolve(ServerSettings, {"host": host}, {})[0].host == host
-
-
 @pytest.mark.parametrize("url", ["http://example.org", "ws://192.168.1.4:8000"])
 def test_an_unencrypted_link_to_another_machine_must_be_asked_for(url: str) -> None:
     with pytest.raises(ConfigError, match="would not be encrypted"):

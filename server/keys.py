@@ -1,0 +1,156 @@
+"""The keys that let applications in: made, listed and revoked by command, and known to a running server at once.
+
+Stored is a key's SHA-256 and no more. A slow hash protects what people choose; a key here is 256 random bits, which
+nobody guesses however fast the hash, and it is computed for every request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from paceline.api.keys import SCOPES, StoredKey
+from paceline.errors import ConfigError
+
+from .devices import check_name
+from .state import StateFile
+
+FILE = "keys.sqlite"
+MARK = "sk-pl-"  # OpenAI's two letters, which some clients insist on, and ours, by which scanners find a leaked key
+SHOWN = len(MARK) + 6  # characters of a key that lists show: 36 of its 256 bits
+DAY_S = 86_400.0
+_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,64}")
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS keys (
+    name TEXT NOT NULL,
+    prefix TEXT NOT NULL,
+    digest BLOB NOT NULL UNIQUE,  -- sha256
+    scopes TEXT,  -- with spaces between them; NULL: all
+    device TEXT,  -- that joins its answers; NULL: any
+    created_at REAL NOT NULL,  -- s since 1970
+    expires_at REAL,
+    revoked_at REAL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS names ON keys (name) WHERE revoked_at IS NULL;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What the owner sees of a key. Times are s since 1970."""
+
+    name: str
+    prefix: str
+    scopes: tuple[str, ...] | None  # None: all
+    device: str | None
+    created_at: float
+    expires_at: float | None
+    state: Literal["valid", "expired", "revoked"]
+
+
+class Keys:
+    """The keys of one server."""
+
+    def __init__(self, state_dir: Path, *, now: Callable[[], float] = time.time) -> None:
+        """Makes the file if there is none. Raises ConfigError when that cannot be."""
+        self._file = StateFile(state_dir / FILE, _SCHEMA, "file of keys")
+        self._now = now
+
+    # ---- the owner's side -------------------------------------------------------------------------------------------
+    def create(
+        self, name: str, *, scopes: Collection[str] = (), device: str | None = None, days: float | None = None
+    ) -> str:
+        """A new key, told this once. `scopes` none: all; `days` None: it does not expire.
+
+        Raises ConfigError for a name that is taken, an unknown scope, or a device that cannot be one.
+        """
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{name[:80]!r} cannot be a key's name: use up to 64 printable characters.")
+        for scope in scopes:
+            if scope not in SCOPES:
+                raise ConfigError(f"Unknown scope {scope[:80]!r}; known: {', '.join(SCOPES)}.")
+        if device is not None:
+            check_name(device)
+        if days is not None and not 0 < days <= 36_500:
+            raise ConfigError(f"A key cannot expire after {days:g} days: give a number above 0, 36500 at most.")
+        key = MARK + secrets.token_urlsafe(32)
+        kept = " ".join(scope for scope in SCOPES if scope in scopes) or None
+        now = self._now()
+        expires = None if days is None else now + days * DAY_S
+        digest = hashlib.sha256(key.encode()).digest()
+        try:
+            with self._file.changing() as rows:
+                rows.execute(
+                    "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
+                    (name, key[:SHOWN], digest, kept, device, now, expires),
+                )
+        except sqlite3.IntegrityError:
+            raise ConfigError(f"There is a key {name} already: revoke it first, or choose another name.") from None
+        return key
+
+    def all(self) -> list[Key]:
+        """All there ever were, oldest first."""
+        with self._file.reading() as rows:
+            found = rows.execute(
+                "SELECT name, prefix, scopes, device, created_at, expires_at, revoked_at FROM keys ORDER BY rowid"
+            ).fetchall()
+        now = self._now()
+        return [
+            Key(
+                name,
+                prefix,
+                None if scopes is None else tuple(scopes.split()),
+                device,
+                created,
+                expires,
+                "revoked" if revoked is not None else "expired" if expires is not None and expires <= now else "valid",
+            )
+            for name, prefix, scopes, device, created, expires, revoked in found
+        ]
+
+    def revoke(self, name: str) -> bool:
+        """By its name or its prefix: the next request with it is refused. False when there is no such valid key."""
+        with self._file.changing() as rows:
+            changed = rows.execute(
+                "UPDATE keys SET revoked_at = ? WHERE (name = ? OR prefix = ?) AND revoked_at IS NULL",
+                (self._now(), name, name),
+            ).rowcount
+        return changed > 0
+
+    # ---- the server's side ------------------------------------------------------------------------------------------
+    @contextmanager
+    def current(self) -> Iterator[Callable[[], Sequence[StoredKey]]]:
+        """Asks for the keys as they are now; read anew only after somebody has changed the file.
+
+        For one thread at a time.
+        """
+        with self._file.reading() as rows, self._file.watching() as version:
+            seen: int | None = None
+            known: tuple[StoredKey, ...] = ()
+
+            def keys() -> Sequence[StoredKey]:
+                nonlocal seen, known
+                found = version()
+                if found != seen:
+                    known, seen = tuple(_stored(row) for row in rows.execute(_CURRENT)), found
+                return known
+
+            yield keys
+
+
+_CURRENT = "SELECT digest, scopes, device, coalesce(revoked_at, expires_at) FROM keys"
+
+
+def _stored(row: tuple[bytes, str | None, str | None, float | None]) -> StoredKey:
+    digest, scopes, device, until = row
+    return StoredKey.of(
+        digest, device=device, scopes=None if scopes is None else frozenset(scopes.split()), until=until
+    )
