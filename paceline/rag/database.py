@@ -16,17 +16,27 @@ from pathlib import Path
 from paceline.errors import ConfigError
 
 FILE = "documents.sqlite"
-VERSION = 1  # PRAGMA user_version
+VERSION = 2  # PRAGMA user_version
 BUSY_S = 30.0  # how long to wait for another process's transaction, s
-_SCHEMA = (
-    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    """CREATE TABLE documents (
+_DOCUMENTS = """CREATE TABLE documents (
         id TEXT PRIMARY KEY,
-        name TEXT NOT NULL UNIQUE,
-        sha256 TEXT NOT NULL UNIQUE,
+        name TEXT NOT NULL,
+        sha256 TEXT NOT NULL,
         zone TEXT NOT NULL,
         added_at REAL NOT NULL,  -- s since 1970
-        num_chunks INTEGER NOT NULL)""",
+        num_chunks INTEGER NOT NULL,
+        collection TEXT NOT NULL DEFAULT 'default',
+        file TEXT NOT NULL DEFAULT '')  -- id of the uploaded file it was made from"""
+# What was uploaded may have the name and the text of another file; what `paceline docs` manages may not.
+_UNIQUE = (
+    "CREATE UNIQUE INDEX document_names ON documents (collection, name) WHERE file = ''",
+    "CREATE UNIQUE INDEX document_texts ON documents (collection, sha256) WHERE file = ''",
+    "CREATE UNIQUE INDEX document_files ON documents (collection, file) WHERE file != ''",
+)
+_SCHEMA = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    _DOCUMENTS,
+    *_UNIQUE,
     # AUTOINCREMENT: an id is never used twice, so equal ids mean equal chunks and an index can be updated by ids.
     """CREATE TABLE chunks (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -36,6 +46,13 @@ _SCHEMA = (
         title TEXT NOT NULL,
         embedding BLOB NOT NULL,  -- float32, little-endian
         UNIQUE (document, position))""",
+)
+_FROM_1 = (  # its names and texts were unique in the table, which no ALTER can take back
+    "ALTER TABLE documents RENAME TO documents_1",
+    _DOCUMENTS,
+    "INSERT INTO documents (id, name, sha256, zone, added_at, num_chunks) SELECT * FROM documents_1",
+    "DROP TABLE documents_1",
+    *_UNIQUE,
 )
 
 
@@ -64,7 +81,8 @@ class Database:
 
     def _prepare(self) -> None:
         self._write_ahead()
-        for pragma in ("secure_delete = ON", "foreign_keys = ON", "temp_store = MEMORY"):
+        # legacy_alter_table: renaming a table away leaves references to its name as they are.
+        for pragma in ("secure_delete = ON", "foreign_keys = OFF", "legacy_alter_table = ON", "temp_store = MEMORY"):
             self._connection.execute(f"PRAGMA {pragma}")
         with self.writing():
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
@@ -74,11 +92,17 @@ class Database:
                 meta = {"generation": "0", "store": uuid.uuid4().hex, **self._made_by}
                 self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
                 self._connection.execute(f"PRAGMA user_version = {VERSION}")
+            elif version == 1:
+                for statement in _FROM_1:
+                    self._connection.execute(statement)
+                self._connection.execute(f"PRAGMA user_version = {VERSION}")
             elif version != VERSION:
                 raise ConfigError(
                     f"The documents in {self._directory} were stored by another version of Paceline (format {version}, "
                     f"this one reads {VERSION}). Use that version, or choose another folder and add them again."
                 )
+        for pragma in ("foreign_keys = ON", "legacy_alter_table = OFF"):
+            self._connection.execute(f"PRAGMA {pragma}")
         self.checkpoint()
 
     def _write_ahead(self) -> None:

@@ -9,7 +9,7 @@ import hashlib
 import importlib
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -20,6 +20,7 @@ from paceline.errors import ConfigError
 
 Vectors = NDArray[np.float32]
 DEFAULT = "minilm"
+_AT_ONCE = 16  # texts between two calls of the progress callback
 
 
 class Embedder(Protocol):
@@ -51,6 +52,21 @@ def unit(vectors: NDArray[np.floating]) -> Vectors:
     """Rows of norm 1; a zero row stays zero, so that it is similar to nothing."""
     norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)
+
+
+def silently(done: int, total: int, /) -> None:
+    """No progress is wanted."""
+    del done, total
+
+
+def embed_all(embedder: Embedder, texts: Sequence[str], tell: Callable[[int, int], None] = silently) -> Vectors:
+    """(len(texts), dimensions), a few at a time; `tell` hears how many are done, of how many, and may raise to stop."""
+    parts: list[Vectors] = [np.empty((0, embedder.dimensions), np.float32)]
+    tell(0, len(texts))
+    for start in range(0, len(texts), _AT_ONCE):
+        parts.append(embedder.embed(texts[start : start + _AT_ONCE]))
+        tell(min(start + _AT_ONCE, len(texts)), len(texts))
+    return np.concatenate(parts)
 
 
 class HashEmbedder:

@@ -56,16 +56,24 @@ class VectorIndex:
         self._index.remove_ids(faiss.IDSelectorBatch(gone))
         self.ids.difference_update(gone.tolist())
 
-    def search(self, vector: NDArray[np.float32], k: int) -> list[tuple[int, float]]:
-        """(id, cosine similarity), best first; fewer than k if there are not as many."""
-        if not self.ids:
+    def search(
+        self, vector: NDArray[np.float32], k: int, among: NDArray[np.int64] | None = None
+    ) -> list[tuple[int, float]]:
+        """(id, cosine similarity), best first; fewer than k if there are not as many. `among`: no others than these."""
+        k = min(k, len(self.ids) if among is None else len(among))
+        if k < 1:
             return []
-        scores, ids = self._index.search(vector.reshape(1, -1), min(k, len(self.ids)))
+        parameters = None
+        selector = None if among is None else faiss.IDSelectorBatch(among)  # held here while faiss reads it
+        if selector is not None:
+            if isinstance(self._index, faiss.IndexIDMap2):
+                parameters = faiss.SearchParameters()
+            else:  # few wanted of many could all lie in lists that are not looked at: then look at all
+                parameters = faiss.SearchParametersIVF()
+                parameters.nprobe = self._index.nlist
+            parameters.sel = selector
+        scores, ids = self._index.search(vector.reshape(1, -1), k, params=parameters)
         return [(int(i), float(score)) for i, score in zip(ids[0], scores[0], strict=True) if i >= 0]
-
-    def score(self, vector: NDArray[np.float32], number: int) -> float:
-        """Cosine similarity to one of the ids. Flat only."""
-        return float(vector @ self._index.reconstruct(number))
 
     def save(self, path: Path, stamp: str) -> None:
         """Replaces the file in one step. A failure is logged only: the index can always be built again."""

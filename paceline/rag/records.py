@@ -8,6 +8,20 @@ from typing import Literal
 Zone = Literal["device", "edge", "cloud"]  # where a document may be: on the device, on its owner's edge, in the cloud
 ZONES: tuple[Zone, ...] = ("device", "edge", "cloud")
 
+DEFAULT_COLLECTION = "default"
+"""What `paceline docs` manages and answers read unless a request names others. Other collections are vector stores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which documents are searched."""
+
+    collections: tuple[str, ...] = (DEFAULT_COLLECTION,)
+    files: frozenset[str] | None = None  # ids of uploaded files: of those collections only theirs
+
+
+MANAGED = Selection()
+
 MIN_SCORE = 0.25
 """The least cosine at which a passage counts as relevant, measured with MiniLM and the default chunks.
 
@@ -54,6 +68,7 @@ class Passage:
     title: str  # "" when there is none or the text begins with it
     text: str
     score: float  # cosine similarity to the query: the same scale on both sides, -1 to 1
+    file_id: str = ""  # of the uploaded file it is of; of a document that was not uploaded, the document's
 
     @property
     def titled(self) -> str:

@@ -6,6 +6,8 @@ Everything here must be called while the database is being read, so that indexes
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,18 @@ from numpy.typing import NDArray
 from paceline.rag.database import Database
 from paceline.rag.index import VectorIndex
 from paceline.rag.lexical import MAX_ROWS, LexicalIndex, fused
-from paceline.rag.records import titled
+from paceline.rag.records import Selection, titled
 
 FILE = "index.faiss"
+_KEPT = 8  # selections whose word indexes are kept
+
+
+@dataclass(slots=True)
+class _Words:
+    """The BM25 index of some collections, alone: what others hold changes no rank in it."""
+
+    ids: NDArray[np.int64]  # of their chunks
+    index: LexicalIndex
 
 
 class Searcher:
@@ -27,7 +38,7 @@ class Searcher:
         self._database = database
         self._dimensions = dimensions
         self._vector_index = VectorIndex(np.empty(0, np.int64), np.empty((0, dimensions), np.float32))
-        self._lexical_index: LexicalIndex | None = None  # built by the first search after a change
+        self._words: dict[tuple[str, ...], _Words] = {}  # built by the first search after a change; last used last
         self._stamp = ""  # of which rows the vector index was made: store and generation
         self._stamp_of_file = ""
 
@@ -48,7 +59,6 @@ class Searcher:
             self._vector_index, self._stamp_of_file = loaded, stamp
         else:
             self._vector_index = VectorIndex(*self._vectors(""))
-        self._lexical_index = None
         self._stamp = stamp
 
     def save(self) -> None:
@@ -57,16 +67,46 @@ class Searcher:
             self._vector_index.save(self._path, self._stamp)
             self._stamp_of_file = self._stamp
 
-    def candidates(self, query: str, vector: NDArray[np.float32], wanted: int) -> list[tuple[int, float]]:
-        """(chunk id, cosine), best first by both kinds of search; up to `wanted` of each."""
-        scores = dict(self._vector_index.search(vector, wanted))
-        if self.num_chunks > MAX_ROWS:
+    def selected(self, selection: Selection) -> NDArray[np.int64]:
+        """(n,) ids of the chunks that are searched."""
+        where, parameters = _collections(selection.collections)
+        if selection.files is not None:
+            where += " AND file IN (SELECT value FROM json_each(?))"
+            parameters.append(json.dumps(sorted(selection.files)))
+        rows = self._database.execute(f"SELECT chunks.id FROM {where} ORDER BY chunks.id", *parameters)
+        return np.fromiter((row[0] for row in rows), np.int64)
+
+    def candidates(
+        self, query: str, vector: NDArray[np.float32], wanted: int, selection: Selection, among: NDArray[np.int64]
+    ) -> list[tuple[int, float]]:
+        """(chunk id, cosine), best first by both kinds of search; up to `wanted` of each. `among`: `selected` of it."""
+        scores = dict(self._vector_index.search(vector, wanted, None if len(among) == self.num_chunks else among))
+        index = self._word_index(selection.collections)
+        if index is None:
             return list(scores.items())
-        if self._lexical_index is None:
-            rows = self._database.execute("SELECT id, title, text FROM chunks ORDER BY id").fetchall()
-            self._lexical_index = LexicalIndex([row[0] for row in rows], [titled(row[1], row[2]) for row in rows])
-        order = fused(list(scores), self._lexical_index.search(query, wanted))
-        return [(i, scores[i] if i in scores else self._vector_index.score(vector, i)) for i in order]
+        order = fused(
+            list(scores), index.search(query, wanted, None if selection.files is None else set(among.tolist()))
+        )
+        return [(i, scores[i] if i in scores else self._cosine(vector, i)) for i in order]
+
+    def _word_index(self, collections: tuple[str, ...]) -> LexicalIndex | None:
+        """None where there are too many chunks for it."""
+        there = self.selected(Selection(collections))
+        known = self._words.pop(collections, None)
+        if known is None or not np.array_equal(known.ids, there):  # ids are never used twice: equal ids, equal texts
+            if len(there) > MAX_ROWS:
+                return None
+            where, parameters = _collections(collections)
+            rows = self._database.execute(f"SELECT title, text FROM {where} ORDER BY chunks.id", *parameters).fetchall()
+            known = _Words(there, LexicalIndex(there.tolist(), [titled(title, text) for title, text in rows]))
+        self._words[collections] = known
+        for oldest in list(self._words)[:-_KEPT]:
+            del self._words[oldest]
+        return known.index
+
+    def _cosine(self, vector: NDArray[np.float32], chunk_id: int) -> float:
+        (blob,) = self._database.execute("SELECT embedding FROM chunks WHERE id = ?", chunk_id).fetchone()
+        return float(vector @ np.frombuffer(blob, "<f4"))
 
     def _update(self) -> None:
         there = {row[0] for row in self._database.execute("SELECT id FROM chunks")}
@@ -82,3 +122,9 @@ class Searcher:
         rows = self._database.execute(f"SELECT id, embedding FROM chunks {where} ORDER BY id", *parameters).fetchall()
         flat = np.frombuffer(b"".join(row[1] for row in rows), "<f4").astype(np.float32)
         return np.array([row[0] for row in rows], np.int64), flat.reshape(len(rows), self._dimensions)
+
+
+def _collections(names: tuple[str, ...]) -> tuple[str, list[object]]:
+    """The chunks of these collections: what follows FROM, and its parameters."""
+    marks = ", ".join("?" * len(names))
+    return f"chunks JOIN documents ON documents.id = document WHERE collection IN ({marks})", list(names)

@@ -1,5 +1,6 @@
 """One side's documents: add, remove, list and search them.
 
+What is added and removed here is the default collection; `vector_stores` manages the others, in the same rows.
 SQLite's rows are the truth, the FAISS index is derived from them. Any number of processes may have a store open:
 whoever searches sees what the others have committed. Safe to use from several threads. A private store is just a store
 that lies on the device: nothing here sends anything anywhere.
@@ -23,19 +24,25 @@ from paceline.errors import ConfigError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split
 from paceline.rag.database import Database
 from paceline.rag.document_kv import FOLDER, KvStore, text_hash
-from paceline.rag.embed import Embedder, Vectors
+from paceline.rag.embed import Embedder, Vectors, embed_all, silently
 from paceline.rag.parse import Parsed, find_files, parse, read_file
-from paceline.rag.records import MIN_SCORE, ZONES, Added, Document, Passage, Progress, Zone, titled
+from paceline.rag.records import (
+    DEFAULT_COLLECTION,
+    MANAGED,
+    MIN_SCORE,
+    ZONES,
+    Added,
+    Document,
+    Passage,
+    Progress,
+    Selection,
+    Zone,
+    titled,
+)
 from paceline.rag.searcher import FILE, Searcher
 
 _CANDIDATES = 50  # of each kind of search
-_EMBED_AT_ONCE = 16  # chunks between two calls of the progress callback
 _logger = logging.getLogger("paceline.rag")
-
-
-def _silently(chunk: int, num_chunks: int, /) -> None:
-    """No progress is wanted."""
-    del chunk, num_chunks
 
 
 class DocumentStore:
@@ -79,7 +86,7 @@ class DocumentStore:
             if reindex:
                 store.reindex()
             else:
-                store._settle()  # what a killed process left: text in the log, an old index file
+                store.settle()  # what a killed process left: text in the log, an old index file
         except BaseException:
             database.close()
             raise
@@ -131,7 +138,7 @@ class DocumentStore:
 
                 results.append(self._add(parsed, zone, tell))
         finally:
-            self._settle()
+            self.settle()
         return results
 
     def add_text(self, name: str, text: str | bytes, *, zone: Zone) -> Added:
@@ -139,23 +146,25 @@ class DocumentStore:
         _check_zone(zone)
         parsed = parse(name, text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
         try:
-            return self._add(parsed, zone, _silently)
+            return self._add(parsed, zone, silently)
         finally:
-            self._settle()
+            self.settle()
 
     def remove(self, id_or_name: str) -> int:
         """How many documents went: 0 or 1. Their text and vectors leave the files."""
         with self._writing():
             texts = self._texts_of(id_or_name)
-            gone = self._database.execute("DELETE FROM documents WHERE ? IN (id, name)", id_or_name).rowcount
+            gone = self._database.execute(
+                "DELETE FROM documents WHERE collection = ? AND ? IN (id, name)", DEFAULT_COLLECTION, id_or_name
+            ).rowcount
             if gone:
                 self._database.bump()
         if gone:
             self._kv.forget(texts)
-            self._settle()
+            self.settle()
         return gone
 
-    def reindex(self, tell: Callable[[int, int], None] = _silently) -> int:
+    def reindex(self, tell: Callable[[int, int], None] = silently) -> int:
         """Embed every chunk again and take this embedder for the store. Returns how many chunks that were.
 
         Texts are not cut anew: chunks keep the size the embedder of before counted.
@@ -173,7 +182,7 @@ class DocumentStore:
                     ((_blob(vector), row[0]) for vector, row in zip(vectors, rows, strict=True)),
                 )
                 self._database.renew()
-            self._settle()
+            self.settle()
             return len(rows)
 
     # ---- asking -----------------------------------------------------------------------------------------------------
@@ -181,7 +190,8 @@ class DocumentStore:
         """In order of name."""
         with self._reading():
             rows = self._database.execute(
-                "SELECT id, name, sha256, zone, added_at, num_chunks FROM documents ORDER BY name"
+                "SELECT id, name, sha256, zone, added_at, num_chunks FROM documents WHERE collection = ? ORDER BY name",
+                DEFAULT_COLLECTION,
             ).fetchall()
         return [Document(*row) for row in rows]
 
@@ -189,12 +199,17 @@ class DocumentStore:
     def embedder(self) -> Embedder:
         return self._embedder
 
-    def count(self) -> int:
+    def count(self, selection: Selection = MANAGED) -> int:
+        marks = ", ".join("?" * len(selection.collections))
         with self._reading():
-            number: int = self._database.execute("SELECT count(*) FROM documents").fetchone()[0]
-        return number
+            files = self._database.execute(
+                f"SELECT file FROM documents WHERE collection IN ({marks})", *selection.collections
+            ).fetchall()
+        return sum(selection.files is None or file in selection.files for (file,) in files)
 
-    def search(self, query: str, k: int, *, min_score: float = MIN_SCORE) -> list[Passage]:
+    def search(
+        self, query: str, k: int, selection: Selection = MANAGED, *, min_score: float = MIN_SCORE
+    ) -> list[Passage]:
         """At most k passages of at least this score, each text once. The first is the best by cosine and BM25 together,
         so scores need not fall.
 
@@ -204,16 +219,17 @@ class DocumentStore:
             return []
         with self._reading():
             self._searcher.refresh()
-            if not self._searcher.num_chunks:
+            if not len(self._searcher.selected(selection)):
                 return []  # without loading a model
         vector = self._embedder.embed([query])[0]
         with self._reading():
             self._searcher.refresh()
+            among = self._searcher.selected(selection)
             wanted = max(_CANDIDATES, 4 * k)
             while True:
-                candidates = self._searcher.candidates(query, vector, wanted)
+                candidates = self._searcher.candidates(query, vector, wanted, selection, among)
                 passages = self._passages([hit for hit in candidates if hit[1] >= min_score], k)
-                if len(passages) == k or wanted >= self._searcher.num_chunks:
+                if len(passages) == k or wanted >= len(among):
                     return passages
                 wanted *= 4  # many copies of one text
 
@@ -240,7 +256,9 @@ class DocumentStore:
     def _texts_of(self, id_or_name: str) -> set[str]:
         """Hashes of the texts of a document's chunks."""
         rows = self._database.execute(
-            "SELECT title, text FROM chunks JOIN documents ON documents.id = document WHERE ? IN (documents.id, name)",
+            "SELECT title, text FROM chunks JOIN documents ON documents.id = document "
+            "WHERE collection = ? AND ? IN (documents.id, name)",
+            DEFAULT_COLLECTION,
             id_or_name,
         )
         return {text_hash(titled(title, text)) for title, text in rows}
@@ -248,11 +266,13 @@ class DocumentStore:
     def _passages(self, hits: list[tuple[int, float]], k: int) -> list[Passage]:
         passages: dict[str, Passage] = {}  # by text, so that copies collapse
         for chunk_id, score in hits:
-            name, title, text = self._database.execute(
-                "SELECT name, title, text FROM chunks JOIN documents ON documents.id = document WHERE chunks.id = ?",
+            name, title, text, document, file = self._database.execute(
+                "SELECT name, title, text, documents.id, file FROM chunks JOIN documents ON documents.id = document "
+                "WHERE chunks.id = ?",
                 chunk_id,
             ).fetchone()
-            passages.setdefault(" ".join(text.split()), Passage(name, chunk_id, title, text, min(score, 1.0)))
+            passage = Passage(name, chunk_id, title, text, min(score, 1.0), file or document)
+            passages.setdefault(" ".join(text.split()), passage)
             if len(passages) == k:
                 break
         return list(passages.values())
@@ -282,43 +302,36 @@ class DocumentStore:
             if not known and not chunks:
                 return None
             texts = self._texts_of(parsed.name)
-            replaced = self._database.execute("DELETE FROM documents WHERE name = ?", parsed.name).rowcount
+            replaced = self._database.execute(
+                "DELETE FROM documents WHERE collection = ? AND name = ?", DEFAULT_COLLECTION, parsed.name
+            ).rowcount
             if known:
                 if replaced:
                     self._database.bump()
                     self._kv.forget(texts)
                 return Added(parsed.name, "duplicate", known.id, known.num_chunks, f"the same text as {known.name}")
             document = f"doc-{parsed.sha256[:24]}"
-            self._database.execute(
-                "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)",
-                document, parsed.name, parsed.sha256, zone, time.time(), len(chunks),
-            )  # fmt: skip
-            self._database.executemany(
-                "INSERT INTO chunks (document, position, text, title, embedding) VALUES (?, ?, ?, ?, ?)",
-                (
-                    (document, i, chunk.text, chunk.title, _blob(vector))
-                    for i, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True))
-                ),
+            insert(
+                self._database,
+                Document(document, parsed.name, parsed.sha256, zone, time.time(), len(chunks)),
+                chunks,
+                vectors,
             )
-            self._database.bump()
         self._kv.forget(texts)
         return Added(parsed.name, "replaced" if replaced else "added", document, len(chunks))
 
     def _with_text(self, sha256: str) -> Document | None:
         row = self._database.execute(
-            "SELECT id, name, sha256, zone, added_at, num_chunks FROM documents WHERE sha256 = ?", sha256
+            "SELECT id, name, sha256, zone, added_at, num_chunks FROM documents WHERE collection = ? AND sha256 = ?",
+            DEFAULT_COLLECTION,
+            sha256,
         ).fetchone()
         return row and Document(*row)
 
     def _embed(self, texts: Sequence[str], tell: Callable[[int, int], None]) -> Vectors:
-        parts: list[Vectors] = [np.empty((0, self._embedder.dimensions), np.float32)]
-        tell(0, len(texts))
-        for start in range(0, len(texts), _EMBED_AT_ONCE):
-            parts.append(self._embedder.embed(texts[start : start + _EMBED_AT_ONCE]))
-            tell(min(start + _EMBED_AT_ONCE, len(texts)), len(texts))
-        return np.concatenate(parts)
+        return embed_all(self._embedder, texts, tell)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """After a change: empty the log, so that removed text is gone, and write the index file."""
         with self._lock:
             if not self._database.checkpoint():
@@ -336,6 +349,30 @@ class DocumentStore:
     def _writing(self) -> Iterator[None]:
         with self._lock, self._database.writing():
             yield
+
+
+def insert(
+    database: Database,
+    document: Document,
+    chunks: Sequence[Chunk],
+    vectors: Vectors,
+    *,
+    collection: str = DEFAULT_COLLECTION,
+    file: str = "",
+) -> None:
+    """A document with all its chunks, inside the caller's transaction. vectors: (len(chunks), dimensions)"""
+    database.execute(
+        "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        document.id, document.name, document.sha256, document.zone, document.added_at, len(chunks), collection, file,
+    )  # fmt: skip
+    database.executemany(
+        "INSERT INTO chunks (document, position, text, title, embedding) VALUES (?, ?, ?, ?, ?)",
+        (
+            (document.id, i, chunk.text, chunk.title, _blob(vector))
+            for i, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True))
+        ),
+    )
+    database.bump()
 
 
 def _check_zone(zone: str) -> None:

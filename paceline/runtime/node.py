@@ -20,7 +20,7 @@ from paceline.engine.contract import LoadedModel, ModelInfo
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.document_kv import KvStore
 from paceline.rag.prompt import passages_text, query_of
-from paceline.rag.records import Passage
+from paceline.rag.records import Passage, Selection
 from paceline.rag.store import DocumentStore
 from paceline.runtime.documents import WATCH_S, DocumentKv
 from paceline.runtime.front import FrontSession, Plan
@@ -161,7 +161,8 @@ class Node:
 
     async def _prepare(self, request: GenerateRequest) -> FrontSession:
         name, link = self._peer_for(request)
-        choice = choose_strategy(request, self._situation(name, link))
+        selection = Selection(request.collections, request.files)
+        choice = choose_strategy(request, self._situation(name, link, selection))
         if choice.missing and request.on_loss == "fail":
             raise RequestError(
                 f"The {other(self._side)} is not there, and the request does not want an answer without it.",
@@ -171,7 +172,7 @@ class Node:
             )
         strategy = STRATEGIES[choice.strategy]
         joint = self._joint(request)
-        reading = await self._read(request)
+        reading = await self._read(request, selection)
         max_tokens = self._limit(request, reading)
         link = None if name is None else self._links.get(name)  # it may have gone or come back meanwhile
         plan = Plan(
@@ -182,7 +183,7 @@ class Node:
             branches=reading.branches,
             room=self._info.max_positions - reading.longest,
             citations=tuple(
-                Citation(self._side, passage.document, passages_text(passage), passage.score)
+                Citation(self._side, passage.document, passages_text(passage), passage.score, passage.file_id)
                 for passage in reading.passages
             ),
             prompt_tokens=reading.longest,
@@ -223,18 +224,18 @@ class Node:
             return next(iter(self._links.items()))
         return None, None
 
-    def _situation(self, name: str | None, link: Link | None) -> Situation:
+    def _situation(self, name: str | None, link: Link | None, selection: Selection) -> Situation:
         peer = None if link is None else link.peer
         return Situation(
             side=self._side,
             expected=self._expects_peer or name is not None,
             linked=link is not None and link.accepting,
             common=() if link is None else link.strategies,
-            own_documents=self.num_documents,
+            own_documents=0 if self._store is None else self._store.count(selection),
             peer_documents=0 if peer is None else peer.documents,
         )
 
-    async def _read(self, request: GenerateRequest) -> Reading:
+    async def _read(self, request: GenerateRequest, selection: Selection) -> Reading:
         room = min(request.max_tokens or self._max_tokens_default or 1, self._info.max_positions // 2)
         reading = await read(
             request.messages,
@@ -243,6 +244,7 @@ class Node:
             k=request.documents,
             max_prompt=self._info.max_positions - room,
             kv=self._kv,
+            selection=selection,
         )
         if reading.plain_tokens >= self._info.max_positions:
             raise RequestError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.engine.contract import TextModel
 from paceline.rag.prompt import prompt_parts, query_of, relevance
-from paceline.rag.records import Passage
+from paceline.rag.records import MANAGED, Passage, Selection
 from paceline.rag.store import DocumentStore
 from paceline.runtime.documents import DocumentKv
 from paceline.runtime.prefixes import Prefix
@@ -40,13 +40,14 @@ async def read(
     max_prompt: int,
     query: str | None = None,
     kv: DocumentKv | None = None,
+    selection: Selection = MANAGED,
 ) -> Reading:
     """Search and tokenise, off the event loop. A passage that leaves no room within `max_prompt` rows is left out.
 
-    `query`: what to search for; by default what the conversation asks. The conversation itself is never cut; the
-    caller must refuse it when `plain_tokens` is too large.
+    `query`: what to search for; by default what the conversation asks. `selection`: in which documents. The
+    conversation itself is never cut; the caller must refuse it when `plain_tokens` is too large.
     """
-    return await asyncio.to_thread(_read, messages, store, tokenizer, k, max_prompt, query, kv)
+    return await asyncio.to_thread(_read, messages, store, tokenizer, k, max_prompt, query, kv, selection)
 
 
 def _read(
@@ -57,6 +58,7 @@ def _read(
     max_prompt: int,
     query: str | None,
     kv: DocumentKv | None,
+    selection: Selection,
 ) -> Reading:
     plain = tokenizer.chat(messages)
     branches: list[Branch] = []
@@ -65,7 +67,7 @@ def _read(
     query = query_of(messages) if query is None else query
     room = max_prompt - len(plain)
     if store is not None and k > 0 and query and room > 0:
-        for passage in store.search(query, k):
+        for passage in store.search(query, k, selection):
             parts = prompt_parts(messages, passage, tokenizer.document_prompt, max_document_tokens=room)
             if parts is None or sum(map(len, parts)) > max_prompt:
                 continue

@@ -13,6 +13,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.rules import RuleName
 from paceline.core.sampling import SamplingParams
 from paceline.engine.contract import ModelInfo
+from paceline.rag.records import DEFAULT_COLLECTION
 from paceline.strategies.machine import FinishReason, Side
 
 OnLoss = Literal["continue", "fail"]
@@ -38,6 +39,8 @@ class GenerateRequest:
     aggregator: RuleName | None = None  # None: chosen by default_rule
     drafts: Drafts = "tree"
     constraint: Constraint | None = None  # what the text must look like
+    collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # this side's documents that are read; the peer reads its own
+    files: frozenset[str] | None = None  # of those collections only these uploaded files; None: all
     prompt: tuple[int, ...] | None = None  # continue these tokens; then `messages` is empty and no document is read
 
 
@@ -49,6 +52,7 @@ class Citation:
     document: str  # file name or title
     passage: str  # its text; empty where it may not leave its side
     score: float
+    file_id: str = ""  # as `Passage.file_id`; empty where the document lies at the other side
 
 
 @dataclass(frozen=True, slots=True)
