@@ -29,11 +29,19 @@ def _prior(first: float) -> list[float]:
 
 @dataclass(slots=True)
 class RankTable:
-    """P(the target is guess number r | how clear the first guess is), r from 0."""
+    """P(the target is guess number r | how clear the first guess is), r from 0.
 
-    _counts: list[list[float]] = field(default_factory=lambda: [[0.0] * MAX_RANKS for _ in _FIRST])
-    _totals: list[float] = field(default_factory=lambda: [0.0] * len(_FIRST))
+    Or given any other class of guesses: `firsts` says which there are.
+    """
+
+    firsts: tuple[float, ...] = _FIRST  # prior share of the first guess, by class
+    _counts: list[list[float]] = field(init=False)
+    _totals: list[float] = field(init=False)
     _known: dict[int, list[float]] = field(default_factory=dict)  # what `probs` answers until something is learnt
+
+    def __post_init__(self) -> None:
+        self._counts = [[0.0] * MAX_RANKS for _ in self.firsts]
+        self._totals = [0.0] * len(self.firsts)
 
     def add(self, clear: int, rank: int | None) -> None:
         """The target was guess `rank`, or none of them."""
@@ -51,6 +59,6 @@ class RankTable:
             total = self._totals[clear] + _STRENGTH
             self._known[clear] = [
                 (count + _STRENGTH * before) / total
-                for count, before in zip(self._counts[clear], _prior(_FIRST[clear]), strict=True)
+                for count, before in zip(self._counts[clear], _prior(self.firsts[clear]), strict=True)
             ]
         return self._known[clear]
