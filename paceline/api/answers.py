@@ -7,16 +7,16 @@ Pure: from what a generation said to the JSON that OpenAI's clients expect, null
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from paceline.api import sse
+from paceline.api.deltas import ChoiceText, Json
 from paceline.api.encoding import encode_json
 from paceline.api.errors import Failure
 from paceline.api.requests import ChatCall
 from paceline.runtime.service import Citation, Done, GenerateEvent, Piece, TokenLogprob
-
-Json = dict[str, object]
+from paceline.strategies.machine import Side
 
 UNNAMED = "private document"  # a device tells a cloud's client that it read one, not which
 LOGPROB_FLOOR = -9999.0  # OpenAI's number for what cannot happen; minus infinity is not JSON
@@ -32,19 +32,20 @@ class Envelope:
     call: ChatCall
 
 
-@dataclass(slots=True)
 class Choice:
     """One choice, gathered."""
 
-    text: list[str] = field(default_factory=list)
-    logprobs: list[Json] = field(default_factory=list)
-    done: Done | None = None
+    def __init__(self, call: ChatCall) -> None:
+        self.text = ChoiceText(call.tools)
+        self.logprobs: list[Json] = []
+        self.done: Done | None = None
 
-    def take(self, event: Piece | Done) -> None:
+    def take(self, event: GenerateEvent) -> None:
         if isinstance(event, Done):
+            self.text.end(event)
             self.done = event
             return
-        self.text.append(event.text)
+        self.text.push(event.text)
         self.logprobs += _logprob_items(event)
 
 
@@ -53,7 +54,7 @@ class ChatWhole:
 
     def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
-        self._choices = [Choice() for _ in envelope.call.generations]
+        self._choices = [Choice(envelope.call) for _ in envelope.call.generations]
 
     def take(self, index: int, event: GenerateEvent) -> None:
         self._choices[index].take(event)
@@ -67,20 +68,32 @@ class ChatStream:
 
     def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
-        self._lengths = [0] * len(envelope.call.generations)  # characters so far
+        self._texts = [ChoiceText(envelope.call.tools) for _ in envelope.call.generations]
+        self._logprobs: list[list[Json]] = [[] for _ in self._texts]  # of tokens that no chunk has told of
         self._dones: dict[int, Done] = {}
 
     def begin(self) -> bytes:
-        return b"".join(sse.event(role_chunk(self._envelope, index)) for index in range(len(self._lengths)))
+        return b"".join(sse.event(role_chunk(self._envelope, index)) for index in range(len(self._texts)))
 
     def take(self, index: int, event: GenerateEvent) -> bytes:
+        text = self._texts[index]
         if isinstance(event, Done):
             self._dones[index] = event
-            return sse.event(final_chunk(self._envelope, index, event, self._lengths[index]))
-        if not event.text and not event.logprobs:
-            return b""
-        self._lengths[index] += len(event.text)
-        return sse.event(content_chunk(self._envelope, index, event))
+            held = [self._chunk(index, delta) for delta in text.end(event)]
+            return b"".join(held) + sse.event(self._final(index, event))
+        self._logprobs[index] += _logprob_items(event)
+        deltas = text.push(event.text)
+        if not deltas and self._logprobs[index] and self._envelope.call.tools is None:
+            deltas = [{"content": ""}]  # half a character
+        return b"".join(self._chunk(index, delta, event.lane) for delta in deltas)
+
+    def _chunk(self, index: int, delta: Json, lane: Side | None = None) -> bytes:
+        logprobs, self._logprobs[index] = self._logprobs[index], []
+        return sse.event(delta_chunk(self._envelope, index, delta, logprobs, lane))
+
+    def _final(self, index: int, done: Done) -> Json:
+        text = self._texts[index]
+        return final_chunk(self._envelope, index, done, text.reason(done), text.length, self._logprobs[index])
 
     def end(self) -> bytes:
         if not self._envelope.call.include_usage:
@@ -104,12 +117,13 @@ def completion(envelope: Envelope, choices: Sequence[Choice]) -> Json:
         "created": envelope.created,
         "model": call.model,
         "system_fingerprint": envelope.fingerprint,
+        **_tier(call),
         "choices": [
             {
                 "index": index,
-                "message": _message("".join(choice.text), done.citations),
+                "message": _message(choice.text, done.citations),
                 "logprobs": _logprobs(call, choice.logprobs),
-                "finish_reason": done.reason,
+                "finish_reason": choice.text.reason(done),
             }
             | _note("paceline", report(call, done) if len(dones) > 1 else None)
             for index, (choice, done) in enumerate(zip(choices, dones, strict=True))
@@ -119,27 +133,29 @@ def completion(envelope: Envelope, choices: Sequence[Choice]) -> Json:
     return body | _note("paceline", summary(call, dones))
 
 
-def _message(text: str, citations: Sequence[Citation]) -> Json:
-    message: Json = {"role": "assistant", "content": text, "refusal": None}
-    if citations:
-        message["annotations"] = annotations_of(citations, len(text))
-    return message
+def _message(text: ChoiceText, citations: Sequence[Citation]) -> Json:
+    annotations: Json = {"annotations": annotations_of(citations, text.length)} if citations else {}
+    return text.message() | annotations
 
 
 # ---- streamed -------------------------------------------------------------------------------------------------------
 def role_chunk(envelope: Envelope, index: int) -> Json:
-    return _chunk(envelope, index, {"role": "assistant", "content": "", "refusal": None})
+    """Where a function may be called, content is null until there is some: an answer may have none."""
+    content = "" if envelope.call.tools is None else None
+    return _chunk(envelope, index, {"role": "assistant", "content": content, "refusal": None})
 
 
-def content_chunk(envelope: Envelope, index: int, piece: Piece) -> Json:
-    chunk = _chunk(envelope, index, {"content": piece.text}, logprobs=_logprob_items(piece))
-    return chunk | _note("paceline", {"lane": piece.lane} if envelope.call.report else None)
+def delta_chunk(envelope: Envelope, index: int, delta: Json, logprobs: Sequence[Json], lane: Side | None) -> Json:
+    chunk = _chunk(envelope, index, delta, logprobs=logprobs)
+    return chunk | _note("paceline", {"lane": lane} if envelope.call.report else None)
 
 
-def final_chunk(envelope: Envelope, index: int, done: Done, length: int) -> Json:
-    """`length`: characters of the choice's text, which its annotations span."""
+def final_chunk(
+    envelope: Envelope, index: int, done: Done, reason: str, length: int, logprobs: Sequence[Json] = ()
+) -> Json:
+    """`length`: characters of the choice's content, which its annotations span. `logprobs`: not told of before."""
     delta: Json = {"annotations": annotations_of(done.citations, length)} if done.citations else {}
-    chunk = _chunk(envelope, index, delta, finish_reason=done.reason)
+    chunk = _chunk(envelope, index, delta, logprobs=logprobs, finish_reason=reason)
     return chunk | _note("paceline", report(envelope.call, done))
 
 
@@ -169,7 +185,13 @@ def _frame(envelope: Envelope) -> Json:
         "created": envelope.created,
         "model": envelope.call.model,
         "system_fingerprint": envelope.fingerprint,
+        **_tier(envelope.call),
     }
+
+
+def _tier(call: ChatCall) -> Json:
+    """There is one tier; who asked for any is told."""
+    return {"service_tier": "default"} if call.service_tier else {}
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------

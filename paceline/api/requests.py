@@ -17,6 +17,7 @@ from paceline.api.keys import Identity
 from paceline.api.messages import conversation
 from paceline.api.names import chat_model
 from paceline.api.schema import ChatRequest, SamplingFields, Schema
+from paceline.api.tools import ToolUse, format_constraint, format_told, tool_use
 from paceline.api.unsupported import refuse_unsupported
 from paceline.core.sampling import SamplingParams
 from paceline.engine.contract import ModelInfo
@@ -36,6 +37,8 @@ class ChatCall:
     stream: bool
     include_usage: bool
     report: bool
+    tools: ToolUse | None  # that may be called
+    service_tier: bool  # whether one was asked for
     generations: tuple[GenerateRequest, ...]  # one per choice
 
 
@@ -47,16 +50,22 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
     if asked.top_logprobs is not None and not asked.logprobs:
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+    tools = tool_use(asked)
+    wanted = format_constraint(asked, tools)
+    told = [text for text in (tools and tools.told(), wanted and format_told(asked)) if text]
     generation = replace(
         generation_of(asked, model, service, identity, documents=documents, limit=limit),
-        messages=conversation(asked.messages),
+        messages=conversation(asked.messages, told),
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        constraint=wanted if tools is None else tools.constraint,
     )
     return ChatCall(
         model=asked.model,
         stream=asked.stream,
         include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
         report=asked.paceline.report,
+        tools=tools,
+        service_tier=asked.service_tier is not None,
         generations=choices_of(generation, asked.n),
     )
 
@@ -171,7 +180,7 @@ def _refusal(error: ValidationError) -> RequestError:
     for step in fault["loc"]:
         if isinstance(step, int):
             param += f"[{step}]"
-        elif step not in ("str", "list[Part]"):  # the branches of a union are no part of the path
+        elif step not in ("str", "list[Part]") and step[:1] != "<":  # the branches of a union are no part of the path
             param += f".{step}" if param else step
     if fault["type"] == "missing":
         message = f"The field {param} is required."

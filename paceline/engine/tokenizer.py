@@ -196,12 +196,19 @@ def _layouts(messages: list[dict[str, object]], told: str) -> Iterator[list[dict
 
 
 def _plain_message(message: Message) -> dict[str, object]:
-    """A message with its text parts joined: templates of text models expect one string."""
+    """A message with its text parts joined: templates of text models expect one string.
+
+    What functions returned is marked as such in its text, so every template can tell it, as the user's turn, which is
+    how Qwen2.5's own template tells it.
+    """
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    role = "system" if message.get("role") == "developer" else message.get("role")
-    return dict(message) | {"role": role, "content": "" if content is None else content}
+    role = message.get("role")
+    return dict(message) | {
+        "role": {"developer": "system", "tool": "user"}.get(str(role), role),
+        "content": "" if content is None else content,
+    }
 
 
 def _compile(template: str) -> Template:

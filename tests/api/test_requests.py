@@ -40,6 +40,17 @@ NULLABLE = [
 # fmt: on
 
 
+def schema_format(**fields: object) -> Json:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}} | fields}
+
+
+def nested(depth: int) -> Json:
+    schema: Json = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
 def test_an_explicit_null_means_absent(http: httpx.Client, service: ScriptedService) -> None:
     response = post(http, **dict.fromkeys(NULLABLE))
     assert response.status_code == 200, response.text
@@ -62,7 +73,8 @@ def test_nulls_inside_messages_and_objects_mean_absent(http: httpx.Client) -> No
         {"prompt_cache_key": "k", "verbosity": "low", "reasoning_effort": "none", "prediction": {"type": "content"}},
         {"repetition_penalty": 1.1, "chat_template_kwargs": {}, "mirostat": 2, "unheard_of": [1]},
         {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
-        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"tools": None, "functions": [], "function_call": "none"},
+        {"service_tier": "flex", "prompt_cache_retention": "24h", "metadata": {str(i): "" for i in range(16)}},
         {"response_format": {"type": "text"}, "modalities": ["text"]},
         {"top_k": -1},
         {"stop": []},
@@ -76,20 +88,14 @@ def test_hints_and_fields_of_other_servers_are_accepted(http: httpx.Client, fiel
 @pytest.mark.parametrize(
     ("param", "fields"),
     [
-        ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
-        ("tool_choice", {"tool_choice": "auto"}),
-        ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
-        ("functions", {"functions": [{"name": "f"}]}),
-        ("function_call", {"function_call": "auto"}),
-        ("response_format", {"response_format": {"type": "json_object"}}),
-        ("response_format", {"response_format": {"type": "json_schema"}}),
-        ("response_format", {"response_format": "json"}),
+        ("tools[0].type", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+        ("tools[1].type", {"tools": [{"function": {"name": "f"}}, {"type": "web_search"}], "tool_choice": "none"}),
         ("modalities", {"modalities": ["text", "audio"]}),
         ("audio", {"audio": {"voice": "x"}}),
         ("web_search_options", {"web_search_options": {}}),
     ],
 )
-def test_what_is_not_served_yet_is_refused_by_name(
+def test_what_is_not_served_is_refused_by_name(
     http: httpx.Client, service: ScriptedService, param: str, fields: Json
 ) -> None:
     error = fault(post(http, **fields))
@@ -108,6 +114,24 @@ def test_what_is_not_served_yet_is_refused_by_name(
         ("top_p", {"top_p": 1.5}),
         ("min_p", {"min_p": -1}),
         ("top_k", {"top_k": 1.5}),
+        ("metadata", {"metadata": {str(i): "" for i in range(17)}}),
+        ("metadata.k", {"metadata": {"k": "v" * 513}}),
+        ("metadata", {"metadata": "x"}),
+        ("user", {"user": 7}),
+        ("store", {"store": "yes"}),
+        ("response_format", {"response_format": "json"}),
+        ("response_format", {"response_format": {"type": "xml"}}),
+        ("response_format", {"response_format": {}}),
+        ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
+        (
+            "response_format.json_schema.schema",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        ),
+        ("response_format.json_schema.name", {"response_format": schema_format(name="two words")}),
+        ("response_format.json_schema.name", {"response_format": schema_format(name="a" * 65)}),
+        ("response_format.json_schema.schema", {"response_format": schema_format(schema=[])}),
+        ("response_format.json_schema.schema", {"response_format": schema_format(schema={"title": "x" * 65_536})}),
+        ("response_format.json_schema.schema", {"response_format": schema_format(schema=nested(100))}),
         ("presence_penalty", {"presence_penalty": 3}),
         ("frequency_penalty", {"frequency_penalty": -3}),
         ("max_tokens", {"max_tokens": 0}),
@@ -190,8 +214,9 @@ def test_an_agents_earlier_tool_calls_are_kept_as_text(http: httpx.Client, servi
     ]
     assert post(http, messages=messages).status_code == 200
     assistant, tool = service.requests[0].messages[1:]
-    assert "weather" in assistant["content"] and "Rome" in assistant["content"]
-    assert tool == {"role": "tool", "content": "Sunny"}
+    said = '<tool_call>\n{"name": "weather", "arguments": {"city":"Rome"}}\n</tool_call>'
+    assert assistant == {"role": "assistant", "content": said}
+    assert tool == {"role": "tool", "content": "<tool_response>\nSunny\n</tool_response>"}
 
 
 def test_every_sampling_field_reaches_the_service(http: httpx.Client, service: ScriptedService) -> None:
