@@ -12,7 +12,7 @@ too high: what it lost is in the tail.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from paceline.core.noise import contenders, gumbel
 from paceline.core.sampling import SamplingParams, choose, truncate
 
 _MANY = 64  # more rivals than this are not worth a closer look: the row is flat and will have to be asked for
-_PROBE = 1024  # of the most probable ids, to find out how high the bar is
+_PROBE = 128  # of the most probable ids, to find out how high the bar is
+_RANKED = 32  # first places of a ranking that are kept with their law: a head, a choice and guesses are all among them
 _SMALL_TAIL = 1e-3  # with so little left off, what it could add to any id is the better bound
 _MARGIN = 1e-12  # relative; sums of a vocabulary's probabilities are that good
 
@@ -33,10 +34,19 @@ def ranked(dist: Dist, params: SamplingParams, position: int, k: int) -> IndexAr
 
     At temperature 0, where G is 0, the most probable. Equals by rising place; ids of probability 0 come last.
     """
+    if k > _RANKED:
+        return _ranked(dist, params, position, k)
+    key = "ranked", None if params.temperature == 0.0 else (params.seed, position)
+    if key not in dist.memo:
+        dist.memo[key] = _ranked(dist, params, position, _RANKED)
+    return cast(IndexArray, dist.memo[key])[:k]
+
+
+def _ranked(dist: Dist, params: SamplingParams, position: int, k: int) -> IndexArray:
     probs = dist.probs
     if params.temperature == 0.0:
         return best_indices(probs, k)
-    if 0 < k <= _PROBE // 4 and len(probs) > _PROBE * 8:
+    if 0 < k <= _PROBE // 4 and len(probs) > _PROBE * 64:
         # The k-th best of the most probable is a bar that k reach for certain; few others can, and only these are seen.
         probe = best_indices(probs, _PROBE)
         bar = _scores(dist, params, position, probe[probs[probe] > 0.0])

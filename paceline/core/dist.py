@@ -5,7 +5,8 @@ Knows nothing of sampling parameters or documents: see `sampling` and `aggregati
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -36,6 +37,9 @@ class Dist:
     ids: IdArray  # (kept,) ascending, distinct
     probs: ProbArray  # (kept,) >= 0
     tail: float = 0.0  # mass off `ids`
+    # What costs a pass over the vocabulary and is asked for again: results of pure functions of this law, by their own
+    # keys. Kept here so that it goes when the law goes.
+    memo: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def dense(probs: ProbArray) -> Dist:
@@ -125,7 +129,7 @@ def _floor(values: ProbArray, k: int) -> float:
     """
     groups = len(values) // _GROUP
     if 4 * k <= groups:
-        values = values[: groups * _GROUP].reshape(groups, _GROUP).max(axis=1)
+        values = values[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)  # along whole rows: vectorised
     n = len(values)
     return float(np.partition(values, n - k)[n - k]) if k < n else -np.inf
 

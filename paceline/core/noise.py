@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dist import IdArray, IndexArray, ProbArray
+from paceline.core.dist import IdArray, IndexArray, ProbArray, token_ids
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -53,13 +53,30 @@ def contenders(seed: int, position: int, ids: IdArray, weights: ProbArray, score
     if 4 * np.count_nonzero(likely) < len(ids):
         places = np.flatnonzero(likely)
         return places[contenders(seed, position, ids[places], weights[places], score)] if len(places) else places
-    key = _start(seed, position)
-    found = []
+    reach = weights * limit
+    reach += _uniforms_of_all(_start(seed, position), ids)
+    return np.flatnonzero(reach >= 1.0)
+
+
+def _uniforms_of_all(key: np.uint64, ids: IdArray) -> NDArray[np.float64]:
+    """Of a whole vocabulary they are kept: siblings in a tree, and both sides' laws there, ask for the same ones."""
+    if len(ids) > _CHUNK and int(ids[-1]) == len(ids) - 1:
+        return _whole_row(int(key), len(ids))
+    return _in_chunks(key, ids)
+
+
+@lru_cache(maxsize=12)  # positions, about as many as a tree is deep: 1.2 MB each with 152,000 ids
+def _whole_row(key: int, vocab_size: int) -> NDArray[np.float64]:
+    row = _in_chunks(np.uint64(key), token_ids(vocab_size))
+    row.flags.writeable = False
+    return row
+
+
+def _in_chunks(key: np.uint64, ids: IdArray) -> NDArray[np.float64]:
+    row = np.empty(len(ids))
     for begin in range(0, len(ids), _CHUNK):
-        reach = weights[begin : begin + _CHUNK] * limit
-        reach += _uniforms(key, ids[begin : begin + _CHUNK])
-        found.append(np.flatnonzero(reach >= 1.0) + begin)
-    return np.concatenate(found) if found else np.empty(0, dtype=np.intp)
+        row[begin : begin + _CHUNK] = _uniforms(key, ids[begin : begin + _CHUNK])
+    return row
 
 
 def _uniforms(key: np.uint64, ids: IdArray) -> NDArray[np.float64]:

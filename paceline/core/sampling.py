@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +92,9 @@ def _shifts(dist: Dist, params: SamplingParams, counts: Mapping[int, int]) -> tu
     return places, np.array([shift for _, shift in found], dtype=np.float64)
 
 
+_FEW = 512  # up to here the noise of all ids costs less than finding out whose is needed
+
+
 def truncate(dist: Dist, params: SamplingParams) -> Dist:
     """Top-k, then top-p of what that left, then min-p relative to the maximum; equals fall by id, lower ids stay.
 
@@ -98,9 +102,19 @@ def truncate(dist: Dist, params: SamplingParams) -> Dist:
     Not renormalised: what is cut goes to the tail. Returns `dist` itself when nothing is cut. At temperature 0 nothing
     is cut, because the argmax survives each of the three.
     """
-    probs = dist.probs
-    if params.temperature == 0.0 or len(probs) == 0:
+    if params.temperature == 0.0 or len(dist.ids) == 0:
         return dist
+    key = "truncate", params.top_k, params.top_p, params.min_p
+    known = dist.memo.get(key)
+    if known is None:
+        known = _truncate(dist, params)
+        if known is not dist:  # a law that refers to itself would outlive its last user
+            dist.memo[key] = known
+    return cast(Dist, known)
+
+
+def _truncate(dist: Dist, params: SamplingParams) -> Dist:
+    probs = dist.probs
     cut_k, cut_p = 0 < params.top_k < len(probs), params.top_p < 1.0
     floor = params.min_p * float(probs.max()) if params.min_p > 0.0 else 0.0
     if not cut_k and not cut_p:
@@ -121,8 +135,13 @@ def truncate(dist: Dist, params: SamplingParams) -> Dist:
 
 
 def _head(probs: ProbArray, top_p: float, total: float) -> ProbArray:
-    """The largest probabilities, falling, as many as surely hold `top_p` of the total: all that lie below the floor
-    together do not amount to what may be left off. Spares sorting a whole vocabulary."""
+    """The largest probabilities, falling, as many as surely hold `top_p` of the total. Spares sorting a vocabulary.
+
+    Of most rows a few hundred do. Else all that lie below the floor together do not amount to what may be left off.
+    """
+    first = probs[best_indices(probs, _FEW)]
+    if float(first.sum()) >= top_p * total * (1.0 + 1e-9):
+        return first
     floor = (1.0 - top_p) * total / (len(probs) + 1)
     return np.sort(probs[probs >= min(floor, float(probs.max()))])[::-1]
 
@@ -134,8 +153,6 @@ def _largest(probs: ProbArray, keep: int, edge: float) -> NDArray[np.bool_]:
     mask[ties[: keep - int(np.count_nonzero(mask))]] = True
     return mask
 
-
-_FEW = 512  # up to here the noise of all ids costs less than finding out whose is needed
 
 
 def choose(dist: Dist, params: SamplingParams, position: int) -> int:
