@@ -41,6 +41,32 @@ def softmax(log_weights: Sequence[float]) -> list[float]:
     return [power / total for power in powers]
 
 
+TRUST, FADING, DOUBT = 0.5, 0.5, 5.0  # chosen by measurement: bench/LOG.md
+
+
+def evidence(before: float, log_probability: float) -> float:
+    """What is added to R of a document after one more token of text, to which its branch gave this log-probability.
+
+    DRAGON scores documents anew while the text grows. A branch that has just predicted the text well is a better
+    witness than another search: it costs nothing, and follows the text token by token. Older tokens count less, or soon
+    one document would be trusted for good (Bayes' rule for a text that is all of one document), and no single token
+    counts more than `DOUBT` nats, so that a document that lacks one fact may still tell the next.
+    """
+    return FADING * before + TRUST * max(log_probability, -DOUBT)
+
+
+_GRAIN = 256  # steps of a nat
+
+
+def score_code(score: float) -> int:
+    """A score as the wire carries it: whole steps of 1/256. Both sides must weigh with the rounded number."""
+    return round(score * _GRAIN)
+
+
+def score_of(code: int) -> float:
+    return code / _GRAIN
+
+
 def side_weights(log_h: Mapping[SideName, float | None]) -> dict[SideName, float]:
     """eta of each side, summing to 1. None: it found no document, weight 0; all None: equal weights."""
     if not log_h:

@@ -154,7 +154,6 @@ def _largest(probs: ProbArray, keep: int, edge: float) -> NDArray[np.bool_]:
     return mask
 
 
-
 def choose(dist: Dist, params: SamplingParams, position: int) -> int:
     """The token: argmax(log p + G) over `ids` with G from `noise.gumbel(seed, position, ids)`; G is 0 at temperature 0.
 

@@ -26,6 +26,7 @@ class Share:
     token: int  # what this side alone would choose there: its draft, as far as the head shows it
     head: Dist | None  # None under `coin`
     level: int = 0
+    log_h: float | None = None  # of its documents after this prefix, where scores follow the text
 
 
 @dataclass(frozen=True, slots=True, eq=False)

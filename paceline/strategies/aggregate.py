@@ -9,12 +9,12 @@ order or of which side decides. At the level `document-private` a device that fo
 its documents' summed weight and its pace (`coin`); under the other rules it ships nothing, and decides itself: only
 targets go up and, where the cloud faces the client, whose documents each of them came from.
 
-Not handled: scores of documents that change while the answer is written.
+Where scores follow the text (`Task.rescoring`), they are kept per prefix as laws are, so that nothing is rolled back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from paceline.core.aggregation import side_weights
@@ -76,9 +76,12 @@ class Aggregate:
         self._task = task
         self._rule = make_rule(task.rule, task.sampling, wide=task.wide, vocab_size=task.vocab_size)
         self._paths = Paths(len(task.targets))
-        self._decoder = Decoder(task.sampling, task.vocab_size)
+        self._rescoring = task.rescoring and self._rule.name != "coin"  # whose messages have no room for scores
+        self._decoder = Decoder(task.sampling, task.vocab_size, rescoring=self._rescoring)
         experience = task.experience or Experience()
-        self._growth = Growth(task.side, self._rule, task.sampling, self._drafting(), task.eos_ids, experience)
+        self._growth = Growth(
+            task.side, self._rule, task.sampling, self._drafting(), task.eos_ids, experience, weigh=self._weigh
+        )
         self._profile = experience.profile
         self._targets = list(task.targets)
         self._lanes = [0] * len(task.targets)
@@ -106,7 +109,7 @@ class Aggregate:
         self._shipping = Shipping(self._task.side, self._rule, self._task.vocab_size, self._paths)
         self._peer_log_h: float | None = None
         self._peer_known = False  # `_peer_log_h` has come
-        self._growth.weights = None
+        self._weights: Mapping[Side, float] | None = None  # of both sides, where scores stay what they were
         self._turn = 0  # hand-overs so far
         self._since = 0  # the holder decides from this position on
         self._told = len(self._targets)  # targets the peer has been sent, by this side or by itself
@@ -269,18 +272,33 @@ class Aggregate:
         if not (self._peer_known and self._decoder.started) or len(self._targets) < self._since:
             return None  # what a side has found is not known before it has searched
         head = self._paths.head
-        log_h = {other(self._task.side): self._peer_log_h, self._task.side: self._decoder.log_h}
-        if self._growth.weights is None:
-            self._growth.weights = side_weights(log_h)
+        weights = self._weigh(head)
+        if weights is None:
+            return None
         known = head, head.own is not None, -1 if head.theirs is None else head.theirs.level
         if known == self._undecided:
             return None
-        decision = self._rule.decide(self._task.side, head.own, head.theirs, self._growth.weights, head.position)
+        decision = self._rule.decide(self._task.side, head.own, head.theirs, weights, head.position)
         if decision is None:
             self._undecided = known
             return None
-        has_documents = any(value is not None for value in log_h.values())
+        has_documents = self._peer_log_h is not None or self._decoder.log_h is not None
         return self._target(decision.token, LANES.index(decision.lane) if has_documents else 0, decision.dist)
+
+    def _weigh(self, node: Node) -> Mapping[Side, float] | None:
+        """eta of both sides after a prefix; None while it is not known."""
+        if not (self._peer_known and self._decoder.started):
+            return None
+        ours, theirs = self._decoder.log_h, self._peer_log_h
+        side = self._task.side
+        if not self._rescoring or ours is None or theirs is None:  # else one side has all the weight
+            if self._weights is None:
+                self._weights = side_weights({side: ours, other(side): theirs})
+            return self._weights
+        told = None if node.theirs is None else node.theirs.log_h
+        if node.log_h is None or told is None:
+            return None
+        return side_weights({side: node.log_h, other(side): told})
 
     def _target(self, token: int, lane: int, final: Dist | None) -> list[Effect]:
         """The next target is known: keep it, and let the client have it if this side faces one."""
@@ -355,7 +373,7 @@ class Aggregate:
 
     def _ask_for_more(self) -> list[Effect]:
         """Where what the peer has shipped does not settle the choice (specs 7.3)."""
-        head, weights = self._paths.head, self._growth.weights
+        head, weights = self._paths.head, self._weigh(self._paths.head)
         if not (self._decides and self._linked) or weights is None or len(self._targets) < self._since:
             return []
         if head.theirs is None or head.told_as is None or (head.own is None and weights[self._task.side] > 0.0):

@@ -7,21 +7,26 @@ sequence is never changed while one is under way. Knows nothing of the peer or o
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
-from paceline.core.aggregation import log_weight, mix
+from paceline.core.aggregation import evidence, log_weight, mix, score_code, score_of
 from paceline.core.dist import Dist
 from paceline.core.sampling import SamplingParams, warp
 from paceline.core.segments import Segment, SeqId, Wanted
 from paceline.strategies.machine import Branch, Commit, Effect, Forward
 from paceline.strategies.paths import Node
 
+JUDGED = 128  # tokens of a prefix that are looked back on: what lies further back counts for nothing any more
+LEAST = 1e-30  # in place of a probability of 0, whose logarithm there is not
+
 
 class Decoder:
     """Sequences 0..n-1 of a machine. Positions count output tokens: position 0 follows the prompt."""
 
-    def __init__(self, sampling: SamplingParams, vocab_size: int) -> None:
+    def __init__(self, sampling: SamplingParams, vocab_size: int, *, rescoring: bool = False) -> None:
+        """rescoring: scores of documents follow the text (`aggregation.evidence`)."""
         self.started = False  # the prompts are known
         self.room: int | None = None  # output tokens that fit the context
         self.forwards = 0  # answered ones, of all branches together
@@ -29,6 +34,7 @@ class Decoder:
         self.timed: tuple[int, float] | None = None  # rows and seconds of the last forward that was no prefill
         self._sampling = sampling
         self._vocab_size = vocab_size
+        self._rescoring = rescoring
         self._branches: tuple[Branch, ...] = ()
         self._weights: tuple[float, ...] = ()
         self._prefix: tuple[int, ...] = ()  # output tokens decided when the prompts were read
@@ -37,7 +43,9 @@ class Decoder:
         self._ticket = 0
         self._asked: dict[int, int] = {}  # ticket -> branch
         self._batch: tuple[Node, ...] = ()  # what the forward under way will score
-        self._answers: dict[int, Sequence[Dist]] = {}  # branch -> distributions of `_batch`
+        self._answers: dict[
+            int, tuple[Dist, ...]
+        ] = {}  # branch -> rows of the prefix, if asked for, and of `_batch`
         self._since: float | None = None  # when it was asked for
 
     @property
@@ -64,7 +72,15 @@ class Decoder:
         self._committed = head.position
         head.cached = True
         self._batch = (head,)
-        return [self._forward(i, Segment(SeqId(i), 0, (*branch.prompt, *prefix))) for i, branch in enumerate(branches)]
+        judged = min(len(prefix), JUDGED) if self._rescoring else 0
+        early, late = tuple(prefix[: len(prefix) - judged]), tuple(prefix[len(prefix) - judged :])
+        effects: list[Effect] = []
+        for i, branch in enumerate(branches):
+            prompt = (*branch.prompt, *early)
+            effects.append(self._forward(i, Segment(SeqId(i), 0, prompt)))
+            if late:
+                effects.append(self._forward(i, Segment(SeqId(i), len(prompt), late, None, "all")))
+        return effects
 
     def settle(self, head: Node) -> list[Effect]:
         """Bring the rows to the targets: their path stays for good, what hangs below `head` stays open, the rest goes.
@@ -113,7 +129,7 @@ class Decoder:
         parents: tuple[int, ...] | None = None
         if nodes[-1].position <= head.position and not self._open:
             self._committed += len(nodes)
-            self._batch = (nodes[-1],)
+            self._batch = tuple(nodes) if self._rescoring else (nodes[-1],)
         else:
             for node in nodes:
                 node.row = len(self._open)
@@ -123,7 +139,7 @@ class Decoder:
         for node in nodes:
             node.cached = True
         self._since = now
-        wanted: Wanted = "last" if parents is None else "all"
+        wanted: Wanted = "last" if len(self._batch) == 1 and parents is None else "all"
         return [
             self._forward(i, Segment(SeqId(i), len(branch.prompt) + start, tokens, parents, wanted))
             for i, branch in enumerate(self._branches)
@@ -134,12 +150,17 @@ class Decoder:
         branch = self._asked.pop(ticket, None)
         if branch is None:
             return ()
-        self._answers[branch] = dists
+        self._answers[branch] = (*self._answers.get(branch, ()), *dists)
         if self._asked:
             return ()
-        for row, node in enumerate(self._batch):
+        answers = [self._answers[index] for index in range(len(self._branches))]
+        before = len(answers[0]) - len(self._batch)  # rows of the prefix, at the first forward alone
+        for row, node in enumerate(self._batch, start=before):
+            laws = tuple(answer[row] for answer in answers)
+            if self._rescoring and not node.dead:
+                self._judge(node, laws, [answer[:before] for answer in answers])
             if node.alive:
-                node.own = self._mixed(node, [self._answers[index][row] for index in range(len(self._branches))])
+                node.own = self._mixed(node, laws)
         self._answers.clear()
         self.forwards += 1
         self.rows += len(self._batch)
@@ -148,7 +169,34 @@ class Decoder:
 
     def _mixed(self, node: Node, dists: Sequence[Dist]) -> Dist:
         counts = self._counts(node)
-        return mix([warp(self._known(dist), self._sampling, counts) for dist in dists], self._weights)
+        merits = node.merits or (0.0,) * len(dists)
+        weights = [weight + merit for weight, merit in zip(self._weights, merits, strict=True)]
+        return mix([warp(self._known(dist), self._sampling, counts) for dist in dists], weights)
+
+    def _judge(self, node: Node, laws: tuple[Dist, ...], before: Sequence[Sequence[Dist]]) -> None:
+        """How well each document has foretold the text up to this node, parents first.
+
+        laws: of this node, each document's own, before any warping. before: at the first node the rows of the prefix.
+        """
+        above = node.parent
+        if node.merits is None:
+            if above is None:
+                merits = [0.0] * len(laws)
+                for place, token in enumerate(self._prefix[len(self._prefix) - len(before[0]) :]):
+                    merits = _judged(merits, [rows[place] for rows in before], token)
+            else:
+                assert above.merits is not None and above.laws, "a row is scored after the one above it"
+                merits = _judged(above.merits, above.laws, node.token)
+            node.merits = tuple(merits)
+        node.laws = laws
+        if above is not None and not above.alive:
+            above.laws = ()
+        scores = [
+            branch.score + merit
+            for branch, merit in zip(self._branches, node.merits, strict=True)
+            if branch.score is not None
+        ]
+        node.log_h = score_of(score_code(log_weight(scores))) if scores else None
 
     def _known(self, dist: Dist) -> Dist:
         """The law over the ids that both sides know: what an engine's vocabulary is padded with means nothing."""
@@ -173,6 +221,11 @@ class Decoder:
         self._ticket += 1
         self._asked[self._ticket] = index
         return Forward(self._ticket, segment)
+
+
+def _judged(merits: Sequence[float], laws: Sequence[Dist], token: int) -> list[float]:
+    """After one more token, of which these laws spoke."""
+    return [evidence(merit, math.log(max(law.prob(token), LEAST))) for merit, law in zip(merits, laws, strict=True)]
 
 
 def _row_above(node: Node) -> int:

@@ -25,6 +25,8 @@ from paceline.core.sides import Side, other
 from paceline.strategies.machine import Drafting
 from paceline.strategies.paths import Guess, Node
 
+Weigh = Callable[[Node], Mapping[Side, float] | None]  # eta of both sides after a prefix; None while it is not known
+
 LEAST_WEIGHT = 0.002  # a node less likely than this is not computed, however idle the engine
 MAX_VISITS = 64  # nodes looked at for one forward, and so about the most that are alive: laws are large
 
@@ -40,9 +42,11 @@ class Growth:
         drafting: Drafting,
         ends: frozenset[int],
         experience: Experience | None = None,
+        *,
+        weigh: Weigh,
     ) -> None:
         """ends: tokens that nothing follows."""
-        self.weights: Mapping[Side, float] | None = None  # of both sides, once known
+        self._weigh = weigh
         self._side = side
         self._rule = rule
         self._sampling = sampling
@@ -112,15 +116,15 @@ class Growth:
 
     def _settled(self, node: Node) -> int | None:
         known = node.own is not None, -1 if node.theirs is None else node.theirs.level
-        if node.settled is None and node.tried != known and self.weights is not None:
+        if node.settled is None and node.tried != known and (weights := self._weigh(node)) is not None:
             node.tried = known
-            decision = self._rule.decide(self._side, node.own, node.theirs, self.weights, node.position)
+            decision = self._rule.decide(self._side, node.own, node.theirs, weights, node.position)
             node.settled = None if decision is None else decision.token
         return node.settled
 
     def _own(self, node: Node) -> Guess | None:
         if node.own_guess is None and node.own is not None:
-            node.own_guess = self._guess(self._side, node.own, node.position)
+            node.own_guess = self._guess(self._side, node.own, node)
         return node.own_guess
 
     def _theirs(self, node: Node) -> Guess | None:
@@ -129,13 +133,13 @@ class Growth:
             node.their_guess = (
                 Guess((share.token,), clearness(0.0))
                 if share.head is None
-                else self._guess(other(self._side), share.head, node.position)
+                else self._guess(other(self._side), share.head, node)
             )
         return node.their_guess
 
-    def _guess(self, side: Side, dist: Dist, position: int) -> Guess:
-        tokens = tuple(self._rule.guesses(side, dist, self.weights, position, self._drafting.width))
-        return Guess(tokens, clearness(self._gap(dist, tokens, position)))
+    def _guess(self, side: Side, dist: Dist, node: Node) -> Guess:
+        tokens = tuple(self._rule.guesses(side, dist, self._weigh(node), node.position, self._drafting.width))
+        return Guess(tokens, clearness(self._gap(dist, tokens, node.position)))
 
     def _gap(self, dist: Dist, tokens: tuple[int, ...], position: int) -> float:
         """How far the first guess's score stands above the second's."""

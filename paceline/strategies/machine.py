@@ -61,6 +61,7 @@ class Task:
     rule: RuleName = "mixture"  # of aggregation
     wide: bool = False  # distributions are wanted for logprobs, not for the choice alone
     private: bool = True  # distributions that the device computes from its documents never go up
+    rescoring: bool = False  # scores of documents follow the text, see `aggregation.evidence`; not under `coin`
     drafting: Drafting = Drafting()
     rtt: float | None = None  # s, between the sides, where it is known
     experience: Experience | None = None  # of earlier answers; None: begin without any

@@ -33,6 +33,11 @@ class Node:
     position: int
     parent: Node | None
     own: Dist | None = None  # this side's law after the prefix, mixed over its documents
+    laws: tuple[
+        Dist, ...
+    ] = ()  # of each document, where scores follow the text, until the next token is judged
+    merits: tuple[float, ...] | None = None  # what the text so far adds to the score of each
+    log_h: float | None = None  # of its documents after the prefix, where that follows the text
     theirs: Share | None = None  # what the peer told of its own
     dead: bool = False  # the targets have gone another way
     row: int | None = None  # in this side's open tree of KV rows
@@ -84,9 +89,11 @@ class Paths:
             if sibling is not self.head:
                 for node in sibling.below():
                     node.alive, node.dead = False, True
-                    node.own = node.theirs = None  # a law of a large vocabulary is a megabyte
+                    node.own, node.theirs, node.laws = None, None, ()  # a law of a large vocabulary is a megabyte
         before.alive, before.children = False, {token: self.head}
         before.own = before.theirs = before.own_guess = before.their_guess = None
+        if self.head.merits is not None:
+            before.laws = ()
         self._decided[self.head.position] = self.head
         self._decided.pop(self.head.position - KEPT, None)
         return self.head

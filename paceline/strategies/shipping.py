@@ -7,7 +7,9 @@ the node of a decided prefix, so it can be read whatever was lost before: what i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from paceline.core.aggregation import score_code, score_of
 from paceline.core.rules import LAST_LEVEL, Rule
 from paceline.core.sides import Side, other
 from paceline.errors import RemoteProtocolError
@@ -57,7 +59,7 @@ class Shipping:
         if node is None or node.own is None or not node.alive or level > LAST_LEVEL:
             return []
         share = self._rule.share(self._side, node.own, node.position, level)
-        packed = pack_nodes(Nodes(node.position, number, level, number, (-1,), (0,), None))
+        packed = pack_nodes(Nodes(node.position, number, level, number, (-1,), (0,), None, _scores([node])))
         return [] if share.head is None else [Drafts(0, epoch, packed, [encode_head(share.head, precise=True)])]
 
     def _message(self, nodes: Sequence[Node], epoch: int) -> Drafts:
@@ -74,7 +76,8 @@ class Shipping:
         choices = None if heads else tuple(share.token for share in shares)
         tokens = tuple(self._edge(node, parent, first) for node, parent in zip(nodes, parents, strict=True))
         self._chosen.update({} if choices is None else zip(range(first, self._next), choices, strict=True))
-        packed = pack_nodes(Nodes(head.position, head.number, 0, first, parents, tokens, choices))
+        scores = None if choices is not None else _scores(nodes)
+        packed = pack_nodes(Nodes(head.position, head.number, 0, first, parents, tokens, choices, scores))
         return Drafts(0, epoch, packed, [encode_head(law, precise=False) for law in heads])
 
     def _edge(self, node: Node, parent: int, first: int) -> int:
@@ -112,7 +115,8 @@ class Shipping:
             if node.alive:
                 share = self._rule.heard(speaker, law, choice, node.position, nodes.level)
                 if share is not None:
-                    node.hear(share, number)
+                    log_h = None if nodes.scores is None else score_of(nodes.scores[place])
+                    node.hear(replace(share, log_h=log_h), number)
 
     def _below(self, parent: Node | None, token: int | None, *, room: bool) -> Node | None:
         """The child of that token. Above the head only what is decided has one, and a dead node has none."""
@@ -127,3 +131,9 @@ class Shipping:
             for number in [n for n, node in names.items() if not node.alive and (node.dead or node.position < since)]:
                 del names[number]
                 choices.pop(number, None)
+
+
+def _scores(nodes: Sequence[Node]) -> tuple[int, ...] | None:
+    """Of nodes whose laws are shipped, where scores follow the text and there are documents."""
+    known = [node.log_h for node in nodes if node.log_h is not None]
+    return tuple(map(score_code, known)) if len(known) == len(nodes) else None

@@ -2,8 +2,8 @@
 
 One byte says how many, at which level of detail and whether choices are there; then, as LEB128 numbers, the position,
 the first id and how far back the anchor is; then for each node how far back its parent is, doubled, plus 1 if the
-edge's token follows, that token, and the choice. A node whose edge is what its parent's sender would choose anyway
-needs no token, and a chain of such nodes (a trunk) nothing but the choices.
+edge's token follows, that token, the choice, and the score where scores follow the text. A node whose edge is what its
+parent's sender would choose anyway needs no token, and a chain of such nodes (a trunk) nothing but the choices.
 
 Pure packing, without a memory; the message they travel in is `wire.messages.Drafts`, their laws are packed by
 `wire.payload`.
@@ -21,6 +21,8 @@ MAX_NODES = 256  # in one message
 FOLLOWS = -1  # instead of an edge's token: what the parent, a node of an earlier message, said it would choose
 _LIMIT = 2**31  # of ids, positions and tokens
 _CHOICES, _TRUNK, _LEVEL_SHIFT, _MANY = 0x80, 0x40, 4, 0x0F  # the first byte: two flags, two bits, four bits
+_SCORES = 0x40  # the second flag, where there are no choices
+_MAX_SCORE = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Nodes:
     parents: tuple[int, ...]  # (n,) ids of this or an earlier message; -1: none, only the anchor node itself
     tokens: tuple[int, ...]  # (n,) the token on the edge from the parent, or FOLLOWS; 0 for an anchor without parent
     choices: tuple[int, ...] | None  # (n,) the token the sender alone would choose after each; only under `coin`
+    scores: tuple[int, ...] | None = None  # (n,) log h after each, see `aggregation.score_code`; never with choices
 
     def choice(self, node: int) -> int | None:
         """What the sender would choose after that node, if this message says so."""
@@ -52,6 +55,8 @@ def pack_nodes(nodes: Nodes) -> bytes:
         for index, (known, parent) in enumerate(zip(implied, nodes.parents, strict=True))
     )
     flags = (_CHOICES if choices is not None else 0) | (_TRUNK if trunk else 0)
+    if nodes.scores is not None:
+        flags = _SCORES
     out = bytearray([flags | nodes.level << _LEVEL_SHIFT | min(count - 1, _MANY)])
     if count - 1 >= _MANY:
         _append(out, count - 1 - _MANY)
@@ -66,6 +71,9 @@ def pack_nodes(nodes: Nodes) -> bytes:
                 _append(out, token)
         if choices is not None:
             _append(out, choices[index])
+        if nodes.scores is not None:
+            score = nodes.scores[index]
+            _append(out, 2 * score if score >= 0 else -2 * score - 1)
     return bytes(out)
 
 
@@ -83,8 +91,10 @@ def unpack_nodes(data: bytes, vocab_size: int | None = None) -> Nodes:
     parents: list[int] = []
     tokens: list[int] = []
     choices: list[int] = []
+    scores: list[int] = []
+    has_choices, has_scores = bool(flags & _CHOICES), flags & (_CHOICES | _SCORES) == _SCORES
     for index in range(count):
-        code = 2 if flags & _TRUNK else reader.number()
+        code = 2 if has_choices and flags & _TRUNK else reader.number()
         distance, explicit = code >> 1, code & 1
         parent = first + index - distance if distance else -1
         if explicit:
@@ -92,11 +102,14 @@ def unpack_nodes(data: bytes, vocab_size: int | None = None) -> Nodes:
         elif parent < 0:
             tokens.append(0)
         else:
-            inside = parent >= first and flags & _CHOICES
+            inside = parent >= first and has_choices
             tokens.append(choices[parent - first] if inside else FOLLOWS)
         parents.append(parent)
-        if flags & _CHOICES:
+        if has_choices:
             choices.append(reader.number())
+        if has_scores:
+            code = reader.number()
+            scores.append(code >> 1 if code % 2 == 0 else -(code + 1 >> 1))
     nodes = Nodes(
         position=position,
         anchor=first - (back >> 1 if back % 2 == 0 else -(back + 1 >> 1)),
@@ -104,7 +117,8 @@ def unpack_nodes(data: bytes, vocab_size: int | None = None) -> Nodes:
         first=first,
         parents=tuple(parents),
         tokens=tuple(tokens),
-        choices=tuple(choices) if flags & _CHOICES else None,
+        choices=tuple(choices) if has_choices else None,
+        scores=tuple(scores) if has_scores else None,
     )
     if (fault := _fault(nodes, _LIMIT if vocab_size is None else min(vocab_size, _LIMIT))) is not None:
         raise _bad(fault)
@@ -124,6 +138,10 @@ def _fault(nodes: Nodes, vocab_size: int) -> str | None:
     count = len(nodes.parents)
     if not 1 <= count <= MAX_NODES or len(nodes.tokens) != count or len(nodes.choices or nodes.tokens) != count:
         return f"{count} nodes, {len(nodes.tokens)} tokens, {len(nodes.choices or nodes.tokens)} choices"
+    if nodes.scores is not None and (nodes.choices is not None or len(nodes.scores) != count):
+        return f"{len(nodes.scores)} scores for {count} nodes"
+    if any(abs(score) > _MAX_SCORE for score in nodes.scores or ()):
+        return "a score is out of range"
     if not 0 <= nodes.level <= LAST_LEVEL:
         return f"there is no level {nodes.level}"
     if not (0 <= nodes.position < _LIMIT and 0 <= nodes.anchor < _LIMIT and 0 <= nodes.first <= _LIMIT - count):

@@ -73,6 +73,7 @@ class Manner:
     rule: RuleName = "mixture"
     private: bool = True
     drafting: Drafting = TREE
+    rescoring: bool = False
 
 
 MANNERS: dict[str, Manner] = {
@@ -81,6 +82,8 @@ MANNERS: dict[str, Manner] = {
     "token by token": Manner(drafting=Drafting(width=1, rows=1, ahead=0)),
     "sequences": Manner(drafting=Drafting(width=1, rows=1, ahead=6, burst=True)),
     "open trees": Manner(private=False),
+    "private trees, rescoring": Manner(rescoring=True),
+    "open trees, rescoring": Manner(private=False, rescoring=True),
     "coin, private trees": Manner("coin"),
     "coin, open chains": Manner("coin", False, CHAIN),
     "paper, open trees": Manner("paper", False),
@@ -89,7 +92,7 @@ MANNERS: dict[str, Manner] = {
 
 
 def manners(strategy: Strategy) -> dict[str, Manner]:
-    return MANNERS if strategy.reference == "mixture" else {"alone": Manner()}
+    return MANNERS if strategy.reference == "mixture" else {"alone": Manner(), "rescoring": Manner(rescoring=True)}
 
 
 def engines() -> dict[Side, Engine]:
@@ -110,7 +113,8 @@ def job(
 ) -> Job:
     task = Task(front, True, sampling, max_tokens, eos_ids, VOCAB)
     if manner is not None:
-        task = replace(task, rule=manner.rule, private=manner.private, drafting=manner.drafting)
+        how = {"private": manner.private, "drafting": manner.drafting, "rescoring": manner.rescoring}
+        task = replace(task, rule=manner.rule, **how)
     return Job(strategy, front, task, branches, room or {})
 
 

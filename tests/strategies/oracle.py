@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from paceline.core.aggregation import log_weight, mix, mix_weighted, side_weights
+from paceline.core.aggregation import (
+    evidence,
+    log_weight,
+    mix,
+    mix_weighted,
+    score_code,
+    score_of,
+    side_weights,
+)
 from paceline.core.dist import Dist
 from paceline.core.noise import uniform
 from paceline.core.rules import LAST_LEVEL, RuleName, make_rule
@@ -15,27 +24,36 @@ from paceline.core.sides import SIDES, Side
 from paceline.engine.contract import Engine
 from paceline.strategies.machine import Branch
 
-_KNOWN: dict[tuple[object, ...], Dist] = {}
+_KNOWN: dict[tuple[object, ...], tuple[Dist, float | None]] = {}
 
 
-def side_dist(engine: Engine, branches: Sequence[Branch], prefix: Sequence[int], sampling: SamplingParams) -> Dist:
-    """One side's mixture after `prefix`, from a fresh prefill of every branch. Remembered: it is asked for often."""
-    key = (engine.info.fingerprint, tuple(branches), tuple(prefix), repr(sampling))
+def side_law(
+    engine: Engine,
+    branches: Sequence[Branch],
+    prefix: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    rescoring: bool = False,
+) -> tuple[Dist, float | None]:
+    """One side's mixture after `prefix` and its log h, from a fresh prefill of every branch. Remembered."""
+    key = (engine.info.fingerprint, tuple(branches), tuple(prefix), repr(sampling), rescoring)
     if key in _KNOWN:
         return _KNOWN[key]
-    dists = []
+    dists, scores = [], []
     for index, branch in enumerate(branches):
         seq = SeqId(1_000_000 + index)
-        output = engine.forward(Batch((Segment(seq, 0, (*branch.prompt, *prefix)),)))
+        output = engine.forward(Batch((Segment(seq, 0, (*branch.prompt, *prefix), None, "all"),)))
         engine.release(seq)
-        dists.append(warp(output.dists[0][-1], sampling, Counter(prefix)))
-    _KNOWN[key] = mix(dists, [branch.score or 0.0 for branch in branches])
+        rows = output.dists[0][-1 - len(prefix) :]
+        merit = 0.0
+        for row, token in zip(rows, prefix, strict=False):  # the last row is the law asked for
+            merit = evidence(merit, math.log(max(row.prob(token), 1e-30))) if rescoring else 0.0
+        scores.append((branch.score or 0.0) + merit)
+        dists.append(warp(rows[-1], sampling, Counter(prefix)))
+    has_documents = any(branch.score is not None for branch in branches)
+    log_h = log_weight(scores) if has_documents else None
+    _KNOWN[key] = mix(dists, scores), log_h if log_h is None or not rescoring else score_of(score_code(log_h))
     return _KNOWN[key]
-
-
-def log_h(branches: Sequence[Branch]) -> float | None:
-    scores = [branch.score for branch in branches if branch.score is not None]
-    return log_weight(scores) if scores else None
 
 
 def continued_alone(
@@ -45,11 +63,14 @@ def continued_alone(
     sampling: SamplingParams,
     max_tokens: int,
     eos_ids: frozenset[int],
+    *,
+    rescoring: bool = False,
 ) -> list[int]:
     """Autoregressive decoding forced over `prefix`; the whole answer, without the end token."""
     tokens = list(prefix)
     while len(tokens) < max_tokens:
-        dist = truncate(side_dist(engine, branches, tokens, sampling), sampling)
+        law, _ = side_law(engine, branches, tokens, sampling, rescoring=rescoring)
+        dist = truncate(law, sampling)
         token = choose(dist, sampling, len(tokens))
         if token in eos_ids:
             break
@@ -63,13 +84,16 @@ def mixed(
     sampling: SamplingParams,
     max_tokens: int,
     eos_ids: frozenset[int],
+    *,
+    rescoring: bool = False,
 ) -> list[int]:
     """The synchronous mixture of both sides (DRAGON eq. 4), one position at a time."""
-    weights = side_weights({side: log_h(branches[side]) for side in branches})
 
     def target(tokens: list[int]) -> int:
-        laws = [side_dist(engines[side], branches[side], tokens, sampling) for side in SIDES]
-        return choose(truncate(mix_weighted(laws, [weights[side] for side in SIDES]), sampling), sampling, len(tokens))
+        told = [side_law(engines[side], branches[side], tokens, sampling, rescoring=rescoring) for side in SIDES]
+        weights = side_weights({side: log_h for side, (_, log_h) in zip(SIDES, told, strict=True)})
+        law = mix_weighted([law for law, _ in told], [weights[side] for side in SIDES])
+        return choose(truncate(law, sampling), sampling, len(tokens))
 
     return _written(target, max_tokens, eos_ids)
 
@@ -80,14 +104,17 @@ def tossed(
     sampling: SamplingParams,
     max_tokens: int,
     eos_ids: frozenset[int],
+    *,
+    rescoring: bool = False,
 ) -> list[int]:
     """A coin for every position says whose token it is (specs 1.6, mode B)."""
-    weights = side_weights({side: log_h(branches[side]) for side in branches})
+    assert not rescoring, "not under `coin`"
+    weights = side_weights({side: side_law(engines[side], branches[side], [], sampling)[1] for side in SIDES})
 
     def target(tokens: list[int]) -> int:
         cloud = uniform(sampling.seed, len(tokens), "coin") < weights["cloud"]
         side: Side = "cloud" if cloud else "device"
-        dist = side_dist(engines[side], branches[side], tokens, sampling)
+        dist, _ = side_law(engines[side], branches[side], tokens, sampling)
         return choose(truncate(dist, sampling), sampling, len(tokens))
 
     return _written(target, max_tokens, eos_ids)
@@ -99,13 +126,16 @@ def by_paper(
     sampling: SamplingParams,
     max_tokens: int,
     eos_ids: frozenset[int],
+    *,
+    rescoring: bool = False,
 ) -> list[int]:
     """Algorithm 1 with both laws at hand; the rule itself is held to its law by tests/core."""
     rule = make_rule("paper", sampling, vocab_size=next(iter(engines.values())).info.vocab_size)
-    weights = side_weights({side: log_h(branches[side]) for side in branches})
 
     def target(tokens: list[int]) -> int:
-        device, cloud = (side_dist(engines[side], branches[side], tokens, sampling) for side in ("device", "cloud"))
+        told = {side: side_law(engines[side], branches[side], tokens, sampling, rescoring=rescoring) for side in SIDES}
+        device, cloud = told["device"][0], told["cloud"][0]
+        weights = side_weights({side: log_h for side, (_, log_h) in told.items()})
         share = rule.share("cloud", cloud, len(tokens), LAST_LEVEL)
         decision = rule.decide("device", device, share, weights, len(tokens))
         assert decision is not None

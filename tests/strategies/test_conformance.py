@@ -48,8 +48,11 @@ def reference(
     branches: Mapping[Side, tuple[Branch, ...]] = BRANCHES,
 ) -> list[int]:
     if strategy.reference == "mixture":
-        return oracle.REFERENCES[manner.rule](engines(), branches, sampling, MAX_TOKENS, EOS)
-    return oracle.continued_alone(engines()[front], branches[front], [], sampling, MAX_TOKENS, EOS)
+        how = oracle.REFERENCES[manner.rule]
+        return how(engines(), branches, sampling, MAX_TOKENS, EOS, rescoring=manner.rescoring)
+    return oracle.continued_alone(
+        engines()[front], branches[front], [], sampling, MAX_TOKENS, EOS, rescoring=manner.rescoring
+    )
 
 
 def together(answer: Host) -> int:
@@ -163,7 +166,9 @@ def test_a_peer_lost_for_good_at_any_step_leaves_the_prefix_and_the_front_goes_o
             continue
         alone_from.add(prefix)
         assert answer.tokens[: len(told)] == told and answer.tokens[:prefix] == whole[:prefix]
-        alone = oracle.continued_alone(engines()[front], BRANCHES[front], whole[:prefix], sampling, SHORT, EOS)
+        alone = oracle.continued_alone(
+            engines()[front], BRANCHES[front], whole[:prefix], sampling, SHORT, EOS, rescoring=manner.rescoring
+        )
         assert answer.tokens == alone, f"step {step}"
     assert not every or not strategy.needs_peer or len(alone_from) > 2
 
@@ -244,7 +249,9 @@ def test_cancelled_at_any_step_everything_is_released(strategy: Strategy, manner
 def test_without_a_peer_the_front_answers_alone(strategy: Strategy, manner: Manner, front: Side) -> None:
     sampling = SAMPLINGS["sampled"]
     world = World(job(strategy, front, sampling, manner=manner), engines(), linked=False)
-    alone = oracle.continued_alone(engines()[front], BRANCHES[front], [], sampling, MAX_TOKENS, EOS)
+    alone = oracle.continued_alone(
+        engines()[front], BRANCHES[front], [], sampling, MAX_TOKENS, EOS, rescoring=manner.rescoring
+    )
     assert world.run().tokens == alone
 
 

@@ -98,7 +98,7 @@ def test_the_law_of_every_row_is_that_of_a_fresh_prefill_of_its_path(side: Side,
             play.engine.check()
         fresh = FakeEngine(seed=1, spread=0.4)
         for node, law in play.scored[:: 1 + len(play.scored) // 12]:
-            expected = oracle.side_dist(fresh, BRANCHES[side], [*play.prefix, *path(node)], SAMPLINGS[how])
+            expected, _ = oracle.side_law(fresh, BRANCHES[side], [*play.prefix, *path(node)], SAMPLINGS[how])
             np.testing.assert_allclose(law.probs, expected.probs, atol=1e-12)
             deepest = max(deepest, node.position)
         trees += sum(len(node.children) > 1 for node, _ in play.scored)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from paceline.core.ranks import RankTable, clearness
 from paceline.core.rules import make_rule
 from paceline.core.sampling import SamplingParams
 from paceline.strategies.growth import LEAST_WEIGHT, Growth
-from paceline.strategies.machine import Drafting
+from paceline.strategies.machine import Drafting, Side
 from paceline.strategies.paths import Node, Paths
 from tests.strategies.cases import EOS, VOCAB, point
 
@@ -28,9 +28,11 @@ def free(rows: int) -> float:
     return 0.01 + 0.0 * rows
 
 
-def growth(drafting: Drafting, sampling: SamplingParams = GREEDY) -> Growth:
+def growth(
+    drafting: Drafting, sampling: SamplingParams = GREEDY, weights: Mapping[Side, float] | None = None
+) -> Growth:
     rule = make_rule("mixture", sampling, vocab_size=VOCAB)
-    return Growth("cloud", rule, sampling, drafting, EOS)
+    return Growth("cloud", rule, sampling, drafting, EOS, weigh=lambda _: weights)
 
 
 def table(chance: random.Random) -> Dist:
@@ -165,8 +167,7 @@ def test_a_row_is_computed_only_where_it_saves_more_than_it_costs(
 
 def test_where_both_laws_are_known_the_only_child_is_the_target() -> None:
     rule = make_rule("mixture", GREEDY, vocab_size=VOCAB)
-    picker = growth(Drafting(4, 16, 8))
-    picker.weights = {"cloud": 0.3, "device": 0.7}
+    picker = growth(Drafting(4, 16, 8), weights={"cloud": 0.3, "device": 0.7})
     head = node = Paths(0).head
     for theirs in (70, 71, 72):
         node.own, node.cached = point(66), True

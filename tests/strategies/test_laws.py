@@ -84,7 +84,6 @@ def test_the_first_two_tokens_follow_the_law(name: str, rule: RuleName, front: S
 def test_every_token_is_lawful_though_the_link_flaps(front: Side, how: str, private: bool) -> None:
     """Each is what the mixture, or the front alone, would have chosen at its prefix: nothing else may be mixed in."""
     by, sampling = engines(), SAMPLINGS[how]
-    weights = side_weights({side: oracle.log_h(BRANCHES[side]) for side in SIDES})
     only: Counter[str] = Counter()  # tokens that only one of the two would have chosen
     for seed in range(12):
         chance = random.Random(f"flap {seed}")
@@ -103,7 +102,11 @@ def test_every_token_is_lawful_though_the_link_flaps(front: Side, how: str, priv
             .tokens
         )
         for position, token in enumerate(tokens):
-            dists = {side: oracle.side_dist(by[side], BRANCHES[side], tokens[:position], sampling) for side in SIDES}
+            told = {side: oracle.side_law(by[side], BRANCHES[side], tokens[:position], sampling) for side in SIDES}
+            dists, weights = (
+                {side: law for side, (law, _) in told.items()},
+                side_weights({side: h for side, (_, h) in told.items()}),
+            )
             mixture = mix_weighted([dists[side] for side in SIDES], [weights[side] for side in SIDES])
             together = choose(truncate(mixture, sampling), sampling, position)
             alone = choose(truncate(dists[front], sampling), sampling, position)
