@@ -75,32 +75,20 @@ def concatenation(found: Found, separator: Ids, budget: int, reader: Side = "dev
 
 
 def branches(found: Found, separator: Ids, budget: int) -> Plan:
-    """DRAGON: each document is a context of its own, cropped to the same budget, on the side that holds it."""
+    """As served: each document is a context of its own, cropped to the same budget, on the side that holds it."""
     every = [document for side in SIDES for document in found.get(side, ())]
     if not every:
         return Plan("ours", no_retrieval(found, separator, budget).contexts)
-    return Plan("ours", tuple(_joined(document.side, (document,), separator, budget) for document in every))
+    contexts = tuple(_joined(document.side, (document,), separator, budget) for document in every)
+    return Plan("ours", contexts, rescored=True)
 
 
-def rescored_branches(found: Found, separator: Ids, budget: int) -> Plan:
-    """Ours, and a branch that has just predicted the text well weighs more. Not what the program serves."""
-    return replace(branches(found, separator, budget), method="rescored", rescored=True)
+def fixed_branches(found: Found, separator: Ids, budget: int) -> Plan:
+    """Ours with R of the query alone, as `"rescoring": false` has it."""
+    return replace(branches(found, separator, budget), method="fixed", rescored=False)
 
 
-METHODS: tuple[Method, ...] = (no_retrieval, device_only, cloud_only, concatenation, branches, rescored_branches)
-
-# Of 16 pairs tried on 10 to 48 windows of WikiText-2 and 5 generated ones, all from 0.5 to 1 and 0.8 to 0.95 gained.
-TRUST = 0.5
-FADING = 0.9
-
-
-def evidence(before: float, log_probability: float) -> float:
-    """What is added to R of a branch after one more token of text to which it gave this log-probability.
-
-    The sum over all tokens so far, older ones counting less: without fading it would be Bayes' rule for one document
-    that explains the whole text, and soon trust one branch for good. A side can know it of its own branches alone.
-    """
-    return FADING * before + TRUST * log_probability
+METHODS: tuple[Method, ...] = (no_retrieval, device_only, cloud_only, concatenation, branches, fixed_branches)
 
 
 def fitting(documents: Sequence[Retrieved], separator: Ids, budget: int) -> list[Retrieved]:

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.aggregation import evidence
 from paceline.core.dist import Dist
 from paceline.core.sides import SIDES, Side
 from paceline.engine.load import load_model
@@ -27,7 +28,7 @@ from paceline.rag.index import VectorIndex
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 
 from .articles import Piece, Shelves, Window
-from .baselines import METHODS, Found, Ids, Plan, Retrieved, evidence, mixture
+from .baselines import METHODS, Found, Ids, Plan, Retrieved, mixture
 from .material import SEED, Material, gather
 from .report import Claim, Options, Report, plot_lines
 from .scorers import EngineScorer, Probabilities, Scorer
@@ -38,8 +39,8 @@ SUMMARY: Final = "perplexity of text against documents per side; baselines: none
 
 BASELINES: Final = ("crcg_device", "crcg_cloud", "drcg")
 OURS: Final = "ours"
-RESCORED: Final = "rescored"  # ours with R that follows the text: what a better aggregation could give, not served
-DRAWN: Final = (*BASELINES, OURS, RESCORED)
+FIXED: Final = "fixed"  # ours with R of the query alone
+DRAWN: Final = (*BASELINES, OURS, FIXED)
 TARGET: Final = 1.4
 PAPER: Final = "1.9 (Qwen2.5-1.5B, WikiText-2), 1.4 (OPT-1.3B, WikiText-103)"
 
@@ -262,10 +263,10 @@ def taught(material: Material, library: Library, separator: Ids, vocab_size: int
 
 
 def row(model: str, articles: str, measured: Measured, depth: int) -> dict[str, object]:
-    found = {method: measured.perplexity(depth, method) for method in ("none", *BASELINES, OURS, RESCORED)}
+    found = {method: measured.perplexity(depth, method) for method in ("none", *BASELINES, OURS, FIXED)}
     ratios = {}
     if depth and articles == "own":
-        ratios = {"gain_ratio": measured.gain(depth), "rescored_ratio": measured.gain(depth, method=RESCORED)}
+        ratios = {"gain_ratio": measured.gain(depth), "fixed_ratio": measured.gain(depth, method=FIXED)}
     return {"model": model, "articles": articles, "documents": depth} | found | ratios
 
 

@@ -104,6 +104,7 @@ def generation_of(
         seeded=asked.seed is not None,
         aggregator=extension.aggregator,
         drafts=extension.drafts,
+        rescoring=extension.rescoring,
     )
 
 

@@ -196,6 +196,7 @@ class Extension(Schema):
     documents: Annotated[int, Field(ge=0, le=MAX_DOCUMENTS)] | None = None
     aggregator: RuleName | None = None
     drafts: Drafts = "tree"
+    rescoring: bool = True
     on_device_loss: OnLoss = "continue"
     report: bool = False
 

@@ -47,7 +47,9 @@ class Pair:
         }
         sampling = SamplingParams(temperature=0.0)
         plain = Drafting(width=1, rows=1, ahead=0)  # drafts change no token, and cost time here
-        task = Task(front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, drafting=plain)
+        task = Task(
+            front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, drafting=plain, rescoring=True
+        )
         engines = {side: self.models[side].engine for side in SIDES}
         world = World(Job(strategy, front, task, branches), engines, network=Network((0.01, 0.02)))
         return tokenizer.decode(world.run().tokens)

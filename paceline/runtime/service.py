@@ -38,6 +38,7 @@ class GenerateRequest:
     seeded: bool = True  # the client named the seed: the same one must give the same text
     aggregator: RuleName | None = None  # None: chosen by default_rule
     drafts: Drafts = "tree"
+    rescoring: bool = True  # scores of documents follow the text as it grows
     constraint: Constraint | None = None  # what the text must look like
     collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # this side's documents that are read; the peer reads its own
     files: frozenset[str] | None = None  # of those collections only these uploaded files; None: all

@@ -14,10 +14,9 @@ Where scores follow the text (`Task.rescoring`), they are kept per prefix as law
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.core.aggregation import side_weights
 from paceline.core.dist import Dist
 from paceline.core.experience import Experience
 from paceline.core.placement import Placement
@@ -52,6 +51,7 @@ from paceline.strategies.machine import (
 )
 from paceline.strategies.paths import Node, Paths
 from paceline.strategies.shipping import Shipping
+from paceline.strategies.weighing import Weighing
 from paceline.wire.messages import Drafts, Handover, Have, Pace, SessionMessage, Targets, Wanted, Weight
 
 FIRST_HOLDER: Side = "device"
@@ -76,11 +76,12 @@ class Aggregate:
         self._task = task
         self._rule = make_rule(task.rule, task.sampling, wide=task.wide, vocab_size=task.vocab_size)
         self._paths = Paths(len(task.targets))
-        self._rescoring = task.rescoring and self._rule.name != "coin"  # whose messages have no room for scores
-        self._decoder = Decoder(task.sampling, task.vocab_size, rescoring=self._rescoring)
+        rescoring = task.rescoring and self._rule.name != "coin"  # whose messages have no room for scores
+        self._decoder = Decoder(task.sampling, task.vocab_size, rescoring=rescoring)
+        self._weighing = Weighing(task.side, self._decoder, rescoring=rescoring)
         experience = task.experience or Experience()
         self._growth = Growth(
-            task.side, self._rule, task.sampling, self._drafting(), task.eos_ids, experience, weigh=self._weigh
+            task.side, self._rule, task.sampling, self._drafting(), task.eos_ids, experience, weigh=self._weighing.at
         )
         self._profile = experience.profile
         self._targets = list(task.targets)
@@ -107,9 +108,7 @@ class Aggregate:
         """Nothing is known of the peer (any more)."""
         self._paths.forget_told()
         self._shipping = Shipping(self._task.side, self._rule, self._task.vocab_size, self._paths)
-        self._peer_log_h: float | None = None
-        self._peer_known = False  # `_peer_log_h` has come
-        self._weights: Mapping[Side, float] | None = None  # of both sides, where scores stay what they were
+        self._weighing.meet_peer()
         self._turn = 0  # hand-overs so far
         self._since = 0  # the holder decides from this position on
         self._told = len(self._targets)  # targets the peer has been sent, by this side or by itself
@@ -170,7 +169,7 @@ class Aggregate:
             case Drafts():
                 self._shipping.hear(message)
             case Weight(log_weight=log_weight):
-                self._peer_log_h, self._peer_known = log_weight, True
+                self._weighing.hear(log_weight)
             case Targets():
                 return self._follow(message)
             case Wanted(node=node, level=level):
@@ -269,11 +268,9 @@ class Aggregate:
 
     def _decide_together(self) -> list[Effect] | None:
         """One target from both sides' laws, as soon as every side that has a say is heard."""
-        if not (self._peer_known and self._decoder.started) or len(self._targets) < self._since:
-            return None  # what a side has found is not known before it has searched
         head = self._paths.head
-        weights = self._weigh(head)
-        if weights is None:
+        weights = self._weighing.at(head)
+        if weights is None or len(self._targets) < self._since:
             return None
         known = head, head.own is not None, -1 if head.theirs is None else head.theirs.level
         if known == self._undecided:
@@ -282,23 +279,8 @@ class Aggregate:
         if decision is None:
             self._undecided = known
             return None
-        has_documents = self._peer_log_h is not None or self._decoder.log_h is not None
-        return self._target(decision.token, LANES.index(decision.lane) if has_documents else 0, decision.dist)
-
-    def _weigh(self, node: Node) -> Mapping[Side, float] | None:
-        """eta of both sides after a prefix; None while it is not known."""
-        if not (self._peer_known and self._decoder.started):
-            return None
-        ours, theirs = self._decoder.log_h, self._peer_log_h
-        side = self._task.side
-        if not self._rescoring or ours is None or theirs is None:  # else one side has all the weight
-            if self._weights is None:
-                self._weights = side_weights({side: ours, other(side): theirs})
-            return self._weights
-        told = None if node.theirs is None else node.theirs.log_h
-        if node.log_h is None or told is None:
-            return None
-        return side_weights({side: node.log_h, other(side): told})
+        lane = LANES.index(decision.lane) if self._weighing.has_documents else 0
+        return self._target(decision.token, lane, decision.dist)
 
     def _target(self, token: int, lane: int, final: Dist | None) -> list[Effect]:
         """The next target is known: keep it, and let the client have it if this side faces one."""
@@ -373,7 +355,7 @@ class Aggregate:
 
     def _ask_for_more(self) -> list[Effect]:
         """Where what the peer has shipped does not settle the choice (specs 7.3)."""
-        head, weights = self._paths.head, self._weigh(self._paths.head)
+        head, weights = self._paths.head, self._weighing.at(self._paths.head)
         if not (self._decides and self._linked) or weights is None or len(self._targets) < self._since:
             return []
         if head.theirs is None or head.told_as is None or (head.own is None and weights[self._task.side] > 0.0):
@@ -386,7 +368,7 @@ class Aggregate:
 
     def _hand_over(self) -> list[Effect]:
         """Let the other side decide where that is faster."""
-        if not (self._decides and self._linked and self._peer_known) or self._rtt is None:
+        if not (self._decides and self._linked and self._weighing.peer_known) or self._rtt is None:
             return []
         self._placement.observe_pace(self._task.side, self._speed())
         self._placement.observe_round_trip(self._rtt)
@@ -479,7 +461,7 @@ class Aggregate:
 
     # ---- after a loss of messages, which a link does not have but a link that breaks and heals does -----------------
     def _have(self) -> Have:
-        waits = self._decides and not self._ended and (not self._peer_known or self._paths.head.theirs is None)
+        waits = self._decides and not self._ended and (not self._weighing.peer_known or self._paths.head.theirs is None)
         return Have(0, self._epoch, self._turn, len(self._targets), waits)
 
     def _resend(self, have: Have) -> list[Effect]:

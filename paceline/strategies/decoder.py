@@ -43,9 +43,7 @@ class Decoder:
         self._ticket = 0
         self._asked: dict[int, int] = {}  # ticket -> branch
         self._batch: tuple[Node, ...] = ()  # what the forward under way will score
-        self._answers: dict[
-            int, tuple[Dist, ...]
-        ] = {}  # branch -> rows of the prefix, if asked for, and of `_batch`
+        self._answers: dict[int, tuple[Dist, ...]] = {}  # branch -> rows of the prefix, if asked for, and of `_batch`
         self._since: float | None = None  # when it was asked for
 
     @property

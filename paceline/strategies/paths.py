@@ -33,9 +33,7 @@ class Node:
     position: int
     parent: Node | None
     own: Dist | None = None  # this side's law after the prefix, mixed over its documents
-    laws: tuple[
-        Dist, ...
-    ] = ()  # of each document, where scores follow the text, until the next token is judged
+    laws: tuple[Dist, ...] = ()  # of each document, where scores follow the text, until the next token is judged
     merits: tuple[float, ...] | None = None  # what the text so far adds to the score of each
     log_h: float | None = None  # of its documents after the prefix, where that follows the text
     theirs: Share | None = None  # what the peer told of its own

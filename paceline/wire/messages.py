@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-VERSION = 2
+VERSION = 3
 SUBPROTOCOL = "paceline.v1"
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
@@ -113,6 +113,7 @@ class OpenSession(_Message, frozen=True, tag="open"):
     privacy: Name
     rule: Name  # of aggregation; empty where the strategy has none
     wide: bool  # distributions are wanted for logprobs, not for the choice alone
+    rescoring: bool  # scores of documents follow the text
     drafting: Drafting
     targets: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
     epoch: Count  # how often this answer has been opened before; what was said under another epoch counts no more

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from bench.articles import Piece, Shelves, Window
-from bench.baselines import FADING, TRUST, Context, Found, Plan, Retrieved, evidence
+from bench.baselines import Context, Found, Plan, Retrieved
 from bench.perplexity import Library, Measured, Workload, gain_ratio, measure, run, score_plans, strangers
 from bench.report import Options
 from bench.scorers import EngineScorer, Ids, Probabilities
 from bench.tables import COPIED, Static, copied, fit
+from paceline.core.aggregation import TRUST
 from paceline.core.segments import Batch, Segment, SeqId
 from paceline.engine.fake import FakeEngine
 from paceline.rag.embed import HashEmbedder
@@ -60,12 +61,11 @@ def test_perplexity_of_a_known_model_is_its_closed_form() -> None:
 
 def test_a_branch_that_has_predicted_the_text_weighs_more_from_the_next_token_on() -> None:
     read = (Context("device", (1,), 0.0), Context("cloud", (2,), 0.0))
-    plan = Plan("rescored", read, rescored=True)
+    plan = Plan("ours", read, rescored=True)
     logs = score_plans(Counting(), {"plan": plan}, (0, 1, 1), 1)
     odds = math.exp(TRUST * (math.log(0.5) - math.log(0.125)))  # after one token that the first foretold
     first = odds / (odds + 1)
     assert logs["plan"] == pytest.approx(math.log(0.3125) + math.log(first * 0.5 + (1 - first) * 0.125))
-    assert evidence(2.0, -1.0) == pytest.approx(2.0 * FADING - TRUST)
 
 
 def test_perplexity_counts_tokens_not_windows() -> None:
@@ -144,7 +144,7 @@ def test_every_method_is_measured_at_every_depth() -> None:
     load = Workload(depths=(0, 1, 2), budget=20, query_share=3)
     found = [library.find(window.ids[: load.start(window.ids)], load.deepest) for window in windows]
     measured = measure(EngineScorer(FakeEngine(1), "fake"), windows, found, (32,), load)
-    methods = ("none", "crcg_device", "crcg_cloud", "drcg", "ours", "rescored")
+    methods = ("none", "crcg_device", "crcg_cloud", "drcg", "ours", "fixed")
     assert set(measured.logs) == {(depth, method) for depth in load.depths for method in methods}
     bare = {measured.perplexity(0, method) for method in methods}
     assert len(bare) == 1  # without documents all are the same

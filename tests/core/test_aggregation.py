@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.aggregation import log_weight, mix, mix_weighted, side_weights
+from paceline.core.aggregation import (
+    DOUBT,
+    FADING,
+    TRUST,
+    evidence,
+    log_weight,
+    mix,
+    mix_weighted,
+    score_code,
+    score_of,
+    side_weights,
+)
 from paceline.core.dist import Dist
 from paceline.core.sampling import SamplingParams, choose
 from tests.core.chi_square import assert_drawn_from
@@ -106,3 +117,19 @@ def test_sparse_and_dense_mix_over_the_union_of_ids(parts: list[tuple[Dist, set[
 def test_mixing_leaves_its_parts_untouched() -> None:
     mix([LEFT, RIGHT], [0.0, 2.0])
     assert LEFT.probs.tolist() == [0.8, 0.2]
+
+
+@given(st.floats(-40.0, 0.0), st.lists(st.floats(-60.0, 0.0), min_size=1, max_size=30))
+def test_evidence_fades_and_no_token_counts_for_more_than_its_bound(before: float, logs: list[float]) -> None:
+    merit = before
+    for log in logs:
+        merit = evidence(merit, log)
+    sums = TRUST * sum(FADING**age * max(log, -DOUBT) for age, log in enumerate(reversed(logs)))
+    assert merit == pytest.approx(FADING ** len(logs) * before + sums)
+    assert merit >= FADING ** len(logs) * before - TRUST * DOUBT / (1 - FADING) - 1e-9
+
+
+@given(st.floats(-1e4, 1e4))
+def test_a_score_survives_the_wire_to_a_512th_of_a_nat(score: float) -> None:
+    told = score_of(score_code(score))
+    assert abs(told - score) <= 1 / 512 and score_of(score_code(told)) == told

@@ -73,6 +73,7 @@ def opening(session: int) -> OpenSession:
         privacy="document-private",
         rule="mixture",
         wide=False,
+        rescoring=True,
         drafting=Drafting(width=4, rows=16, ahead=32, burst=False),
         targets=[],
         epoch=0,

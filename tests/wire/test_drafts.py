@@ -28,6 +28,8 @@ def messages(draw: st.DrawFn) -> Nodes:
     anchor = draw(st.integers(0, first + count))
     tokens = st.integers(0, VOCAB - 1)
     choices = draw(st.none() | st.lists(tokens, min_size=count, max_size=count))
+    numbers = st.lists(st.integers(-(2**30), 2**30), min_size=count, max_size=count)
+    scores = None if choices is not None else draw(st.none() | numbers)
     parents: list[int] = []
     edges: list[int] = []
     for node in range(first, first + count):
@@ -53,6 +55,7 @@ def messages(draw: st.DrawFn) -> Nodes:
         parents=tuple(parents),
         tokens=tuple(edges),
         choices=None if choices is None else tuple(choices),
+        scores=None if scores is None else tuple(scores),
     )
 
 
