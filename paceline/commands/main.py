@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.commands import bench, demo, docs, doctor
+from paceline.commands import bench, demo, docs, doctor, tables
 from paceline.errors import PacelineError
 
 GROUP = "paceline.commands"
@@ -45,7 +45,7 @@ def build(programs: tuple[EntryPoint, ...] | None = None) -> typer.Typer:
             register(app)
     if missing:
         _say(f"the commands of {' and '.join(missing)} are missing here: install paceline again")
-    for builtin in (docs, demo, doctor, bench):
+    for builtin in (docs, tables, demo, doctor, bench):
         builtin.register(app)
     return app
 

@@ -16,7 +16,7 @@ from paceline import __version__
 from paceline.commands import main as root
 from paceline.errors import ConfigError
 
-BUILTIN = ("bench", "demo", "docs", "doctor")
+BUILTIN = ("bench", "demo", "docs", "doctor", "tables")
 
 
 def every_command() -> Iterator[tuple[str, ...]]:

@@ -1,0 +1,128 @@
+"""`paceline tables`: the look-up tables that answers are drafted from, by the same settings as the program of a side.
+
+A running program reads a base table when it starts; an owner's table that is erased here is forgotten by a running one
+as soon as that owner asks again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from paceline.errors import ConfigError
+from paceline.settings import AgentSettings, NodeSettings, ServerSettings, resolve
+
+Side = Annotated[Literal["cloud", "device"], typer.Option("--side", help="whose state directory is meant")]
+StateDir = Annotated[Path | None, typer.Option("--state-dir", help="default: that of the side's settings")]
+Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; default: paceline.toml")]
+Json = Annotated[bool, typer.Option("--json", help="write JSON to standard output")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        help="Warm up, list and erase the look-up tables that answers are drafted from.",
+        epilog="Example: paceline tables list --side cloud",
+    )
+    group.command(epilog="Example: paceline tables warm dialogues.jsonl --model demo --side cloud")(warm)
+    group.command("list", epilog="Example: paceline tables list --json")(list_)
+    group.command(epilog="Example: paceline tables erase phone --side cloud")(erase)
+    app.add_typer(group, name="tables")
+
+
+def warm(
+    file: Annotated[Path, typer.Argument(help='JSON lines with "messages", "turns" or "conversations"; also .gz')],
+    model: Annotated[str | None, typer.Option("--model", help="default: that of the side's settings")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="read of each dialogue at most")] = 2048,
+    answer_tokens: Annotated[
+        int, typer.Option(min=0, help="written by the model where a dialogue lacks an answer")
+    ] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="dialogues at most")] = None,
+    side: Side = "cloud",
+    state_dir: StateDir = None,
+    config: Config = None,
+) -> None:
+    """Let the model read dialogues, so that the first answers are drafted as well as later ones.
+
+    What it learns is read for every owner, by all models of the same vocabulary: give no private text.
+    """
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    from paceline.api.opening import open_model
+    from paceline.models import CLOUD, DEVICE
+    from paceline.runtime import warming
+    from paceline.runtime.tables import FOLDER, TableStore
+
+    settings = _settings(side, state_dir, config, model)
+    if not file.is_file():
+        raise ConfigError(f"{file} is not a file: give JSON lines with dialogues")
+    folder = settings.state_dir / FOLDER
+    dialogues = list(islice(warming.read_dialogues(file), limit))
+    loaded = open_model(settings, CLOUD if side == "cloud" else DEVICE)
+    store = TableStore(folder, loaded.tokenizer.fingerprint, loaded.tokenizer.vocab_size)
+    console = Console(stderr=True)
+    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+        read = bar.track(dialogues, description="reading")
+        tokens = warming.warm(loaded, store.base, read, max_tokens=max_tokens, answer_tokens=answer_tokens)
+    if not store.save_base():
+        raise ConfigError(f"the table cannot be written to {folder}: is there room, and may you write there?")
+    typer.echo(f"{len(dialogues)} dialogues, {tokens} tokens: the table knows what follows {len(store.base)} tokens")
+
+
+def list_(side: Side = "cloud", state_dir: StateDir = None, config: Config = None, as_json: Json = False) -> None:
+    """List the tables: bases first, then those of owners."""
+    from paceline.runtime.tables import FOLDER, table_files
+
+    files = table_files(_settings(side, state_dir, config).state_dir / FOLDER)
+    if as_json:
+        rows = [{**each._asdict(), "path": str(each.path)} for each in files]
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    for each in files:
+        name = each.owner or "(base)"
+        typer.echo(f"{name:<24} {each.rows:>8} rows {each.num_bytes / 1e6:>8.1f} MB  vocabulary {each.vocabulary[:12]}")
+    typer.echo(f"{len(files)} table{'' if len(files) == 1 else 's'}", err=True)
+
+
+def erase(
+    owners: Annotated[list[str] | None, typer.Argument(help="as `paceline tables list` shows them")] = None,
+    every: Annotated[bool, typer.Option("--all", help="those of all owners")] = False,
+    base: Annotated[bool, typer.Option("--base", help="the bases")] = False,
+    side: Side = "cloud",
+    state_dir: StateDir = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Erase tables, of every vocabulary. Exit code 1 if one of the owners had none."""
+    from paceline.runtime.tables import FOLDER, table_files
+
+    if not (owners or every or base):
+        raise ConfigError("name the owners whose tables are to be erased, or give --all or --base")
+    files = table_files(_settings(side, state_dir, config).state_dir / FOLDER)
+    erased = dict.fromkeys(owners or (), False)
+    for each in files:
+        if (each.kind == "base" and base) or (each.kind == "owner" and (every or each.owner in erased)):
+            each.path.unlink(missing_ok=True)
+            erased[each.owner or "(base)"] = True
+    if as_json:
+        typer.echo(json.dumps(erased, indent=2, ensure_ascii=False))
+    else:
+        for name, gone in erased.items():
+            typer.echo(f"{'erased' if gone else 'not there'}  {name}")
+    if not all(erased.values()):
+        raise typer.Exit(1)
+
+
+def _settings(
+    side: Literal["cloud", "device"], state_dir: Path | None, config: Path | None, model: str | None = None
+) -> NodeSettings:
+    flags = {"state_dir": state_dir, "model": model}
+    settings, _ = resolve(ServerSettings if side == "cloud" else AgentSettings, flags, os.environ, config)
+    return settings
