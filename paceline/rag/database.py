@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,47 @@ _SCHEMA = (
         title TEXT NOT NULL,
         embedding BLOB NOT NULL,  -- float32, little-endian
         UNIQUE (document, position))""",
+)
+_UPLOADS = (
+    # seq: the order of making, which times of one second do not tell.
+    """CREATE TABLE IF NOT EXISTS files (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        purpose TEXT NOT NULL,
+        bytes INTEGER NOT NULL,
+        created_at REAL NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS vector_stores (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,  -- also the name of its collection
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        metadata TEXT NOT NULL,  -- JSON
+        created_at REAL NOT NULL,
+        active_at REAL NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS file_batches (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        store TEXT NOT NULL REFERENCES vector_stores (id) ON DELETE CASCADE,
+        created_at REAL NOT NULL,
+        cancelled INTEGER NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS attached (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        store TEXT NOT NULL REFERENCES vector_stores (id) ON DELETE CASCADE,
+        file TEXT NOT NULL REFERENCES files (id) ON DELETE CASCADE,
+        batch TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        status TEXT NOT NULL,
+        error_code TEXT NOT NULL,
+        error_message TEXT NOT NULL,
+        attributes TEXT NOT NULL,  -- JSON
+        chunk_tokens INTEGER NOT NULL,
+        overlap INTEGER NOT NULL,
+        usage_bytes INTEGER NOT NULL,
+        UNIQUE (store, file))""",
+    "CREATE INDEX IF NOT EXISTS attached_files ON attached (file)",
+    "CREATE INDEX IF NOT EXISTS attached_batches ON attached (batch)",
 )
 _FROM_1 = (  # its names and texts were unique in the table, which no ALTER can take back
     "ALTER TABLE documents RENAME TO documents_1",
@@ -101,6 +143,8 @@ class Database:
                     f"The documents in {self._directory} were stored by another version of Paceline (format {version}, "
                     f"this one reads {VERSION}). Use that version, or choose another folder and add them again."
                 )
+            for statement in _UPLOADS:
+                self._connection.execute(statement)
         for pragma in ("foreign_keys = ON", "legacy_alter_table = OFF"):
             self._connection.execute(f"PRAGMA {pragma}")
         self.checkpoint()
@@ -193,3 +237,25 @@ class Database:
                 sqlite3.SQLITE_CORRUPT: "It is damaged: restore it from a copy, or remove the folder and add again.",
             }.get(code & 0xFF, "Check the folder, or choose another.")
             raise ConfigError(f"{self._directory / FILE}: {error}. {advice}") from error
+
+
+class Rows:
+    """A connection for several threads, one transaction at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[Database]:
+        with self._lock, self._database.reading():
+            yield self._database
+
+    @contextmanager
+    def writing(self) -> Iterator[Database]:
+        with self._lock, self._database.writing():
+            yield self._database

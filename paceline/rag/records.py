@@ -17,7 +17,7 @@ class Selection:
     """Which documents are searched."""
 
     collections: tuple[str, ...] = (DEFAULT_COLLECTION,)
-    files: frozenset[str] | None = None  # ids of uploaded files: of those collections only theirs
+    among: frozenset[str] | None = None  # ids of documents: of those collections only these
 
 
 MANAGED = Selection()
@@ -69,6 +69,7 @@ class Passage:
     text: str
     score: float  # cosine similarity to the query: the same scale on both sides, -1 to 1
     file_id: str = ""  # of the uploaded file it is of; of a document that was not uploaded, the document's
+    collection: str = DEFAULT_COLLECTION
 
     @property
     def titled(self) -> str:

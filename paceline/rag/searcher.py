@@ -70,9 +70,9 @@ class Searcher:
     def selected(self, selection: Selection) -> NDArray[np.int64]:
         """(n,) ids of the chunks that are searched."""
         where, parameters = _collections(selection.collections)
-        if selection.files is not None:
-            where += " AND file IN (SELECT value FROM json_each(?))"
-            parameters.append(json.dumps(sorted(selection.files)))
+        if selection.among is not None:
+            where += " AND document IN (SELECT value FROM json_each(?))"
+            parameters.append(json.dumps(sorted(selection.among)))
         rows = self._database.execute(f"SELECT chunks.id FROM {where} ORDER BY chunks.id", *parameters)
         return np.fromiter((row[0] for row in rows), np.int64)
 
@@ -85,7 +85,7 @@ class Searcher:
         if index is None:
             return list(scores.items())
         order = fused(
-            list(scores), index.search(query, wanted, None if selection.files is None else set(among.tolist()))
+            list(scores), index.search(query, wanted, None if selection.among is None else set(among.tolist()))
         )
         return [(i, scores[i] if i in scores else self._cosine(vector, i)) for i in order]
 

@@ -202,10 +202,14 @@ class DocumentStore:
     def count(self, selection: Selection = MANAGED) -> int:
         marks = ", ".join("?" * len(selection.collections))
         with self._reading():
-            files = self._database.execute(
-                f"SELECT file FROM documents WHERE collection IN ({marks})", *selection.collections
+            ids = self._database.execute(
+                f"SELECT id FROM documents WHERE collection IN ({marks})", *selection.collections
             ).fetchall()
-        return sum(selection.files is None or file in selection.files for (file,) in files)
+        return sum(selection.among is None or document in selection.among for (document,) in ids)
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
 
     def search(
         self, query: str, k: int, selection: Selection = MANAGED, *, min_score: float = MIN_SCORE
@@ -266,12 +270,12 @@ class DocumentStore:
     def _passages(self, hits: list[tuple[int, float]], k: int) -> list[Passage]:
         passages: dict[str, Passage] = {}  # by text, so that copies collapse
         for chunk_id, score in hits:
-            name, title, text, document, file = self._database.execute(
-                "SELECT name, title, text, documents.id, file FROM chunks JOIN documents ON documents.id = document "
-                "WHERE chunks.id = ?",
+            name, title, text, document, file, collection = self._database.execute(
+                "SELECT name, title, text, documents.id, file, collection FROM chunks "
+                "JOIN documents ON documents.id = document WHERE chunks.id = ?",
                 chunk_id,
             ).fetchone()
-            passage = Passage(name, chunk_id, title, text, min(score, 1.0), file or document)
+            passage = Passage(name, chunk_id, title, text, min(score, 1.0), file or document, collection)
             passages.setdefault(" ".join(text.split()), passage)
             if len(passages) == k:
                 break

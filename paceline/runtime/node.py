@@ -19,6 +19,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine.contract import LoadedModel, ModelInfo
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.document_kv import KvStore
+from paceline.rag.library import Library
 from paceline.rag.prompt import passages_text, query_of
 from paceline.rag.records import Passage, Selection
 from paceline.rag.store import DocumentStore
@@ -77,10 +78,14 @@ class Node:
         self._peers: dict[PeerSession, Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._tokenizer = model.tokenizer
+        self._library: Library | None = None
         self._kv = None if kv is None or store is None else DocumentKv(kv, store, self.worker, model)
 
     async def __aenter__(self) -> Self:
         await self.worker.start()
+        if self._store is not None:
+            self._library = await asyncio.to_thread(Library, self._store, self._side)
+            self._library.start()
         if self._kv is not None:
             self._tasks.add(asyncio.get_running_loop().create_task(self._fill(self._kv)))
         return self
@@ -95,6 +100,8 @@ class Node:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._library is not None:
+            await asyncio.to_thread(self._library.close)
         await self.worker.stop()
         if self._kv is not None:
             await asyncio.to_thread(self._kv.close)
@@ -124,6 +131,10 @@ class Node:
 
     def strategies(self) -> Sequence[str]:
         return tuple(STRATEGIES)
+
+    @property
+    def library(self) -> Library | None:
+        return self._library
 
     @property
     def num_documents(self) -> int:
@@ -161,7 +172,7 @@ class Node:
 
     async def _prepare(self, request: GenerateRequest) -> FrontSession:
         name, link = self._peer_for(request)
-        selection = Selection(request.collections, request.files)
+        selection = Selection(request.collections, request.among)
         choice = choose_strategy(request, self._situation(name, link, selection))
         if choice.missing and request.on_loss == "fail":
             raise RequestError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from paceline.core.constraint import Constraint
 from paceline.core.rules import RuleName
@@ -15,6 +15,9 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine.contract import ModelInfo
 from paceline.rag.records import DEFAULT_COLLECTION
 from paceline.strategies.machine import FinishReason, Side
+
+if TYPE_CHECKING:
+    from paceline.rag.library import Library
 
 OnLoss = Literal["continue", "fail"]
 Privacy = Literal["open", "document-private", "answer-private", "local-only"]
@@ -41,7 +44,7 @@ class GenerateRequest:
     rescoring: bool = True  # scores of documents follow the text as it grows
     constraint: Constraint | None = None  # what the text must look like
     collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # this side's documents that are read; the peer reads its own
-    files: frozenset[str] | None = None  # of those collections only these uploaded files; None: all
+    among: frozenset[str] | None = None  # of those collections only these documents, by id; None: all
     prompt: tuple[int, ...] | None = None  # continue these tokens; then `messages` is empty and no document is read
 
 
@@ -110,6 +113,10 @@ class Service(Protocol):
 
     @property
     def side(self) -> Side: ...
+
+    @property
+    def library(self) -> Library | None:
+        """Files and vector stores of this side; None where it keeps no documents."""
 
     def models(self) -> Sequence[ModelInfo]:
         """Models by the name they are served under; the first is the default."""

@@ -16,6 +16,7 @@ from paceline.api.keys import Keyring
 from paceline.api.serving import HttpServer, listen, url_of
 from paceline.engine.contract import ModelInfo
 from paceline.errors import RequestError
+from paceline.rag.library import Library
 from paceline.runtime.service import Done, EmbedderInfo, GenerateEvent, GenerateRequest, Piece, Prepared, Readiness
 from paceline.strategies.machine import Side
 
@@ -99,6 +100,7 @@ class ScriptedService:
 
     def __init__(self, side: Side = "cloud") -> None:
         self.side: Side = side
+        self.library: Library | None = None
         self.script = Script(said("Hello", " there", "."))
         self.requests: list[GenerateRequest] = []
         self.is_ready = True

@@ -56,17 +56,17 @@ def test_an_answer_reads_what_it_is_told_to(store: DocumentStore, tmp_path: Path
     for collection, file in (("a", "file-1"), ("a", "file-2"), ("b", "file-1")):
         put(tmp_path, collection, file, f"The red boat in {collection} of {file}.")
 
-    def found(*collections: str, files: frozenset[str] | None = None) -> set[tuple[str, str]]:
-        passages = store.search("the red boat", 10, Selection(collections, files), min_score=-1.0)
+    def found(*collections: str, among: frozenset[str] | None = None) -> set[tuple[str, str]]:
+        passages = store.search("the red boat", 10, Selection(collections, among), min_score=-1.0)
         return {(passage.file_id, passage.text) for passage in passages}
 
     assert [passage.file_id for passage in store.search("the red boat", 10)] == [own.id]
     assert found("a") == {(f"file-{i}", f"The red boat in a of file-{i}.") for i in (1, 2)}
     assert found("b", "default") == {("file-1", "The red boat in b of file-1."), (own.id, BOAT)}
-    assert found("a", files=frozenset({"file-2", "file-9"})) == {("file-2", "The red boat in a of file-2.")}
-    assert found("a", files=frozenset()) == found("nothing") == found() == set()
+    assert found("a", among=frozenset({"doc-a-file-2", "doc-b-file-1"})) == {("file-2", "The red boat in a of file-2.")}
+    assert found("a", among=frozenset()) == found("nothing") == found() == set()
     assert [store.count(Selection(names)) for names in (("default",), ("a",), ("a", "b"), ())] == [1, 2, 3, 0]
-    assert store.count(Selection(("a",), frozenset({"file-1"}))) == 1
+    assert store.count(Selection(("a",), frozenset({"doc-a-file-1", "doc-b-file-1"}))) == 1
     assert [document.name for document in store.documents()] == ["boat.txt"]
     assert store.remove("note.txt") == 0, "an upload is not removed by its name"
 

@@ -1,0 +1,248 @@
+"""Uploads and vector stores over one document store, without HTTP."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import RequestError
+from paceline.rag import uploads as uploads_module
+from paceline.rag.embed import HashEmbedder, Vectors
+from paceline.rag.filters import Comparison
+from paceline.rag.library import Library
+from paceline.rag.paging import Paging
+from paceline.rag.records import Selection
+from paceline.rag.store import DocumentStore
+from paceline.rag.uploads import harmless
+from paceline.rag.vector_stores import Attachment, Counts
+
+BOAT = "The red boat belongs to Ann Bell."
+TRAIN = "The night train to Lisbon leaves at nine."
+ANN, BERT = "ann", "bert"
+
+
+class Gated(HashEmbedder):
+    """Embeds passages when it is let; says when it has been asked to."""
+
+    def __init__(self) -> None:
+        self.asked, self.go = threading.Event(), threading.Event()
+        self.go.set()
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        self.asked.set()
+        assert self.go.wait(60)
+        return super().embed(texts)
+
+
+@pytest.fixture
+def embedder() -> Gated:
+    return Gated()
+
+
+@pytest.fixture
+def documents(tmp_path: Path, embedder: Gated) -> Iterator[DocumentStore]:
+    with DocumentStore.open(tmp_path / "docs", embedder) as opened:
+        yield opened
+
+
+@pytest.fixture
+def library(documents: DocumentStore) -> Iterator[Library]:
+    opened = Library(documents, "cloud")
+    opened.start()
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def upload(library: Library, text: str | bytes, name: str = "note.txt", owner: str = ANN) -> str:
+    data = text.encode() if isinstance(text, str) else text
+    return library.upload(owner, name, "assistants", io.BytesIO(data)).id
+
+
+def settled(library: Library, store: str, owner: str = ANN) -> Counts:
+    """When everything has been read. The reader says nothing, so it is asked; a test's time limit ends it."""
+    while (counts := library.stores.get(owner, store).counts).in_progress:
+        pass
+    return counts
+
+
+def texts(library: Library, store: str, query: str = "boat train", owner: str = ANN) -> list[str]:
+    return [hit.passage.text for hit in library.search(owner, [store], [query], 10)]
+
+
+def test_a_file_is_read_into_a_store_and_leaves_with_it(library: Library, documents: DocumentStore) -> None:
+    boat, train = upload(library, BOAT, "boat.txt"), upload(library, TRAIN, "train.txt")
+    store = library.create_store(ANN, "mine", {}, [Attachment(boat, {"year": 1999}), Attachment(train)]).id
+    assert settled(library, store) == Counts(completed=2)
+    (hit,) = library.search(ANN, [store], ["who owns the red boat"], 1)
+    assert (hit.passage.file_id, hit.passage.document, hit.attributes) == (boat, "boat.txt", {"year": 1999})
+    assert 0 < hit.passage.score <= 1
+    assert library.stores.get(ANN, store).usage_bytes > 2 * 256 * 4
+    assert documents.count() == 0, "answers do not read it unless they are told to"
+    assert documents.count(library.selection(ANN, [store])) == 2
+    library.detach(ANN, store, train)
+    assert texts(library, store) == [BOAT]
+    library.delete_file(ANN, boat)
+    assert texts(library, store) == []
+    assert library.stores.get(ANN, store).counts.total == 0
+    assert not library.uploads.path(boat).exists()
+    assert documents.count(Selection((store,))) == 0
+    assert [file.id for file in library.uploads.page(ANN, Paging())[0]] == [train]
+
+
+def test_what_is_removed_leaves_the_files(library: Library, documents: DocumentStore) -> None:
+    file = upload(library, "The quixotic plan.")
+    store = library.create_store(ANN, "", {}, [Attachment(file)]).id
+    settled(library, store)
+    library.delete_file(ANN, file)
+    left = [path for path in documents.directory.rglob("*") if path.is_file() and b"quixotic" in path.read_bytes()]
+    assert left == []
+
+
+def test_one_text_in_two_stores_under_one_name(library: Library) -> None:
+    files = [upload(library, BOAT, "same.txt") for _ in range(2)]
+    stores = [library.create_store(ANN, "", {}, [Attachment(file) for file in files]).id for _ in range(2)]
+    for store in stores:
+        assert settled(library, store) == Counts(completed=2)
+        assert texts(library, store) == [BOAT], "each text is found once"
+    library.delete_store(ANN, stores[0])
+    assert texts(library, stores[1]) == [BOAT]
+    with pytest.raises(RequestError, match="No such vector store"):
+        texts(library, stores[0])
+
+
+def test_others_find_nothing_of_it(library: Library) -> None:
+    file = upload(library, BOAT)
+    store = library.create_store(ANN, "", {}, [Attachment(file)])
+    batch = library.create_batch(ANN, store.id, [Attachment(file)])
+    settled(library, store.id)
+    tries: list[Callable[[], object]] = [
+        lambda: library.uploads.get(BERT, file),
+        lambda: library.delete_file(BERT, file),
+        lambda: library.stores.get(BERT, store.id),
+        lambda: library.stores.modify(BERT, store.id, name="x"),
+        lambda: library.delete_store(BERT, store.id),
+        lambda: library.attach(BERT, store.id, Attachment(file)),
+        lambda: library.create_store(BERT, "", {}, [Attachment(file)]),
+        lambda: library.detach(BERT, store.id, file),
+        lambda: library.text(BERT, store.id, file),
+        lambda: library.stores.batch(BERT, store.id, batch.id),
+        lambda: library.stores.cancel_batch(BERT, store.id, batch.id),
+        lambda: library.search(BERT, [store.id], ["boat"], 1),
+        lambda: library.selection(BERT, ["default", store.id]),
+    ]
+    for attempt in tries:
+        with pytest.raises(RequestError) as refused:
+            attempt()
+        assert refused.value.status == 404
+    assert library.uploads.page(BERT, Paging()) == ([], False)
+    assert library.stores.page(BERT, Paging()) == ([], False)
+    assert texts(library, store.id) == [BOAT]
+
+
+def test_filters_hold_for_the_store_they_were_said_in(library: Library) -> None:
+    file = upload(library, BOAT)
+    stores = [library.create_store(ANN, "", {}, [Attachment(file, {"side": side})]).id for side in ("port", "lee")]
+    for store in stores:
+        settled(library, store)
+    port = Comparison("eq", "side", "port")
+    (hit,) = library.search(ANN, stores, ["boat"], 5, condition=port)
+    assert (hit.passage.collection, hit.attributes) == (stores[0], {"side": "port"})
+    assert library.search(ANN, stores[1:], ["boat"], 5, condition=port) == []
+    library.stores.modify_file(ANN, stores[1], file, {"side": "port"})
+    assert len(library.search(ANN, stores[1:], ["boat"], 5, condition=port)) == 1
+
+
+def test_files_that_cannot_be_read_fail_with_a_reason(library: Library) -> None:
+    bad = {b"": "invalid_file", b"\xff\xfe": "unsupported_file", b"\0": "unsupported_file", b"  \n": "unsupported_file"}
+    bad[b"x" * (10 * 2**20 + 1)] = "invalid_file"
+    files = {upload(library, data): code for data, code in bad.items()}
+    store = library.create_store(ANN, "", {}, [Attachment(file) for file in [*files, upload(library, BOAT)]]).id
+    assert settled(library, store) == Counts(completed=1, failed=len(bad))
+    for file, code in files.items():
+        attached = library.stores.attached(ANN, store, file)
+        assert (attached.status, attached.error_code) == ("failed", code)
+        assert attached.error_message
+        with pytest.raises(RequestError, match="failed"):
+            library.text(ANN, store, file)
+
+
+def test_a_file_that_is_taken_away_while_it_is_read_leaves_nothing(library: Library, embedder: Gated) -> None:
+    kept, gone, cancelled = (upload(library, f"{BOAT} {i}") for i in range(3))
+    embedder.go.clear()
+    embedder.asked.clear()
+    store = library.create_store(ANN, "", {}, [Attachment(gone)]).id
+    assert embedder.asked.wait(60)
+    library.delete_file(ANN, gone)
+    batch = library.create_batch(ANN, store, [Attachment(cancelled)])
+    assert library.stores.cancel_batch(ANN, store, batch.id).counts == Counts(cancelled=1)
+    embedder.go.set()
+    library.attach(ANN, store, Attachment(kept))
+    assert settled(library, store) == Counts(completed=1, cancelled=1)
+    assert texts(library, store) == [f"{BOAT} 0"]
+
+
+def test_what_was_not_finished_is_read_after_a_restart(documents: DocumentStore) -> None:
+    first = Library(documents, "cloud")
+    file = upload(first, BOAT)
+    store = first.create_store(ANN, "", {}, [Attachment(file)]).id
+    first.close()  # it was never started
+    second = Library(documents, "cloud")
+    second.start()
+    assert settled(second, store) == Counts(completed=1)
+    assert texts(second, store) == [BOAT]
+    second.close()
+
+
+def test_attaching_again_reads_anew(library: Library) -> None:
+    text = " ".join(f"Sentence {i} of the boat." for i in range(60))
+    file = upload(library, text)
+    store = library.create_store(ANN, "", {}, [Attachment(file, chunk_tokens=160)]).id
+    settled(library, store)
+    before = len(texts(library, store))
+    library.attach(ANN, store, Attachment(file, chunk_tokens=40, overlap=0))
+    assert settled(library, store) == Counts(completed=1)
+    assert len(texts(library, store)) > before
+
+
+def test_bytes_of_an_upload_that_never_ended_go_at_the_next_start(
+    documents: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(documents, "cloud")
+    whole = upload(library, BOAT)
+    (library.uploads.path("file-half")).write_bytes(b"half")
+    library.close()
+    Library(documents, "cloud").close()
+    assert library.uploads.path("file-half").exists(), "it may be another process's upload"
+    monkeypatch.setattr(uploads_module, "_STALE_S", -1.0)
+    Library(documents, "cloud").close()
+    assert [path.name for path in library.uploads.path("x").parent.iterdir()] == [whole]
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_pages_put_together_are_the_whole(library: Library, order: str) -> None:
+    files = [upload(library, str(i)) for i in range(7)]
+    wanted = files if order == "asc" else files[::-1]
+    seen: list[str] = []
+    more, paging = True, Paging(3, order)  # type: ignore[arg-type]
+    while more:
+        rows, more = library.uploads.page(ANN, paging)
+        seen += [row.id for row in rows]
+        paging = Paging(3, order, after=seen[-1])  # type: ignore[arg-type]
+    assert seen == wanted
+    rows, more = library.uploads.page(ANN, Paging(3, order, before=wanted[5]))  # type: ignore[arg-type]
+    assert ([row.id for row in rows], more) == (wanted[2:5], True)
+    with pytest.raises(RequestError, match="not in this list"):
+        library.uploads.page(ANN, Paging(after="file-0"))
+
+
+def test_names_become_harmless() -> None:
+    odd = {"../../etc/passwd": "passwd", "a\\b.txt": "b.txt", "": "file", "..": "file", "a\0\nb": "a__b", "x/": "x"}
+    assert {name: harmless(name) for name in odd} == odd
+    assert harmless("ü" * 300 + ".md") == "ü" * 252 + ".md"
+    assert harmless("\ud800.txt") == "_.txt"
