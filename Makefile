@@ -49,8 +49,9 @@ format: venv ## let ruff rewrite what it can
 wheel: venv ## build the wheel, install it in an empty directory, run it there
 	@scripts/test tests/packaging
 
-docs: venv ## write openapi/link.md anew, from the code
+docs: venv ## write openapi/openapi.json and openapi/link.md anew, from the code
 	@$(BIN)/python -m paceline.wire.describe > openapi/link.md
+	@$(BIN)/python -m paceline.server.describe > openapi/openapi.json
 
 clean: ## remove what make and the tools made
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

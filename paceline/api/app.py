@@ -17,6 +17,7 @@ from paceline.api.chat import ChatEndpoint
 from paceline.api.errors import http_failure
 from paceline.api.gate import MAX_ACTIVE, Gate, GateMiddleware
 from paceline.api.keys import Keyring
+from paceline.api.openapi import ApiDescription
 from paceline.api.routes import allowed, register
 from paceline.api.sse import KEEP_ALIVE_S
 from paceline.runtime.service import Service
@@ -46,6 +47,7 @@ def create_app(
     for endpoints in (
         ChatEndpoint(service, documents=documents, keep_alive=keep_alive),
         Catalog(service, gate),
+        ApiDescription(),
     ):
         register(app, endpoints.routes())
     return app

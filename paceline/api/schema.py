@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic.config import JsonDict
 
 from paceline.core.rules import RuleName
 from paceline.runtime.service import Drafts, OnLoss, Privacy
@@ -45,10 +46,30 @@ def _kind(value: object) -> str | None:
     return f"<{kind}>" if isinstance(kind, str) else None
 
 
+_Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
+Stops = Annotated[_Stops, BeforeValidator(_as_list, json_schema_input_type=Stop | _Stops)]
+
+
+def _nullable(schema: JsonDict) -> None:
+    """What `openapi.json` says of a `Schema`: null is as good as leaving a field out, where that may be done."""
+    required, properties = schema.get("required"), schema.get("properties")
+    if not isinstance(properties, dict):
+        return
+    for name, field in properties.items():
+        if not isinstance(field, dict) or (isinstance(required, list) and name in required):
+            continue
+        branches = field.get("anyOf")
+        if not isinstance(branches, list) or {"type": "null"} not in branches:
+            rest: JsonDict = {key: field.pop(key) for key in ("description", "default") if key in field}
+            properties[name] = {"anyOf": [field, {"type": "null"}], **rest}
+
+
 class Schema(BaseModel):
     """Strict about types (no "1" for 1), lenient about fields it does not know, blind to nulls."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(
+        strict=True, extra="ignore", allow_inf_nan=False, frozen=True, json_schema_extra=_nullable
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -214,7 +235,7 @@ class SamplingFields(Schema):
         default_factory=dict
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[list[Stop], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)] = Field(default_factory=list)
+    stop: Stops = Field(default_factory=list)
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None

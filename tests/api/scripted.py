@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import httpx
@@ -137,13 +137,21 @@ class ScriptedService:
 
 
 @contextmanager
-def running(app: FastAPI) -> Iterator[str]:
-    """The URL of a real server for `app`, on a thread and loop of its own, drained at the end."""
+def running(app: FastAPI, around: AbstractAsyncContextManager[object] | None = None) -> Iterator[str]:
+    """The URL of a real server for `app`, on a thread and loop of its own, drained at the end.
+
+    `around`: what is entered in that loop before, such as a node.
+    """
     listener = listen("127.0.0.1", 0)
     ready = threading.Event()
     server = HttpServer(app, ready.set)
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(server.serve([listener])), daemon=True)
+
+    async def serve() -> None:
+        async with around or nullcontext():
+            await server.serve([listener])
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
     url = url_of(listener)
     thread.start()
     try:

@@ -125,7 +125,7 @@ def test_a_connection_is_kept_after_errors_and_streams(url: str) -> None:
             assert post(client, stream=True).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/chat", "/docs", "/openapi.json", "/v1/models/nobody/here"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/chat", "/docs", "/redoc", "/v1/models/nobody/here"])
 def test_an_unknown_path_is_an_envelope(http: httpx.Client, path: str) -> None:
     fault(http.get(path), 404)
 

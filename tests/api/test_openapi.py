@@ -1,0 +1,103 @@
+"""`openapi.json` and the application say the same: every route in both, the file not stale, every key checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from starlette.routing import Route as StarletteRoute
+from starlette.routing import WebSocketRoute
+
+from paceline.api.keys import SCOPES, Keyring
+from paceline.api.openapi import plain_path
+from paceline.api.routes import Route
+from server import links
+from server.describe import sample, text
+from server.keys import Keys
+from tests.api.scripted import client_of, running
+from tests.api.test_requests import fault
+
+FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FastAPI, str, dict[str | None, str]]]:
+    """The whole server with (application, URL, a key for each scope alone; None: with all)."""
+    directory = tmp_path_factory.mktemp("server")
+    keys = Keys(directory)
+    made: dict[str | None, str] = {scope: keys.create(scope, scopes=[scope]) for scope in SCOPES}
+    made[None] = keys.create("all")
+    made["revoked"] = keys.create("revoked")
+    keys.revoke("revoked")
+    with (
+        keys.current() as stored,
+        sample(directory, Keyring({}, stored)) as (node, app),
+        running(app, node) as url,
+    ):
+        yield app, url, made
+
+
+def test_the_file_is_what_the_code_says() -> None:
+    assert FILE.read_text(encoding="utf-8") == text(), "make docs"
+
+
+def test_every_route_is_described_and_every_description_is_a_route(
+    served: tuple[FastAPI, str, dict[str | None, str]],
+) -> None:
+    app, url, keys = served
+    with client_of(url, keys[None]) as http:
+        document = http.get("/openapi.json").json()
+    assert document == json.loads(FILE.read_text(encoding="utf-8"))
+    described = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
+    routed = {
+        (plain_path(route.path), method)
+        for route in app.routes
+        if isinstance(route, StarletteRoute)
+        for method in (route.methods or set()) - {"HEAD"}  # comes with GET
+    }
+    assert described == routed
+    others = [route for route in app.routes if not isinstance(route, StarletteRoute)]
+    assert [route.path for route in others if isinstance(route, WebSocketRoute)] == [links.PATH]
+    assert len(others) == 1, "a WebSocket shows its credential in its handshake; nothing else may go around the table"
+    identities = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
+    assert len(set(identities)) == len(identities)
+
+
+def concrete(route: Route) -> str:
+    return plain_path(route.path).replace("{", "").replace("}", "")
+
+
+def test_no_route_lets_in_who_has_no_key_a_wrong_one_or_one_for_something_else(
+    served: tuple[FastAPI, str, dict[str | None, str]],
+) -> None:
+    app, url, keys = served
+    routes: list[Route] = app.state.routes
+    assert {route.path for route in routes if route.open} == {"/healthz", "/readyz", "/v1/devices/enrol"}
+    for route in routes:
+        with client_of(url) as http:
+            for header in (None, "Bearer wrong", f"Bearer {keys['revoked']}", f"Basic {keys[None]}"):
+                headers = {} if header is None else {"authorization": header}
+                answer = http.request(route.method, concrete(route), headers=headers)
+                if route.open:
+                    assert answer.status_code in (200, 400), route
+                else:
+                    assert fault(answer, 401)["code"] == "invalid_api_key", route
+            for scope in (*SCOPES, None):
+                answer = http.request(route.method, concrete(route), headers={"authorization": f"Bearer {keys[scope]}"})
+                if route.scope is None or scope in (route.scope, None):
+                    assert answer.status_code not in (401, 403), (route, scope, answer.text)
+                else:
+                    assert fault(answer, 403)["code"] == "insufficient_scope", (route, scope)
+
+
+def test_every_get_has_a_head(served: tuple[FastAPI, str, dict[str | None, str]]) -> None:
+    app, url, keys = served
+    with client_of(url, keys[None]) as http:
+        for route in app.state.routes:
+            if route.method == "GET":
+                head, get = (http.request(method, concrete(route)) for method in ("HEAD", "GET"))
+                assert head.status_code == get.status_code and head.content == b"", route
+                assert head.headers["x-request-id"] != get.headers["x-request-id"]
