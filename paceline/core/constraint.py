@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ConstraintKind = Literal["json_object", "json_schema", "tools"]
+MAX_TEXT = 262_144  # characters of a constraint's text
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +38,6 @@ class Mask(Protocol):
 
         A path that itself breaks the constraint has no followers: nothing is allowed. It must not raise.
         """
+
+    def complete(self, path: Sequence[int]) -> bool:
+        """Does the constraint allow the answer to end here?"""

@@ -1,7 +1,7 @@
 """Sampling parameters and the one order of operations, everywhere:
 
-scores → bias, penalties → temperature → softmax (`warp`) → mixture over documents, then sides (`aggregation`) →
-top-k, top-p, min-p (`truncate`) → noise → token (`choose`).
+scores → grammar mask (`masked`) → bias, penalties → temperature → softmax (`warp`) → mixture over documents, then sides
+(`aggregation`) → top-k, top-p, min-p (`truncate`) → noise → token (`choose`).
 
 Temper then mix. At temperature 0 the target is the argmax of the temperature-1 mixture, so `warp` leaves the
 temperature alone there and `choose` adds no noise.
@@ -57,6 +57,26 @@ def warp(dist: Dist, params: SamplingParams, counts: Mapping[int, int]) -> Dist:
                 probs /= total
                 return Dist(dist.ids, probs, dist.tail / total)
     return _warp_in_logs(dist, places, shifts, exponent)
+
+
+def masked(dist: Dist, allowed: NDArray[np.bool_]) -> Dist:
+    """Only what is allowed, in proportion; if that has no probability at all, every allowed token alike.
+
+    Before `warp`: bias and penalties leave each other's tokens alone, so the order changes nothing but that no allowed
+    token is lost beside a forbidden one that is far more probable.
+    dist: dense, (vocab_size,). allowed: (vocab_size,) or longer; at least one of the ids is allowed, or ValueError.
+    """
+    which = allowed[: len(dist.ids)]
+    probs = np.where(which, dist.probs, 0.0)
+    best = float(probs.max(initial=0.0))
+    if best > 0.0:
+        probs /= best  # so that nothing is lost where all that is allowed is very unlikely
+    elif which.any():
+        probs[which] = 1.0
+    else:
+        raise ValueError("no token is allowed")
+    probs /= probs.sum()
+    return Dist(dist.ids, probs)
 
 
 _SAFE_SHIFT = 300.0  # exp of it, times a probability, is far from float64's limits

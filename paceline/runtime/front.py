@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from paceline.core.constraint import Mask
 from paceline.engine.contract import TextModel
 from paceline.errors import LinkClosed, LinkError, PacelineError
 from paceline.runtime.link import Link
@@ -21,6 +22,7 @@ from paceline.strategies.machine import (
     Cancelled,
     Emit,
     Finish,
+    FinishReason,
     LinkBack,
     LinkLost,
     Machine,
@@ -51,6 +53,7 @@ class Plan:
     missing: str | None  # the peer was wanted and is not there
     peer_name: str | None  # whose return is worth waiting for
     prefixes: tuple[Prefix, ...] = ()  # what the branches' prompts begin with
+    mask: Mask | None = None  # what the answer is held to
 
 
 class FrontSession(Session):
@@ -81,7 +84,7 @@ class FrontSession(Session):
         self._pending_logprobs: list[tuple[TokenLogprob, tuple[TokenLogprob, ...]]] = []
         self._lane: Side | None = None
         self._lanes: Counter[Side] = Counter()
-        self._completion_tokens = 0
+        self._tokens: list[int] = []
         self._degraded = plan.missing
         self._peer_found: tuple[Citation, ...] = ()
 
@@ -159,7 +162,7 @@ class FrontSession(Session):
     def emit(self, token: Emit) -> None:
         if self._stopped:
             return
-        self._completion_tokens += 1
+        self._tokens.append(token.token)
         self._pending_tokens += 1
         if token.lane is not None:
             self._lane = token.lane
@@ -190,9 +193,9 @@ class FrontSession(Session):
             self._degraded = f"{other(plan.side)}_lost"
         self._events.put_nowait(
             Done(
-                reason="stop" if self._stopped else finish.reason,
+                reason=self._reason(finish.reason),
                 prompt_tokens=plan.prompt_tokens,
-                completion_tokens=self._completion_tokens,
+                completion_tokens=len(self._tokens),
                 strategy=plan.strategy,
                 why=plan.why,
                 degraded=self._degraded,
@@ -200,6 +203,14 @@ class FrontSession(Session):
                 stats=dict(finish.stats),
             )
         )
+
+    def _reason(self, reason: FinishReason) -> FinishReason:
+        """An answer that ended before it kept its constraint was cut off, whatever the machine says: its law had no
+        token left (the constraint grew too intricate), or a peer sent one that breaks it."""
+        if self._stopped:
+            return "stop"
+        mask = self.plan.mask
+        return "length" if reason == "stop" and mask is not None and not mask.complete(self._tokens) else reason
 
     def _cited(self) -> tuple[Citation, ...]:
         """The passages of the sides that decided at least one token."""

@@ -13,10 +13,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from paceline.core.constraint import Constraint, Mask
 from paceline.core.experience import Experience
 from paceline.core.rules import RuleName
 from paceline.core.sampling import SamplingParams
 from paceline.engine.contract import LoadedModel, ModelInfo
+from paceline.engine.grammar import Grammars, PromisedMask
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.document_kv import KvStore
 from paceline.rag.library import Library
@@ -33,7 +35,7 @@ from paceline.runtime.session import PeerSession
 from paceline.runtime.worker import EngineWorker
 from paceline.strategies.machine import Side, Task, other
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.codec import sampling_from_wire, sampling_to_wire
+from paceline.wire.codec import constraint_from_wire, constraint_to_wire, sampling_from_wire, sampling_to_wire
 from paceline.wire.messages import ChatMessage, CloseSession, Drafting, Found, FoundPassage, OpenSession
 
 log = logging.getLogger("paceline.node")
@@ -79,9 +81,11 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tokenizer = model.tokenizer
         self._library: Library | None = None
+        self._grammars = Grammars(model.tokenizer)
         self._kv = None if kv is None or store is None else DocumentKv(kv, store, self.worker, model)
 
     async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._grammars.warm)  # now, as it holds up everything
         await self.worker.start()
         if self._store is not None:
             self._library = await asyncio.to_thread(Library, self._store, self._side)
@@ -183,6 +187,7 @@ class Node:
             )
         strategy = STRATEGIES[choice.strategy]
         joint = self._joint(request)
+        mask = None if request.constraint is None else await self._mask(request.constraint)
         reading = await self._read(request, selection)
         max_tokens = self._limit(request, reading)
         link = None if name is None else self._links.get(name)  # it may have gone or come back meanwhile
@@ -202,6 +207,7 @@ class Node:
             missing=f"{other(self._side)}_missing" if choice.missing else None,
             peer_name=name if strategy.needs_peer else None,
             prefixes=reading.prefixes,
+            mask=mask,
         )
         task = replace(
             self._task(request.sampling, max_tokens, front=True, linked=strategy.needs_peer),
@@ -212,6 +218,7 @@ class Node:
             drafting=joint.drafting,
             rtt=None if link is None else link.rtt,
             experience=self._experience(joint.rule, request.sampling),
+            mask=mask,
         )
         front = FrontSession(
             strategy.machine(task),
@@ -223,6 +230,10 @@ class Node:
         )
         self._fronts.add(front)
         return front
+
+    async def _mask(self, constraint: Constraint) -> Mask:
+        """Raises RequestError where it cannot be kept. In a thread: compiling may take half a second."""
+        return await asyncio.to_thread(self._grammars.mask, constraint)
 
     @staticmethod
     def _joint(request: GenerateRequest) -> Joint:
@@ -278,7 +289,7 @@ class Node:
         """What the peer needs of the request; the session, the targets and the epoch come when it is opened."""
         messages = [ChatMessage(message["role"], message["content"]) for message in request.messages]
         query, sampling = query_of(request.messages), sampling_to_wire(request.sampling)
-        drafting = joint.drafting
+        drafting, constraint = joint.drafting, constraint_to_wire(request.constraint)
 
         def opening(session: int, targets: tuple[int, ...], epoch: int) -> OpenSession:
             return OpenSession(
@@ -296,6 +307,7 @@ class Node:
                 drafting=Drafting(drafting.width, drafting.rows, drafting.ahead, drafting.burst),
                 targets=list(targets),
                 epoch=epoch,
+                constraint=constraint,
             )
 
         return opening
@@ -353,6 +365,7 @@ class Node:
             link.send(CloseSession(opening.session, f"refused: {why}"))
             return
         sampling = sampling_from_wire(opening.sampling)
+        mask = None if opening.constraint is None else PromisedMask()
         task = replace(
             self._task(sampling, opening.max_tokens, front=False, linked=True),
             targets=tuple(opening.targets),
@@ -364,10 +377,11 @@ class Node:
             drafting=drafting_from_wire(opening.drafting),
             rtt=link.rtt,
             experience=self._experience(RULES[opening.rule], sampling),
+            mask=mask,
         )
 
         def retrieve(session: PeerSession) -> None:
-            job = asyncio.get_running_loop().create_task(self._retrieve(session, opening))
+            job = asyncio.get_running_loop().create_task(self._retrieve(session, opening, mask))
             self._tasks.add(job)
             job.add_done_callback(self._tasks.discard)
 
@@ -378,7 +392,13 @@ class Node:
         self._peers[session] = link
         session.begin()
 
-    async def _retrieve(self, session: PeerSession, opening: OpenSession) -> None:
+    async def _retrieve(self, session: PeerSession, opening: OpenSession, mask: PromisedMask | None) -> None:
+        if mask is not None and opening.constraint is not None:
+            try:
+                mask.keep(await self._mask(constraint_from_wire(opening.constraint)))
+            except RequestError as error:
+                session.refuse(str(error))
+                return
         messages = [{"role": message.role, "content": message.content} for message in opening.messages]
         room = min(opening.max_tokens, self._info.max_positions // 2)
         try:

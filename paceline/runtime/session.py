@@ -167,6 +167,13 @@ class PeerSession(Session):
         super().fail(error)
         self._closed(self)
 
+    def refuse(self, why: str) -> None:
+        """The peer must do without this side."""
+        log.info("an answer of the peer's is not taken part in: %s", why)
+        self._driver.abandon()
+        self._end(f"refused: {why}"[:1024])
+        self._closed(self)
+
     def link_lost(self) -> None:
         self.link, self._number = None, None
         self.deliver(LinkLost())

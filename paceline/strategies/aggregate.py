@@ -77,7 +77,7 @@ class Aggregate:
         self._rule = make_rule(task.rule, task.sampling, wide=task.wide, vocab_size=task.vocab_size)
         self._paths = Paths(len(task.targets))
         rescoring = task.rescoring and self._rule.name != "coin"  # whose messages have no room for scores
-        self._decoder = Decoder(task.sampling, task.vocab_size, rescoring=rescoring)
+        self._decoder = Decoder(task.sampling, task.vocab_size, rescoring=rescoring, mask=task.mask, ends=task.eos_ids)
         self._weighing = Weighing(task.side, self._decoder, rescoring=rescoring)
         experience = task.experience or Experience()
         self._growth = Growth(

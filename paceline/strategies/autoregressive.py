@@ -33,7 +33,9 @@ class Autoregressive:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._paths = Paths(len(task.targets))
-        self._decoder = Decoder(task.sampling, task.vocab_size, rescoring=task.rescoring)
+        self._decoder = Decoder(
+            task.sampling, task.vocab_size, rescoring=task.rescoring, mask=task.mask, ends=task.eos_ids
+        )
         self._finished = False
 
     def on(self, event: Event) -> Sequence[Effect]:

@@ -11,9 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from paceline.core.aggregation import evidence, log_weight, mix, score_code, score_of
+from paceline.core.constraint import Mask
 from paceline.core.dist import Dist
-from paceline.core.sampling import SamplingParams, warp
+from paceline.core.sampling import SamplingParams, masked, warp
 from paceline.core.segments import Segment, SeqId, Wanted
 from paceline.strategies.machine import Branch, Commit, Effect, Forward
 from paceline.strategies.paths import Node
@@ -25,20 +28,32 @@ LEAST = 1e-30  # in place of a probability of 0, whose logarithm there is not
 class Decoder:
     """Sequences 0..n-1 of a machine. Positions count output tokens: position 0 follows the prompt."""
 
-    def __init__(self, sampling: SamplingParams, vocab_size: int, *, rescoring: bool = False) -> None:
-        """rescoring: scores of documents follow the text (`aggregation.evidence`)."""
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        vocab_size: int,
+        *,
+        rescoring: bool = False,
+        mask: Mask | None = None,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        """rescoring: scores of documents follow the text (`aggregation.evidence`). mask: what the answer is held to.
+        ends: tokens that end it, needed with a mask only."""
         self.started = False  # the prompts are known
         self.room: int | None = None  # output tokens that fit the context
         self.forwards = 0  # answered ones, of all branches together
         self.rows = 0  # in them, of one branch
         self.timed: tuple[int, float] | None = None  # rows and seconds of the last forward that was no prefill
         self._sampling = sampling
+        self._penalised = bool(sampling.presence_penalty or sampling.frequency_penalty)
         self._vocab_size = vocab_size
         self._rescoring = rescoring
+        self._mask = mask
+        self._ends = ends
         self._branches: tuple[Branch, ...] = ()
         self._weights: tuple[float, ...] = ()
         self._prefix: tuple[int, ...] = ()  # output tokens decided when the prompts were read
-        self._committed = 0  # output tokens whose rows are there for good
+        self._committed: list[int] = []  # output tokens whose rows are there for good
         self._open: list[Node] = []  # of the open tree, in the order of their rows
         self._ticket = 0
         self._asked: dict[int, int] = {}  # ticket -> branch
@@ -67,7 +82,7 @@ class Decoder:
         self._branches = tuple(branches)
         self._weights = tuple(0.0 if branch.score is None else branch.score for branch in branches)
         self._prefix = tuple(prefix)
-        self._committed = head.position
+        self._committed = list(prefix)
         head.cached = True
         self._batch = (head,)
         judged = min(len(prefix), JUDGED) if self._rescoring else 0
@@ -89,7 +104,7 @@ class Decoder:
             return []
         path: list[Node] = []
         node: Node | None = head
-        while node is not None and node.position > self._committed:
+        while node is not None and node.position > len(self._committed):
             path.append(node)
             node = node.parent
         keep: list[Node] = []
@@ -107,7 +122,7 @@ class Decoder:
             node.cached = True
         for row, node in enumerate(rest):
             node.row, node.cached = row, True
-        self._committed += len(keep)
+        self._committed += [node.token for node in keep]
         self._open = rest
         return [Commit(SeqId(index), kept, stay) for index in range(len(self._branches))]
 
@@ -115,18 +130,18 @@ class Decoder:
         """Decided nodes whose rows are missing, `head` included. After `settle`."""
         nodes: list[Node] = []
         node: Node | None = head
-        while node is not None and node.position > self._committed:
+        while node is not None and node.position > len(self._committed):
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
 
     def feed(self, nodes: Sequence[Node], head: Node, now: float) -> list[Effect]:
         """Append rows, parents first. Decided ones alone are a chain, scored at its end only. After `settle`."""
-        start = self._committed + len(self._open)
+        start = len(self._committed) + len(self._open)
         tokens = tuple(node.token for node in nodes)
         parents: tuple[int, ...] | None = None
         if nodes[-1].position <= head.position and not self._open:
-            self._committed += len(nodes)
+            self._committed += tokens
             self._batch = tuple(nodes) if self._rescoring else (nodes[-1],)
         else:
             for node in nodes:
@@ -153,35 +168,56 @@ class Decoder:
             return ()
         answers = [self._answers[index] for index in range(len(self._branches))]
         before = len(answers[0]) - len(self._batch)  # rows of the prefix, at the first forward alone
-        for row, node in enumerate(self._batch, start=before):
-            laws = tuple(answer[row] for answer in answers)
-            if self._rescoring and not node.dead:
-                self._judge(node, laws, [answer[:before] for answer in answers])
-            if node.alive:
-                node.own = self._mixed(node, laws)
+        rows = list(zip(*answers, strict=True))
+        first = len(self._prefix) - before
+        told = [self._held(self._prefix[: first + place], laws) for place, laws in enumerate(rows[:before])]
+        for node, laws in zip(self._batch, rows[before:], strict=True):
+            if node.alive or (self._rescoring and not node.dead):
+                laws = self._held(self._path(node), laws)
+                if self._rescoring:
+                    self._judge(node, laws, told)
+                if node.alive:
+                    node.own = self._mixed(node, laws)
         self._answers.clear()
         self.forwards += 1
         self.rows += len(self._batch)
         self.timed = None if self._since is None else (len(self._batch), now - self._since)
         return self._batch
 
-    def _mixed(self, node: Node, dists: Sequence[Dist]) -> Dist:
-        counts = self._counts(node)
-        merits = node.merits or (0.0,) * len(dists)
+    def _mixed(self, node: Node, laws: Sequence[Dist]) -> Dist:
+        counts = Counter(self._path(node) if self._penalised else ())
+        merits = node.merits or (0.0,) * len(laws)
         weights = [weight + merit for weight, merit in zip(self._weights, merits, strict=True)]
-        return mix([warp(self._known(dist), self._sampling, counts) for dist in dists], weights)
+        return mix([warp(law, self._sampling, counts) for law in laws], weights)
+
+    def _held(self, path: Sequence[int], dists: Sequence[Dist]) -> tuple[Dist, ...]:
+        """Laws after a path, each held to the constraint."""
+        laws = tuple(self._known(dist) for dist in dists)
+        allowed = None if self._mask is None else self._mask.allowed(path)
+        if allowed is None:
+            return laws
+        if not allowed[: self._vocab_size].any():
+            # No text goes through here: a draft that breaks the constraint, or one the mask could not follow.
+            return tuple(self._end(law) for law in laws)
+        return tuple(masked(law, allowed) for law in laws)
+
+    def _end(self, dist: Dist) -> Dist:
+        """All mass on the tokens that end an answer."""
+        probs = np.zeros(len(dist.ids))
+        probs[[end for end in self._ends if end < len(probs)]] = 1.0
+        return Dist.dense(probs / probs.sum()) if probs.any() else dist
 
     def _judge(self, node: Node, laws: tuple[Dist, ...], before: Sequence[Sequence[Dist]]) -> None:
         """How well each document has foretold the text up to this node, parents first.
 
-        laws: of this node, each document's own, before any warping. before: at the first node the rows of the prefix.
+        laws: of this node, each document's own, before any warping. before: at the first node those of the prefix.
         """
         above = node.parent
         if node.merits is None:
             if above is None:
                 merits = [0.0] * len(laws)
-                for place, token in enumerate(self._prefix[len(self._prefix) - len(before[0]) :]):
-                    merits = _judged(merits, [rows[place] for rows in before], token)
+                for earlier, token in zip(before, self._prefix[len(self._prefix) - len(before) :], strict=True):
+                    merits = _judged(merits, earlier, token)
             else:
                 assert above.merits is not None and above.laws, "a row is scored after the one above it"
                 merits = _judged(above.merits, above.laws, node.token)
@@ -203,17 +239,16 @@ class Decoder:
         probs = dist.probs[: self._vocab_size]
         return Dist.dense(probs / probs.sum())
 
-    def _counts(self, node: Node) -> Counter[int]:
-        """How often each token occurs among the output tokens of a path."""
-        counts: Counter[int] = Counter()
-        if not (self._sampling.presence_penalty or self._sampling.frequency_penalty):
-            return counts
+    def _path(self, node: Node) -> list[int]:
+        """The output tokens from the answer's beginning; none where nobody asks for them."""
+        if self._mask is None and not self._penalised:
+            return []
+        tokens: list[int] = []
         above: Node | None = node
-        while above is not None and above.position > len(self._prefix):
-            counts[above.token] += 1
+        while above is not None and above.position > len(self._committed):
+            tokens.append(above.token)
             above = above.parent
-        counts.update(self._prefix)
-        return counts
+        return [*self._committed[: node.position], *reversed(tokens)]
 
     def _forward(self, index: int, segment: Segment) -> Forward:
         self._ticket += 1

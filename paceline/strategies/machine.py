@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from paceline.core.constraint import Mask
 from paceline.core.dist import Dist
 from paceline.core.experience import Experience
 from paceline.core.rules import RuleName
@@ -65,6 +66,7 @@ class Task:
     drafting: Drafting = Drafting()
     rtt: float | None = None  # s, between the sides, where it is known
     experience: Experience | None = None  # of earlier answers; None: begin without any
+    mask: Mask | None = None  # what the answer is held to; asked only after `Retrieved`
 
 
 # ---- events: facts --------------------------------------------------------------------------------------------------

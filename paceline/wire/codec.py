@@ -13,8 +13,10 @@ from typing import Any, get_args
 
 import msgspec
 
+from paceline.core.constraint import Constraint
 from paceline.core.sampling import SamplingParams
 from paceline.errors import LocalProtocolError, RemoteProtocolError
+from paceline.wire import messages
 from paceline.wire.closing import CloseCode
 from paceline.wire.drafts import unpack_nodes
 from paceline.wire.messages import (
@@ -35,6 +37,8 @@ from paceline.wire.payload import decode_dist, encode_dist, quantise
 __all__ = [
     "MAX_CONTROL_BYTES",
     "MAX_FRAME_BYTES",
+    "constraint_from_wire",
+    "constraint_to_wire",
     "decode",
     "decode_dist",
     "encode",
@@ -126,6 +130,14 @@ def sampling_from_wire(sampling: Sampling) -> SamplingParams:
         logit_bias=dict(sampling.logit_bias),
         seed=sampling.seed,
     )
+
+
+def constraint_to_wire(constraint: Constraint | None) -> messages.Constraint | None:
+    return None if constraint is None else messages.Constraint(constraint.kind, constraint.text)
+
+
+def constraint_from_wire(constraint: messages.Constraint) -> Constraint:
+    return Constraint(constraint.kind, constraint.text)
 
 
 def _array(data: bytes) -> list[Any]:

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import msgspec
 
+from paceline.core.constraint import MAX_TEXT, ConstraintKind
+
 VERSION = 3
 SUBPROTOCOL = "paceline.v1"
 
@@ -97,6 +99,13 @@ class Drafting(_Part, frozen=True):
     burst: bool  # ship a whole chain of `ahead` drafts at once, not each when it is there
 
 
+class Constraint(_Part, frozen=True):
+    """core.constraint.Constraint on the wire."""
+
+    kind: ConstraintKind
+    text: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+
+
 class OpenSession(_Message, frozen=True, tag="open"):
     """The front asks its peer to take part in one generation, from `targets` on.
 
@@ -117,6 +126,7 @@ class OpenSession(_Message, frozen=True, tag="open"):
     drafting: Drafting
     targets: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
     epoch: Count  # how often this answer has been opened before; what was said under another epoch counts no more
+    constraint: Constraint | None  # what the text must look like; each side masks its own law
 
 
 class CloseSession(_Message, frozen=True, tag="close"):

@@ -15,10 +15,11 @@ from paceline.core.aggregation import (
     score_of,
     side_weights,
 )
+from paceline.core.constraint import Mask
 from paceline.core.dist import Dist
 from paceline.core.noise import uniform
 from paceline.core.rules import LAST_LEVEL, RuleName, make_rule
-from paceline.core.sampling import SamplingParams, choose, truncate, warp
+from paceline.core.sampling import SamplingParams, choose, masked, truncate, warp
 from paceline.core.segments import Batch, Segment, SeqId
 from paceline.core.sides import SIDES, Side
 from paceline.engine.contract import Engine
@@ -34,9 +35,10 @@ def side_law(
     sampling: SamplingParams,
     *,
     rescoring: bool = False,
+    mask: Mask | None = None,
 ) -> tuple[Dist, float | None]:
     """One side's mixture after `prefix` and its log h, from a fresh prefill of every branch. Remembered."""
-    key = (engine.info.fingerprint, tuple(branches), tuple(prefix), repr(sampling), rescoring)
+    key = (engine.info.fingerprint, tuple(branches), tuple(prefix), repr(sampling), rescoring, mask)
     if key in _KNOWN:
         return _KNOWN[key]
     dists, scores = [], []
@@ -45,6 +47,8 @@ def side_law(
         output = engine.forward(Batch((Segment(seq, 0, (*branch.prompt, *prefix), None, "all"),)))
         engine.release(seq)
         rows = output.dists[0][-1 - len(prefix) :]
+        if mask is not None:
+            rows = tuple(masked(row, mask.allowed(prefix[:at])) for at, row in enumerate(rows))
         merit = 0.0
         for row, token in zip(rows, prefix, strict=False):  # the last row is the law asked for
             merit = evidence(merit, math.log(max(row.prob(token), 1e-30))) if rescoring else 0.0
@@ -65,11 +69,12 @@ def continued_alone(
     eos_ids: frozenset[int],
     *,
     rescoring: bool = False,
+    mask: Mask | None = None,
 ) -> list[int]:
     """Autoregressive decoding forced over `prefix`; the whole answer, without the end token."""
     tokens = list(prefix)
     while len(tokens) < max_tokens:
-        law, _ = side_law(engine, branches, tokens, sampling, rescoring=rescoring)
+        law, _ = side_law(engine, branches, tokens, sampling, rescoring=rescoring, mask=mask)
         dist = truncate(law, sampling)
         token = choose(dist, sampling, len(tokens))
         if token in eos_ids:
@@ -86,11 +91,14 @@ def mixed(
     eos_ids: frozenset[int],
     *,
     rescoring: bool = False,
+    mask: Mask | None = None,
 ) -> list[int]:
     """The synchronous mixture of both sides (DRAGON eq. 4), one position at a time."""
 
     def target(tokens: list[int]) -> int:
-        told = [side_law(engines[side], branches[side], tokens, sampling, rescoring=rescoring) for side in SIDES]
+        told = [
+            side_law(engines[side], branches[side], tokens, sampling, rescoring=rescoring, mask=mask) for side in SIDES
+        ]
         weights = side_weights({side: log_h for side, (_, log_h) in zip(SIDES, told, strict=True)})
         law = mix_weighted([law for law, _ in told], [weights[side] for side in SIDES])
         return choose(truncate(law, sampling), sampling, len(tokens))
@@ -106,6 +114,7 @@ def tossed(
     eos_ids: frozenset[int],
     *,
     rescoring: bool = False,
+    mask: Mask | None = None,
 ) -> list[int]:
     """A coin for every position says whose token it is (specs 1.6, mode B)."""
     assert not rescoring, "not under `coin`"
@@ -114,7 +123,7 @@ def tossed(
     def target(tokens: list[int]) -> int:
         cloud = uniform(sampling.seed, len(tokens), "coin") < weights["cloud"]
         side: Side = "cloud" if cloud else "device"
-        dist, _ = side_law(engines[side], branches[side], tokens, sampling)
+        dist, _ = side_law(engines[side], branches[side], tokens, sampling, mask=mask)
         return choose(truncate(dist, sampling), sampling, len(tokens))
 
     return _written(target, max_tokens, eos_ids)
@@ -128,12 +137,16 @@ def by_paper(
     eos_ids: frozenset[int],
     *,
     rescoring: bool = False,
+    mask: Mask | None = None,
 ) -> list[int]:
     """Algorithm 1 with both laws at hand; the rule itself is held to its law by tests/core."""
     rule = make_rule("paper", sampling, vocab_size=next(iter(engines.values())).info.vocab_size)
 
     def target(tokens: list[int]) -> int:
-        told = {side: side_law(engines[side], branches[side], tokens, sampling, rescoring=rescoring) for side in SIDES}
+        told = {
+            side: side_law(engines[side], branches[side], tokens, sampling, rescoring=rescoring, mask=mask)
+            for side in SIDES
+        }
         device, cloud = told["device"][0], told["cloud"][0]
         weights = side_weights({side: log_h for side, (_, log_h) in told.items()})
         share = rule.share("cloud", cloud, len(tokens), LAST_LEVEL)

@@ -11,6 +11,7 @@ from paceline.wire.messages import (
     VERSION,
     ChatMessage,
     CloseSession,
+    Constraint,
     Drafting,
     Drafts,
     Drain,
@@ -77,6 +78,7 @@ def opening(session: int) -> OpenSession:
         drafting=Drafting(width=4, rows=16, ahead=32, burst=False),
         targets=[],
         epoch=0,
+        constraint=Constraint(kind="json_schema", text='{"type": "object"}'),
     )
 
 

@@ -1,0 +1,267 @@
+"""Constraints compiled for a vocabulary: what a mask allows after a path, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from paceline.core.constraint import MAX_TEXT, Constraint
+from paceline.engine.bytetext import EOS, ByteTokenizer
+from paceline.engine.grammar import GrammarMask, Grammars
+from paceline.errors import RequestError
+
+SYLLABLES = (b'{"', b'": ', b'", "', b'"}', b'"}}', b"}}", b"true", b"12", b"\xc3", b"\n<tool_call>\n", b"<tool")
+
+
+class SyllableTokenizer(ByteTokenizer):
+    """Bytes, longer pieces that cross every border of the grammar, two ends, and a special token without bytes."""
+
+    @property
+    def vocab_size(self) -> int:
+        return EOS + 3 + len(SYLLABLES)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return frozenset({EOS, EOS + 1})
+
+    def token_bytes(self, token: int) -> bytes:
+        return super().token_bytes(token) if token < EOS + 3 else SYLLABLES[token - EOS - 3]
+
+
+BYTES, PIECES = Grammars(ByteTokenizer()), Grammars(SyllableTokenizer())
+CLOSED: dict[str, object] = {"additionalProperties": False}
+WEATHER = {"type": "object", "properties": {"city": {"enum": ["Bari", "Oslo"]}}, "required": ["city"]} | CLOSED
+TOOLS = [{"name": "weather", "parameters": WEATHER}, {"name": "now"}]
+
+
+def schema(value: Mapping[str, object], grammars: Grammars = BYTES) -> GrammarMask:
+    return grammars.mask(Constraint("json_schema", json.dumps(value)))
+
+
+def tools(*, required: bool, parallel: bool, named: Sequence[Mapping[str, object]] = TOOLS) -> GrammarMask:
+    return BYTES.mask(Constraint("tools", json.dumps({"tools": named, "required": required, "parallel": parallel})))
+
+
+def follow(mask: GrammarMask, text: str | bytes) -> set[int]:
+    """What may follow, with byte tokens."""
+    path = list(text.encode() if isinstance(text, str) else text)
+    return {token for token, allowed in enumerate(mask.allowed(path)) if allowed}
+
+
+def written(mask: GrammarMask, text: str) -> bool:
+    """Can exactly this be written, each byte allowed, and is it whole?"""
+    path = list(text.encode())
+    return all(mask.allowed(path[:at])[byte] for at, byte in enumerate(path)) and mask.complete(path)
+
+
+def drawn(mask: GrammarMask, tokenizer: ByteTokenizer, chance: random.Random, limit: int = 400) -> bytes | None:
+    """The text that a model writes which knows nothing: any allowed token, each as likely. None: it did not end."""
+    path: list[int] = []
+    while len(path) < limit:
+        token = chance.choice([token for token, allowed in enumerate(mask.allowed(path)) if allowed])
+        if token in tokenizer.eos_ids:
+            return b"".join(map(tokenizer.token_bytes, path))
+        path.append(token)
+    return None
+
+
+def test_only_what_the_schema_says_can_be_written_and_then_only_the_end() -> None:
+    mask = schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]} | CLOSED)
+    assert follow(mask, "") == {ord("{")}
+    assert follow(mask, '{"a":') == {*b" -0123456789"}
+    assert follow(mask, '{"a": ') == {*b"-0123456789"}, "one blank, no more"
+    assert follow(mask, '{"a": 7') == {*b"0123456789}"}
+    assert follow(mask, '{"a": 7}') == {EOS}
+    assert mask.complete(list(b'{"a": 7}')) and not mask.complete(list(b'{"a": 7'))
+
+
+def test_a_broken_path_a_special_token_and_what_comes_behind_the_end_have_no_followers() -> None:
+    mask = schema({"enum": ["yes", "no"]}, PIECES)
+    for path in (b'"maybe', b'"yes"!', b"\xff"):
+        assert not mask.allowed(list(path)).any()
+    for path in ([EOS], [*b'"no"', EOS], [*b'"no"', EOS, 65], [EOS + 2], [-1], [10**9]):
+        assert not mask.allowed(path).any()
+    ends = {token for token, allowed in enumerate(mask.allowed(list(b'"no"'))) if allowed}
+    assert ends == {EOS, EOS + 1}, "each token that ends a text, and no other special one"
+
+
+def test_a_token_may_cross_the_borders_of_the_grammar_and_no_way_to_cut_a_text_is_preferred() -> None:
+    mask = schema({"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a"]} | CLOSED, PIECES)
+    both = {ord('"'), EOS + 3 + SYLLABLES.index(b'"}')}
+    assert {token for token, allowed in enumerate(mask.allowed(list(b'{"a": "x'))) if allowed} == both
+    opened = [EOS + 3 + SYLLABLES.index(piece) for piece in (b'{"',)]
+    assert mask.allowed([*opened, ord("a")])[EOS + 3 + SYLLABLES.index(b'": ')]
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_what_is_allowed_follows_from_the_path_alone(data: st.DataObject) -> None:
+    """One mask is asked about paths in any order, broken ones among them; a fresh one each time says the same."""
+    constraint = Constraint("tools", json.dumps({"tools": TOOLS, "required": False, "parallel": True}))
+    text = b'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    asked = PIECES.mask(constraint)
+    for _ in range(6):
+        path = list(text[: data.draw(st.integers(0, len(text)))])
+        path += data.draw(st.lists(st.integers(0, EOS + 2 + len(SYLLABLES)), max_size=3))
+        assert (asked.allowed(path) == PIECES.mask(constraint).allowed(path)).all()
+
+
+def test_calls_are_written_as_qwen_writes_them_and_arguments_keep_to_their_tool() -> None:
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    other = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for required in (False, True):
+        for parallel in (False, True):
+            mask = tools(required=required, parallel=parallel)
+            assert written(mask, call) and written(mask, other)
+            assert written(mask, f"{call}\n{other}") is parallel
+            assert written(mask, f"I look it up.\n{call}") is not required
+            assert written(mask, "No need < <tool call>.") is not required
+            assert not written(mask, f"{call} and so on")
+            for wrong in ("Rome", "Oslo2"):
+                assert not written(mask, call.replace("Oslo", wrong))
+            assert not written(mask, call.replace("weather", "now"))
+            assert not written(mask, f"As I said, {call[:30]} never mind")
+    assert follow(tools(required=True, parallel=False), call) == {EOS}
+    assert written(tools(required=True, parallel=False, named=TOOLS[:1]), call)
+    assert not written(tools(required=True, parallel=False, named=TOOLS[:1]), other)
+
+
+def test_references_of_a_tool_count_from_its_own_schema_and_names_are_quoted() -> None:
+    tree = {"$defs": {"n": {"type": "integer"}}, "properties": {'a"b': {"$ref": "#/$defs/n"}}, "required": ['a"b']}
+    mask = tools(required=True, parallel=False, named=[*TOOLS, {"name": 'q"%json\n', "parameters": tree | CLOSED}])
+    name = json.dumps('q"%json\n')
+    assert written(mask, f'<tool_call>\n{{"name": {name}, "arguments": {{"a\\"b": 5}}}}\n</tool_call>')
+
+
+def test_any_object_and_nothing_else() -> None:
+    mask = BYTES.mask(Constraint("json_object"))
+    for value in ({}, {"a": [1, 2.5e3, None, {"b": "\n é 日"}], "": True}):
+        assert written(mask, json.dumps(value, ensure_ascii=False))
+        assert written(mask, json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    assert follow(mask, "") == {ord("{")}
+    assert not {*b" \n\t"} & follow(mask, '{"a": ')
+
+
+REFUSED: dict[str, object] = {
+    "not JSON": "{",
+    "no object": "[1]",
+    "an unknown type": {"type": "frob"},
+    "a bad reference": {"$ref": "https://example.org/schema"},
+    "a bad pattern": {"type": "string", "pattern": "(("},
+    "an unknown format": {"type": "string", "format": "frob"},
+    "nothing fits": {"type": "integer", "minimum": 5, "maximum": 1},
+    "a keyword that cannot be kept": {"type": "array", "uniqueItems": True},
+    "overlapping alternatives": {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]},
+    "deep": '{"items":' * 5000 + "{}" + "}" * 5000,
+    "very deep": '{"items":' * 20_000 + "{}" + "}" * 20_000,
+    "large": {"enum": ["x" * MAX_TEXT]},
+}
+
+
+@pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED.keys())
+def test_a_schema_that_cannot_be_kept_is_refused_with_a_sentence(value: object) -> None:
+    text = value if isinstance(value, str) else json.dumps(value)
+    for constraint in (
+        Constraint("json_schema", text),
+        Constraint(
+            "tools", f'{{"tools": [{{"name": "f", "parameters": {text}}}], "required": true, "parallel": true}}'
+        ),
+    ):
+        with pytest.raises(RequestError) as refused:
+            BYTES.mask(constraint)
+        assert refused.value.status == 400
+        assert refused.value.param == ("tools" if constraint.kind == "tools" else "response_format")
+        assert "\n" not in str(refused.value) and len(str(refused.value)) < 700
+        assert str(refused.value).endswith(".") or "JSON" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"tools": []}', '{"tools": [{"name": "f"}]}', '{"tools": [5], "required": true}']
+)
+def test_tools_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(RequestError):
+        BYTES.mask(Constraint("tools", text))
+
+
+def test_a_model_without_an_end_can_hold_no_answer_to_a_form() -> None:
+    class Endless(ByteTokenizer):
+        @property
+        def eos_ids(self) -> frozenset[int]:
+            return frozenset()
+
+    with pytest.raises(RequestError, match="no end-of-text token"):
+        Grammars(Endless()).mask(Constraint("json_object"))
+
+
+def test_a_text_too_intricate_for_the_compiler_ends_and_the_mask_goes_on_serving_others() -> None:
+    mask = schema({"type": "string", "pattern": "^((([a-z]{1,50}){1,50}){1,50}){1,50}$"})
+    assert not any(mask.allowed(list(b'"abab' + b"ab" * n)).all() for n in range(3))
+    assert follow(mask, "") == {ord('"')}
+
+
+# ---- whatever the model --------------------------------------------------------------------------------------------
+NAMES = st.text(st.characters(exclude_categories=("Cs",)), max_size=4)
+INTS, SIZES = st.integers(-200, 200), st.integers(0, 4)
+PATTERNS = ("^[a-c]{1,3}$", "^(ab|c)d?$", "^[0-9]{2}-[0-9]{2}$")
+LEAVES = st.one_of(
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": ["null", "boolean"]}]),
+    st.builds(lambda low, more: {"type": "integer", "minimum": low, "maximum": low + more}, INTS, st.integers(0, 90)),
+    st.builds(lambda low, more: {"type": "string", "minLength": low, "maxLength": low + more}, SIZES, SIZES),
+    st.lists(st.one_of(NAMES, INTS, st.booleans(), st.none()), min_size=1, max_size=4).map(lambda some: {"enum": some}),
+    st.sampled_from(PATTERNS).map(lambda pattern: {"type": "string", "pattern": pattern}),
+    st.sampled_from(["date", "time", "uuid"]).map(lambda name: {"type": "string", "format": name}),
+)
+
+
+def nested(inner: st.SearchStrategy[dict[str, object]]) -> st.SearchStrategy[dict[str, object]]:
+    arrays = st.builds(
+        lambda each, low, more: {"type": "array", "items": each, "minItems": low, "maxItems": low + more},
+        inner,
+        SIZES,
+        SIZES,
+    )
+    objects = st.dictionaries(NAMES, inner, max_size=3).flatmap(
+        lambda held: st.sets(st.sampled_from(sorted(held)) if held else st.nothing()).map(
+            lambda required: {"type": "object", "properties": held, "required": sorted(required)} | CLOSED
+        )
+    )
+    return st.one_of(arrays, objects, st.lists(inner, min_size=1, max_size=2).map(lambda some: {"anyOf": some}))
+
+
+SCHEMAS = st.recursive(LEAVES, nested, max_leaves=5)
+
+
+@given(SCHEMAS, st.integers(0, 2**32))
+@settings(deadline=None, max_examples=150)
+def test_every_text_that_can_be_written_validates(value: dict[str, object], seed: int) -> None:
+    text = drawn(schema(value, PIECES), SyllableTokenizer(), random.Random(seed))
+    if text is not None:
+        validator = Draft202012Validator(value, format_checker=Draft202012Validator.FORMAT_CHECKER)
+        validator.validate(json.loads(text))
+
+
+@given(SCHEMAS, st.booleans(), st.booleans(), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=60)
+def test_every_call_that_can_be_written_names_a_tool_and_fits_it(
+    value: dict[str, object], required: bool, parallel: bool, seed: int
+) -> None:
+    parameters = {"type": "object", "properties": {"value": value}, "required": ["value"]} | CLOSED
+    known = {"f": parameters, "weather": WEATHER}
+    named = [{"name": name, "parameters": parameters} for name, parameters in known.items()]
+    asked = json.dumps({"tools": named, "required": required, "parallel": parallel})
+    mask = PIECES.mask(Constraint("tools", asked))
+    text = drawn(mask, SyllableTokenizer(), random.Random(seed))
+    if text is None:
+        return
+    before, *calls = text.decode().split("<tool_call>\n")
+    assert not (required and before) and (parallel or len(calls) <= 1) and (calls or not required)
+    for call in calls:
+        called = json.loads(call.strip().removesuffix("</tool_call>"))
+        assert set(called) == {"name", "arguments"}
+        Draft202012Validator(known[called["name"]]).validate(called["arguments"])
