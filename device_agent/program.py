@@ -76,7 +76,7 @@ async def run(settings: AgentSettings) -> None:
                     vocab_size=min(info.vocab_size, model.tokenizer.vocab_size),
                 )
                 await cloud.enrol()
-            app = create_app(node, keyring=keyring, documents=settings.documents)
+            app = create_app(node, keyring=keyring, documents=settings.documents, state=settings.state_dir)
             async with asyncio.TaskGroup() as tasks:
                 linking = None if cloud is None else tasks.create_task(cloud.keep_linked())
                 await serve(app, listener, on_ready=ready)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
@@ -22,9 +24,10 @@ def create_server(
     *,
     keyring: Keyring,
     documents: int = 2,
+    state: Path | None = None,
 ) -> FastAPI:
-    """`keyring`, `documents`: see `create_app`."""
-    app = create_app(service, keyring=keyring, documents=documents)
+    """`keyring`, `documents`, `state`: see `create_app`."""
+    app = create_app(service, keyring=keyring, documents=documents, state=state)
     register(app, EnrolEndpoint(registry).routes())
     app.add_api_websocket_route(links.PATH, live.serve)
     return app

@@ -66,7 +66,9 @@ async def run(settings: ServerSettings) -> None:
             vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)
             live = Links(registry, node, welcome, emulation=emulation, vocab_size=vocab_size)
             watcher = tasks.create_task(live.watch())
-            app = create_server(node, registry, live, keyring=keyring, documents=settings.documents)
+            app = create_server(
+                node, registry, live, keyring=keyring, documents=settings.documents, state=settings.state_dir
+            )
             await serve(app, listener, on_ready=ready)
             watcher.cancel()
     _log.info("stopped")

@@ -46,7 +46,7 @@ class Choice:
             self.done = event
             return
         self.text.push(event.text)
-        self.logprobs += _logprob_items(event)
+        self.logprobs += logprob_items(event)
 
 
 class ChatWhole:
@@ -81,7 +81,7 @@ class ChatStream:
             self._dones[index] = event
             held = [self._chunk(index, delta) for delta in text.end(event)]
             return b"".join(held) + sse.event(self._final(index, event))
-        self._logprobs[index] += _logprob_items(event)
+        self._logprobs[index] += logprob_items(event)
         deltas = text.push(event.text)
         if not deltas and self._logprobs[index] and self._envelope.call.tools is None:
             deltas = [{"content": ""}]  # half a character
@@ -267,7 +267,7 @@ def _logprobs(call: ChatCall, items: list[Json]) -> Json | None:
     return {"content": items, "refusal": None} if call.generations[0].top_logprobs is not None else None
 
 
-def _logprob_items(piece: Piece) -> list[Json]:
+def logprob_items(piece: Piece) -> list[Json]:
     return [_logprob(chosen) | {"top_logprobs": [_logprob(other) for other in top]} for chosen, top in piece.logprobs]
 
 

@@ -6,6 +6,8 @@ what `create_app` returns. The framework's documentation routes are off: they wo
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,8 +20,11 @@ from paceline.api.errors import http_failure
 from paceline.api.gate import MAX_ACTIVE, Gate, GateMiddleware
 from paceline.api.keys import Keyring
 from paceline.api.openapi import ApiDescription
+from paceline.api.responses import ResponsesEndpoint
+from paceline.api.responses_events import close_cut
 from paceline.api.routes import allowed, register
 from paceline.api.sse import KEEP_ALIVE_S
+from paceline.api.token_log import TokenLog
 from paceline.runtime.service import Service
 
 
@@ -28,13 +33,16 @@ def create_app(
     *,
     keyring: Keyring,
     documents: int = 2,
+    state: Path | None = None,
     keep_alive: float = KEEP_ALIVE_S,
     max_active: int = MAX_ACTIVE,
 ) -> FastAPI:
     """`keyring`: who may ask; without any key, everybody; see `keys.check_exposure`.
 
     `documents`: passages per side unless the request says. `keep_alive`: s of silence before a comment is sent.
-    The `Gate` is in `app.state.gate`, every `Route` in `app.state.routes`.
+    `state`: the folder that keeps responses; None: they are kept in memory. Raises ConfigError when it cannot be used.
+    The `Gate` is in `app.state.gate`, every `Route` in `app.state.routes`, what ends with the server in
+    `app.state.closers`.
     """
     gate = Gate(keyring, max_active)
     app = FastAPI(
@@ -42,10 +50,14 @@ def create_app(
     )
     app.state.gate = gate
     app.state.routes = []
+    app.state.closers = []
     app.add_middleware(GateMiddleware, gate=gate)
     app.add_exception_handler(HTTPException, _http_error)
+    responses = ResponsesEndpoint(service, TokenLog(state, close_cut), gate, documents=documents, keep_alive=keep_alive)
+    app.state.closers.append(responses.close)
     for endpoints in (
         ChatEndpoint(service, documents=documents, keep_alive=keep_alive),
+        responses,
         Catalog(service, gate),
         ApiDescription(),
     ):

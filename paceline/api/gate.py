@@ -49,6 +49,11 @@ class Gate:
         self._idle.clear()
         return None
 
+    def stay(self) -> None:
+        """Work that goes on after the request which asked for it takes a place of its own, and `leave`s it."""
+        self.active += 1
+        self._idle.clear()
+
     def leave(self) -> None:
         self.active -= 1
         if not self.active:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import FrameType
 
 import uvicorn
@@ -94,6 +94,7 @@ class HttpServer(uvicorn.Server):
         gate = app.state.gate
         assert isinstance(gate, Gate), "made by create_app"
         self._gate = gate
+        self._closers: Sequence[Callable[[], Awaitable[None]]] = app.state.closers
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -102,6 +103,11 @@ class HttpServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        for close in self._closers:
+            await close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's signature
         """A signal. Not remembered: uvicorn would raise it again at the end, before anything else is stopped."""

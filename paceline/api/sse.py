@@ -1,4 +1,4 @@
-"""Server-sent events as OpenAI's clients read them (WHATWG HTML, 9.2): bytes only, no names, no ids.
+"""Server-sent events as OpenAI's clients read them (WHATWG HTML, 9.2): bytes only, no ids, names in responses only.
 
 A comment line is no event to any client, and keeps proxies from closing a silent connection.
 """
@@ -20,3 +20,8 @@ HEADERS = {
 
 def event(data: object) -> bytes:
     return b"data: " + encode_json(data) + b"\n\n"
+
+
+def named(name: str, data: bytes) -> bytes:
+    """`data`: JSON, on one line."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

@@ -75,8 +75,8 @@ class WholeAnswer(Response):
                 running -= isinstance(event[1], Done)
         body = self._whole.body()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await _send(send, {"type": "http.response.start", "status": 200, "headers": headers})
-        await _send(send, {"type": "http.response.body", "body": body})
+        await send_part(send, {"type": "http.response.start", "status": 200, "headers": headers})
+        await send_part(send, {"type": "http.response.body", "body": body})
 
 
 class StreamedAnswer(Response):
@@ -97,34 +97,36 @@ class StreamedAnswer(Response):
     async def _write(self, choices: Choices, send: Send) -> None:
         event = await choices.next(min(FIRST_PATIENCE, self._keep_alive))
         headers = [(name.encode(), value.encode()) for name, value in sse.HEADERS.items()]
-        await _send(send, {"type": "http.response.start", "status": 200, "headers": headers})
+        await send_part(send, {"type": "http.response.start", "status": 200, "headers": headers})
         running = len(self._prepared)
         try:
-            await _put(send, self._stream.begin())
+            await put(send, self._stream.begin())
             while True:
                 if event is None:
-                    await _put(send, sse.PING)
+                    await put(send, sse.PING)
                 else:
                     running -= isinstance(event[1], Done)
-                    await _put(send, self._stream.take(*event))
+                    await put(send, self._stream.take(*event))
                 if not running:
                     break
                 event = await choices.next(self._keep_alive)
-            await _put(send, self._stream.end(), last=True)
+            await put(send, self._stream.end(), last=True)
         except ClientGoneError:
             raise
         except Exception as error:
             if not isinstance(error, PacelineError):
                 _log.exception("an answer failed after it had begun (%s)", self._name)
-            await _put(send, self._stream.fail(failure_of(error)), last=True)
+            await put(send, self._stream.fail(failure_of(error)), last=True)
 
 
-async def _put(send: Send, data: bytes, *, last: bool = False) -> None:
+async def put(send: Send, data: bytes, *, last: bool = False) -> None:
+    """A part of the body. Raises ClientGoneError."""
     if data or last:
-        await _send(send, {"type": "http.response.body", "body": data, "more_body": not last})
+        await send_part(send, {"type": "http.response.body", "body": data, "more_body": not last})
 
 
-async def _send(send: Send, message: Message) -> None:
+async def send_part(send: Send, message: Message) -> None:
+    """Raises ClientGoneError when the client does not take it in time."""
     try:
         async with asyncio.timeout(SEND_TIMEOUT):
             await send(message)

@@ -1,0 +1,86 @@
+"""Opening SQLite files that are nobody else's to read, and speaking of their troubles in sentences.
+
+Write-ahead log, so that one process may read while another writes. `secure_delete` makes removed text leave the pages;
+the log of writes keeps it until the next `checkpoint`. What the disk itself keeps of overwritten blocks is not handled.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.errors import ConfigError
+
+BUSY_S = 30.0  # how long to wait for another process's transaction, s
+
+
+def connect(file: Path) -> sqlite3.Connection:
+    """An autocommitting connection to `file`, which is made if there is none. One thread at a time may use it.
+
+    Raises sqlite3.Error, OSError, and ConfigError when another program keeps it busy.
+    """
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # SQLite gives its log files the mode of the database: make it private before there is anything in it.
+    os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
+    connection = sqlite3.connect(file, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        _write_ahead(connection, file)
+        for pragma in ("secure_delete = ON", "foreign_keys = ON", "temp_store = MEMORY"):
+            connection.execute(f"PRAGMA {pragma}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _write_ahead(connection: sqlite3.Connection, file: Path) -> None:
+    """Changing the mode does not wait for a process that is doing so too; a transaction does."""
+    for _ in range(100):
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+    raise ConfigError(f"{file} is in use by another program; try again.")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    """Wholly there or not at all."""
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def checkpoint(connection: sqlite3.Connection) -> bool:
+    """Move the log of writes into the database and empty it. False if a reader was in the way for too long."""
+    busy: int = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    return not busy
+
+
+@contextmanager
+def speaking(file: Path, kind: str) -> Iterator[None]:
+    """Turns what SQLite raises into ConfigError with advice. `kind`: what the file should be, such as "a token log"."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code: int = getattr(error, "sqlite_errorcode", 0)  # absent where it is Python's own complaint
+        advice = {
+            sqlite3.SQLITE_FULL: "The disk is full: make room and try again.",
+            sqlite3.SQLITE_BUSY: "Another program is using it: try again when that has ended.",
+            sqlite3.SQLITE_READONLY: "Make the folder writable, or choose another.",
+            sqlite3.SQLITE_NOTADB: f"It is not {kind}: choose another folder, or remove that file.",
+            sqlite3.SQLITE_CORRUPT: "It is damaged: restore it from a copy, or remove it and begin again.",
+        }.get(code & 0xFF, "Check the folder, or choose another.")
+        raise ConfigError(f"{file}: {error}. {advice}") from error
