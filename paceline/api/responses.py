@@ -24,7 +24,7 @@ from paceline.api.gate import Gate
 from paceline.api.keys import Identity
 from paceline.api.log_rows import Header
 from paceline.api.requests import ChatCall, chat_call, parse
-from paceline.api.responses_call import as_written, chat_body, check, first_state, may_call
+from paceline.api.responses_call import as_written, chat_body, check, first_state
 from paceline.api.responses_events import ENDS, Json, Narration, close_cut, fold
 from paceline.api.responses_items import kept
 from paceline.api.responses_runs import Run, Runs
@@ -147,7 +147,7 @@ class ResponsesEndpoint:
 
         narration = Narration(
             first_state(asked, response, int(now)),
-            calls=may_call(asked),
+            calls=call.tools is not None,
             new_id=new_id,
             clock=lambda: int(time.time()),
             notes=notes,

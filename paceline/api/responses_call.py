@@ -68,7 +68,7 @@ def chat_body(asked: ResponseRequest, items: Sequence[Json]) -> Json:
         "response_format": _response_format(asked.text.format),
         "paceline": asked.paceline.model_dump(exclude_unset=True),
     }
-    functions = [tool for tool in asked.tools if tool.type == "function" and _is_allowed(tool, asked.tool_choice)]
+    functions = [tool for tool in asked.tools if tool.type == "function"]
     choice = _choice(asked)
     if functions:
         body |= {
@@ -81,11 +81,6 @@ def chat_body(asked: ResponseRequest, items: Sequence[Json]) -> Json:
             "tool_choice asks for a call, but no tool that is served here is given.", param="tool_choice"
         )
     return body
-
-
-def may_call(asked: ResponseRequest) -> bool:
-    """Whether the text may hold calls of functions."""
-    return asked.tool_choice != "none" and any(tool.type == "function" for tool in asked.tools)
 
 
 @contextmanager
@@ -106,12 +101,6 @@ def as_written(asked: ResponseRequest) -> Iterator[None]:
         raise
 
 
-def _is_allowed(tool: ResponseTool, choice: str | ToolChoice) -> bool:
-    if isinstance(choice, ToolChoice) and choice.type == "allowed_tools":
-        return any(one.type == tool.type and one.name == tool.name for one in choice.tools)
-    return True
-
-
 def _choice(asked: ResponseRequest) -> object:
     """As chat has it."""
     choice = asked.tool_choice
@@ -122,7 +111,11 @@ def _choice(asked: ResponseRequest) -> object:
             raise RequestError("The field tool_choice.name is required.", param="tool_choice.name")
         return {"type": "function", "function": {"name": choice.name}}
     if choice.type == "allowed_tools":
-        return choice.mode
+        names = [tool.name for tool in choice.tools if tool.type == "function" and tool.name is not None]
+        if not names:
+            return "none"
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
     if choice.type == "file_search" and any(tool.type == "file_search" for tool in asked.tools):
         return "auto"  # documents are read for every answer
     raise RequestError(f"tool_choice of the type {choice.type[:64]!r} is not supported.", param="tool_choice.type")

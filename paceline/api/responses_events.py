@@ -131,7 +131,7 @@ class Narration:
 
     def _end(self, done: Done) -> list[Event]:
         cut = done.reason == "length"
-        events = self._say(self._reader.flush(cut)) if self._reader is not None else []
+        events = self._say(self._reader.flush(done.reason != "stop")) if self._reader is not None else []
         if self._item is None and (not self._output or self._logprobs):
             events += self._text("")  # an answer of no words is still a message
         if done.citations and isinstance(self._item, _Message):

@@ -11,10 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from paceline.api.schema import MAX_MESSAGES, Extension, Part, Role, Schema
+from paceline.api.schema import MAX_MESSAGES, MAX_TOOLS, Extension, JsonObject, Part, Role, Schema
 
 MAX_METADATA = 16  # pairs
-MAX_TOOLS = 128
 MAX_ID = 256  # characters
 
 Include = Literal[
@@ -52,7 +51,7 @@ class ResponseTool(Schema):
     type: str
     name: str | None = None
     description: str | None = None
-    parameters: dict[str, object] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
     vector_store_ids: Annotated[list[str], Field(max_length=16)] | None = None
     max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
@@ -76,7 +75,7 @@ class TextFormat(Schema):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, object] | None = Field(None, alias="schema")
+    schema_: JsonObject | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
