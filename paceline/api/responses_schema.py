@@ -75,12 +75,12 @@ class TextFormat(Schema):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
     description: str | None = None
-    schema_: JsonObject | None = Field(None, alias="schema")
+    schema_: JsonObject | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
 class Text(Schema):
-    format: TextFormat = Field(default_factory=lambda: TextFormat())
+    format: TextFormat = Field(default_factory=TextFormat)
     verbosity: Literal["low", "medium", "high"] | None = None  # a hint, without effect
 
 
