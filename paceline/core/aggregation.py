@@ -41,7 +41,7 @@ def softmax(log_weights: Sequence[float]) -> list[float]:
     return [power / total for power in powers]
 
 
-TRUST, FADING, DOUBT = 0.5, 0.5, 5.0  # chosen by measurement: bench/LOG.md
+TRUST, FADING, DOUBT = 1.0, 0.5, 5.0  # chosen by measurement: bench/LOG.md
 
 
 def evidence(before: float, log_probability: float) -> float:
