@@ -79,6 +79,11 @@ class Link:
         return self._machine.rtt
 
     @property
+    def bandwidth(self) -> float | None:
+        """Bytes a second towards the peer; None while nothing has shown a limit."""
+        return self._machine.bandwidth.rate
+
+    @property
     def accepting(self) -> bool:
         """Can a session be opened now?"""
         return self._machine.accepting
@@ -110,11 +115,11 @@ class Link:
 
         Raises LinkClosed when the link is closed, LocalProtocolError for what must never be sent.
         """
-        effects = self._machine.send(message)
+        effects = self._machine.send(message, asyncio.get_running_loop().time())
         self._apply(effects)
         if isinstance(message, CloseSession):
             self._handlers.pop(message.session, None)
-        return sum(len(effect.data) for effect in effects if isinstance(effect, Transmit))
+        return next((len(effect.data) for effect in effects if isinstance(effect, Transmit)), 0)
 
     # ---- life -------------------------------------------------------------------------------------------------------
     async def run(self) -> None:

@@ -217,6 +217,7 @@ class Node:
             private=request.privacy != "open",
             drafting=joint.drafting,
             rtt=None if link is None else link.rtt,
+            bandwidth=None if link is None else link.bandwidth,
             experience=self._experience(joint.rule, request.sampling),
             mask=mask,
         )
@@ -376,6 +377,7 @@ class Node:
             private=opening.privacy != "open" or (self._side == "device" and not self._open_to_peer),
             drafting=drafting_from_wire(opening.drafting),
             rtt=link.rtt,
+            bandwidth=link.bandwidth,
             experience=self._experience(RULES[opening.rule], sampling),
             mask=mask,
         )

@@ -102,7 +102,8 @@ class Session(ABC):
         self._timer = self._loop.call_at(time, self._woke)
 
     def _woke(self) -> None:
-        self.deliver(Woke(self._loop.time(), None if self.link is None else self.link.rtt))
+        known = (None, None) if self.link is None else (self.link.rtt, self.link.bandwidth)
+        self.deliver(Woke(self._loop.time(), *known))
 
     @abstractmethod
     def emit(self, token: Emit) -> None: ...

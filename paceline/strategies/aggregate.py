@@ -87,7 +87,7 @@ class Aggregate:
         self._targets = list(task.targets)
         self._lanes = [0] * len(task.targets)
         self._now = 0.0
-        self._rtt = task.rtt
+        self._rtt, self._bandwidth = task.rtt, task.bandwidth
         self._started = False
         self._linked = task.linked
         self._ended = False  # all targets are known
@@ -145,8 +145,8 @@ class Aggregate:
             case Received(message, now):
                 self._now, self._silent_wakes = max(self._now, now), 0
                 return self._received(message) if self._linked and message.epoch == self._epoch else []
-            case Woke(now, rtt):
-                self._now, self._rtt = now, self._rtt if rtt is None else rtt
+            case Woke(now, rtt, bandwidth):
+                self._now, self._rtt, self._bandwidth = now, self._rtt if rtt is None else rtt, bandwidth
                 return [*self._woke(), WakeAt(now + WAKE_INTERVAL)]
             case LinkLost():
                 return self._lost()
@@ -321,13 +321,20 @@ class Aggregate:
         )
         behind = self._decoder.behind(head)
         delay = self._rtt or 0.0 if self._ships else 0.0
-        seconds = self._profile.forward.at
-        picked = self._growth.select(head, seconds, delay, limit, alone=not self._linked)
+        picked = self._growth.select(head, self._seconds, delay, limit, alone=not self._linked)
         nodes = [*behind, *(node for node in picked if node is not head)]
         if nodes:
             return [*effects, *self._decoder.feed(nodes, head, self._now)]
         burst, self._burst = self._burst, []
         return [*effects, *self._ship_now(burst)]
+
+    def _seconds(self, rows: int) -> float:
+        """What a forward of so many rows costs: its time, and that of its laws on a link that is full."""
+        node_bytes = self._shipping.node_bytes.value
+        shipped = 0.0
+        if self._ships and self._bandwidth is not None and node_bytes is not None:
+            shipped = rows * node_bytes / self._bandwidth
+        return self._profile.forward.at(rows) + shipped
 
     def _end(self) -> list[Effect]:
         """All targets are known. The side that faces the client finishes; the other waits to be closed."""

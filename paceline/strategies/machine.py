@@ -65,6 +65,7 @@ class Task:
     rescoring: bool = False  # scores of documents follow the text, see `aggregation.evidence`; not under `coin`
     drafting: Drafting = Drafting()
     rtt: float | None = None  # s, between the sides, where it is known
+    bandwidth: float | None = None  # bytes a second towards the peer; None: nothing has shown a limit
     experience: Experience | None = None  # of earlier answers; None: begin without any
     mask: Mask | None = None  # what the answer is held to; asked only after `Retrieved`
 
@@ -104,6 +105,7 @@ class Received:
 class Woke:
     now: float
     rtt: float | None = None  # s, between the sides, as measured last
+    bandwidth: float | None = None  # as in `Task`, as measured last
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from paceline.core.aggregation import score_code, score_of
 from paceline.core.rules import LAST_LEVEL, Rule
 from paceline.core.sides import Side, other
+from paceline.core.statistics import MovingAverage
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.paths import Node, Paths
 from paceline.wire.drafts import FOLLOWS, Nodes, pack_nodes, unpack_nodes
@@ -32,6 +33,7 @@ class Shipping:
         self._rule = rule
         self._vocab_size = vocab_size
         self._paths = paths
+        self.node_bytes = MovingAverage()  # what a node takes on the link
         self._next = 0  # the next name
         self._shipped: dict[int, Node] = {}
         self._told: dict[int, Node] = {}  # by the peer's names
@@ -78,7 +80,9 @@ class Shipping:
         self._chosen.update({} if choices is None else zip(range(first, self._next), choices, strict=True))
         scores = None if choices is not None else _scores(nodes)
         packed = pack_nodes(Nodes(head.position, head.number, 0, first, parents, tokens, choices, scores))
-        return Drafts(0, epoch, packed, [encode_head(law, precise=False) for law in heads])
+        laws = [encode_head(law, precise=False) for law in heads]
+        self.node_bytes.add((len(packed) + sum(len(law.ids) + len(law.probs) for law in laws)) / len(nodes))
+        return Drafts(0, epoch, packed, laws)
 
     def _edge(self, node: Node, parent: int, first: int) -> int:
         if parent < 0:

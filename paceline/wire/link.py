@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from paceline.core.bandwidth import Bandwidth
 from paceline.errors import LinkClosed, LocalProtocolError, RemoteProtocolError
 from paceline.wire.closing import CloseCode, sentence
 from paceline.wire.codec import decode, encode, peek_version
@@ -44,6 +45,7 @@ HANDSHAKE_S = 5.0  # an unauthenticated peer gets this long
 HEARTBEAT_S = 3.0
 MAX_MISSED = 2  # heartbeats without a sign of life; so a dead peer is noticed within 6 to 9 s
 RTT_WEIGHT = 1 / 8  # of a new sample, as RFC 6298 weighs it
+PROBED_BYTES = 16_384  # sent since the last ping: time for another, to see how fast they arrive
 
 
 class LinkMachine:
@@ -58,6 +60,8 @@ class LinkMachine:
         self.peer: Hello | Welcome | None = None
         self.strategies: tuple[str, ...] = ()  # known to both
         self.rtt: float | None = None  # s, smoothed
+        self.bandwidth = Bandwidth()  # towards the peer
+        self._unprobed = 0  # bytes since the last ping
         self.sessions = SessionTable(own_parity=1 if self.role is Role.DEVICE else 0)
         self._introduction = introduction
         self._vocab_size = vocab_size
@@ -122,11 +126,12 @@ class LinkMachine:
             return self.close(CloseCode.HEARTBEAT_LOST)
         return self._ping(now)
 
-    def send(self, message: Outgoing) -> list[Effect]:
+    def send(self, message: Outgoing, now: float | None = None) -> list[Effect]:
         """A message of a session. Silently none if that session has just ended: the peer's close is on its way up.
 
-        Raises LinkClosed when the link is closed, or draining and the message would open a session; LocalProtocolError
-        for what must never be sent: an unknown session, a number used before, a message beyond the frame's limit.
+        now: lets a ping follow it when it is time to measure the bandwidth. Raises LinkClosed when the link is closed,
+        or draining and the message would open a session; LocalProtocolError for what must never be sent: an unknown
+        session, a number used before, a message beyond the frame's limit.
         """
         if self.state is LinkState.CLOSED:
             raise LinkClosed("the link is closed")
@@ -137,13 +142,13 @@ class LinkMachine:
                 raise LinkClosed("the link takes no new sessions: one side is going away")
             data = encode(message)
             self.sessions.open_own(message.session)
-            return [Transmit(data)]
+            return [Transmit(data), *self._count(data, now)]
         if not self.sessions.sendable(message.session):
             return []
         data = encode(message)
         if isinstance(message, CloseSession):
             self.sessions.close(message.session)
-        return [Transmit(data), *self._down_if_idle()]
+        return [Transmit(data), *self._count(data, now), *self._down_if_idle()]
 
     def drain(self) -> list[Effect]:
         """No new sessions; close when the open ones have ended. Before the handshake is done, close at once."""
@@ -230,15 +235,27 @@ class LinkMachine:
         return [Up(peer), *self._ping(now)]
 
     def _ping(self, now: float) -> list[Effect]:
+        """The heartbeat."""
         self._heard = False
-        self._unanswered = {sent for sent in self._unanswered if now - sent < HEARTBEAT_S * (MAX_MISSED + 1)} | {now}
         self._deadline = now + HEARTBEAT_S
-        return [Transmit(encode(Ping(sent_at=now))), WakeAt(self._deadline)]
+        return [self._probe(now), WakeAt(self._deadline)]
+
+    def _probe(self, now: float) -> Transmit:
+        self._unanswered = {sent for sent in self._unanswered if now - sent < HEARTBEAT_S * (MAX_MISSED + 1)} | {now}
+        self._unprobed = 0
+        self.bandwidth.pinged(now)
+        return Transmit(encode(Ping(sent_at=now)))
+
+    def _count(self, data: bytes, now: float | None) -> list[Effect]:
+        self.bandwidth.sent(len(data))
+        self._unprobed += len(data)
+        return [self._probe(now)] if now is not None and self._unprobed >= PROBED_BYTES else []
 
     def _ponged(self, pong: Pong, now: float) -> None:
         if pong.sent_at not in self._unanswered:
             return  # an answer to nothing we asked measures nothing
         self._unanswered.remove(pong.sent_at)
+        self.bandwidth.answered(pong.sent_at, now, max(pong.held_s, 0.0))
         elapsed = now - pong.sent_at
         sample = elapsed - min(max(pong.held_s, 0.0), elapsed)
         self.rtt = sample if self.rtt is None else self.rtt + RTT_WEIGHT * (sample - self.rtt)

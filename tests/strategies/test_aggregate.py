@@ -460,3 +460,14 @@ def test_a_wake_that_comes_back_asks_for_the_next_one() -> None:
     for _ in range(3):
         assert type(hand.wake()[-1]).__name__ == "WakeAt"
     assert type(hand.on(Woke(9.0, rtt=0.3))[-1]).__name__ == "WakeAt"
+
+
+def test_on_a_full_link_fewer_rows_are_worth_their_bytes() -> None:
+    """A side that ships counts what its laws take on the link."""
+    rows = {}
+    for bandwidth in (None, 1e6, 100.0):
+        hand = cloud(max_tokens=100, drafting=Drafting(width=3, rows=8, ahead=6), rtt=0.1, bandwidth=bandwidth)
+        hand.say = lambda _: two(70, 71)
+        hand.begin()
+        rows[bandwidth] = len(hand.rows)
+    assert rows[None] >= rows[1e6] > 2 * rows[100.0]
