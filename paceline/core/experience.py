@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paceline.core.drafter import DraftingSkill
+from paceline.core.guard import Record
 from paceline.core.profile import Profile
 from paceline.core.ranks import RankTable
 
@@ -19,3 +21,5 @@ class Experience:
     profile: Profile = field(default_factory=Profile)
     own_ranks: RankTable = field(default_factory=RankTable)
     their_ranks: RankTable = field(default_factory=RankTable)
+    drafts: Record = field(default_factory=Record)
+    drafting: DraftingSkill = field(default_factory=DraftingSkill)

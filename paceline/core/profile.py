@@ -138,13 +138,14 @@ class ForwardTime:
 
     prior: Pace = PRIOR
     weight: float = 0.1  # of the newest value
+    most: int = MOST_ROWS
     _means: dict[int, MovingAverage] = field(default_factory=dict)
     _counts: dict[int, int] = field(default_factory=dict)
     _fitted: list[tuple[int, float]] | None = None  # the last estimate; None: there are newer values
 
     def add(self, rows: int, seconds: float) -> None:
-        """Prefills, more than MOST_ROWS rows, are left out: their rows are bound by other things."""
-        if 1 <= rows <= MOST_ROWS:
+        """Prefills, more than `most` rows, are left out: their rows are bound by other things."""
+        if 1 <= rows <= self.most:
             self._means.setdefault(rows, MovingAverage(self.weight)).add(seconds)
             self._counts[rows] = self._counts.get(rows, 0) + 1
             self._fitted = None

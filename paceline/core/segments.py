@@ -8,7 +8,7 @@ cached already, and hangs its own below them. The engine and the scheduler know 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NewType
+from typing import Final, Literal, NamedTuple, NewType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,16 @@ class Segment:
         """Indices of the rows whose distributions are asked for."""
         n = len(self.tokens)
         return {"all": tuple(range(n)), "last": (n - 1,), "none": ()}[self.logits]
+
+
+class Step(NamedTuple):
+    """How much ran in one forward pass, of all answers together; zeros: not known."""
+
+    rows: int = 0
+    sequences: int = 0
+
+
+UNKNOWN: Final = Step()
 
 
 @dataclass(frozen=True, slots=True)

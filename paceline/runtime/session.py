@@ -78,7 +78,7 @@ class Session(ABC):
             if isinstance(result, EngineError):
                 self.fail(result)
             else:
-                self.deliver(Scored(ticket, result, self._loop.time()))
+                self.deliver(Scored(ticket, result, self._loop.time(), self._worker.answered))
 
         prefix = next((prefix for prefix in self._prefixes if prefix.begins(segment)), None)
         self._worker.forward(segment, answer, prefix)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from paceline.core.dist import Dist
 from paceline.core.scheduler import Piece, Scheduled, StepScheduler
-from paceline.core.segments import Batch, Segment, SeqId
+from paceline.core.segments import Batch, Segment, SeqId, Step
 from paceline.engine.contract import Engine
 from paceline.errors import EngineError
 from paceline.runtime.prefixes import Prefix, Prefixes
@@ -76,6 +76,7 @@ class Steps:
         self._prefixes = Prefixes(engine)
         self.steps = 0  # forward passes so far
         self.rows = 0  # rows in them
+        self.last = Step()  # what ran together last
 
     @property
     def adopted(self) -> int:
@@ -145,6 +146,7 @@ class Steps:
             return self._fail(pieces, EngineError(f"the engine failed: {fault}"))
         self.steps += 1
         self.rows += batch.num_rows
+        self.last = Step(batch.num_rows, len(pieces))
         answers: Answers = []
         for piece, dists in zip(pieces, output.dists, strict=True):
             self._parts[piece.key].extend(dists)

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import deque
 
-from paceline.core.segments import Segment, SeqId
+from paceline.core.segments import Segment, SeqId, Step
 from paceline.engine.contract import Engine
 from paceline.runtime.prefixes import Prefix
 from paceline.runtime.steps import TOKEN_BUDGET, Answer, Answers, Control, Request, Steps
@@ -30,6 +30,7 @@ class EngineWorker:
 
     def __init__(self, engine: Engine, *, token_budget: int = TOKEN_BUDGET) -> None:
         self.steps = Steps(engine, token_budget=token_budget)  # its counters may be read from anywhere
+        self.answered = Step()  # which the answer being delivered comes from; on the loop
         self._next_seq = 0
         self._outbox: list[Control | Request] = []  # this turn's, on the loop
         self._inbox: deque[Control | Request] = deque()  # the thread's, under the condition
@@ -76,8 +77,8 @@ class EngineWorker:
             self._wanted.notify()
         self._outbox.clear()
 
-    @staticmethod
-    def _deliver(answers: Answers) -> None:
+    def _deliver(self, answers: Answers, step: Step) -> None:
+        self.answered = step
         for answer, result in answers:
             try:
                 answer(result)
@@ -108,7 +109,7 @@ class EngineWorker:
             scheduled = self.steps.next()
             moved = scheduled is not None
             if scheduled is not None and (answers := self.steps.run(scheduled)):
-                self._loop.call_soon_threadsafe(self._deliver, answers)
+                self._loop.call_soon_threadsafe(self._deliver, answers, self.steps.last)
                 self.steps.settle()
 
     def _check(self) -> None:

@@ -240,7 +240,7 @@ class Host:
         def answer(result: object) -> None:
             assert not isinstance(result, EngineError), result
             if self._driver is not None and generation == self._generation:
-                self._driver.deliver(Scored(ticket, result, self.world.now))  # type: ignore[arg-type]  # the other case is asserted
+                self._driver.deliver(Scored(ticket, result, self.world.now, self.steps.last))  # type: ignore[arg-type]  # the other case is asserted
 
         self._submit(Request(segment, answer))
 

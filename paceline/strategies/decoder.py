@@ -36,9 +36,11 @@ class Decoder:
         rescoring: bool = False,
         mask: Mask | None = None,
         ends: frozenset[int] = frozenset(),
+        lazy: bool = False,
     ) -> None:
         """rescoring: scores of documents follow the text (`aggregation.evidence`). mask: what the answer is held to.
-        ends: tokens that end it, needed with a mask only."""
+        ends: tokens that end it, needed with a mask only. lazy: a row's law is made when `law` asks for it, a parent's
+        before its child's: for machines that look at few of the rows they compute."""
         self.started = False  # the prompts are known
         self.room: int | None = None  # output tokens that fit the context
         self.forwards = 0  # answered ones, of all branches together
@@ -46,6 +48,7 @@ class Decoder:
         self.timed: tuple[int, float] | None = None  # rows and seconds of the last forward that was no prefill
         self._sampling = sampling
         self._penalised = bool(sampling.presence_penalty or sampling.frequency_penalty)
+        self._lazy = lazy
         self._vocab_size = vocab_size
         self._rescoring = rescoring
         self._mask = mask
@@ -59,6 +62,8 @@ class Decoder:
         self._asked: dict[int, int] = {}  # ticket -> branch
         self._batch: tuple[Node, ...] = ()  # what the forward under way will score
         self._answers: dict[int, tuple[Dist, ...]] = {}  # branch -> rows of the prefix, if asked for, and of `_batch`
+        self._rows: dict[Node, tuple[Dist, ...]] = {}  # each branch's, of the batch answered last
+        self._early: list[tuple[Dist, ...]] = []  # and of the prefix, where they were asked for
         self._since: float | None = None  # when it was asked for
 
     @property
@@ -168,21 +173,43 @@ class Decoder:
             return ()
         answers = [self._answers[index] for index in range(len(self._branches))]
         before = len(answers[0]) - len(self._batch)  # rows of the prefix, at the first forward alone
-        rows = list(zip(*answers, strict=True))
         first = len(self._prefix) - before
-        told = [self._held(self._prefix[: first + place], laws) for place, laws in enumerate(rows[:before])]
-        for node, laws in zip(self._batch, rows[before:], strict=True):
-            if node.alive or (self._rescoring and not node.dead):
-                laws = self._held(self._path(node), laws)
-                if self._rescoring:
-                    self._judge(node, laws, told)
-                if node.alive:
-                    node.own = self._mixed(node, laws)
+        early = list(zip(*[answer[:before] for answer in answers], strict=True))
+        self._early = [self._held(self._prefix[: first + place], laws) for place, laws in enumerate(early)]
+        self._rows = dict(zip(self._batch, zip(*[answer[before:] for answer in answers], strict=True), strict=True))
         self._answers.clear()
+        if not self._lazy:
+            for node in self._batch:
+                self._look(node)
+            self._rows.clear()
         self.forwards += 1
         self.rows += len(self._batch)
         self.timed = None if self._since is None else (len(self._batch), now - self._since)
         return self._batch
+
+    def law(self, node: Node) -> Dist | None:
+        """This side's law after a node's prefix; None where its row has not been computed."""
+        if node.own is None and node.alive and node in self._rows:
+            self._look(node)
+        return node.own
+
+    def taken(self) -> dict[Node, tuple[Dist, ...]]:
+        """What each branch said after each node answered last. Once: it is forgotten here, as laws are large."""
+        rows, self._rows = self._rows, {}
+        return rows
+
+    def plain(self, dists: Sequence[Dist]) -> Dist:
+        """The mixture of what the branches said, nothing else done to it."""
+        return self._known(mix(dists, self._weights))
+
+    def _look(self, node: Node) -> None:
+        """A node that was answered last."""
+        if node.alive or (self._rescoring and not node.dead):
+            laws = self._held(self._path(node), self._rows[node])
+            if self._rescoring:
+                self._judge(node, laws, self._early)
+            if node.alive:
+                node.own = self._mixed(node, laws)
 
     def _mixed(self, node: Node, laws: Sequence[Dist]) -> Dist:
         counts = Counter(self._path(node) if self._penalised else ())

@@ -14,9 +14,10 @@ from typing import Literal, Protocol
 from paceline.core.constraint import Mask
 from paceline.core.dist import Dist
 from paceline.core.experience import Experience
+from paceline.core.lookup import LookupTable
 from paceline.core.rules import RuleName
 from paceline.core.sampling import SamplingParams
-from paceline.core.segments import Segment, SeqId
+from paceline.core.segments import UNKNOWN, Segment, SeqId, Step
 from paceline.core.sides import SIDES as SIDES
 from paceline.core.sides import Side as Side
 from paceline.core.sides import other as other
@@ -68,6 +69,7 @@ class Task:
     bandwidth: float | None = None  # bytes a second towards the peer; None: nothing has shown a limit
     experience: Experience | None = None  # of earlier answers; None: begin without any
     mask: Mask | None = None  # what the answer is held to; asked only after `Retrieved`
+    table: LookupTable | None = None  # what the client's earlier answers have shown; read and written
 
 
 # ---- events: facts --------------------------------------------------------------------------------------------------
@@ -93,6 +95,7 @@ class Scored:
     ticket: int
     dists: tuple[Dist, ...]
     now: float = 0.0  # s
+    step: Step = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

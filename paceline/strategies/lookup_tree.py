@@ -1,0 +1,207 @@
+"""`lookup_tree` (DIAA): one side drafts a tree without a draft model and verifies it in one forward.
+
+What may come next is guessed from tables of what the model thought after each token and from what the text said before
+(`core.drafter`). The walk chooses the target's own token at each node, with the common noise, and goes on where a draft
+holds it: so the text is `autoregressive`'s at any temperature, with penalties, masks and logprobs. A guard measures
+whether that pays and how many rows of it (`core.guard`). What a step teaches is learnt while the next one runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from paceline.core.dist import Dist
+from paceline.core.drafter import Drafter
+from paceline.core.drafting import NO_DRAFT
+from paceline.core.experience import Experience
+from paceline.core.guard import Budget, Guard
+from paceline.core.lookup import LookupTable
+from paceline.core.sampling import choose, truncate
+from paceline.core.segments import UNKNOWN
+from paceline.strategies.decoder import Decoder
+from paceline.strategies.machine import (
+    Branch,
+    Cancelled,
+    Drafting,
+    Effect,
+    Emit,
+    Event,
+    Finish,
+    FinishReason,
+    Retrieve,
+    Retrieved,
+    Scored,
+    Started,
+    Strategy,
+    Task,
+    WakeAt,
+    Woke,
+)
+from paceline.strategies.paths import Node, Paths
+
+ROOM: Final = 4  # drafts of one step, times the rows that a request's way of drafting gives a forward
+LEARNT_ASIDE: Final = 16  # rows of a step, off the path of the output, that are learnt from
+
+
+class LookupTree:
+    """Needs no peer and ignores everything about one."""
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        drafter: Drafter | None = None,
+        budget: Budget | None = None,
+        overlap: bool = True,
+    ) -> None:
+        """drafter, budget: in place of its own, for baselines. overlap: learn while the next forward runs."""
+        experience = task.experience or Experience()
+        table = task.table or LookupTable(task.vocab_size)
+        self._task = task
+        self._paths = Paths(len(task.targets))
+        self._decoder = Decoder(task.sampling, task.vocab_size, lazy=True)
+        self._drafter = drafter or Drafter(table, task.sampling, ends=task.eos_ids, skill=experience.drafting)
+        self._budget: Budget = budget or Guard(experience.drafts, rows=_most(task.drafting))
+        self._overlap = overlap
+        self._later: list[Callable[[], None]] = []  # what can be learnt while a forward runs
+        self._drafted = NO_DRAFT  # below the head, in the forward under way
+        self._step = UNKNOWN
+        self._before = 0  # the token before the output
+        self._drafts = self._accepted = self._steps = 0
+        self._began = 0.0  # s
+        self._finished = False
+
+    def on(self, event: Event) -> Sequence[Effect]:
+        if self._finished:
+            return []
+        match event:
+            case Started(now):
+                self._began = now
+                return [Retrieve()]
+            case Retrieved(branches, room):
+                self._later.append(lambda: self._read(branches))
+                effects = self._decoder.start(branches, self._task.targets, self._paths.head, room)
+                return [*effects, WakeAt(self._began)]
+            case Scored(ticket, dists, now, step):
+                self._step = step
+                return self._walk(now) if self._decoder.scored(ticket, dists, now) else []
+            case Woke():
+                self._learn()
+                return []
+            case Cancelled(reason):
+                return [self._finish(reason)]
+            case _:
+                return []
+
+    # ---- a step -----------------------------------------------------------------------------------------------------
+    def _walk(self, now: float) -> list[Effect]:
+        """The target's own tokens, down the tree as far as it holds them, and one more; then the next forward."""
+        self._learn()
+        head = self._paths.head
+        effects: list[Effect] = []
+        output: list[int] = []
+        reason: FinishReason | None = "length" if head.position >= self._task.max_tokens else None
+        lane = None if self._decoder.log_h is None else self._task.side
+        while reason is None and (law := self._decoder.law(head)) is not None:
+            final = truncate(law, self._task.sampling)
+            token = choose(final, self._task.sampling, head.position)
+            if token in self._task.eos_ids:
+                reason = "stop"
+                break
+            effects.append(Emit(token, final, lane))
+            output.append(token)
+            head = self._paths.advance(token)
+            if head.position >= self._task.max_tokens or not self._decoder.fits(head.position):
+                reason = "length"
+        self._account(len(output) - (reason is None))
+        if reason is not None:
+            return [*effects, self._finish(reason)]
+        for token in output:
+            self._drafter.observe(token)
+        rows = self._decoder.taken()
+        self._later.append(lambda: self._learn_rows(rows, head))
+        if not self._overlap:
+            self._learn()
+        effects += self._decoder.settle(head)
+        effects += self._decoder.feed([head, *self._draft(head)], head, now)
+        return [*effects, WakeAt(now)] if self._later else effects
+
+    def _draft(self, head: Node) -> list[Node]:
+        """Nodes to verify below the head, parents first."""
+        most = self._budget.most()
+        drafted = self._drafter.tree(most, head.position) if most > 0 else NO_DRAFT
+        self._drafted = drafted = drafted.first(self._budget.choose(drafted.probs))
+        last = self._task.max_tokens - 1  # a longer prefix has no next token
+        nodes: list[Node | None] = []
+        for token, parent in zip(drafted.tree.tokens, drafted.tree.parents, strict=True):
+            above = head if parent < 0 else nodes[parent]
+            fits = above is not None and above.position < last and self._decoder.fits(above.position + 1)
+            nodes.append(above.child(token) if above is not None and fits and token not in self._task.eos_ids else None)
+        return [node for node in nodes if node is not None]
+
+    def _account(self, accepted: int) -> None:
+        """The forward that was answered, in the guard's books and the report's."""
+        timed, drafted = self._decoder.timed, self._drafted
+        self._drafted = NO_DRAFT
+        if timed is None:
+            return  # a prefill
+        own_rows, seconds = timed
+        self._steps += 1
+        self._drafts += own_rows - 1
+        self._accepted += accepted
+        rows, sequences = self._step if self._step.rows else (own_rows, 1)
+        self._budget.stepped(own_rows - 1, sum(drafted.probs), accepted, rows, sequences, seconds)
+
+    # ---- what is learnt ---------------------------------------------------------------------------------------------
+    def _learn(self) -> None:
+        waiting, self._later = self._later, []
+        for work in waiting:
+            work()
+
+    def _read(self, branches: Sequence[Branch]) -> None:
+        """All prompts; the output goes on from the last one."""
+        for branch in branches[:-1]:
+            self._drafter.read(branch.prompt)
+        text = (*branches[-1].prompt, *self._task.targets)
+        for token in text:
+            self._drafter.observe(token)
+        self._before = text[-1] if text else 0
+
+    def _learn_rows(self, rows: dict[Node, tuple[Dist, ...]], head: Node) -> None:
+        """What the model thought after each row: those that were output overwrite what was known, and come last."""
+        path: list[Node] = []
+        node = head.parent
+        while node is not None and node in rows:
+            path.append(node)
+            node = node.parent
+        aside = [node for node in rows if node not in path][:LEARNT_ASIDE]
+        for node in aside:
+            self._drafter.learn(node.token, self._decoder.plain(rows[node]), accepted=False)
+        for node in reversed(path):
+            token = self._before if node.token < 0 else node.token
+            self._drafter.learn(token, self._decoder.plain(rows[node]))
+
+    def _finish(self, reason: FinishReason) -> Finish:
+        self._finished = True
+        stats = {
+            "forwards": float(self._decoder.forwards),
+            "rows": float(self._decoder.rows),
+            "drafted": float(self._drafts),
+            "accepted": float(self._accepted),
+        }
+        return Finish(reason, stats | self._budget.stats())
+
+
+def _most(drafting: Drafting) -> int:
+    """Drafts in one step at most: 64 for trees, none for who wants none."""
+    return ROOM * drafting.rows if drafting.ahead else 0
+
+
+lookup_tree = Strategy(
+    name="lookup_tree",
+    summary="one side writes alone and verifies several guessed tokens in one forward, where that is faster",
+    machine=LookupTree,
+    needs_peer=False,
+    reference="target",
+)
