@@ -69,7 +69,7 @@ class Solo(Session):
             self.done.set_exception(error)
 
     def open(self, targets: tuple[int, ...], epoch: int) -> None:
-        raise AssertionError("no peer takes part")
+        raise AssertionError(f"no peer takes part: {len(targets)}, {epoch}")
 
     def drop(self) -> None:
         raise AssertionError("no peer takes part")

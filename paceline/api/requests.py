@@ -105,6 +105,7 @@ def generation_of(
         aggregator=extension.aggregator,
         drafts=extension.drafts,
         rescoring=extension.rescoring,
+        owner=identity.key,
     )
 
 

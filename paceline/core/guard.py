@@ -3,7 +3,8 @@
 The decision is the papers' maximum of (1 + U(B)) / T(B) with both halves measured: T is the time from one answer of the
 engine to the next, everything between included, over all rows that ran in that step; U is what the drafter promises
 times the share of its promises that was kept. Beside it stands an account, so that no model of either can be wrong for
-long: drafting may cost an answer one hundredth of its time beyond what it saved. Fed with plain numbers; no clock.
+long: drafting may cost one hundredth of the time of plain steps, and what it has saved before. Fed with plain numbers;
+no clock.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final, Protocol
 
 from paceline.core.drafting import best_budget
 from paceline.core.profile import ForwardTime
+from paceline.core.statistics import RecentMedian
 
 MOST_ROWS: Final = 1024  # in one step, of all answers: more is a prefill
 # Times are kept for these row counts: neighbours teach each other, and few are soon known.
@@ -22,11 +24,11 @@ CLASSES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128,
 MEMORY: Final = 0.97  # of older promises, per new one
 STRENGTH: Final = 2.0  # promised tokens that what was known before weighs
 EARNED: Final = 0.01  # of a plain step, by each plain step: what drafting may lose
-GRACE: Final = 0.5  # plain steps that the first drafts of an answer may lose
-MOST_CREDIT: Final = 8.0  # plain steps: a text that turns unpredictable is given up soon
-LEAST_CREDIT: Final = -1.0  # plain steps: and is tried again within a hundred of them
+GRACE: Final = 1.0  # plain steps that the first drafts of all may lose
+MOST_CREDIT: Final = 16.0  # plain steps, of what drafting has saved, that it may lose again
+OWN_CREDIT: Final = 3.0  # plain steps of that which one answer may lose before it has saved any
+LEAST_CREDIT: Final = -1.0  # plain steps: within a hundred of them drafts are tried again
 MARGIN: Final = 1.02  # by which drafts must be expected to be faster
-UNMEASURED: Final = 4  # drafts while the engine's pace at such a width is not known
 PLAIN_EVERY: Final = 100  # drafting steps, to know what a plain one takes now
 FIRST_PLAIN: Final = 2  # plain steps before the first drafts on an engine that nothing is known of
 RETRY: Final = 16  # plain steps between two attempts while drafts do not pay
@@ -59,22 +61,55 @@ class Yield:
 
 
 @dataclass(slots=True)
+class Account:
+    """What drafting may lose, in plain steps: it earns what it saves, and plain steps earn a little for trials."""
+
+    credit: float
+
+    def plain(self) -> None:
+        self.credit = min(self.credit + EARNED, MOST_CREDIT)
+
+    def drafted(self, saved: float) -> None:
+        """saved: plain steps; below 0 it was a loss."""
+        self.credit = min(max(self.credit + saved, LEAST_CREDIT), MOST_CREDIT)
+
+
+@dataclass(slots=True)
 class Record:
     """What answers of one kind on one engine have taught about drafting: kept beyond them."""
 
-    times: ForwardTime = field(default_factory=lambda: ForwardTime(most=MOST_ROWS))
+    times: ForwardTime = field(default_factory=lambda: ForwardTime(typical=RecentMedian, most=MOST_ROWS))
     share: Yield = field(default_factory=Yield)
     measured: set[int] = field(default_factory=set)  # classes whose time is known
     plain: int = 0  # steps without drafts so far
+    account: Account = field(default_factory=lambda: Account(GRACE))
+    _seconds: dict[int, float] = field(default_factory=dict)  # by class, until something is measured
 
     def took(self, rows: int, seconds: float) -> None:
         """A step of all answers together. Prefills among them are left out."""
         if 1 <= rows <= MOST_ROWS and seconds > 0.0:
             self.times.add(step_class(rows), seconds)
             self.measured.add(step_class(rows))
+            self._seconds.clear()
 
     def seconds(self, rows: int) -> float:
-        return self.times.at(step_class(rows))
+        """Beyond what was measured: along the line through the narrowest and the widest step that was."""
+        rows = step_class(rows)
+        found = self._seconds.get(rows)
+        if found is None:
+            found = self._seconds[rows] = self._estimate(rows)
+        return found
+
+    def _estimate(self, rows: int) -> float:
+        if len(self.measured) < 2 or rows <= max(self.measured):
+            return self.times.at(rows)
+        low, high = min(self.measured), max(self.measured)
+        slope = (self.times.at(high) - self.times.at(low)) / (high - low)
+        return self.times.at(high) + slope * (rows - high)
+
+    def tried(self, sequences: int) -> int:
+        """Drafts of each of so many answers of which a step has been measured, or would have been."""
+        return max(0, max(self.measured, default=0) // sequences - 1)
 
 
 class Budget(Protocol):
@@ -119,7 +154,7 @@ class Guard:
         """rows: drafts at most in one step."""
         self._record, self._rows = record, rows
         self._share = record.share.heir()
-        self.credit = GRACE * min(1.0, self._share.kept)  # plain steps
+        self._own = Account(OWN_CREDIT)
         self._sequences = 1  # of all answers, in the last step
         self._since_plain = self._since_draft = 0
         self._steps = self._plain_steps = self._tries = 0
@@ -127,7 +162,7 @@ class Guard:
         self._gained = 0.0  # plain steps that drafting has saved
 
     def most(self) -> int:
-        if self._record.plain < FIRST_PLAIN or self._since_plain >= PLAIN_EVERY or self.credit <= 0.0:
+        if self._record.plain < FIRST_PLAIN or self._since_plain >= PLAIN_EVERY or self._credit <= 0.0:
             return 0
         self._trying = False
         if self._share.kept < 0.05 and not self._due():
@@ -153,7 +188,8 @@ class Guard:
             self._record.plain += 1
             self._since_plain = 0
             self._since_draft += 1
-            self.credit = min(self.credit + EARNED, MOST_CREDIT)
+            self._own.plain()
+            self._record.account.plain()
             return
         self._tries += self._trying
         self._since_plain, self._since_draft = self._since_plain + 1, 0
@@ -161,8 +197,10 @@ class Guard:
         self._record.share.add(promised, stood)
         # Against a step of the same answers without drafts. A stall is no fault of the drafts.
         cost = min(seconds, 1.5 * max(expected, self._record.seconds(rows))) / self._record.seconds(self._sequences)
-        self._gained += 1.0 + stood - cost
-        self.credit = max(min(self.credit + 1.0 + stood - cost, MOST_CREDIT), LEAST_CREDIT)
+        saved = 1.0 + stood - cost
+        self._gained += saved
+        self._own.drafted(saved)
+        self._record.account.drafted(saved)
 
     def stats(self) -> dict[str, float]:
         return {
@@ -172,6 +210,10 @@ class Guard:
             "kept": self._share.kept,
             "saved_steps": self._gained,
         }
+
+    @property
+    def _credit(self) -> float:
+        return min(self._own.credit, self._record.account.credit)
 
     def _due(self) -> bool:
         return self._since_draft >= RETRY
@@ -191,10 +233,8 @@ class Guard:
     def _affordable(self) -> int:
         """Drafts that the account covers even if none stands."""
         plain = self._cost(0)
-        count = self._rows
-        if step_class(self._sequences * (1 + count)) not in self._record.measured:
-            known = [rows for rows in self._record.measured if rows > self._sequences]
-            count = min(count, max(UNMEASURED, 2 * max(known, default=0) // self._sequences))
-        while count > 0 and self._cost(count) / plain - 1.0 > self.credit:
+        # What a row costs is not known before one was added, and may change with their number.
+        count = min(self._rows, 2 * self._record.tried(self._sequences) + 1)
+        while count > 0 and self._cost(count) / plain - 1.0 > self._credit:
             count -= 1 + count // 8
         return max(count, 0)

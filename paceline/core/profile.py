@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from paceline.core.statistics import LineFit, MovingAverage
+from paceline.core.statistics import LineFit, MovingAverage, RecentMedian
 
 WINDOW = 10  # steps that are compared with each other to find outliers
 SPREAD = 0.9  # standard deviations within which a step is believed
 FITTED = 3 * WINDOW  # steps before a line is fitted
 MOST_ROWS = 64  # larger forwards are prefills, not steps of drafting
+KNOWN = 100  # forwards of one row count: more make it no better known than that
 RECENT = 5  # steps whose median is believed: two stalls among them change nothing
 
 
@@ -137,17 +138,17 @@ class ForwardTime:
     """
 
     prior: Pace = PRIOR
-    weight: float = 0.1  # of the newest value
+    typical: Callable[[], MovingAverage | RecentMedian] = MovingAverage  # of the times of one row count
     most: int = MOST_ROWS
-    _means: dict[int, MovingAverage] = field(default_factory=dict)
+    _means: dict[int, MovingAverage | RecentMedian] = field(default_factory=dict)
     _counts: dict[int, int] = field(default_factory=dict)
     _fitted: list[tuple[int, float]] | None = None  # the last estimate; None: there are newer values
 
     def add(self, rows: int, seconds: float) -> None:
         """Prefills, more than `most` rows, are left out: their rows are bound by other things."""
         if 1 <= rows <= self.most:
-            self._means.setdefault(rows, MovingAverage(self.weight)).add(seconds)
-            self._counts[rows] = self._counts.get(rows, 0) + 1
+            self._means.setdefault(rows, self.typical()).add(seconds)
+            self._counts[rows] = min(self._counts.get(rows, 0) + 1, KNOWN)
             self._fitted = None
 
     def at(self, rows: int) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
 
 
 @dataclass(slots=True)
@@ -21,6 +23,24 @@ class MovingAverage:
     def value(self) -> float | None:
         """None before the first value."""
         return self._sum / self._share if self._share else None
+
+
+@dataclass(slots=True)
+class RecentMedian:
+    """Of the last few values: stalls among them change nothing."""
+
+    size: int = 9
+    _values: deque[float] = field(default_factory=deque)
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        if len(self._values) > self.size:
+            self._values.popleft()
+
+    @property
+    def value(self) -> float | None:
+        """None before the first value."""
+        return median(self._values) if self._values else None
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from paceline.strategies.registry import STRATEGIES
 from paceline.wire import messages
 
 AUTO = "auto"
+ALONE = "lookup_tree"  # where no second side takes part
 
 DRAFTINGS: dict[Drafts, Drafting] = {
     "tree": Drafting(),
@@ -91,7 +92,7 @@ def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:
                 f"The strategy '{request.strategy}' needs the {peer}, which the privacy level 'local-only' forbids.",
                 param="paceline.privacy",
             )
-        return Choice("autoregressive", "the request's privacy level keeps everything on this side")
+        return Choice(ALONE, "the request's privacy level keeps everything on this side")
     if request.top_logprobs is not None and situation.side == "cloud":
         if asked:
             raise RequestError(
@@ -99,19 +100,19 @@ def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:
                 "Ask the device, or leave out 'logprobs'.",
                 param="logprobs",
             )
-        return Choice("autoregressive", "logprobs of a joint answer would need the device's distributions")
+        return Choice(ALONE, "logprobs of a joint answer would need the device's distributions")
     wanted = request.strategy if asked else "aggregate"
     if not situation.linked:
         if asked or situation.expected:
-            return Choice("autoregressive", f"the {peer} is not linked", missing=True)
-        return Choice("autoregressive", f"no {peer} takes part")
+            return Choice(ALONE, f"the {peer} is not linked", missing=True)
+        return Choice(ALONE, f"no {peer} takes part")
     if wanted not in situation.common:
-        return Choice("autoregressive", f"the {peer} does not know '{wanted}'", missing=True)
+        return Choice(ALONE, f"the {peer} does not know '{wanted}'", missing=True)
     if asked:
         return Choice(wanted, "the request asks for it")
     if request.documents == 0:
-        return Choice("autoregressive", "the request wants no documents")
+        return Choice(ALONE, "the request wants no documents")
     if not situation.own_documents and not situation.peer_documents:
-        return Choice("autoregressive", "neither side has documents")
+        return Choice(ALONE, "neither side has documents")
     num_documents = situation.own_documents + situation.peer_documents
     return Choice(wanted, f"the {peer} is linked and the two sides hold {num_documents} documents")

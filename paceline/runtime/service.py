@@ -42,6 +42,7 @@ class GenerateRequest:
     aggregator: RuleName | None = None  # None: chosen by default_rule
     drafts: Drafts = "tree"
     rescoring: bool = True  # scores of documents follow the text as it grows
+    owner: str = ""  # whose request: what it teaches about text serves the same owner alone. A name, never a secret
     constraint: Constraint | None = None  # what the text must look like
     collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # this side's documents that are read; the peer reads its own
     among: frozenset[str] | None = None  # of those collections only these documents, by id; None: all

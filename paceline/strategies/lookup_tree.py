@@ -9,6 +9,7 @@ whether that pays and how many rows of it (`core.guard`). What a step teaches is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from paceline.core.dist import Dist
@@ -41,6 +42,7 @@ from paceline.strategies.machine import (
 from paceline.strategies.paths import Node, Paths
 
 ROOM: Final = 4  # drafts of one step, times the rows that a request's way of drafting gives a forward
+AT_ONCE: Final = 4  # rows: of a large vocabulary each takes half a millisecond
 LEARNT_ASIDE: Final = 16  # rows of a step, off the path of the output, that are learnt from
 
 
@@ -56,13 +58,13 @@ class LookupTree:
         overlap: bool = True,
     ) -> None:
         """drafter, budget: in place of its own, for baselines. overlap: learn while the next forward runs."""
-        experience = task.experience or Experience()
-        table = task.table or LookupTable(task.vocab_size)
+        experience = Experience() if task.experience is None else task.experience
+        table = LookupTable(task.vocab_size) if task.table is None else task.table
         self._task = task
         self._paths = Paths(len(task.targets))
-        self._decoder = Decoder(task.sampling, task.vocab_size, lazy=True)
+        self._decoder = Decoder(task.sampling, task.vocab_size, rescoring=task.rescoring, lazy=True)
         self._drafter = drafter or Drafter(table, task.sampling, ends=task.eos_ids, skill=experience.drafting)
-        self._budget: Budget = budget or Guard(experience.drafts, rows=_most(task.drafting))
+        self._budget = budget or Guard(experience.drafts, rows=_most(task.drafting))
         self._overlap = overlap
         self._later: list[Callable[[], None]] = []  # what can be learnt while a forward runs
         self._drafted = NO_DRAFT  # below the head, in the forward under way
@@ -86,9 +88,9 @@ class LookupTree:
             case Scored(ticket, dists, now, step):
                 self._step = step
                 return self._walk(now) if self._decoder.scored(ticket, dists, now) else []
-            case Woke():
-                self._learn()
-                return []
+            case Woke(now):
+                self._learn(AT_ONCE)
+                return [WakeAt(now)] if self._later else []
             case Cancelled(reason):
                 return [self._finish(reason)]
             case _:
@@ -114,13 +116,12 @@ class LookupTree:
             head = self._paths.advance(token)
             if head.position >= self._task.max_tokens or not self._decoder.fits(head.position):
                 reason = "length"
-        self._account(len(output) - (reason is None))
+        self._account(len(output) - (reason != "stop"))
         if reason is not None:
             return [*effects, self._finish(reason)]
         for token in output:
             self._drafter.observe(token)
-        rows = self._decoder.taken()
-        self._later.append(lambda: self._learn_rows(rows, head))
+        self._later = self._lessons(head)
         if not self._overlap:
             self._learn()
         effects += self._decoder.settle(head)
@@ -154,8 +155,9 @@ class LookupTree:
         self._budget.stepped(own_rows - 1, sum(drafted.probs), accepted, rows, sequences, seconds)
 
     # ---- what is learnt ---------------------------------------------------------------------------------------------
-    def _learn(self) -> None:
-        waiting, self._later = self._later, []
+    def _learn(self, most: int | None = None) -> None:
+        """Do what waits, or a part of it, so that nothing else waits long."""
+        waiting, self._later = self._later[:most], self._later[most:] if most else []
         for work in waiting:
             work()
 
@@ -168,19 +170,20 @@ class LookupTree:
             self._drafter.observe(token)
         self._before = text[-1] if text else 0
 
-    def _learn_rows(self, rows: dict[Node, tuple[Dist, ...]], head: Node) -> None:
+    def _lessons(self, head: Node) -> list[Callable[[], None]]:
         """What the model thought after each row: those that were output overwrite what was known, and come last."""
+        rows = self._decoder.taken()
         path: list[Node] = []
         node = head.parent
         while node is not None and node in rows:
             path.append(node)
             node = node.parent
         aside = [node for node in rows if node not in path][:LEARNT_ASIDE]
-        for node in aside:
-            self._drafter.learn(node.token, self._decoder.plain(rows[node]), accepted=False)
-        for node in reversed(path):
-            token = self._before if node.token < 0 else node.token
-            self._drafter.learn(token, self._decoder.plain(rows[node]))
+        ordered = [*((node, False) for node in aside), *((node, True) for node in reversed(path))]
+        return [partial(self._learn_row, node.token, rows[node], accepted) for node, accepted in ordered]
+
+    def _learn_row(self, token: int, dists: Sequence[Dist], accepted: bool) -> None:
+        self._drafter.learn(self._before if token < 0 else token, self._decoder.plain(dists), accepted=accepted)
 
     def _finish(self, reason: FinishReason) -> Finish:
         self._finished = True

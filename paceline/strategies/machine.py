@@ -222,5 +222,5 @@ class Strategy:
     name: str
     summary: str
     machine: MachineFactory
-    needs_peer: bool  # without a peer, `autoregressive` serves in its place
+    needs_peer: bool  # without a peer, `lookup_tree` serves in its place
     reference: Literal["target", "mixture"]  # what its text must equal, see DESIGN 4

@@ -155,7 +155,7 @@ async def test_a_lost_peer_is_marked_and_one_that_returns_is_taken_back() -> Non
 async def test_without_a_link_the_answer_is_written_alone_and_says_so() -> None:
     async with nodes(linked=False) as (bench, _):
         _, done = await collect(await bench.cloud.prepare(REQUEST))
-        assert (done.strategy, done.degraded) == ("autoregressive", "device_missing")
+        assert (done.strategy, done.degraded) == ("lookup_tree", "device_missing")
         with pytest.raises(RequestError) as refused:
             await bench.cloud.prepare(replace(REQUEST, on_loss="fail"))
         assert refused.value.status == 503

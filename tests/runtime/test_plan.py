@@ -12,7 +12,8 @@ from paceline.runtime.plan import Situation, choose_strategy
 from paceline.runtime.service import GenerateRequest
 
 REQUEST = GenerateRequest(messages=({"role": "user", "content": "hello"},), sampling=SamplingParams(), max_tokens=8)
-LINKED = Situation("device", True, True, ("autoregressive", "aggregate"), own_documents=2, peer_documents=3)
+COMMON = ("autoregressive", "lookup_tree", "aggregate")
+LINKED = Situation("device", True, True, COMMON, own_documents=2, peer_documents=3)
 
 
 def test_auto_reads_on_both_sides_where_there_are_documents() -> None:
@@ -27,18 +28,18 @@ def test_auto_reads_on_both_sides_where_there_are_documents() -> None:
 )
 def test_auto_needs_documents_and_a_peer(situation: Situation) -> None:
     choice = choose_strategy(REQUEST, situation)
-    assert (choice.strategy, choice.missing) == ("autoregressive", False)
+    assert (choice.strategy, choice.missing) == ("lookup_tree", False)
 
 
 def test_a_peer_that_belongs_here_and_is_not_linked_is_said_to_be_missing() -> None:
     choice = choose_strategy(REQUEST, replace(LINKED, linked=False, common=()))
-    assert (choice.strategy, choice.missing) == ("autoregressive", True)
+    assert (choice.strategy, choice.missing) == ("lookup_tree", True)
     asked = replace(REQUEST, strategy="aggregate")
     assert choose_strategy(asked, Situation("cloud", False, False, (), 1, 0)).missing
 
 
 def test_local_only_never_takes_a_peer() -> None:
-    assert choose_strategy(replace(REQUEST, privacy="local-only"), LINKED).strategy == "autoregressive"
+    assert choose_strategy(replace(REQUEST, privacy="local-only"), LINKED).strategy == "lookup_tree"
     with pytest.raises(RequestError, match="local-only") as refused:
         choose_strategy(replace(REQUEST, privacy="local-only", strategy="aggregate"), LINKED)
     assert refused.value.param == "paceline.privacy"
@@ -47,7 +48,7 @@ def test_local_only_never_takes_a_peer() -> None:
 def test_what_cannot_be_kept_is_refused_by_name() -> None:
     with pytest.raises(RequestError, match="answer-private"):
         choose_strategy(replace(REQUEST, privacy="answer-private"), LINKED)
-    with pytest.raises(RequestError, match="autoregressive, aggregate") as unknown:
+    with pytest.raises(RequestError, match="autoregressive, lookup_tree, aggregate") as unknown:
         choose_strategy(replace(REQUEST, strategy="magic"), LINKED)
     assert unknown.value.param == "paceline.strategy"
 
@@ -55,7 +56,7 @@ def test_what_cannot_be_kept_is_refused_by_name() -> None:
 def test_the_cloud_gives_logprobs_of_its_own_answers_only() -> None:
     request = replace(REQUEST, top_logprobs=2)
     cloud = replace(LINKED, side="cloud")
-    assert choose_strategy(request, cloud).strategy == "autoregressive"
+    assert choose_strategy(request, cloud).strategy == "lookup_tree"
     assert choose_strategy(request, LINKED).strategy == "aggregate"
     with pytest.raises(RequestError, match="distributions stay on the device"):
         choose_strategy(replace(request, strategy="aggregate"), cloud)

@@ -1,0 +1,176 @@
+"""`lookup_tree`, played by hand: spans of several tokens, where they end, and when a step's lessons are learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from paceline.core.drafter import Drafter
+from paceline.core.experience import Experience
+from paceline.core.guard import Fixed
+from paceline.core.lookup import LookupTable
+from paceline.core.sampling import SamplingParams
+from paceline.runtime.world import World
+from paceline.strategies.autoregressive import Autoregressive
+from paceline.strategies.lookup_tree import LookupTree
+from paceline.strategies.machine import Cancelled, Drafting, Emit, Finish, Forward, Machine, Strategy, Task, WakeAt
+from tests.strategies import oracle
+from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, SAMPLINGS, VOCAB, Hand, engines, found, job, point
+
+GREEDY = SamplingParams(temperature=0.0)
+CYCLE = (10, 11, 12, 13)
+(END,) = EOS
+
+
+def always(count: int, *, overlap: bool = True) -> type | object:
+    """A factory of machines that take so many drafts."""
+
+    def machine(task: Task) -> Machine:
+        return LookupTree(task, budget=Fixed(count), overlap=overlap)
+
+    return machine
+
+
+def hand(count: int = 8, *, overlap: bool = True, **changes: object) -> Hand:
+    return Hand(always(count, overlap=overlap), "cloud", front=True, linked=False, **changes)  # type: ignore[arg-type]
+
+
+def cycling(hand: Hand, *, ends_after: int | None = None) -> Hand:
+    """Its model says the same four tokens over and over."""
+
+    def say(path: tuple[int, ...]) -> object:
+        return point(END if ends_after is not None and len(path) >= ends_after else CYCLE[len(path) % len(CYCLE)])
+
+    hand.say = say  # type: ignore[assignment]  # a Dist
+    return hand
+
+
+def forwards(hand: Hand) -> int:
+    return sum(isinstance(effect, Forward) for effect in hand.effects)
+
+
+def cycle(count: int) -> list[int]:
+    return [CYCLE[i % len(CYCLE)] for i in range(count)]
+
+
+def test_a_text_that_repeats_takes_few_forwards() -> None:
+    played = cycling(hand(max_tokens=40))
+    played.begin()
+    assert played.tokens == cycle(40)
+    assert forwards(played) < 20
+    stats = played.finish.stats
+    assert stats["forwards"] == forwards(played) and stats["accepted"] + stats["forwards"] == 40
+    assert stats["drafted"] >= stats["accepted"] and played.finish.reason == "length"
+
+
+def test_the_end_token_inside_a_span_ends_there() -> None:
+    played = cycling(hand(max_tokens=100), ends_after=29)
+    played.begin()
+    assert played.tokens == cycle(29)
+    assert played.finish.reason == "stop"
+
+
+@pytest.mark.parametrize("limit", range(12, 25))
+def test_no_token_and_no_row_beyond_the_limit(limit: int) -> None:
+    for changes, room in (({"max_tokens": limit}, None), ({"max_tokens": 100}, limit - 1)):
+        played = cycling(hand(**changes))
+        played.on(*played_from(room))
+        played.answer()
+        assert played.tokens == cycle(limit) and played.finish.reason == "length"
+        assert max(len(path) for path in played.rows) <= limit - 1
+
+
+def played_from(room: int | None) -> Sequence[object]:
+    from paceline.strategies.machine import Started
+
+    return [Started(0.0), found(room=room)]
+
+
+def test_a_stop_string_in_the_middle_of_a_span_ends_the_answer_at_once() -> None:
+    played = cycling(hand(max_tokens=40))
+    played.on(*played_from(None))
+    while len(played.tokens) < 20:
+        played.answer_one()
+    effects = played.on(Cancelled("stop"))
+    assert [type(effect) for effect in effects] == [Finish]
+    assert played.on(Cancelled()) == [] and played.answer() == []
+
+
+def test_a_step_is_learnt_from_while_the_next_one_runs() -> None:
+    table = LookupTable(VOCAB)
+    played = cycling(hand(max_tokens=40, table=table))
+    played.on(*played_from(None))
+    effects = played.answer_one()
+    kinds = [type(effect) for effect in effects]
+    assert kinds.index(Forward) < kinds.index(WakeAt) and len(table) == 0
+    played.wake()
+    assert len(table) == 1
+
+
+def test_without_overlap_it_is_learnt_before() -> None:
+    table = LookupTable(VOCAB)
+    played = cycling(hand(max_tokens=40, table=table, overlap=False))
+    played.on(*played_from(None))
+    effects = played.answer_one()
+    assert len(table) == 1 and not any(isinstance(effect, WakeAt) for effect in effects)
+
+
+def test_a_request_that_wants_no_drafts_gets_none() -> None:
+    played = cycling(Hand(LookupTree, "cloud", front=True, linked=False, drafting=Drafting(1, 1, 0), max_tokens=20))
+    played.begin()
+    assert played.tokens == cycle(20) and played.finish.stats["drafted"] == 0
+
+
+def test_an_answer_begins_with_what_an_earlier_one_taught() -> None:
+    table, experience = LookupTable(VOCAB), Experience()
+    steps = []
+    for _ in range(2):
+        played = cycling(hand(max_tokens=12, table=table, experience=experience))
+        played.begin()
+        steps.append(played.finish.stats["forwards"])
+    assert steps[1] < steps[0]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+@pytest.mark.parametrize("overlap", [True, False])
+def test_many_drafts_in_every_step_change_no_token(sampling: SamplingParams, overlap: bool) -> None:
+    """The tables are full of another text's successors, and stay from answer to answer."""
+    table, experience = LookupTable(VOCAB), Experience()
+    strategy = Strategy("greedy drafts", "", always(24, overlap=overlap), False, "target")  # type: ignore[arg-type]
+    accepted = 0.0
+    for seed in range(6):
+        this = job(strategy, "cloud", sampling)
+        task = this.task.__class__(
+            **{name: getattr(this.task, name) for name in this.task.__slots__}
+            | {"table": table, "experience": experience}
+        )
+        world = World(this.__class__(this.strategy, this.front, task, this.branches, this.room), engines(), seed=seed)
+        answer = world.run()
+        expected = oracle.continued_alone(engines()["cloud"], BRANCHES["cloud"], [], sampling, MAX_TOKENS, EOS)
+        assert answer.tokens == expected
+        assert answer.finished is not None
+        accepted += answer.finished.stats["accepted"]
+    assert accepted > 0  # or nothing has been tried
+
+
+def test_logprobs_are_those_of_plain_decoding() -> None:
+    plain = Hand(Autoregressive, "cloud", front=True, linked=False, max_tokens=20)
+    drafted = hand(max_tokens=20)
+    for played in (plain, drafted):
+        cycling(played).begin()
+    laws = [[emit.dist for emit in played.emitted] for played in (plain, drafted)]
+    for theirs, ours in zip(*laws, strict=True):
+        assert theirs is not None and ours is not None and (theirs.probs == ours.probs).all()
+    assert all(isinstance(emit, Emit) for emit in drafted.emitted)
+
+
+def test_a_drafter_of_ones_own_takes_the_place() -> None:
+    table = LookupTable(VOCAB)
+
+    def machine(task: Task) -> Machine:
+        return LookupTree(task, drafter=Drafter(table, GREEDY), budget=Fixed(4))
+
+    played = cycling(Hand(machine, "cloud", front=True, linked=False, max_tokens=20))
+    played.begin()
+    assert played.tokens == cycle(20) and len(table) > 0
