@@ -10,7 +10,7 @@ import typer
 
 from paceline.api.app import create_app
 from paceline.api.keys import Keyring, check_exposure, parse_keys
-from paceline.api.opening import open_kv, open_model, open_store, served_name
+from paceline.api.opening import open_kv, open_model, open_store, open_tables, served_name
 from paceline.api.serving import listen, serve, url_of
 from paceline.models import DEVICE
 from paceline.runtime.emulation import Emulation
@@ -45,6 +45,7 @@ async def run(settings: AgentSettings) -> None:
             expects_peer=settings.cloud is not None,
             open_to_peer=settings.share_distributions,
             kv=open_kv(settings),
+            tables=open_tables(settings, model),
         )
 
         def hello(credential: Credential) -> Hello:

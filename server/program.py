@@ -10,7 +10,7 @@ from contextlib import closing
 import typer
 
 from paceline.api.keys import Keyring, check_exposure, parse_keys
-from paceline.api.opening import open_kv, open_model, open_store, served_name
+from paceline.api.opening import open_kv, open_model, open_store, open_tables, served_name
 from paceline.api.serving import listen, serve, url_of
 from paceline.models import CLOUD
 from paceline.runtime.emulation import Emulation
@@ -47,6 +47,7 @@ async def run(settings: ServerSettings) -> None:
             served_name=name,
             max_tokens_default=settings.max_tokens_default,
             kv=open_kv(settings),
+            tables=open_tables(settings, model),
         )
 
         def welcome() -> Welcome:

@@ -13,6 +13,8 @@ from paceline.rag.document_kv import FOLDER, KvStore
 from paceline.rag.embed import load_embedder
 from paceline.rag.store import DocumentStore
 from paceline.runtime.emulation import Emulation
+from paceline.runtime.tables import FOLDER as TABLES
+from paceline.runtime.tables import TableStore
 from paceline.settings import NodeSettings
 
 DEMO = "demo"
@@ -47,6 +49,12 @@ def served_name(settings: NodeSettings, model: LoadedModel) -> str:
 def open_store(settings: NodeSettings) -> DocumentStore:
     """This side's documents, none at first. The caller closes it."""
     return DocumentStore.open(settings.docs_dir, load_embedder(settings.embedder))
+
+
+def open_tables(settings: NodeSettings, model: LoadedModel) -> TableStore:
+    """What answers are drafted from: one table a key, in the state directory."""
+    tokenizer = model.tokenizer
+    return TableStore(settings.state_dir / TABLES, tokenizer.fingerprint, tokenizer.vocab_size)
 
 
 def open_kv(settings: NodeSettings) -> KvStore | None:

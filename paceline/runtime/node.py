@@ -32,6 +32,7 @@ from paceline.runtime.plan import DRAFTINGS, RULES, Joint, Situation, choose_rul
 from paceline.runtime.reading import Reading, read
 from paceline.runtime.service import Citation, EmbedderInfo, GenerateRequest, Readiness
 from paceline.runtime.session import PeerSession
+from paceline.runtime.tables import TableStore
 from paceline.runtime.worker import EngineWorker
 from paceline.strategies.machine import Side, Task, other
 from paceline.strategies.registry import STRATEGIES
@@ -60,10 +61,12 @@ class Node:
         expects_peer: bool = False,
         open_to_peer: bool = False,
         kv: KvStore | None = None,
+        tables: TableStore | None = None,
     ) -> None:
         """`expects_peer`: an answer without a peer is marked even if none was named, as at an agent with a cloud.
 
         `open_to_peer`: a device ships distributions of its documents when a client of the cloud asks for that.
+        `tables`: what answers are drafted from, saved at the end; None: they are forgotten with the node.
         """
         self._side: Side = side
         self._model = model
@@ -72,6 +75,7 @@ class Node:
         self._max_tokens_default = max_tokens_default
         self._expects_peer = expects_peer
         self._open_to_peer = open_to_peer
+        self._tables = tables or TableStore(None, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
         self._experiences: dict[tuple[RuleName, bool], Experience] = {}
         self.worker = EngineWorker(model.engine)
         self._links: dict[str, Link] = {}  # by the peer's name
@@ -109,6 +113,7 @@ class Node:
         await self.worker.stop()
         if self._kv is not None:
             await asyncio.to_thread(self._kv.close)
+        await asyncio.to_thread(self._tables.save)
 
     async def _fill(self, kv: DocumentKv) -> None:
         """Compute the KV of documents that are new, while no answer is being written."""
@@ -220,6 +225,7 @@ class Node:
             bandwidth=None if link is None else link.bandwidth,
             experience=self._experience(joint.rule, request.sampling),
             mask=mask,
+            table=None if strategy.needs_peer else self._tables.table(request.owner),
         )
         front = FrontSession(
             strategy.machine(task),

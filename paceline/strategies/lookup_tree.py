@@ -62,7 +62,9 @@ class LookupTree:
         table = LookupTable(task.vocab_size) if task.table is None else task.table
         self._task = task
         self._paths = Paths(len(task.targets))
-        self._decoder = Decoder(task.sampling, task.vocab_size, rescoring=task.rescoring, lazy=True)
+        self._decoder = Decoder(
+            task.sampling, task.vocab_size, rescoring=task.rescoring, mask=task.mask, ends=task.eos_ids, lazy=True
+        )
         self._drafter = drafter or Drafter(table, task.sampling, ends=task.eos_ids, skill=experience.drafting)
         self._budget = budget or Guard(experience.drafts, rows=_most(task.drafting))
         self._overlap = overlap
