@@ -4,10 +4,12 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+CLIENTS := .venv-clients
+NODE   := tests/e2e/clients
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types imports format wheel docs clean
+.PHONY: help venv clients demo test lint types imports format wheel docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,10 +29,24 @@ $(VENV)/.developer: pyproject.toml
 
 venv: $(VENV)/.developer ## make .venv with everything a developer needs
 
+# Clients of others that the tests speak through. They pin another release of openai, so they stand apart.
+$(CLIENTS)/.installed: $(NODE)/requirements.txt
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@echo "installing into $(CLIENTS), for tests with other clients"
+	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	@touch $@
+
+# No lock file: it would hold the address of whichever registry npm is told to use.
+$(NODE)/node_modules/.installed: $(NODE)/package.json
+	@npm install --prefix $(NODE) --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error
+	@touch $@
+
+clients: $(CLIENTS)/.installed $(NODE)/node_modules/.installed ## install the clients that tests/e2e speaks through; needs npm
+
 demo: $(VENV)/.runtime ## a server and a device answer three questions together; CHECK=1: check the answers and stop
 	@$(BIN)/paceline demo $(if $(CHECK),--check)
 
-test: venv ## lint, types, import contracts, all tests
+test: venv clients ## lint, types, import contracts, all tests
 	@scripts/check
 	@scripts/test
 
@@ -54,5 +70,5 @@ docs: venv ## write openapi/openapi.json and openapi/link.md anew, from the code
 	@$(BIN)/python -m paceline.server.describe > openapi/openapi.json
 
 clean: ## remove what make and the tools made
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(CLIENTS) $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

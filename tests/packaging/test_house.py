@@ -18,6 +18,7 @@ PACKAGES = ("paceline", "server", "device_agent", "client", "bench")
 PROGRAMS = ("server", "device_agent", "client")
 MAX_LINES = 500
 MODULES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+CLIENTS = ROOT / "tests" / "e2e" / "clients" / "requirements.txt"  # of programs that run in another environment
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill"}
 UNSAFE_CALLS = re.compile(r"torch\.load\(|(?<![.\w])(eval|exec)\(|trust_remote_code=True|yaml\.load\(")
 
@@ -64,17 +65,24 @@ def declared(*extras: str) -> set[str]:
     return {canonicalize_name(Requirement(line).name) for line in lines}
 
 
+def apart() -> set[str]:
+    """Of the clients that tests start in another environment."""
+    lines = CLIENTS.read_text("utf-8").splitlines()
+    return {canonicalize_name(Requirement(line.split("#")[0]).name) for line in lines if not line.startswith("#")}
+
+
 @pytest.mark.parametrize(
     ("folders", "extras"), [(PACKAGES, ("bench",)), (("tests",), ("test",))], ids=["packages", "tests"]
 )
 def test_every_library_that_is_imported_is_asked_for(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
     installed = packages_distributions()
+    asked = declared(*extras) | (apart() if "test" in extras else set())
     own = {*PACKAGES, "tests"} | set(sys.stdlib_module_names)
     missing = {
         (library, name(file))
         for folder in folders
         for file in (ROOT / folder).rglob("*.py")
         for library in imports(ast.parse(file.read_text("utf-8"))) - own
-        if not {canonicalize_name(each) for each in installed.get(library, [library])} & declared(*extras)
+        if not {canonicalize_name(each) for each in installed.get(library, [library])} & asked
     }
     assert not missing

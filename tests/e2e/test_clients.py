@@ -1,0 +1,207 @@
+"""Official clients against a real server process: each is given the same tasks and must get the same answers.
+
+The Node client lies in `tests/e2e/clients/node_modules`, LangChain and LiteLLM in `.venv-clients`: `make clients`
+installs both. What curl reads of the wire is the measure for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from paceline.commands.children import Children, clean_environment, command, free_port
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = ROOT / "tests" / "e2e" / "clients"
+TASKS = json.loads((CLIENTS / "tasks.json").read_text())
+TIMEOUT = 110.0  # s for all tasks of one client
+
+Said = dict[str, Any]
+BASE = {"model": TASKS["model"], "messages": [{"role": "user", "content": TASKS["question"]}], **TASKS["sampling"]}
+LONG = BASE | {"max_tokens": TASKS["schema_tokens"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": TASKS["schema"]}}
+TOOLS = {
+    "tools": [{"type": "function", "function": TASKS["tool"]}],
+    "tool_choice": {"type": "function", "function": {"name": TASKS["tool"]["name"]}},
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """(URL, key) of `paceline serve`, with a key made by command."""
+    directory = tmp_path_factory.mktemp("server")
+    with Children(directory) as children:
+        state = ("--state-dir", str(directory / "state"))
+        key = json.loads(children.run(command("keys", "create", "clients", "--json", *state)))["key"]
+        port = free_port(0)
+        serve = command("serve", "--model", "fake", "--embedder", "hash", "--threads", "1", "--port", str(port), *state)
+        child = children.start("cloud", serve, port=port)
+        children.wait(lambda said: all(said))
+        yield child.url, key
+
+
+# ---- curl, the measure ----------------------------------------------------------------------------------------------
+def curled(server: tuple[str, str], path: str, body: Mapping[str, object]) -> str:
+    url, key = server
+    headers = ("-H", f"authorization: Bearer {key}", "-H", "content-type: application/json")
+    sent = ["curl", "-sN", f"{url}/v1/{path}", *headers, "-d", json.dumps(body)]
+    return subprocess.run(sent, capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def measure(server: tuple[str, str]) -> Said:
+    def choice(**more: object) -> Any:
+        answer = json.loads(curled(server, "chat/completions", LONG | more))
+        return answer["choices"][0]
+
+    whole = json.loads(curled(server, "chat/completions", BASE))
+    call = choice(**TOOLS)["message"]["tool_calls"][0]["function"]
+    return {
+        "whole": {
+            "text": whole["choices"][0]["message"]["content"],
+            "reason": whole["choices"][0]["finish_reason"],
+            "usage": whole["usage"]["completion_tokens"],
+        },
+        "schema": choice(response_format=FORMAT)["message"]["content"],
+        "tool": {"name": call["name"], "arguments": call["arguments"]},
+    }
+
+
+def test_curl_reads_the_same_streamed(server: tuple[str, str], measure: Said) -> None:
+    lines = curled(server, "chat/completions", BASE | {"stream": True}).splitlines()
+    chunks = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert chunks.pop() == "[DONE]"
+    text = "".join(json.loads(chunk)["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert text == measure["whole"]["text"] and len(text) > 0
+
+
+# ---- the clients ----------------------------------------------------------------------------------------------------
+def answer(whole: Any) -> Said:
+    choice = whole.choices[0]
+    usage = whole.usage.completion_tokens
+    return {"text": choice.message.content, "reason": choice.finish_reason, "usage": usage}
+
+
+def call(whole: Any) -> Said:
+    (made,) = whole.choices[0].message.tool_calls
+    return {"name": made.function.name, "arguments": made.function.arguments}
+
+
+def logprobs(whole: Any) -> list[Any]:
+    content = whole.choices[0].logprobs.content
+    return [[each.logprob, each.bytes, len(each.top_logprobs)] for each in content]
+
+
+def gathered(chunks: list[Any]) -> Said:
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    return {
+        "text": "".join(choice.delta.content or "" for choice in choices),
+        "reason": choices[-1].finish_reason,
+        "usage": chunks[-1].usage.completion_tokens,
+    }
+
+
+STREAMED: Said = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def python_sync(url: str, key: str) -> Said:
+    with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60.0) as client:
+        create: Callable[..., Any] = client.chat.completions.create
+        said: Said = {
+            "models": [model.id for model in client.models.list()],
+            "whole": answer(create(**BASE)),
+            "streamed": gathered(list(create(**BASE, **STREAMED))),
+            "schema": create(**LONG, response_format=FORMAT).choices[0].message.content,
+            "tool": call(create(**LONG, **TOOLS)),
+            "logprobs": logprobs(create(**BASE, logprobs=True, top_logprobs=3)),
+        }
+        with client.chat.completions.stream(**LONG, **TOOLS) as stream:
+            said["tool_streamed"] = call(stream.get_final_completion())
+        try:
+            create(**BASE | {"model": "nobody"})
+        except openai.NotFoundError as error:
+            said["refusal"] = {"status": error.status_code, "code": error.code, "named": bool(error.request_id)}
+        return said
+
+
+def python_async(url: str, key: str) -> Said:
+    async def ask() -> Said:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60.0) as client:
+            create: Callable[..., Any] = client.chat.completions.create
+            said: Said = {
+                "models": [model.id async for model in client.models.list()],
+                "whole": answer(await create(**BASE)),
+                "streamed": gathered([chunk async for chunk in await create(**BASE, **STREAMED)]),
+                "schema": (await create(**LONG, response_format=FORMAT)).choices[0].message.content,
+                "tool": call(await create(**LONG, **TOOLS)),
+                "logprobs": logprobs(await create(**BASE, logprobs=True, top_logprobs=3)),
+            }
+            async with client.chat.completions.stream(**LONG, **TOOLS) as stream:
+                said["tool_streamed"] = call(await stream.get_final_completion())
+            try:
+                await create(**BASE | {"model": "nobody"})
+            except openai.NotFoundError as error:
+                said["refusal"] = {"status": error.status_code, "code": error.code, "named": bool(error.request_id)}
+            return said
+
+    return asyncio.run(ask())
+
+
+def script(*program: str) -> Callable[[str, str], Said]:
+    """A client in another process, which prints what it got in its last line."""
+
+    def ask(url: str, key: str) -> Said:
+        assert Path(program[0]).exists() or program[0] == "node", "make clients"
+        done = subprocess.run(
+            [*program, url, key],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            env=clean_environment({}),
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        said: Said = json.loads(done.stdout.splitlines()[-1])
+        return said
+
+    return ask
+
+
+OTHER_PYTHON = str(ROOT / ".venv-clients" / "bin" / "python")
+ASK: dict[str, Callable[[str, str], Said]] = {
+    "openai": python_sync,
+    "openai async": python_async,
+    "openai for Node": script("node", str(CLIENTS / "node.mjs")),
+    "LangChain": script(OTHER_PYTHON, str(CLIENTS / "langchain_chat.py")),
+    "LiteLLM": script(OTHER_PYTHON, str(CLIENTS / "litellm_chat.py")),
+}
+
+
+@pytest.mark.parametrize("client", ASK)
+def test_every_client_gets_what_curl_gets(server: tuple[str, str], measure: Said, client: str) -> None:
+    said = ASK[client](*server)
+    assert said["whole"] == said["streamed"] == measure["whole"]
+    # Some clients parse what they were promised to be JSON, so the text need not be the same: the value must.
+    value = json.loads(said["schema"])
+    assert value == json.loads(measure["schema"])
+    jsonschema.validate(value, TASKS["schema"])
+    for way in ("tool", "tool_streamed"):
+        assert said[way]["name"] == TASKS["tool"]["name"]
+        arguments = json.loads(said[way]["arguments"])
+        assert arguments == json.loads(measure["tool"]["arguments"])
+        jsonschema.validate(arguments, TASKS["tool"]["parameters"])
+    assert len(said["logprobs"]) == measure["whole"]["usage"]
+    assert all(logprob <= 0 and top == 3 for logprob, _, top in said["logprobs"])
+    assert bytes(byte for _, each, _ in said["logprobs"] for byte in each).decode() == measure["whole"]["text"]
+    assert said["refusal"]["status"] == 404
+    assert said["refusal"].get("code", "model_not_found") == "model_not_found" and said["refusal"].get("named", True)
+    assert TASKS["model"] in said.get("models", [TASKS["model"]])
