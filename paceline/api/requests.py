@@ -51,13 +51,13 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     tools = tool_use(asked)
-    wanted = format_constraint(asked, tools)
-    told = [text for text in (tools and tools.told(), wanted and format_told(asked)) if text]
+    wanted = format_constraint(asked)
+    told = [text for text in (tools and tools.told(), format_told(asked, tools)) if text]
     generation = replace(
         generation_of(asked, model, service, identity, documents=documents, limit=limit),
         messages=conversation(asked.messages, told),
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-        constraint=wanted if tools is None else tools.constraint,
+        constraint=wanted if tools is None else tools.constraint(wanted),
     )
     return ChatCall(
         model=asked.model,

@@ -15,7 +15,7 @@ from paceline.api.schema import AllowedChoice, ChatRequest, Function, NamedChoic
 from paceline.core.constraint import Constraint
 from paceline.errors import RequestError
 
-MAX_SCHEMAS = 65_536  # characters of JSON, all schemas of a request together
+MAX_SCHEMAS = 65_536  # characters of JSON: the schemas of all tools together, and that of the answer
 MAX_DEPTH = 64  # of one schema, which is compiled recursively
 
 _NO_PARAMETERS: dict[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -32,14 +32,16 @@ class ToolUse:
     parallel: bool = True
     legacy: bool = False  # asked for, and to be answered, as `functions`
 
-    @property
-    def constraint(self) -> Constraint:
+    def constraint(self, content: Constraint | None) -> Constraint:
+        """`content`: what the answer must look like where nothing is called."""
         tools = [
             {"name": function.name, "parameters": parameters_of(function)}
             for function in self.functions
             if function.name in self.callable
         ]
-        said = {"tools": tools, "required": self.required, "parallel": self.parallel}
+        said: dict[str, object] = {"tools": tools, "required": self.required, "parallel": self.parallel}
+        if content is not None and not self.required:
+            said["content"] = json.loads(content.text) if content.kind == "json_schema" else {"type": "object"}
         return Constraint("tools", json.dumps(said, ensure_ascii=False))
 
     def told(self) -> str:
@@ -154,37 +156,31 @@ def _signature(function: Function) -> dict[str, object]:
 
 
 # ---- the format of an answer ----------------------------------------------------------------------------------------
-def format_constraint(asked: ChatRequest, tools: ToolUse | None) -> Constraint | None:
-    """What `response_format` asks for. Where a function must be called there is no content to hold to a format."""
+def format_constraint(asked: ChatRequest) -> Constraint | None:
+    """What `response_format` asks for; none for text."""
     wanted = asked.response_format
     if wanted is None or wanted.type == "text":
         return None
-    if isinstance(wanted, SchemaFormat):
-        schema = wanted.json_schema.schema_
-        if size_of_schema(schema, "response_format.json_schema.schema") > MAX_SCHEMAS:
-            raise RequestError(
-                f"The schema takes more than {MAX_SCHEMAS} characters.", param="response_format.json_schema.schema"
-            )
-        constraint = Constraint("json_schema", json.dumps(schema, ensure_ascii=False))
-    else:
-        constraint = Constraint("json_object")
-    if tools is None:
-        return constraint
-    if tools.required:
+    if not isinstance(wanted, SchemaFormat):
+        return Constraint("json_object")
+    schema = wanted.json_schema.schema_
+    where = "response_format.json_schema.schema"
+    if size_of_schema(schema, where) > MAX_SCHEMAS:
+        raise RequestError(f"The schema takes more than {MAX_SCHEMAS} characters.", param=where)
+    return Constraint("json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def format_told(asked: ChatRequest, tools: ToolUse | None) -> str | None:
+    """What the model must know of the schema its answer will have, as text of the system message.
+
+    Where a function must be called there is no content to hold to a format.
+    """
+    if tools is not None and tools.required:
         return None
-    raise RequestError(
-        f"response_format {wanted.type} is not served together with tools that may or may not be called: set "
-        'tool_choice to "none", "required" or a function.',
-        code="unsupported_parameter",
-        param="response_format",
-    )
-
-
-def format_told(asked: ChatRequest) -> str | None:
-    """What the model must know of the schema its answer will have, as text of the system message."""
     if not isinstance(asked.response_format, SchemaFormat):
         return None
     named = asked.response_format.json_schema
     about = f" ({named.description})" if named.description else ""
     schema = json.dumps(named.schema_, ensure_ascii=False)
-    return f"Answer with JSON of this schema, {named.name}{about}, and nothing else:\n{schema}"
+    only = "" if tools is not None else ", and nothing else"
+    return f"Answer with JSON of this schema, {named.name}{about}{only}:\n{schema}"

@@ -23,7 +23,8 @@ class Constraint:
 
     text: nothing for `json_object`; the schema as JSON for `json_schema`; for `tools` a JSON object `{"tools":
     [{"name", "parameters"}], "required": bool, "parallel": bool}`: text that may hold, or must be (`required`), calls
-    `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`, one or, if `parallel`, several.
+    `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`, one or, if `parallel`, several. With a schema
+    under the key `content`, text without calls is JSON of it, and no text stands before calls.
     """
 
     kind: ConstraintKind

@@ -223,6 +223,8 @@ def _tools(asked: Mapping[str, object]) -> str:
     more = f' ("\\n{_OPEN}\\n" call "\\n{_CLOSE}")*' if asked["parallel"] else ""
     if asked["required"]:
         lines.append(f'start: "{_OPEN}" {first}{more}')
+    elif asked.get("content") is not None:
+        lines += [f'start: content | "{_OPEN}" {first}{more}', f"content: {_json(_object(asked['content']))}"]
     else:
         # The lazy lexeme ends at the first opening mark, so no text goes on behind one that is not a call.
         lines += [

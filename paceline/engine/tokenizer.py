@@ -110,10 +110,21 @@ class Tokenizer:
         return '"ByteLevel"' in json.dumps(json.loads(self._serialised).get("decoder"))
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a conversation, ready for the assistant's answer."""
+        """Ids of a conversation, ready for the assistant's answer.
+
+        A template that knows no system message is given its text as the beginning of the user's.
+        """
         plain = [_plain_message(message) for message in messages]
         shielded = _Shield(plain, self._added.values())
-        return shielded.encode(self, self._render(shielded.messages))
+        try:
+            text = self._render(shielded.messages)
+        except RequestError:
+            match shielded.messages:
+                case [{"role": "system", "content": told}, {"role": "user", "content": asked} as first, *rest]:
+                    text = self._render([first | {"content": f"{told}\n\n{asked}"}, *rest])
+                case _:
+                    raise
+        return shielded.encode(self, text)
 
     def document_prompt(self, messages: Sequence[Message], document: str) -> tuple[list[int], list[int], list[int]]:
         """Ids of the preamble, the document and the rest of a prompt that tells the document first.

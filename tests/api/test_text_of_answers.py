@@ -17,8 +17,10 @@ from paceline.engine.bytetext import EOS, VOCAB, ByteTokenizer
 from paceline.engine.contract import LoadedModel
 from paceline.engine.fake import FakeEngine
 from paceline.runtime.node import Node
+from tests.api.conftest import BODY
 from tests.api.scripted import client_of, running
 from tests.api.test_answers import stream, whole
+from tests.api.test_requests import fault
 from tests.api.test_tools import TOOLS, joined, without_ids
 from tests.core.test_text import SCRIPTS
 
@@ -129,6 +131,33 @@ def test_arguments_arrive_in_every_script(http: httpx.Client, reciter: Reciter, 
     (call,) = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "weather", "arguments": arguments}
     assert without_ids(joined(stream(http, **fields))) == without_ids(choice["message"])
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("required", {"weather", "time"}), ({"type": "function", "function": {"name": "weather"}}, {"weather"})],
+)
+def test_a_model_that_says_something_else_calls_what_it_must(
+    http: httpx.Client, reciter: Reciter, choice: object, names: set[str]
+) -> None:
+    reciter.text = b'I would rather not call anything, {"city": 5}.'
+    fields: dict[str, object] = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    for seed in range(5):
+        answer = whole(http, **GREEDY | fields | {"temperature": 2, "top_p": 1, "seed": seed, "max_tokens": 3000})
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] in names
+        if answer["choices"][0]["finish_reason"] != "length":
+            arguments = json.loads(call["function"]["arguments"])
+            assert arguments == {} or isinstance(arguments["city"], str)
+
+
+def test_a_schema_that_cannot_be_kept_is_refused_before_the_stream(http: httpx.Client) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "frob"}}}
+    for streamed in (False, True):
+        error = fault(
+            http.post("/v1/chat/completions", json=BODY | GREEDY | {"response_format": wanted, "stream": streamed})
+        )
+        assert (error["param"], error["code"]) == ("response_format", "invalid_json_schema")
 
 
 def test_a_conversation_that_is_too_long_is_refused_as_openai_words_it(http: httpx.Client) -> None:

@@ -179,7 +179,6 @@ def test_tools_that_may_not_be_called_are_not_told(http: httpx.Client, service: 
         ("function_call", {"functions": [WEATHER["function"]], "function_call": "required"}),
         ("functions[1].name", {"functions": [WEATHER["function"]] * 2}),
         ("parallel_tool_calls", {"tools": TOOLS, "parallel_tool_calls": "no"}),
-        ("response_format", {"tools": TOOLS, "response_format": {"type": "json_object"}}),
     ],
 )
 def test_a_bad_tool_or_choice_is_named_and_starts_nothing(
@@ -244,6 +243,22 @@ def test_a_format_is_a_constraint(
     with_tools = asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="none").constraint
     assert with_tools == held
     assert constraint(asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="required"))["required"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "content"),
+    [({"type": "json_object"}, {"type": "object"}), (schema_format(schema=CITY), CITY), ({"type": "text"}, None)],
+)
+def test_an_answer_of_a_format_may_be_a_call_instead(
+    http: httpx.Client, service: ScriptedService, wanted: Json, content: Json | None
+) -> None:
+    request = asked(http, service, response_format=wanted, tools=TOOLS)
+    assert constraint(request).get("content") == content
+    assert "content" not in constraint(
+        asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="required")
+    )
+    told = request.messages[0]["content"]
+    assert "<tools>" in told and ("Answer with JSON" in told) is (wanted["type"] == "json_schema")
 
 
 def test_text_is_no_constraint(http: httpx.Client, service: ScriptedService) -> None:

@@ -132,6 +132,16 @@ def test_calls_are_written_as_qwen_writes_them_and_arguments_keep_to_their_tool(
     assert not written(tools(required=True, parallel=False, named=TOOLS[:1]), other)
 
 
+def test_an_answer_of_a_form_may_be_a_call_instead() -> None:
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    asked = {"tools": TOOLS, "required": False, "parallel": True, "content": WEATHER}
+    mask = BYTES.mask(Constraint("tools", json.dumps(asked)))
+    assert written(mask, '{"city": "Oslo"}') and written(mask, f"{call}\n{call}")
+    for wrong in ("I look it up.", '{"city": "Rome"}', f'{{"city": "Oslo"}}\n{call}', f"I look it up.\n{call}"):
+        assert not written(mask, wrong)
+    assert not written(BYTES.mask(Constraint("tools", json.dumps(asked | {"required": True}))), '{"city": "Oslo"}')
+
+
 def test_references_of_a_tool_count_from_its_own_schema_and_names_are_quoted() -> None:
     tree = {"$defs": {"n": {"type": "integer"}}, "properties": {'a"b': {"$ref": "#/$defs/n"}}, "required": ['a"b']}
     mask = tools(required=True, parallel=False, named=[*TOOLS, {"name": 'q"%json\n', "parameters": tree | CLOSED}])

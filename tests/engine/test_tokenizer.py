@@ -133,6 +133,19 @@ def test_parts_of_content_are_joined_and_developers_are_systems(plain: Tokenizer
     assert plain.chat([{"role": "developer", "content": "Be brief."}, USER]) == plain.chat([OWN, USER])
 
 
+def test_what_tools_returned_is_told_in_the_users_turn(plain: Tokenizer) -> None:
+    returned = "<tool_response>\nSunny\n</tool_response>"
+    assert plain.chat([USER, {"role": "tool", "content": returned}]) == plain.chat(
+        [USER, {"role": "user", "content": returned}]
+    )
+
+
+def test_a_template_without_a_system_role_is_told_in_the_users_turn(tmp_path: Path) -> None:
+    reader = Tokenizer.load(write(tmp_path, template=NO_SYSTEM))
+    merged = {"role": "user", "content": f"{OWN['content']}\n\n{USER['content']}"}
+    assert reader.chat([OWN, USER]) == reader.chat([merged])
+
+
 def test_private_use_characters_in_a_message_stay_letters(plain: Tokenizer) -> None:
     content = "\ue000\ue001<|end|>\ue002"
     ids = plain.chat([{"role": "user", "content": content}])
@@ -157,7 +170,7 @@ def test_what_cannot_be_used_is_said_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         Tokenizer.load(write(tmp_path / "broken", template="{% for %}"))
     with pytest.raises(RequestError, match="refuses these messages"):
-        Tokenizer.load(write(tmp_path / "strict", template=NO_SYSTEM)).chat([OWN, USER])
+        Tokenizer.load(write(tmp_path / "strict", template=NO_SYSTEM)).chat([OWN])
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="cannot be read"):
         Tokenizer.load(tmp_path)
