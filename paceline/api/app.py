@@ -17,6 +17,7 @@ from paceline import __version__
 from paceline.api.catalog import Catalog
 from paceline.api.chat import ChatEndpoint
 from paceline.api.errors import http_failure
+from paceline.api.files import FilesEndpoint
 from paceline.api.gate import MAX_ACTIVE, Gate, GateMiddleware
 from paceline.api.keys import Keyring
 from paceline.api.openapi import ApiDescription
@@ -25,6 +26,7 @@ from paceline.api.responses_events import close_cut
 from paceline.api.routes import allowed, register
 from paceline.api.sse import KEEP_ALIVE_S
 from paceline.api.token_log import TokenLog
+from paceline.api.vector_stores import VectorStoresEndpoint
 from paceline.runtime.service import Service
 
 
@@ -58,6 +60,8 @@ def create_app(
     for endpoints in (
         ChatEndpoint(service, documents=documents, keep_alive=keep_alive),
         responses,
+        FilesEndpoint(service),
+        VectorStoresEndpoint(service),
         Catalog(service, gate),
         ApiDescription(),
     ):

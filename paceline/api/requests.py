@@ -6,6 +6,7 @@ Knows what the service can do (models, strategies, vocabulary), starts nothing.
 from __future__ import annotations
 
 import difflib
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest, Service
 
 _SEEDS = 2**64
+# The branches of a union, which are no part of a field's path.
+_BRANCH = re.compile(r"<.*|str|bool|int|float|constrained-str|list\[.*\]")
 
 S = TypeVar("S", bound=Schema)
 
@@ -182,7 +185,7 @@ def _refusal(error: ValidationError) -> RequestError:
     for step in fault["loc"]:
         if isinstance(step, int):
             param += f"[{step}]"
-        elif step not in ("str", "list[Part]") and step[:1] != "<":  # the branches of a union are no part of the path
+        elif not _BRANCH.fullmatch(step):
             param += f".{step}" if param else step
     if fault["type"] == "missing":
         message = f"The field {param} is required."
