@@ -242,6 +242,37 @@ class NoisyEngine(WrappedEngine):
         return Dist(dist.ids, probs, dist.tail)
 
 
+class ArbitraryEngine(WrappedEngine):
+    """Another engine whose laws are replaced by arbitrary ones: anything may follow anything, the end included.
+
+    For what must hold whatever a model says. Each law follows from the one it replaces, so the contract still holds.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        identity = sha256(f"{engine.info.fingerprint} arbitrary".encode()).hexdigest()
+        self._info = replace(engine.info, name=f"arbitrary {engine.info.name}", fingerprint=identity)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def forward(self, batch: Batch) -> Output:
+        output = super().forward(batch)
+        return Output(tuple(tuple(self._law(dist) for dist in dists) for dists in output.dists))
+
+    @staticmethod
+    def _law(dist: Dist) -> Dist:
+        key = int.from_bytes(blake2b(dist.probs.tobytes(), digest_size=8).digest(), "little")
+        probs = np.log(_uniforms(key, len(dist.ids))) ** 4  # uneven: a few tokens have most of it
+        return Dist.dense(probs / probs.sum())
+
+
+def arbitrary(engine: Engine) -> ArbitraryEngine:
+    """It owns `engine`'s sequences from now on."""
+    return ArbitraryEngine(engine)
+
+
 def noisy(engine: Engine, rate: float) -> NoisyEngine:
     """A drafter that is wrong at `rate` of its rows, 0 to 1. It owns `engine`'s sequences from now on."""
     return NoisyEngine(engine, rate)

@@ -109,15 +109,15 @@ class GrammarMask:
 
         Nothing, too, where the text has become too intricate for llguidance's limits.
         """
-        tokens = list(path)
-        if not self._walk(tokens):
-            return self._nothing
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        bits = self._matcher.compute_bitmask() if self._walk(list(path)) else None
         if self._matcher.is_error():
             log.warning("a constraint cannot be kept any further: %s", _sentence(self._matcher.get_error()))
             self._matcher, self._consumed = self._fresh.deep_copy(), []
             return self._nothing
-        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        if bits is None:
+            return self._nothing
+        packed = np.frombuffer(bits, dtype=np.uint8)
+        return np.unpackbits(packed, count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def complete(self, path: Sequence[int]) -> bool:
         """May the answer end here?"""
@@ -128,6 +128,7 @@ class GrammarMask:
         common = _common(self._consumed, tokens)
         if common < len(self._consumed):
             self._matcher.rollback(len(self._consumed) - common)
+            self._matcher.compute_bitmask()  # else llguidance 1.9 may give the mask of the branch that was left
             del self._consumed[common:]
         new = tokens[common:]
         if not self._ends.isdisjoint(new) or (new and not 0 <= min(new) <= max(new) < self._vocab_size):

@@ -1,0 +1,258 @@
+"""Answers held to a schema or to tools: valid and unchanged whatever the strategy, the laws and the network.
+
+Strategies come from the registry: one that is added is held to this, unasked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from paceline.core.constraint import Constraint, Mask
+from paceline.core.dist import Dist
+from paceline.core.sampling import SamplingParams, masked
+from paceline.engine.bytetext import ByteTokenizer
+from paceline.engine.contract import Engine
+from paceline.engine.fake import FakeEngine, arbitrary
+from paceline.engine.grammar import Grammars
+from paceline.runtime.world import Job, Network, World
+from paceline.strategies.aggregate import Aggregate
+from paceline.strategies.autoregressive import Autoregressive
+from paceline.strategies.decoder import Decoder
+from paceline.strategies.machine import SIDES, Branch, Forward, LinkLost, Side, Strategy
+from paceline.strategies.paths import Paths
+from paceline.strategies.registry import STRATEGIES
+from tests.strategies import oracle
+from tests.strategies.cases import (
+    BRANCHES,
+    EOS,
+    PROMPT,
+    SAMPLINGS,
+    VOCAB,
+    Hand,
+    decided,
+    heard,
+    job,
+    manners,
+    point,
+)
+from tests.strategies.test_conformance import changing_speeds, harsh
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Bari", "Oslo"]},
+        "rooms": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
+        "note": {"type": "string", "maxLength": 3},
+        "open": {"type": "boolean"},
+    },
+    "required": ["city", "rooms"],
+    "additionalProperties": False,
+}
+TOOLS = {"tools": [{"name": "look", "parameters": SCHEMA}, {"name": "now"}], "required": True, "parallel": False}
+LONG = 200  # tokens: longer than any answer here
+GRAMMARS = Grammars(ByteTokenizer())
+CONSTRAINTS = {
+    "schema": Constraint("json_schema", json.dumps(SCHEMA)),
+    "tools": Constraint("tools", json.dumps(TOOLS)),
+}
+MASKS = {name: GRAMMARS.mask(constraint) for name, constraint in CONSTRAINTS.items()}
+WAYS = [(strategy, name) for strategy in STRATEGIES.values() for name in manners(strategy)]
+EVERY_WAY = pytest.mark.parametrize(
+    ("strategy", "way"), WAYS, ids=[f"{strategy.name}, {name}" for strategy, name in WAYS]
+)
+
+
+def speaking() -> dict[Side, Engine]:
+    """Two models that know nothing of JSON: most of what they would say is forbidden, and a quote is impossible."""
+    return {"cloud": FakeEngine(seed=1, spread=0.3), "device": FakeEngine(seed=1, spread=0.5)}
+
+
+def raving() -> dict[Side, Engine]:
+    """Two models for which anything may follow, each with laws of its own."""
+    return {"cloud": arbitrary(FakeEngine(seed=1, spread=0.3)), "device": arbitrary(FakeEngine(seed=2, spread=0.5))}
+
+
+MODELS = {"speaking": speaking, "raving": raving}
+
+
+def constrained(
+    strategy: Strategy, front: Side, sampling: SamplingParams, way: str, mask: Mask, max_tokens: int = LONG
+) -> Job:
+    this = job(strategy, front, sampling, manner=manners(strategy)[way], max_tokens=max_tokens)
+    return replace(this, task=replace(this.task, mask=mask))
+
+
+def check(name: str, tokens: list[int]) -> None:
+    """The text is whole, and what the constraint says."""
+    text = bytes(tokens).decode()
+    value = json.loads(text if name == "schema" else text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+    if name == "tools":
+        assert set(value) == {"name", "arguments"}
+        known = {"look": SCHEMA, "now": {"type": "object", "maxProperties": 0}}
+        Draft202012Validator(known[value["name"]]).validate(value["arguments"])
+    else:
+        Draft202012Validator(SCHEMA).validate(value)
+
+
+CASES: list[tuple[str, str, Side, str]] = [
+    ("raving", "schema", "cloud", "sampled"),
+    ("speaking", "tools", "device", "sampled"),
+    ("raving", "tools", "device", "filtered"),
+    ("speaking", "schema", "cloud", "greedy"),
+]
+
+
+@EVERY_WAY
+@pytest.mark.parametrize(("models", "name", "front", "sampling"), CASES, ids=["-".join(case) for case in CASES])
+def test_text_equals_the_reference_in_random_interleavings_and_validates(
+    strategy: Strategy, way: str, models: str, name: str, front: Side, sampling: str
+) -> None:
+    """The reference masks too: token by token, synchronously."""
+    manner, params, mask = manners(strategy)[way], SAMPLINGS[sampling], MASKS[name]
+    if strategy.reference == "mixture":
+        reference = oracle.REFERENCES[manner.rule](
+            MODELS[models](), BRANCHES, params, LONG, EOS, rescoring=manner.rescoring, mask=mask
+        )
+    else:
+        reference = oracle.continued_alone(
+            MODELS[models]()[front], BRANCHES[front], [], params, LONG, EOS, rescoring=manner.rescoring, mask=mask
+        )
+    check(name, reference)
+    for seed in range(2):
+        weather = harsh(seed)
+        world = World(
+            constrained(strategy, front, params, way, mask),
+            MODELS[models](),
+            seed=seed,
+            network=weather.network,
+            decode=weather.decode,
+            search=weather.search,
+        )
+        answer = world.run(changing_speeds if seed % 2 else None)
+        assert answer.tokens == reference, f"seed {seed}"
+        assert answer.finished is not None and answer.finished.reason == "stop"
+
+
+@EVERY_WAY
+@pytest.mark.parametrize("front", SIDES)
+def test_a_peer_lost_on_the_way_leaves_a_text_that_is_whole(strategy: Strategy, way: str, front: Side) -> None:
+    """And one that comes back: each side masks from the targets that it was opened with."""
+    for step in (3, 29, 61):
+        mask = MASKS["schema"]
+
+        def flap(world: World, step: int = step) -> None:
+            if world.events == step:
+                world.cut()
+            elif world.events == 2 * step and step > 3:
+                world.mend()
+
+        this = constrained(strategy, front, SAMPLINGS["sampled"], way, mask)
+        answer = World(this, raving(), seed=step, network=Network((0.01, 0.05))).run(flap)
+        check("schema", answer.tokens)
+        assert answer.finished is not None and answer.finished.reason == "stop"
+
+
+INNER = st.one_of(
+    st.sampled_from([{"type": "boolean"}, {"enum": ["a", "b\n", 5, None]}, {"type": "string", "maxLength": 4}]),
+    st.builds(lambda low, more: {"type": "integer", "minimum": low, "maximum": low + more}, *[st.integers(0, 50)] * 2),
+)
+OBJECTS = st.dictionaries(st.text('abc"é', max_size=2), INNER, max_size=3).flatmap(
+    lambda held: st.sets(st.sampled_from(sorted(held)) if held else st.nothing()).map(
+        lambda some: {
+            "type": "object",
+            "properties": held,
+            "required": sorted(some),
+            "additionalProperties": False,
+        }
+    )
+)
+
+
+@given(
+    OBJECTS, st.sampled_from(WAYS), st.sampled_from(SIDES), st.sampled_from([0.0, 0.3, 1.0, 2.0]), st.integers(0, 2**31)
+)
+@settings(deadline=None, max_examples=20)
+def test_whatever_the_schema_and_the_laws_the_text_validates(
+    schema: Mapping[str, object], way: tuple[Strategy, str], front: Side, temperature: float, seed: int
+) -> None:
+    strategy, name = way
+    mask = GRAMMARS.mask(Constraint("json_schema", json.dumps(schema)))
+    sampling = SamplingParams(temperature=temperature, seed=seed, logit_bias={34: -100.0}, presence_penalty=1.0)
+    this = constrained(strategy, front, sampling, name, mask)
+    answer = World(this, raving(), seed=seed, network=Network((0.0, 0.1))).run()
+    assert answer.finished is not None and answer.finished.reason == "stop"
+    Draft202012Validator(schema).validate(json.loads(bytes(answer.tokens)))
+
+
+# ---- one machine, played by hand -----------------------------------------------------------------------------------
+def yes_or_no() -> Mask:
+    return GRAMMARS.mask(Constraint("json_schema", '{"enum": ["yes", "no"]}'))
+
+
+def test_a_peers_targets_that_break_the_constraint_end_the_answer_and_nothing_else() -> None:
+    """No peer of ours sends such. Nothing can follow but the end, and the session says that the answer was cut off."""
+    hand = Hand(Aggregate, "cloud", front=True, mask=yes_or_no())
+    hand.begin()
+    hand.on(*heard(0), decided(0, ord("x")), LinkLost())
+    hand.answer()
+    assert hand.tokens == [ord("x")]
+    assert hand.finish.reason == "stop"
+
+
+def test_after_a_draft_that_breaks_the_constraint_nothing_comes_but_the_end() -> None:
+    """A drafter may know nothing of the constraint; its rows are computed, and no target goes through them."""
+    paths, decoder = Paths(0), Decoder(SamplingParams(), VOCAB, mask=yes_or_no(), ends=EOS)
+    asked = decoder.start((Branch(PROMPT, None),), (), paths.head, None)
+    broken, whole = paths.head.child(ord("m")), paths.head.child(ord('"'))
+    for nodes in ([paths.head], [whole, broken, broken.child(65)]):
+        asked = asked or decoder.feed(nodes, paths.head, 0.0)
+        (forward,) = asked
+        assert isinstance(forward, Forward)
+        decoder.scored(forward.ticket, [point(65)] * len(nodes), 0.0)
+        asked = []
+    assert whole.own is not None and {token for token, _ in whole.own.top(9)} == {*b"yn"}
+    assert broken.own is not None and broken.own.top(9) == [(256, 1.0)]
+    assert broken.child(65).own is not None
+
+
+def test_what_an_engine_pads_its_vocabulary_with_is_never_chosen() -> None:
+    def padded(_: tuple[int, ...]) -> Dist:
+        probs = np.full(VOCAB + 7, 1e-6)
+        probs[VOCAB:] = 1.0
+        return Dist.dense(probs / probs.sum())
+
+    hand = Hand(Autoregressive, "device", front=True, linked=False, mask=yes_or_no())
+    hand.say = padded
+    hand.begin()
+    assert bytes(hand.tokens) == b'"no"'
+    assert hand.finish.reason == "stop"
+
+
+def test_logprobs_are_of_the_law_that_the_mask_has_left() -> None:
+    hand = Hand(Autoregressive, "device", front=True, linked=False, mask=yes_or_no())
+    hand.say = lambda _: point(ord("y"), 0.5)
+    hand.begin()
+    assert bytes(hand.tokens) == b'"yes"'
+    second = hand.emitted[1].dist
+    assert second is not None and second.top(5) == [
+        (ord("y"), pytest.approx(256 / 257)),
+        (ord("n"), pytest.approx(1 / 257)),
+    ]
+
+
+def test_the_mask_keeps_proportions_and_is_even_where_nothing_allowed_is_possible() -> None:
+    law = Dist.dense(np.array([0.5, 0.2, 0.1, 0.2, 0.0, 0.0]))
+    assert masked(law, np.array([0, 1, 1, 0, 1, 0], dtype=bool)).probs == pytest.approx([0, 2 / 3, 1 / 3, 0, 0, 0])
+    assert masked(law, np.array([0, 0, 0, 0, 1, 1, 1], dtype=bool)).probs == pytest.approx([0, 0, 0, 0, 0.5, 0.5])
+    faint = Dist.dense(np.array([1.0, 3e-310, 1e-310]))
+    assert masked(faint, np.array([0, 1, 1], dtype=bool)).probs == pytest.approx([0, 0.75, 0.25])
+    with pytest.raises(ValueError, match="allowed"):
+        masked(law, np.zeros(6, dtype=bool))
