@@ -59,6 +59,26 @@ def test_an_explicit_null_means_absent(http: httpx.Client, service: ScriptedServ
     assert asked.sampling.temperature == asked.sampling.top_p == 1.0
 
 
+# fmt: off
+ODD: list[object] = [
+    True, 0, -1, 1e308, 10**30, "", "x", "\u0000", [], [None], [[]], ["x"] * 200, {}, {"": None}, {"type": None},
+    {"type": "function"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 5, "a": [{}]}}},
+    [{"function": {"name": "f", "parameters": {"type": None}}}], [{"role": "assistant", "content": []}],
+    [{"role": "tool", "tool_calls": [{}]}], {"include_usage": None, "strategy": 7}, [{"name": "f"}, {"name": 1}],
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("field", [*NULLABLE, "model", "messages"])
+def test_no_value_of_a_field_is_the_servers_fault(http: httpx.Client, field: str) -> None:
+    tools: Json = {"tools": [{"function": {"name": "f"}}]} if field in ("tool_choice", "response_format") else {}
+    for value in ODD:
+        response = post(http, **tools | {field: value})
+        assert response.status_code in (200, 400, 404), (value, response.text)
+        if response.status_code != 200:
+            assert (fault(response, response.status_code)["param"] or "").startswith((field, *tools))
+
+
 def test_nulls_inside_messages_and_objects_mean_absent(http: httpx.Client) -> None:
     messages = [{"role": "user", "content": "Hi", "name": None, "tool_calls": None, "function_call": None}]
     paceline = {"strategy": None, "device": None, "privacy": None, "documents": None, "report": None}
