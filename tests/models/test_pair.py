@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from safetensors import safe_open
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CLOUD, DEVICE, SAMPLES, evaluate
 from paceline.models.answers import Pair
-from paceline.models.architecture import Reader, load_model
+from paceline.models.architecture import Reader, load_model, save_model
+from paceline.models.average import average
 from paceline.models.growth import grow
 from paceline.strategies.machine import SIDES, Side
 
@@ -116,3 +118,20 @@ def test_growth_keeps_the_function() -> None:
     with torch.inference_mode():
         assert torch.allclose(small.logits(small(ids)), large.logits(large(ids)), atol=1e-3)
     small.to(torch.bfloat16)
+
+
+def test_the_average_of_models_is_that_of_every_weight(tmp_path: Path) -> None:
+    first, second = Reader(_model(DEVICE).shape), Reader(_model(DEVICE).shape)
+    for reader, seed in ((first, 1), (second, 2)):
+        reader.initialise(seed)
+        save_model(tmp_path / str(seed), reader.shape, dict(reader.state_dict()))
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(DEVICE / file, tmp_path / str(seed) / file)
+    average(tmp_path / "mean", [tmp_path / "1", tmp_path / "2"])
+    stored = [dict(load_model(tmp_path / name).state_dict()) for name in ("1", "2", "mean")]
+    for name, mean in stored[2].items():
+        torch.testing.assert_close(
+            mean.float(), (stored[0][name].float() + stored[1][name].float()) / 2, atol=2e-2, rtol=1e-2
+        )
+    with pytest.raises(ValueError, match="different shapes"):
+        average(tmp_path / "mixed", [DEVICE, CLOUD])
