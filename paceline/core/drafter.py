@@ -71,14 +71,14 @@ _NOTHING: Final = _Guess([], 0, (), 0)
 
 
 @dataclass(slots=True, eq=False)
-class _Context:
+class Context:
     """A node of the tree that is being drafted, or its root."""
 
     token: int
     match: Match
     position: int  # of the token that follows
     guess: _Guess = _NOTHING
-    after: dict[int, _Context] = field(default_factory=dict)
+    after: dict[int, Context] = field(default_factory=dict)
 
 
 class Drafter:
@@ -106,7 +106,7 @@ class Drafter:
         self._options = options
         self._automaton = SuffixAutomaton()
         self._last = -1  # the last observed token
-        self._at: _Context | None = None  # its context in the last tree
+        self._at: Context | None = None  # its context in the last tree
         self._template = options.template
         self._trees = 0
         self._noisy = options.noise and sampling.temperature > 0.0
@@ -145,7 +145,7 @@ class Drafter:
         if self._last < 0 or budget <= 0:
             self._at = None
             return NO_DRAFT
-        self._at = root = _Context(self._last, self._automaton.match, position)
+        root = self.root(position)
         again = self._template is None or (
             self._options.template is None and self._trees % max(self._options.interval, 1) == 0
         )
@@ -157,18 +157,23 @@ class Drafter:
             self._template = drafted.template
         return drafted
 
+    def root(self, position: int) -> Context:
+        """For who grows a tree of its own: the context after the last observed token. position: as for `tree`."""
+        self._at = Context(self._last, self._automaton.match, position)
+        return self._at
+
     # ---- a source of `drafting` -------------------------------------------------------------------------------------
-    def children(self, context: _Context) -> Law:
+    def children(self, context: Context) -> Law:
         context.guess = _NOTHING if context.token in self._ends else self._guess(context)
         return context.guess.children
 
-    def child(self, context: _Context, token: int) -> _Context:
+    def child(self, context: Context, token: int) -> Context:
         match = self._automaton.advance(context.match, token) if self._options.automaton else NOTHING
-        after = context.after[token] = _Context(token, match, context.position + 1)
+        after = context.after[token] = Context(token, match, context.position + 1)
         return after
 
     # ---- inside -----------------------------------------------------------------------------------------------------
-    def _guess(self, context: _Context) -> _Guess:
+    def _guess(self, context: Context) -> _Guess:
         """The two laws mixed, ranked by noise, and the probabilities as they have been right."""
         law: Law = []
         if self._options.tables:

@@ -225,7 +225,7 @@ class Node:
             bandwidth=None if link is None else link.bandwidth,
             experience=self._experience(joint.rule, request.sampling),
             mask=mask,
-            table=None if strategy.needs_peer else self._tables.table(request.owner),
+            table=self._tables.table(request.owner),
         )
         front = FrontSession(
             strategy.machine(task),
@@ -340,7 +340,7 @@ class Node:
         if (older := self._links.get(peer)) is not None:
             self._down(older, peer)
         self._links[peer] = link
-        link.on_open = lambda opening: self._opened(link, opening)
+        link.on_open = lambda opening: self._opened(link, peer, opening)
         link.on_down = lambda: self._down(link, peer)
         log.info("linked with %s, which holds %s documents", peer, link.peer.documents)
         for front in list(self._fronts):
@@ -357,7 +357,7 @@ class Node:
         for session in [session for session, of in self._peers.items() if of is link]:
             session.link_lost()
 
-    def _opened(self, link: Link, opening: OpenSession) -> None:
+    def _opened(self, link: Link, peer: str, opening: OpenSession) -> None:
         """The peer wants this side to take part in an answer."""
         strategy = STRATEGIES.get(opening.strategy)
         if strategy is None or not strategy.needs_peer:
@@ -386,6 +386,7 @@ class Node:
             bandwidth=link.bandwidth,
             experience=self._experience(RULES[opening.rule], sampling),
             mask=mask,
+            table=self._tables.table(f"peer:{peer}"),  # whose clients they are is the peer's to know
         )
 
         def retrieve(session: PeerSession) -> None:

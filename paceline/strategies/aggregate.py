@@ -25,6 +25,7 @@ from paceline.core.rules import LAST_LEVEL, make_rule
 from paceline.core.sampling import choose, truncate
 from paceline.core.sides import Side, other
 from paceline.strategies.decoder import Decoder
+from paceline.strategies.forecast import Forecast
 from paceline.strategies.growth import Growth
 from paceline.strategies.machine import (
     Cancelled,
@@ -51,6 +52,7 @@ from paceline.strategies.machine import (
 )
 from paceline.strategies.paths import Node, Paths
 from paceline.strategies.shipping import Shipping
+from paceline.strategies.tally import Tally
 from paceline.strategies.weighing import Weighing
 from paceline.wire.messages import Drafts, Handover, Have, Pace, SessionMessage, Targets, Wanted, Weight
 
@@ -61,11 +63,6 @@ PATIENCE = 8  # wakes without one message from a peer that takes part before goi
 STALL = 60  # wakes without a target, this side being ready, before the same: the peer lives and does nothing
 TIDY = 8  # targets between two looks at names that are not needed any more
 TELL_PACE = 0.1  # relative change of the own speed that is worth a message
-STATS = (
-    *("drafted", "accepted"),  # first guesses of the side that followed, and those that stood
-    *("drafted_cloud", "accepted_cloud", "drafted_device", "accepted_device"),  # of each side whose law was seen here
-    *("alone", "handovers", "forwards", "rows"),
-)
 LANES: tuple[Side | None, ...] = (None, "cloud", "device")  # by their number on the wire
 
 
@@ -80,8 +77,16 @@ class Aggregate:
         self._decoder = Decoder(task.sampling, task.vocab_size, rescoring=rescoring, mask=task.mask, ends=task.eos_ids)
         self._weighing = Weighing(task.side, self._decoder, rescoring=rescoring)
         experience = task.experience or Experience()
+        self._forecast = Forecast.of(task, experience)
         self._growth = Growth(
-            task.side, self._rule, task.sampling, self._drafting(), task.eos_ids, experience, weigh=self._weighing.at
+            task.side,
+            self._rule,
+            task.sampling,
+            self._drafting(),
+            task.eos_ids,
+            experience,
+            weigh=self._weighing.at,
+            forecast=self._forecast,
         )
         self._profile = experience.profile
         self._targets = list(task.targets)
@@ -95,7 +100,7 @@ class Aggregate:
         self._progress = False  # since the last wake
         self._silent_wakes = 0
         self._idle_wakes = 0
-        self._stats = dict.fromkeys(STATS, 0.0)
+        self._tally = Tally()
         self._epoch = task.epoch
         self._meet_peer()
 
@@ -138,6 +143,8 @@ class Aggregate:
                 return [Retrieve(), *opening, WakeAt(now + WAKE_INTERVAL)]
             case Retrieved(branches, room):
                 effects = self._decoder.start(branches, self._targets, self._paths.head, room)
+                if self._forecast is not None:
+                    self._forecast.start(branches, self._targets)
                 return [*effects, *self._tell_weight(), *self._advance()]
             case Scored(ticket, dists, now):
                 self._now = max(self._now, now)
@@ -261,7 +268,7 @@ class Aggregate:
         dist = self._paths.head.own
         if dist is None:
             return None
-        self._stats["alone"] += 1
+        self._tally.alone += 1
         final = truncate(dist, self._task.sampling)
         lane = 0 if self._decoder.log_h is None else LANES.index(self._task.side)
         return self._target(choose(final, self._task.sampling, len(self._targets)), lane, final)
@@ -288,6 +295,8 @@ class Aggregate:
         if self._linked:
             self._count(token)
         self._growth.learn(self._paths.head, token)
+        if self._forecast is not None:
+            self._forecast.decided(token, final or self._paths.head.own)
         self._paths.advance(token)
         self._targets.append(token)
         self._lanes.append(lane)
@@ -299,14 +308,7 @@ class Aggregate:
 
     def _count(self, token: int) -> None:
         """Whose drafts stood: for the report, and for placement."""
-        guesses = self._growth.first_guesses(self._paths.head)
-        for side, guess in guesses.items():
-            self._stats[f"drafted_{side}"] += 1
-            self._stats[f"accepted_{side}"] += guess == token
-        follower = other(self._holder)
-        if follower in guesses:
-            self._stats["drafted"] += 1
-            self._stats["accepted"] += guesses[follower] == token
+        self._tally.target(token, self._growth.first_guesses(self._paths.head), self._holder)
         if self._task.drafting.ahead:  # else nothing is ever drafted, and both places are alike
             self._placement.observe_target(self._growth.within(self._paths.head, token))
 
@@ -345,8 +347,7 @@ class Aggregate:
 
     def _finish(self, reason: FinishReason) -> Finish:
         self._finished = True
-        self._stats["forwards"], self._stats["rows"] = float(self._decoder.forwards), float(self._decoder.rows)
-        return Finish(reason, dict(self._stats))
+        return Finish(reason, self._tally.stats(self._decoder))
 
     # ---- the side that decides --------------------------------------------------------------------------------------
     def _tell(self) -> list[Effect]:
@@ -383,7 +384,7 @@ class Aggregate:
             return []
         self._turn, self._since = self._turn + 1, len(self._targets)
         self._placement.moved(self._holder, self._since)
-        self._stats["handovers"] += 1
+        self._tally.handovers += 1
         return [Send(self._handover_message()), *self._ship_all()]
 
     def _handover_message(self) -> Handover:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from paceline.core.ranks import clearness
 from paceline.core.rules import Rule
 from paceline.core.sampling import SamplingParams
 from paceline.core.sides import Side, other
+from paceline.strategies.forecast import Forecast
 from paceline.strategies.machine import Drafting
 from paceline.strategies.paths import Guess, Node
 
@@ -44,9 +45,11 @@ class Growth:
         experience: Experience | None = None,
         *,
         weigh: Weigh,
+        forecast: Forecast | None = None,
     ) -> None:
-        """ends: tokens that nothing follows."""
+        """ends: tokens that nothing follows. forecast: guesses where no law is known."""
         self._weigh = weigh
+        self._forecast = forecast
         self._side = side
         self._rule = rule
         self._sampling = sampling
@@ -78,7 +81,7 @@ class Growth:
                 gained.append(-negative)
             if node.position - head.position >= ahead or node.position + 1 >= limit:
                 continue
-            for child, share in self._children(node):
+            for child, share in self._children(node, head):
                 weight = -negative * share
                 if weight >= LEAST_WEIGHT and child not in self._ends:
                     order += 1
@@ -103,7 +106,7 @@ class Growth:
         return {side: target in guess.tokens[:width] for side, guess in guesses.items() if guess is not None}
 
     # ---- guesses ----------------------------------------------------------------------------------------------------
-    def _children(self, node: Node) -> list[tuple[int, float]]:
+    def _children(self, node: Node, head: Node) -> Sequence[tuple[int, float]]:
         """Tokens that may follow, each with the probability that it does."""
         settled = self._settled(node)
         if settled is not None:
@@ -111,7 +114,7 @@ class Growth:
         own, theirs = self._own(node), self._theirs(node)
         guess, ranks = (own, self._own_ranks) if own is not None else (theirs, self._their_ranks)
         if guess is None:
-            return []
+            return () if self._forecast is None else self._forecast.children(node, head)[: self._drafting.width]
         return list(zip(guess.tokens[: self._drafting.width], ranks.probs(guess.clear), strict=False))
 
     def _settled(self, node: Node) -> int | None:

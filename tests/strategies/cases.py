@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.core.dist import Dist
+from paceline.core.lookup import LookupTable
 from paceline.core.rules import RuleName
 from paceline.core.sampling import SamplingParams
 from paceline.core.segments import Batch, Segment, SeqId
@@ -74,6 +75,7 @@ class Manner:
     private: bool = True
     drafting: Drafting = TREE
     rescoring: bool = False
+    tables: bool = False
 
 
 MANNERS: dict[str, Manner] = {
@@ -84,6 +86,8 @@ MANNERS: dict[str, Manner] = {
     "open trees": Manner(private=False),
     "private trees, rescoring": Manner(rescoring=True),
     "open trees, rescoring": Manner(private=False, rescoring=True),
+    "private trees, tables": Manner(tables=True),
+    "open trees, tables": Manner(private=False, tables=True),
     "coin, private trees": Manner("coin"),
     "coin, open chains": Manner("coin", False, CHAIN),
     "paper, open trees": Manner("paper", False),
@@ -114,7 +118,8 @@ def job(
     task = Task(front, True, sampling, max_tokens, eos_ids, VOCAB)
     if manner is not None:
         how = {"private": manner.private, "drafting": manner.drafting, "rescoring": manner.rescoring}
-        task = replace(task, rule=manner.rule, **how)
+        table = LookupTable(VOCAB) if manner.tables else None
+        task = replace(task, rule=manner.rule, table=table, **how)
     return Job(strategy, front, task, branches, room or {})
 
 

@@ -1,0 +1,70 @@
+"""Guesses for prefixes that neither side has computed: from look-up tables and the text itself (`core.drafter`).
+
+A law tells what may follow a prefix only once the prefix has been computed, so by laws alone a tree grows one level a
+forward. Guesses that need no law let a forward go several levels deeper; whether such rows pay is for `growth` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.core.dist import Dist
+from paceline.core.drafter import Context, Drafter
+from paceline.core.experience import Experience
+from paceline.strategies.machine import Branch, Task
+from paceline.strategies.paths import Node
+
+READ = 512  # tokens of a prompt's end that are looked through: ten microseconds each
+
+
+class Forecast:
+    """Of one side, for one answer. Told every target in order."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._last: int | None = None  # the token before the head
+        self._head: Node | None = None  # what the contexts hang on
+        self._contexts: dict[Node, Context] = {}
+
+    @staticmethod
+    def of(task: Task, experience: Experience) -> Forecast | None:
+        """None where nothing is to be drafted, or there are no tables to draft from."""
+        if task.table is None or task.drafting.ahead == 0:
+            return None
+        return Forecast(Drafter(task.table, task.sampling, ends=task.eos_ids, skill=experience.drafting))
+
+    def start(self, branches: Sequence[Branch], targets: Sequence[int]) -> None:
+        """The prompts are known."""
+        for branch in branches[:-1]:
+            self._drafter.read(branch.prompt[-READ:])
+        for token in (*branches[-1].prompt[-READ:], *targets):
+            self._observe(token)
+
+    def decided(self, token: int, law: Dist | None) -> None:
+        """The next target, and the law it was drawn from as far as it is known here."""
+        if self._last is None:
+            return  # before the prompts are known: then it comes with them
+        before = self._last
+        self._observe(token)
+        self._head = None
+        if law is not None and len(law.ids):
+            self._drafter.learn(before, law)
+
+    def children(self, node: Node, head: Node) -> Sequence[tuple[int, float]]:
+        """Tokens that may follow, each with the probability that it does."""
+        if self._last is None:
+            return ()
+        if self._head is not head:
+            self._head, self._contexts = head, {head: self._drafter.root(head.position)}
+        return self._drafter.children(self._context(node))
+
+    def _context(self, node: Node) -> Context:
+        known = self._contexts.get(node)
+        if known is None:
+            assert node.parent is not None, "below the head"
+            known = self._contexts[node] = self._drafter.child(self._context(node.parent), node.token)
+        return known
+
+    def _observe(self, token: int) -> None:
+        self._drafter.observe(token)
+        self._last = token
