@@ -34,12 +34,14 @@ PACES: Mapping[str, Mapping[Side, float]] = {
 }
 ROUND_TRIPS = (0.05, 0.1, 0.2, 0.3, 0.6)  # s; jitter is a fifth of it
 WAYS: Mapping[str, Mapping[str, object]] = {
+    # Trees first: so their look-up tables have not seen another way's answer to the same question and seed.
+    "tree": {"strategy": "aggregate", "drafts": "tree", "aggregator": "mixture"},
+    "tree, coin": {"strategy": "aggregate", "drafts": "tree", "aggregator": "coin"},
     "device only": {"strategy": "autoregressive"},
+    "device only, lookup_tree": {"strategy": "lookup_tree"},
     "token-wise": {"strategy": "aggregate", "drafts": "none", "aggregator": "mixture"},
     "sequence-wise": {"strategy": "aggregate", "drafts": "sequence", "aggregator": "mixture"},
     "chain": {"strategy": "aggregate", "drafts": "chain", "aggregator": "mixture"},
-    "tree": {"strategy": "aggregate", "drafts": "tree", "aggregator": "mixture"},
-    "tree, coin": {"strategy": "aggregate", "drafts": "tree", "aggregator": "coin"},
     "chain, paper": {"strategy": "aggregate", "drafts": "chain", "aggregator": "paper"},
 }
 MODEL = "fake:1:0.6"  # so unlike on the two sides that about three of four drafts stand
