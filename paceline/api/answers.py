@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import quote
 
 from paceline.api import sse
@@ -47,6 +48,13 @@ class Choice:
             return
         self.text.push(event.text)
         self.logprobs += logprob_items(event)
+
+
+class Reporting(Protocol):
+    """A call that may want our report."""
+
+    @property
+    def report(self) -> bool: ...
 
 
 class ChatWhole:
@@ -217,7 +225,7 @@ def _total(dones: Sequence[Done], name: str) -> int:
     return sum(int(done.stats.get(name, 0)) for done in dones)
 
 
-def report(call: ChatCall, done: Done) -> Json | None:
+def report(call: Reporting, done: Done) -> Json | None:
     """Our part of a choice's end. That an answer lost its other side is said whether a report was asked for or not."""
     if not call.report:
         return {"degraded": done.degraded} if done.degraded is not None else None
@@ -233,7 +241,7 @@ def report(call: ChatCall, done: Done) -> Json | None:
     }
 
 
-def summary(call: ChatCall, dones: Sequence[Done]) -> Json | None:
+def summary(call: Reporting, dones: Sequence[Done]) -> Json | None:
     """Of the call: the first choice's report, degraded if any choice was."""
     if not dones:
         return None

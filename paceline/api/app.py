@@ -16,6 +16,8 @@ from starlette.responses import Response
 from paceline import __version__
 from paceline.api.catalog import Catalog
 from paceline.api.chat import ChatEndpoint
+from paceline.api.completions import CompletionsEndpoint
+from paceline.api.embeddings import EmbeddingsEndpoint
 from paceline.api.errors import http_failure
 from paceline.api.files import FilesEndpoint
 from paceline.api.gate import MAX_ACTIVE, Gate, GateMiddleware
@@ -62,6 +64,8 @@ def create_app(
         responses,
         FilesEndpoint(service),
         VectorStoresEndpoint(service),
+        CompletionsEndpoint(service, keep_alive=keep_alive),
+        EmbeddingsEndpoint(service),
         Catalog(service, gate),
         ApiDescription(),
     ):

@@ -24,14 +24,14 @@ class ClientGoneError(Exception):
     """The client has closed its connection: there is nobody to answer."""
 
 
-async def read_body(receive: Receive, content_length: str | None) -> bytes:
-    """The whole body. Raises RequestError 413 beyond MAX_BODY, 408 when it dribbles, and ClientGoneError."""
+async def read_body(receive: Receive, content_length: str | None, *, most: int = MAX_BODY) -> bytes:
+    """The whole body. Raises RequestError 413 beyond `most` bytes, 408 when it dribbles, and ClientGoneError."""
     if content_length is not None and content_length.isascii() and content_length.isdigit():
         declared = int(content_length[:20])  # h11 accepts up to 20 digits
     else:
         declared = 0
-    if declared > MAX_BODY:
-        raise _too_large()
+    if declared > most:
+        raise _too_large(most)
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
@@ -40,16 +40,16 @@ async def read_body(receive: Receive, content_length: str | None) -> bytes:
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
                 body += message.get("body", b"")
-                if len(body) > MAX_BODY:
-                    raise _too_large()
+                if len(body) > most:
+                    raise _too_large(most)
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError:
         raise RequestError(f"The request body did not arrive within {BODY_TIMEOUT:g} s.", status=408) from None
 
 
-def _too_large() -> RequestError:
-    return RequestError(f"The request body is larger than {MAX_BODY} bytes.", status=413, code="request_too_large")
+def _too_large(most: int) -> RequestError:
+    return RequestError(f"The request body is larger than {most} bytes.", status=413, code="request_too_large")
 
 
 async def while_connected(receive: Receive, work: Coroutine[object, object, T]) -> T:

@@ -75,6 +75,16 @@ class Dist:
         at = self.index(token)
         return 0.0 if at is None else float(self.probs[at])
 
+    def within(self, vocab_size: int) -> Dist:
+        """The law over the ids below `vocab_size`: what an engine's vocabulary is padded with means nothing.
+
+        Returns this object when there are no others. Only for a dense distribution.
+        """
+        if len(self.ids) <= vocab_size:
+            return self
+        probs = self.probs[:vocab_size]
+        return Dist.dense(probs / probs.sum())
+
     def argmax(self) -> int:
         """The most probable of `ids`; of equals the lowest id. Raises ValueError when nothing is kept."""
         return int(self.ids[int(np.argmax(self.probs))])

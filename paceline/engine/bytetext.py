@@ -34,6 +34,12 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8", errors="replace"))
 
+    def raw(self, text: str) -> list[int]:
+        return self.encode(text) or [EOS]
+
+    def token_name(self, token: int) -> str:
+        return "<|end|>" if token == EOS else self.decode([token])
+
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(token for token in ids if token < EOS).decode("utf-8", errors="replace")
 

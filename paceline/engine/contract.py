@@ -110,7 +110,14 @@ class TextModel(Protocol):
     def encode(self, text: str) -> list[int]:
         """Plain text; the text of special tokens inside is never parsed as special."""
 
+    def raw(self, text: str) -> list[int]:
+        """A prompt that is no conversation, at least one token: the names of special tokens inside are those tokens,
+        and what the model wants in front of every text is there."""
+
     def decode(self, ids: Sequence[int]) -> str: ...
+
+    def token_name(self, token: int) -> str:
+        """How a token is written where every token must be seen; of a special one its name."""
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token adds to the text; empty for special tokens."""

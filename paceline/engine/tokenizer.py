@@ -85,6 +85,28 @@ class Tokenizer:
             self._reader.encode_special_tokens = not special
             return list(self._reader.encode(text, add_special_tokens=False).ids)
 
+    def raw(self, text: str) -> list[int]:
+        """Ids of a prompt that is no conversation, as transformers reads it: special tokens are seen in it, and the
+        model's own beginning is put in front. An empty text is the beginning, or else the end, of a text.
+
+        Raises RequestError when it is empty and the model has no such token.
+        """
+        with self._lock:
+            self._reader.encode_special_tokens = False
+            ids = list(self._reader.encode(text, add_special_tokens=True).ids)
+        if not ids:
+            names = (self._variables.get("bos_token"), self._variables.get("eos_token"))
+            known = (self._reader.token_to_id(name) for name in names if name is not None)
+            ids = [token_id for token_id in known if token_id is not None][:1]
+        if not ids:
+            raise RequestError("The prompt is empty, and the model has no token to begin with.", param="prompt")
+        return ids
+
+    def token_name(self, token_id: int) -> str:
+        if token_id in self._special:
+            return self._added[token_id]
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
         return str(self._reader.decode(list(ids), skip_special_tokens=True))

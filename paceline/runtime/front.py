@@ -13,7 +13,7 @@ from paceline.engine.contract import TextModel
 from paceline.errors import LinkClosed, LinkError, PacelineError
 from paceline.runtime.link import Link
 from paceline.runtime.prefixes import Prefix
-from paceline.runtime.service import Citation, Done, GenerateEvent, GenerateRequest, Piece, TokenLogprob
+from paceline.runtime.service import Citation, Done, GenerateEvent, GenerateRequest, Logprobs, Piece
 from paceline.runtime.session import Session
 from paceline.runtime.text import AnswerText, logprobs_of
 from paceline.runtime.worker import EngineWorker
@@ -81,7 +81,7 @@ class FrontSession(Session):
         self._events: asyncio.Queue[GenerateEvent | PacelineError] = asyncio.Queue()
         self._stopped = False  # by a stop string
         self._pending_tokens = 0
-        self._pending_logprobs: list[tuple[TokenLogprob, tuple[TokenLogprob, ...]]] = []
+        self._pending_logprobs: list[Logprobs] = []
         self._lane: Side | None = None
         self._lanes: Counter[Side] = Counter()
         self._tokens: list[int] = []
@@ -167,15 +167,18 @@ class FrontSession(Session):
         if token.lane is not None:
             self._lane = token.lane
             self._lanes[token.lane] += 1
-        if self.plan.request.top_logprobs is not None and token.dist is not None:
-            self._pending_logprobs.append(
-                logprobs_of(self._tokenizer, token.token, token.dist, self.plan.request.top_logprobs)
-            )
+        logprobs = self._logprobs(token)
+        if logprobs is not None:
+            self._pending_logprobs.append(logprobs)
         text, stopped = self._text.push(token.token)
         self._piece(text)
         if stopped:
             self._stopped = True
             self.deliver(Cancelled("stop"))
+
+    def _logprobs(self, token: Emit) -> Logprobs | None:
+        top = self.plan.request.top_logprobs
+        return None if top is None or token.dist is None else logprobs_of(self._tokenizer, token.token, token.dist, top)
 
     def _piece(self, text: str) -> None:
         if not text and not self._pending_logprobs:
@@ -201,6 +204,7 @@ class FrontSession(Session):
                 degraded=self._degraded,
                 citations=self._cited(),
                 stats=dict(finish.stats),
+                end=None if self._stopped or finish.end is None else self._logprobs(finish.end),
             )
         )
 

@@ -26,13 +26,16 @@ from paceline.rag.prompt import passages_text, query_of
 from paceline.rag.records import Passage, Selection
 from paceline.rag.store import DocumentStore
 from paceline.runtime.documents import WATCH_S, DocumentKv
+from paceline.runtime.embedding import TextEmbedder
 from paceline.runtime.front import FrontSession, Plan
 from paceline.runtime.link import Link
 from paceline.runtime.plan import DRAFTINGS, RULES, Joint, Situation, choose_rule, choose_strategy, drafting_from_wire
-from paceline.runtime.reading import Reading, read
-from paceline.runtime.service import Citation, EmbedderInfo, GenerateRequest, Readiness
+from paceline.runtime.reading import Reading, raw_reading, read, too_long
+from paceline.runtime.scoring import PromptScorer
+from paceline.runtime.service import Citation, EmbedderInfo, Embeddings, GenerateRequest, Logprobs, Readiness
 from paceline.runtime.session import PeerSession
 from paceline.runtime.tables import TableStore
+from paceline.runtime.text import spelled
 from paceline.runtime.worker import EngineWorker
 from paceline.strategies.machine import Side, Task, other
 from paceline.strategies.registry import STRATEGIES
@@ -86,6 +89,9 @@ class Node:
         self._tokenizer = model.tokenizer
         self._library: Library | None = None
         self._grammars = Grammars(model.tokenizer)
+        self._vocab_size = min(self._info.vocab_size, self._tokenizer.vocab_size)
+        self._scorer = PromptScorer(self.worker, self._tokenizer, self._vocab_size)
+        self._embedder = None if store is None else TextEmbedder(store.embedder)
         self._kv = None if kv is None or store is None else DocumentKv(kv, store, self.worker, model)
 
     async def __aenter__(self) -> Self:
@@ -164,6 +170,23 @@ class Node:
             "answers": len(self._fronts),
         }
         return Readiness(True, detail)
+
+    async def tokenise(self, text: str) -> tuple[int, ...]:
+        return tuple(await asyncio.to_thread(self._tokenizer.raw, text))
+
+    async def spell(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
+        return await asyncio.to_thread(spelled, self._tokenizer, tokens)
+
+    def check_prompt(self, prompt: Sequence[int], *, room: int) -> None:
+        raw_reading(prompt, self._info.max_positions, self._vocab_size, room=room)
+
+    async def score(self, prompt: Sequence[int], top: int) -> Sequence[Logprobs]:
+        return await self._scorer.score(prompt, top)
+
+    async def embed(self, texts: Sequence[str]) -> Embeddings:
+        if self._embedder is None:
+            raise RequestError("This side keeps no documents and has no embedder.", status=404, param="model")
+        return await self._embedder.embed(texts)
 
     async def prepare(self, request: GenerateRequest) -> FrontSession:
         if len(self._fronts) + self._preparing >= MAX_ANSWERS:
@@ -266,6 +289,8 @@ class Node:
         )
 
     async def _read(self, request: GenerateRequest, selection: Selection) -> Reading:
+        if request.prompt is not None:
+            return raw_reading(request.prompt, self._info.max_positions, self._vocab_size)
         room = min(request.max_tokens or self._max_tokens_default or 1, self._info.max_positions // 2)
         reading = await read(
             request.messages,
@@ -277,12 +302,7 @@ class Node:
             selection=selection,
         )
         if reading.plain_tokens >= self._info.max_positions:
-            raise RequestError(
-                f"This model's maximum context length is {self._info.max_positions} tokens. However, your messages "
-                f"resulted in {reading.plain_tokens} tokens. Please reduce the length of the messages.",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            raise too_long(self._info.max_positions, reading.plain_tokens, "messages")
         return reading
 
     def _limit(self, request: GenerateRequest, reading: Reading) -> int:
@@ -330,7 +350,7 @@ class Node:
             sampling=sampling,
             max_tokens=max_tokens,
             eos_ids=self._tokenizer.eos_ids,
-            vocab_size=min(self._info.vocab_size, self._tokenizer.vocab_size),
+            vocab_size=self._vocab_size,
             linked=linked,
         )
 

@@ -84,8 +84,16 @@ def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:
             param="paceline.privacy",
         )
     asked = request.strategy != AUTO and STRATEGIES[request.strategy].needs_peer
+    if asked and request.prompt is not None:
+        raise RequestError(
+            f"The strategy '{request.strategy}' reads documents into a conversation; raw tokens are continued by one "
+            "side alone.",
+            param="paceline.strategy",
+        )
     if not asked and request.strategy != AUTO:
         return Choice(request.strategy, "the request asks for it")
+    if request.prompt is not None:
+        return Choice("autoregressive", "raw tokens are continued by one side alone")
     if request.privacy == "local-only":
         if asked:
             raise RequestError(

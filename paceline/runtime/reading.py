@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.engine.contract import TextModel
+from paceline.errors import RequestError
 from paceline.rag.prompt import prompt_parts, query_of, relevance
 from paceline.rag.records import MANAGED, Passage, Selection
 from paceline.rag.store import DocumentStore
@@ -48,6 +49,28 @@ async def read(
     conversation itself is never cut; the caller must refuse it when `plain_tokens` is too large.
     """
     return await asyncio.to_thread(_read, messages, store, tokenizer, k, max_prompt, query, kv, selection)
+
+
+def raw_reading(prompt: Sequence[int], positions: int, vocab_size: int, *, room: int = 1) -> Reading:
+    """Of tokens that are continued as they are. Raises RequestError (400) for none, for unknown ones, and for so many
+    that fewer than `room` of the positions are left."""
+    unknown = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if not prompt or unknown is not None:
+        fault = "is empty" if unknown is None else f"holds {unknown}; token ids are from 0 to {vocab_size - 1}"
+        raise RequestError(f"The prompt {fault}.", param="prompt")
+    if len(prompt) + room > positions:
+        raise too_long(positions, len(prompt), "prompt")
+    return Reading((Branch(tuple(prompt), None),), (), len(prompt))
+
+
+def too_long(positions: int, tokens: int, param: str) -> RequestError:
+    """In OpenAI's words, by which agents know that they must shorten what they ask."""
+    return RequestError(
+        f"This model's maximum context length is {positions} tokens. However, your {param} resulted in {tokens} "
+        f"tokens. Please reduce the length of the {param}.",
+        code="context_length_exceeded",
+        param=param,
+    )
 
 
 def _read(

@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from paceline.core.constraint import Constraint
 from paceline.core.rules import RuleName
 from paceline.core.sampling import SamplingParams
@@ -67,6 +70,9 @@ class TokenLogprob:
     bytes: tuple[int, ...]
 
 
+Logprobs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]  # a token, and the most probable ones in its place
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Text that is final: never half a character, never the beginning of a stop string, never taken back."""
@@ -74,7 +80,7 @@ class Piece:
     text: str
     tokens: int  # how many output tokens it took since the last piece
     lane: Side | None = None  # whose documents decided it
-    logprobs: tuple[tuple[TokenLogprob, tuple[TokenLogprob, ...]], ...] = ()  # (chosen, top) of each of those tokens
+    logprobs: tuple[Logprobs, ...] = ()  # of each of those tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,7 @@ class Done:
     degraded: str | None = None  # "device_lost", "cloud_lost", "device_missing", "cloud_missing"
     citations: tuple[Citation, ...] = ()
     stats: Mapping[str, float] = field(default_factory=dict)
+    end: Logprobs | None = None  # of the token that ended the answer, where logprobs are asked for and one did
 
 
 GenerateEvent = Piece | Done
@@ -109,6 +116,12 @@ class EmbedderInfo:
     max_tokens: int | None  # of a text; what is beyond is not read. None: no bound
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Embeddings:
+    vectors: NDArray[np.float32]  # (texts, dimensions), unit norm
+    tokens: int  # of all texts together
+
+
 class Service(Protocol):
     """One side of the program, as its HTTP surface sees it."""
 
@@ -126,6 +139,25 @@ class Service(Protocol):
         """What `embed` can be asked for; none where this side keeps no documents."""
 
     def strategies(self) -> Sequence[str]: ...
+
+    async def tokenise(self, text: str) -> tuple[int, ...]:
+        """The tokens of a raw prompt, at least one. Raises RequestError."""
+
+    async def spell(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
+        """What each token of a raw prompt stands for in its text; special tokens by their names."""
+
+    def check_prompt(self, prompt: Sequence[int], *, room: int) -> None:
+        """Raises RequestError for a raw prompt that is empty, that holds unknown ids, or behind which the context has
+        not room for so many tokens."""
+
+    async def score(self, prompt: Sequence[int], top: int) -> Sequence[Logprobs]:
+        """Of every token of a raw prompt but the first, given those before it, with the `top` most probable ones.
+
+        The prompt must have been checked. Raises PacelineError. Cancelling it frees its rows.
+        """
+
+    async def embed(self, texts: Sequence[str]) -> Embeddings:
+        """Raises RequestError where there is no embedder or a text is too long."""
 
     async def prepare(self, request: GenerateRequest) -> Prepared:
         """Check, retrieve, tokenise and admit. Raises RequestError; nothing has started if it does."""

@@ -29,11 +29,15 @@ class AnswerText:
         return (text, True) if stopped else (text + self._stops.flush(), False)
 
 
+def spelled(tokenizer: TextModel, tokens: Sequence[int]) -> tuple[bytes, ...]:
+    """What each token of a raw prompt stands for in its text; special tokens by their names."""
+    return tuple(tokenizer.token_bytes(token) or tokenizer.token_name(token).encode() for token in tokens)
+
+
 def token_logprob(tokenizer: TextModel, token: int, prob: float, mass: float) -> TokenLogprob:
     """`prob` out of `mass`. A token of no probability has OpenAI's stand-in for minus infinity."""
-    data = tokenizer.token_bytes(token)
     logprob = min(math.log(prob / mass), 0.0) if prob > 0.0 else -9999.0
-    return TokenLogprob(data.decode("utf-8", "replace"), logprob, tuple(data))
+    return TokenLogprob(tokenizer.token_name(token), logprob, tuple(tokenizer.token_bytes(token)))
 
 
 def logprobs_of(

@@ -60,18 +60,18 @@ class Autoregressive:
         assert head.own is not None, "every branch has answered"
         final = truncate(head.own, self._task.sampling)
         token = choose(final, self._task.sampling, head.position)
-        if token in self._task.eos_ids:
-            return [self._finish("stop")]
         lane = None if self._decoder.log_h is None else self._task.side
+        if token in self._task.eos_ids:
+            return [self._finish("stop", Emit(token, final, lane))]
         effects: list[Effect] = [Emit(token, final, lane)]
         head = self._paths.advance(token)
         if head.position >= self._task.max_tokens or not self._decoder.fits(head.position):
             return [*effects, self._finish("length")]
         return [*effects, *self._decoder.feed([head], head, now)]
 
-    def _finish(self, reason: FinishReason) -> Finish:
+    def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
         self._finished = True
-        return Finish(reason)
+        return Finish(reason, end=end)
 
 
 autoregressive = Strategy(

@@ -200,7 +200,7 @@ class Decoder:
 
     def plain(self, dists: Sequence[Dist]) -> Dist:
         """The mixture of what the branches said, nothing else done to it."""
-        return self._known(mix(dists, self._weights))
+        return mix(dists, self._weights).within(self._vocab_size)
 
     def _look(self, node: Node) -> None:
         """A node that was answered last."""
@@ -219,7 +219,7 @@ class Decoder:
 
     def _held(self, path: Sequence[int], dists: Sequence[Dist]) -> tuple[Dist, ...]:
         """Laws after a path, each held to the constraint."""
-        laws = tuple(self._known(dist) for dist in dists)
+        laws = tuple(dist.within(self._vocab_size) for dist in dists)
         allowed = None if self._mask is None else self._mask.allowed(path)
         if allowed is None:
             return laws
@@ -258,13 +258,6 @@ class Decoder:
             if branch.score is not None
         ]
         node.log_h = score_of(score_code(log_weight(scores))) if scores else None
-
-    def _known(self, dist: Dist) -> Dist:
-        """The law over the ids that both sides know: what an engine's vocabulary is padded with means nothing."""
-        if len(dist.ids) <= self._vocab_size:
-            return dist
-        probs = dist.probs[: self._vocab_size]
-        return Dist.dense(probs / probs.sum())
 
     def _path(self, node: Node) -> list[int]:
         """The output tokens from the answer's beginning; none where nobody asks for them."""

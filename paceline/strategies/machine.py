@@ -200,6 +200,7 @@ class Finish:
 
     reason: FinishReason
     stats: Mapping[str, float] = field(default_factory=dict)
+    end: Emit | None = None  # the end-of-text token, where one was chosen and its law is known: no part of the answer
 
 
 Effect = Retrieve | Forward | Commit | Truncate | Send | Open | Drop | WakeAt | Emit | Finish

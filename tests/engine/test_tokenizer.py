@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from paceline.engine.tokenizer import PREAMBLE, Tokenizer
 from paceline.errors import ConfigError, RequestError
@@ -88,6 +88,29 @@ def test_shipped_chat_format() -> None:
     expected = [1, *SHIPPED.encode("Be brief."), 4, 2, *SHIPPED.encode(str(USER["content"])), 4, 3]
     expected += [*SHIPPED.encode("At 8."), 4, 2, *SHIPPED.encode(str(USER["content"])), 4, 3]
     assert text == expected
+
+
+def test_a_raw_prompt_reads_special_tokens_and_is_never_empty(tmp_path: Path, plain: Tokenizer) -> None:
+    """Unlike a message: who writes a raw prompt could as well send the ids."""
+    end = plain.raw("<|end|>")
+    assert len(end) == 1 and plain.token_name(end[0]) == "<|end|>" and plain.token_bytes(end[0]) == b""
+    assert plain.raw("<|user|>the") == [*plain.raw("<|user|>"), *plain.encode("the")]
+    assert plain.encode("<|end|>") != end  # and a message's text is what it was
+    assert plain.raw("") == end
+    assert plain.token_name(plain.encode("t")[0]) == "t"
+    reader = tokenizers.Tokenizer.from_file(str(write(tmp_path / "begun") / "tokenizer.json"))
+    begin = reader.token_to_id("<|system|>")
+    reader.post_processor = processors.TemplateProcessing(
+        single="<|system|> $A", special_tokens=[("<|system|>", begin)]
+    )
+    reader.save(str(tmp_path / "begun" / "tokenizer.json"))
+    begun = Tokenizer.load(tmp_path / "begun")
+    assert begun.raw("the") == [begin, *plain.encode("the")]
+    (tmp_path / "begun" / "tokenizer_config.json").write_text("{}")
+    reader.post_processor = processors.ByteLevel()
+    reader.save(str(tmp_path / "begun" / "tokenizer.json"))
+    with pytest.raises(RequestError, match="no token to begin with"):
+        Tokenizer.load(tmp_path / "begun").raw("")
 
 
 def test_single_digits_are_tokens_of_their_own() -> None:

@@ -60,3 +60,13 @@ def test_the_cloud_gives_logprobs_of_its_own_answers_only() -> None:
     assert choose_strategy(request, LINKED).strategy == "aggregate"
     with pytest.raises(RequestError, match="distributions stay on the device"):
         choose_strategy(replace(request, strategy="aggregate"), cloud)
+
+
+def test_raw_tokens_are_continued_by_one_side_and_miss_no_other() -> None:
+    raw = replace(REQUEST, messages=(), prompt=(1, 2, 3))
+    for situation in (LINKED, replace(LINKED, linked=False, common=())):
+        choice = choose_strategy(raw, situation)
+        assert (choice.strategy, choice.missing) == ("autoregressive", False)
+    with pytest.raises(RequestError, match="raw tokens") as refused:
+        choose_strategy(replace(raw, strategy="aggregate"), LINKED)
+    assert refused.value.param == "paceline.strategy"

@@ -1,0 +1,70 @@
+"""How probable a prompt is: the log-probability of each of its tokens after those before it.
+
+Scored a few rows at a time, because a row's law is as wide as the vocabulary: of each only what was asked for is kept
+before the next are computed. Other sequences go on between two parts, and one prompt is scored at a time, so that
+memory stays the same however many ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from paceline.core.dist import Dist
+from paceline.core.segments import Segment
+from paceline.engine.contract import TextModel
+from paceline.errors import EngineError
+from paceline.runtime.service import Logprobs
+from paceline.runtime.steps import Control
+from paceline.runtime.text import logprobs_of
+from paceline.runtime.worker import EngineWorker
+
+PART_BYTES = 1 << 26  # of laws in float64 at once: 55 rows of a vocabulary of 152k
+MOST_ROWS = 128
+
+
+class PromptScorer:
+    """Runs on the loop of its worker."""
+
+    def __init__(self, worker: EngineWorker, tokenizer: TextModel, vocab_size: int) -> None:
+        """`vocab_size`: ids that mean something; an engine may pad beyond."""
+        self._worker = worker
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._rows = max(1, min(MOST_ROWS, PART_BYTES // (8 * vocab_size)))
+        self._turn = asyncio.Lock()
+
+    async def score(self, prompt: Sequence[int], top: int) -> tuple[Logprobs, ...]:
+        """Of all tokens but the first, which follows nothing. Cancelling it frees its rows. Raises EngineError."""
+        async with self._turn:
+            seq = self._worker.allocate()
+            items: list[Logprobs] = []
+            try:
+                for start in range(0, len(prompt) - 1, self._rows):
+                    rows = tuple(prompt[start : min(start + self._rows, len(prompt) - 1)])
+                    laws = await self._forward(Segment(seq, start, rows, logits="all"))
+                    following = prompt[start + 1 : start + 1 + len(rows)]
+                    items += await asyncio.to_thread(self._reduced, laws, following, top)
+            finally:
+                self._worker.control(Control.release(seq))
+            return tuple(items)
+
+    async def _forward(self, segment: Segment) -> tuple[Dist, ...]:
+        answered: asyncio.Future[tuple[Dist, ...]] = asyncio.get_running_loop().create_future()
+
+        def answer(result: tuple[Dist, ...] | EngineError) -> None:
+            if answered.done():
+                return  # cancelled meanwhile
+            if isinstance(result, EngineError):
+                answered.set_exception(result)
+            else:
+                answered.set_result(result)
+
+        self._worker.forward(segment, answer)
+        return await answered
+
+    def _reduced(self, laws: Sequence[Dist], following: Sequence[int], top: int) -> list[Logprobs]:
+        return [
+            logprobs_of(self._tokenizer, token, law.within(self._vocab_size), top)
+            for law, token in zip(laws, following, strict=True)
+        ]

@@ -1,0 +1,52 @@
+"""A real node, its fake model and a store of hashed vectors, behind a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.api.app import create_app
+from paceline.api.keys import Keyring
+from paceline.api.serving import HttpServer, listen, url_of
+from paceline.engine.bytetext import ByteTokenizer
+from paceline.engine.contract import LoadedModel
+from paceline.engine.fake import FakeEngine
+from paceline.rag.embed import HashEmbedder
+from paceline.rag.store import DocumentStore
+from paceline.runtime.node import Node
+from tests.api.scripted import WAIT
+
+MAX_POSITIONS = 1024
+
+
+@contextmanager
+def serving_node(directory: Path) -> Iterator[tuple[str, FakeEngine]]:
+    """(URL, engine) of a cloud without a peer. At the end nothing may be left in the engine."""
+    engine = FakeEngine(3, spread=0.3, max_positions=MAX_POSITIONS)
+    listener = listen("127.0.0.1", 0)
+    ready = threading.Event()
+    loop = asyncio.new_event_loop()
+    servers: list[HttpServer] = []
+
+    async def serve() -> None:
+        with DocumentStore.open(directory, HashEmbedder()) as store:
+            async with Node("cloud", LoadedModel(engine, ByteTokenizer()), store) as node:
+                servers.append(HttpServer(create_app(node, keyring=Keyring({})), ready.set))
+                await servers[0].serve([listener])
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    url = url_of(listener)
+    thread.start()
+    try:
+        assert ready.wait(WAIT)
+        yield url, engine
+    finally:
+        loop.call_soon_threadsafe(servers[0].stop)
+        thread.join(WAIT)
+        loop.close()
+        assert not thread.is_alive()
+    engine.check()
+    assert not engine._rows, "rows were left behind"
