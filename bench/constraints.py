@@ -1,0 +1,293 @@
+"""`paceline bench constraints`: answers that a schema or tools hold, validated one by one, in every strategy.
+
+Two nodes in this process, linked over a socket, with models for which anything may follow anything: what validates does
+so for the masks alone. With `--data` also what a mask costs over a real vocabulary of 151,646 tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, get_args
+
+import tokenizers
+from jsonschema import Draft202012Validator, ValidationError
+from tokenizers import decoders, models, pre_tokenizers
+
+from paceline.core.constraint import Constraint
+from paceline.core.rules import RuleName
+from paceline.core.sampling import SamplingParams
+from paceline.core.sides import SIDES, Side
+from paceline.engine.bytetext import ByteTokenizer
+from paceline.engine.contract import LoadedModel
+from paceline.engine.fake import FakeEngine, arbitrary
+from paceline.engine.grammar import Grammars
+from paceline.engine.tokenizer import Tokenizer
+from paceline.runtime.connection import Link
+from paceline.runtime.node import Node
+from paceline.runtime.service import Done, GenerateRequest, Piece
+from paceline.strategies.machine import Strategy
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.closing import CloseCode
+from paceline.wire.messages import VERSION, Hello, Welcome
+
+from .nearby import StreamTransport
+from .report import Claim, Options, Report
+
+NAME: Final = "constraints"
+SUMMARY: Final = "answers held to a JSON schema or to tools that validate, in every strategy at 1, 8 and 32 at once"
+
+RUNS: Final = 1000  # a strategy and concurrency
+QUICK: Final = 40
+CONCURRENCY: Final = (1, 8, 32)
+MAX_TOKENS: Final = 200  # more than the longest of these answers
+
+PERSON: Final[dict[str, object]] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+        "born": {"anyOf": [{"type": "string", "pattern": "^[0-9]{4}$"}, {"type": "null"}]},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TREE: Final[dict[str, object]] = {
+    "$defs": {"leaf": {"type": "object", "properties": {"on": {"type": "boolean"}}, "additionalProperties": False}},
+    "type": "object",
+    "properties": {"left": {"$ref": "#/$defs/leaf"}, "right": {"$ref": "#/$defs/leaf"}},
+    "required": ["left"],
+    "additionalProperties": False,
+}
+TOOLS: Final[dict[str, dict[str, object]]] = {"person": PERSON, "tree": TREE}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an answer is held to, and how it is judged."""
+
+    constraint: Constraint
+    schema: dict[str, object] | None  # of the whole text; None: calls of `TOOLS`
+
+    def holds(self, text: str) -> bool:
+        try:
+            if self.schema is not None:
+                Draft202012Validator(self.schema).validate(json.loads(text))
+                return True
+            calls = [
+                call.removesuffix("</tool_call>") for call in text.removeprefix("<tool_call>").split("\n<tool_call>")
+            ]
+            for call in map(json.loads, calls):
+                Draft202012Validator(TOOLS[call["name"]]).validate(call["arguments"])
+        except (ValueError, KeyError, TypeError, ValidationError):
+            return False
+        return bool(calls)
+
+
+def _forms() -> tuple[Form, ...]:
+    named = [{"name": name, "parameters": schema} for name, schema in TOOLS.items()]
+    tools = json.dumps({"tools": named, "required": True, "parallel": False})
+    schemas = (PERSON, TREE)
+    return (
+        *(Form(Constraint("json_schema", json.dumps(schema)), schema) for schema in schemas),
+        Form(Constraint("tools", tools), None),
+    )
+
+
+FORMS: Final = _forms()
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    runs: int
+    valid: int
+    tokens: int
+    seconds: float
+
+
+def run(options: Options) -> Report:
+    count = QUICK if options.quick else RUNS
+    rows = asyncio.run(_rows(count))
+    if options.data is not None:
+        rows += mask_rows(options.data / "tokenizers" / "qwen2")
+    shares = [float(str(row["valid"])) / float(str(row["runs"])) for row in rows if "valid" in row]
+    conditions = {"model": "fake, arbitrary laws over 257 tokens", "clock": "real", "runs": count}
+    return Report(NAME, conditions, rows, [Claim("constraints.valid", min(shares), 1.0, "higher")])
+
+
+async def _rows(count: int) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    async with linked_nodes() as nodes:
+        for strategy in STRATEGIES.values():
+            for at_once in CONCURRENCY:
+                tally = await judged(nodes, strategy, count, at_once)
+                rows.append(
+                    {
+                        "strategy": strategy.name,
+                        "at_once": at_once,
+                        "runs": tally.runs,
+                        "valid": tally.valid,
+                        "tokens": tally.tokens,
+                        "tokens_per_s": tally.tokens / tally.seconds,
+                    }
+                )
+    return rows
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+async def judged(nodes: dict[Side, Node], strategy: Strategy, count: int, at_once: int) -> Tally:
+    """`count` answers, of each form, side and rule in turn, every fifth greedy; never more than `at_once` under way."""
+    waiting = iter(range(count))
+    valid = tokens = 0
+    began = time.perf_counter()
+
+    async def write() -> None:
+        nonlocal valid, tokens
+        for number in waiting:
+            form = FORMS[number % len(FORMS)]
+            text, done = await _answer(nodes[SIDES[number % 2]], request(strategy, form, number))
+            valid += done.reason == "stop" and done.strategy == strategy.name and form.holds(text)
+            tokens += done.completion_tokens
+
+    await asyncio.gather(*(write() for _ in range(at_once)))
+    return Tally(count, valid, tokens, time.perf_counter() - began)
+
+
+def request(strategy: Strategy, form: Form, number: int) -> GenerateRequest:
+    rules = get_args(RuleName)
+    return GenerateRequest(
+        messages=({"role": "user", "content": f"Who is number {number}?"},),
+        sampling=SamplingParams(temperature=0.0 if number % 5 == 4 else 1.0, seed=number),
+        max_tokens=MAX_TOKENS,
+        strategy=strategy.name,
+        aggregator=rules[number // 6 % len(rules)] if strategy.reference == "mixture" else None,
+        constraint=form.constraint,
+    )
+
+
+async def _answer(node: Node, asked: GenerateRequest) -> tuple[str, Done]:
+    text = ""
+    session = await node.prepare(asked)
+    async for event in session.run():
+        if isinstance(event, Piece):
+            text += event.text
+        elif isinstance(event, Done):
+            return text, event
+    raise AssertionError("an answer without an end")
+
+
+@asynccontextmanager
+async def linked_nodes() -> AsyncIterator[dict[Side, Node]]:
+    """Both sides in this process, each with a model of its own and no documents."""
+    seeds: dict[Side, int] = {"device": 1, "cloud": 2}
+    loaded = {side: LoadedModel(arbitrary(FakeEngine(seed)), ByteTokenizer()) for side, seed in seeds.items()}
+    nodes = {side: Node(side, model, None) for side, model in loaded.items()}
+    told = {
+        side: (model.tokenizer.fingerprint, model.engine.info.fingerprint, side, list(STRATEGIES))
+        for side, model in loaded.items()
+    }
+
+    async def admit(_: Hello) -> CloseCode | None:
+        return None
+
+    left, right = socket.socketpair()
+    async with nodes["device"], nodes["cloud"], asyncio.TaskGroup() as tasks:
+        device = Link(
+            StreamTransport(*await asyncio.open_connection(sock=left)),
+            Hello(VERSION, "device", "secret", *told["device"], documents=0),
+            on_up=lambda link: nodes["device"].on_link(link, "cloud"),
+        )
+        cloud = Link(
+            StreamTransport(*await asyncio.open_connection(sock=right)),
+            Welcome(VERSION, *told["cloud"], documents=0),
+            authenticate=admit,
+            on_up=lambda link: nodes["cloud"].on_link(link, "device"),
+        )
+        for link in (device, cloud):
+            tasks.create_task(link.run())
+        await device.up.wait()
+        await cloud.up.wait()
+        try:
+            yield nodes
+        finally:
+            await device.close()
+            await cloud.closed.wait()
+
+
+# ---- the cost of a mask ---------------------------------------------------------------------------------------------
+SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def qwen_tokenizer(folder: Path) -> Tokenizer:
+    """Qwen2's vocabulary and merges as a tokenizer file, read as any model's is."""
+    reader = tokenizers.Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+    reader.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    reader.decoder = decoders.ByteLevel()
+    reader.add_special_tokens(list(SPECIAL))
+    ends = frozenset(token for name in (SPECIAL[0], SPECIAL[2]) if (token := reader.token_to_id(name)) is not None)
+    return Tokenizer(reader.to_str(), None, {}, ends)
+
+
+PLACE: Final[dict[str, object]] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "year": {"type": "integer", "minimum": 0, "maximum": 3000},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 5},
+        "kind": {"enum": ["town", "village", "island"]},
+        "at": {"type": "object", "properties": {"x": {"type": "number"}, "day": {"type": "string", "format": "date"}}},
+    },
+    "required": ["name", "year", "tags", "kind", "at"],
+    "additionalProperties": False,
+}
+EXAMPLE: Final = (
+    '{"name": "Tarnwick on the \\"old\\" quay, näher als 東京", "year": 1873, "tags": ["harbour", "lamps", "rain at '
+    'night"], "kind": "village", "at": {"x": -12.75, "day": "2024-02-29"}}'
+)
+WORDS: Final = "The ferry leaves at noon; I shall look up when it comes back. "
+
+
+def mask_rows(folder: Path) -> list[dict[str, object]]:
+    """One mask a token of an answer; then again with a draft of three other tokens tried before each."""
+    tokenizer = qwen_tokenizer(folder)
+    grammars = Grammars(tokenizer)
+    rows: list[dict[str, object]] = [{"mask": "reading the vocabulary, ms", "median": _ms(grammars.warm)}]
+    call = f'{WORDS * 3}<tool_call>\n{{"name": "place", "arguments": {EXAMPLE}}}\n</tool_call>'
+    tools = {"tools": [{"name": "place", "parameters": PLACE}], "required": False, "parallel": True}
+    for name, constraint, text in (
+        ("schema", Constraint("json_schema", json.dumps(PLACE)), EXAMPLE),
+        ("any object", Constraint("json_object"), EXAMPLE),
+        ("text and calls", Constraint("tools", json.dumps(tools)), call),
+    ):
+        rows.append({"mask": f"{name}: compiling, ms", "median": _ms(lambda: grammars.mask(constraint))})  # noqa: B023
+        path = tokenizer.encode(text)
+        for drafts in (0, 3):
+            mask = grammars.mask(constraint)
+            took = []
+            for at in range(len(path)):
+                for draft in range(drafts):
+                    mask.allowed([*path[: max(at - 2, 0)], *path[: draft + 1]])
+                began = time.perf_counter()
+                mask.allowed(path[:at])
+                took.append(1e6 * (time.perf_counter() - began))
+            rows.append({"mask": f"{name}: a mask, {drafts} drafts between, us"} | _spread(took))
+    return rows
+
+
+def _ms(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return 1e3 * (time.perf_counter() - began)
+
+
+def _spread(values: Sequence[float]) -> dict[str, object]:
+    ordered = sorted(values)
+    return {"median": statistics.median(ordered), "p95": ordered[int(0.95 * len(ordered))], "max": ordered[-1]}

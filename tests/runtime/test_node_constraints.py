@@ -1,0 +1,86 @@
+"""Constraints at a node: refused before anything starts, kept by both sides, honest about what was cut off."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from paceline.core.constraint import Constraint, Mask
+from paceline.errors import RequestError
+from paceline.runtime.service import Piece
+from paceline.strategies.registry import STRATEGIES
+from tests.runtime.test_node import REQUEST, collect, nodes
+
+pytestmark = pytest.mark.anyio
+
+YES = replace(REQUEST, constraint=Constraint("json_schema", '{"enum": ["yes", "no"]}'))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_an_answer_keeps_to_its_constraint_whoever_is_asked(strategy: str) -> None:
+    async with nodes() as (bench, _):
+        for node in (bench.cloud, bench.device):
+            text, done = await collect(await node.prepare(replace(YES, strategy=strategy)))
+            assert json.loads(text) in ("yes", "no")
+            assert (done.reason, done.degraded, done.strategy) == ("stop", None, strategy)
+
+
+async def test_a_constraint_that_cannot_be_kept_is_refused_before_anything_starts() -> None:
+    async with nodes() as (bench, _):
+        for text, sentence in (('{"type": "frob"}', "Invalid type: frob"), ("{", "not a JSON Schema")):
+            with pytest.raises(RequestError, match=sentence) as refused:
+                await bench.device.prepare(replace(REQUEST, constraint=Constraint("json_schema", text)))
+            assert (refused.value.status, refused.value.param) == (400, "response_format")
+        assert bench.device.num_answers == 0
+        await collect(await bench.device.prepare(YES))
+
+
+async def test_a_peer_that_cannot_keep_it_says_so_and_the_answer_goes_on_without_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with nodes() as (bench, _):
+
+        def fails(_: Constraint) -> Mask:
+            raise RequestError("This schema cannot be kept to: too much.")
+
+        monkeypatch.setattr(bench.cloud._grammars, "mask", fails)
+        with caplog.at_level(logging.WARNING):
+            text, done = await collect(await bench.device.prepare(YES))
+        assert "refused: This schema cannot be kept to: too much." in caplog.text
+        assert json.loads(text) in ("yes", "no")
+        assert (done.reason, done.degraded) == ("stop", "cloud_lost")
+
+
+async def test_an_answer_that_ends_before_its_constraint_is_kept_was_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost:
+        """As where a text has grown too intricate for the compiler's limits."""
+
+        def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:
+            allowed = np.zeros(257, dtype=np.bool_)
+            allowed[65] = len(path) < 3
+            return allowed
+
+        def complete(self, _: Sequence[int]) -> bool:
+            return False
+
+    async with nodes(linked=False) as (bench, _):
+        monkeypatch.setattr(bench.device._grammars, "mask", lambda _: Lost())
+        text, done = await collect(await bench.device.prepare(YES))
+        assert (text, done.reason) == ("AAA", "length")
+
+
+async def test_logprobs_are_those_of_the_tokens_that_were_left() -> None:
+    async with nodes() as (bench, _):
+        session = await bench.device.prepare(replace(YES, top_logprobs=5))
+        pieces = [event async for event in session.run() if isinstance(event, Piece)]
+        chosen = [entry for piece in pieces for entry in piece.logprobs]
+        first, second = chosen[:2]
+        assert (first[0].token, first[0].logprob) == ('"', 0.0) and len(first[1]) == 1
+        assert {each.token for each in second[1]} <= {"y", "n"}
+        assert json.loads("".join(piece.text for piece in pieces)) in ("yes", "no")
