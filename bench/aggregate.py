@@ -18,11 +18,12 @@ from pathlib import Path
 
 import httpx
 
+from paceline.commands.pair import Pair
 from paceline.core.placement import speed_up
 from paceline.core.sides import Side
 
 from . import payload
-from .pair import Pair, linked_pair
+from .pair import linked_pair
 from .report import Claim, Options, Report, plot_lines
 
 NAME = "aggregate"
@@ -152,7 +153,9 @@ def _ask(pair: Pair, how: Mapping[str, object], tokens: int, seed: int) -> Answe
     }
     answer = Answer()
     first = last = 0.0
-    with httpx.stream("POST", f"{pair.device}/v1/chat/completions", json=body, timeout=120.0, trust_env=False) as got:
+    with httpx.stream(
+        "POST", f"{pair.device.url}/v1/chat/completions", json=body, timeout=120.0, trust_env=False
+    ) as got:
         got.raise_for_status()
         for line in got.iter_lines():
             if not line.startswith("data: {"):

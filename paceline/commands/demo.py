@@ -6,12 +6,11 @@ Everything is made in a temporary directory and with the models and documents th
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -20,8 +19,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from paceline import models
-from paceline.commands.children import Child, Children, Readiness, command, free_port
+from paceline.commands.children import Child, Children
+from paceline.commands.pair import Pair, start_pair
 from paceline.commands.questions import COLOURS, Question, ask, curl_line, faults, footer, load_questions
+from paceline.core.sides import Side
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def demo(
     questions = load_questions(models.SAMPLES / "questions.json")
     with _ended_by_signals(), _state_directory(console, keep) as directory, Children(directory) as children:
         with console.status("starting a cloud server and a device agent"):
-            cloud, device = _start(children, free_port(port), free_port(agent_port))
+            pair = _start(children, port, agent_port)
+            cloud, device = pair.cloud, pair.device
         console.print(f"cloud   {cloud.url}   reads {_names('public')}", style=COLOURS["cloud"])
         console.print(f"device  {device.url}   reads {_names('private')}", style=COLOURS["device"])
         # The device may show the names of its private documents, so it is asked first; the server must answer alike.
@@ -67,31 +69,12 @@ def demo(
         _serve(children)
 
 
-def _start(children: Children, port: int, agent_port: int) -> tuple[Child, Child]:
-    """Documents first, then the server, the enrolment, the agent; returns when both are ready and linked."""
+def _start(children: Children, port: int, agent_port: int) -> Pair:
     from paceline.rag.embed import DEFAULT
 
-    state = {side: str(children.directory / side) for side in ("cloud", "device")}
-    for side, folder in (("cloud", "public"), ("device", "private")):
-        store = str(Path(state[side]) / "docs")
-        files = (str(models.SAMPLES / folder), "--side", side, "--store", store)
-        children.run(command("docs", "add", *files, "--embedder", DEFAULT))
-    common = ("--model", MODEL, "--embedder", DEFAULT, "--host", "127.0.0.1")
-    cloud = children.start(
-        "cloud", command("serve", *common, "--port", str(port), "--state-dir", state["cloud"]), port=port
-    )
-    children.wait(lambda said: all(said))
-    code = json.loads(children.run(command("devices", "add", DEVICE, "--state-dir", state["cloud"], "--json")))["code"]
-    agent = command("agent", *common, "--port", str(agent_port), "--state-dir", state["device"])
-    enrolment = ("--cloud", cloud.url, "--device", DEVICE, "--code", code)
-    device = children.start("device", [*agent, *enrolment], port=agent_port)
-    children.wait(linked)
-    return cloud, device
-
-
-def linked(said: Sequence[Readiness | None]) -> bool:
-    """Are all ready, and does each see the other?"""
-    return all(each is not None and bool(each.get("linked")) for each in said)
+    documents: dict[Side, Path] = {"cloud": models.SAMPLES / "public", "device": models.SAMPLES / "private"}
+    ports: dict[Side, int] = {"cloud": port, "device": agent_port}
+    return start_pair(children, documents, model=MODEL, embedder=DEFAULT, device=DEVICE, ports=ports)
 
 
 def _put(console: Console, child: Child, question: Question, *, check: bool) -> bool:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from paceline.commands import demo
 from paceline.commands.children import Child, Readiness, free_port
+from paceline.commands.pair import linked
 from paceline.commands.questions import Answer, Question
 from paceline.errors import PacelineError
 
@@ -51,7 +52,7 @@ def said(console: Console) -> str:
     ],
 )
 def test_both_sides_must_see_the_other(readiness: list[Readiness | None], expected: bool) -> None:
-    assert demo.linked(readiness) is expected
+    assert linked(readiness) is expected
 
 
 def test_a_request_that_fails_is_a_fault_shown_with_the_programs_output(console: Console, child: Child) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -12,8 +11,9 @@ from pathlib import Path
 
 from openai import OpenAI
 
-from paceline.commands.children import Child, Children, command, free_port
-from paceline.commands.demo import linked
+from paceline.commands import pair as commands
+from paceline.commands.children import Children
+from paceline.commands.pair import linked, start_pair
 from paceline.strategies.machine import SIDES, Side
 
 DOCUMENTS: Mapping[Side, str] = {
@@ -26,32 +26,29 @@ DEVICE = "laptop"
 
 @dataclass(slots=True)
 class Pair:
+    """The pair, and what a test does to it."""
+
     children: Children
-    cloud: Child
-    device: Child
+    started: commands.Pair
     directory: Path
-    agent: list[str]  # its command, to start it again without the one-time code
 
     def url(self, side: Side) -> str:
-        return (self.cloud if side == "cloud" else self.device).url
+        return self.started.url(side)
 
     def client(self, side: Side) -> OpenAI:
         return OpenAI(base_url=f"{self.url(side)}/v1", api_key="none", max_retries=0, timeout=60.0)
 
     def kill_agent(self) -> None:
         """kill -9, as a crash or a power cut would."""
-        os.kill(self.device.process.pid, signal.SIGKILL)
-        self.device.process.wait()
-        self.children.members.remove(self.device)
+        device = self.started.device
+        os.kill(device.process.pid, signal.SIGKILL)
+        device.process.wait()
+        self.children.members.remove(device)
 
     def restart_agent(self) -> None:
-        port = int(self.device.url.rsplit(":", 1)[1])
-        self.device = self.children.start("device", self.agent, port=port)
+        port = int(self.started.device.url.rsplit(":", 1)[1])
+        self.started.device = self.children.start("device", self.started.agent, port=port)
         self.children.wait(linked)
-
-
-def store_of(directory: Path, side: Side) -> Path:
-    return directory / side / "docs"
 
 
 @contextmanager
@@ -63,22 +60,17 @@ def running_pair(
     agent_flags: tuple[str, ...] = (),
 ) -> Iterator[Pair]:
     """Both programs ready and linked; whatever happens, neither is left behind."""
+    files = {side: directory / f"{side}.md" for side in SIDES}
+    for side, file in files.items():
+        file.write_text(documents[side])
     with Children(directory) as children:
-        for side in SIDES:
-            file = directory / f"{side}.md"
-            file.write_text(documents[side])
-            flags = ("--side", side, "--store", str(store_of(directory, side)), "--embedder", "hash")
-            children.run(command("docs", "add", str(file), *flags))
-        common = ("--model", model, "--embedder", "hash", "--threads", "1")
-        state = str(directory / "cloud")
-        port = free_port(0)
-        serve = command("serve", *common, "--port", str(port), "--state-dir", state)
-        cloud = children.start("cloud", serve, port=port)
-        children.wait(lambda said: all(said))
-        code = json.loads(children.run(command("devices", "add", DEVICE, "--state-dir", state, "--json")))["code"]
-        port = free_port(0)
-        agent = command("agent", *common, "--port", str(port), "--state-dir", str(directory / "device"))
-        agent += ["--cloud", cloud.url, *agent_flags]
-        device = children.start("device", [*agent, "--device", DEVICE, "--code", code], port=port)
-        children.wait(linked)
-        yield Pair(children, cloud, device, directory, agent)
+        started = start_pair(
+            children,
+            files,
+            model=model,
+            embedder="hash",
+            device=DEVICE,
+            flags=("--threads", "1"),
+            side_flags={"device": agent_flags},
+        )
+        yield Pair(children, started, directory)

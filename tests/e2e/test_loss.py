@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from paceline.commands.pair import store_of
 from paceline.core.sampling import SamplingParams
 from paceline.engine.fake import fake_model
 from paceline.rag.embed import load_embedder
 from paceline.rag.store import DocumentStore
 from paceline.runtime.reading import Reading, read
-from tests.e2e.pair import QUESTION, running_pair, store_of
+from tests.e2e.pair import QUESTION, running_pair
 from tests.strategies import oracle
 
 MAX_TOKENS = 60

@@ -91,7 +91,7 @@ def test_a_private_document_is_named_at_the_device_and_nowhere_else(pair: Pair) 
         said[side] = done.stdout
     assert "Velda" in said["device"] and "device.md" in said["device"]
     assert "Velda" not in said["cloud"] and "device.md" not in said["cloud"]
-    assert "Velda" not in pair.cloud.log.read_text()
+    assert "Velda" not in pair.started.cloud.log.read_text()
     for file in (pair.directory / "cloud").rglob("*"):
         if file.is_file():
             assert b"Velda" not in file.read_bytes(), file
