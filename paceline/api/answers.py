@@ -235,6 +235,7 @@ def report(call: Reporting, done: Done) -> Json | None:
         "degraded": done.degraded,
         "citations": [
             {"side": one.side, "document": one.document, "passage": one.passage, "score": one.score}
+            | ({"file_id": one.file_id} if one.file_id else {})
             for one in done.citations
         ],
         "stats": dict(done.stats),

@@ -12,6 +12,7 @@ from paceline.api.answers import ChatStream, ChatWhole, Envelope
 from paceline.api.body import read_body, while_connected
 from paceline.api.choices import prepare_all
 from paceline.api.encoding import decode_object
+from paceline.api.file_search import reading_stores
 from paceline.api.names import chat_model
 from paceline.api.requests import chat_call
 from paceline.api.routes import Route
@@ -46,7 +47,9 @@ class ChatEndpoint:
     async def __call__(self, request: Request) -> Response:
         body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
         call = chat_call(body, self._service, request.state.identity, documents=self._documents)
-        prepared = await while_connected(request.receive, prepare_all(self._service, call.generations))
+        identity = request.state.identity
+        generations = await reading_stores(call.generations, self._service, identity, call.vector_stores)
+        prepared = await while_connected(request.receive, prepare_all(self._service, generations))
         model = chat_model(self._service, call.model)
         envelope = Envelope(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), f"fp_{model.fingerprint[:12]}", call)
         if not call.stream:

@@ -21,15 +21,12 @@ from paceline.rag.library import Library
 from paceline.rag.records import DEFAULT_COLLECTION
 from paceline.runtime.service import GenerateRequest, Service
 
-MAX_SEARCHED = 8  # vector stores in one search
 MAX_QUERIES = 8
 MAX_QUERY = 4096  # characters
 MAX_RESULTS = 50
 MAX_COMPARISONS = 100  # in one filter
 MAX_FILTER_DEPTH = 8
 
-StoreId = Annotated[str, Field(min_length=1, max_length=64)]
-StoreIds = Annotated[list[StoreId], Field(min_length=1, max_length=MAX_SEARCHED)]
 Key = Annotated[str, Field(min_length=1, max_length=64)]
 Value = Annotated[str, Field(max_length=512)] | bool | int | float
 

@@ -40,6 +40,7 @@ class ChatCall:
     stream: bool
     include_usage: bool
     report: bool
+    vector_stores: tuple[str, ...] | None  # what this side reads in place of its own documents
     tools: ToolUse | None  # that may be called
     service_tier: bool  # whether one was asked for
     generations: tuple[GenerateRequest, ...]  # one per choice
@@ -67,6 +68,7 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
         stream=asked.stream,
         include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
         report=asked.paceline.report,
+        vector_stores=None if asked.paceline.vector_stores is None else tuple(asked.paceline.vector_stores),
         tools=tools,
         service_tier=asked.service_tier is not None,
         generations=choices_of(generation, asked.n),

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from paceline.api.answers import summary
 from paceline.api.body import read_body, while_connected
 from paceline.api.encoding import decode_object, encode_json
+from paceline.api.file_search import check_ranking, filter_of, reading_stores
 from paceline.api.gate import Gate
 from paceline.api.keys import Identity
 from paceline.api.log_rows import Header
@@ -118,7 +119,7 @@ class ResponsesEndpoint:
             raise RequestError(f"A conversation may have {MAX_MESSAGES} items at most.", param="input")
         with as_written(asked):
             call = chat_call(chat_body(asked, items), self._service, identity, documents=self._documents)
-            generation = self._searching(asked, call.generations[0])
+            generation = await self._searching(asked, call, identity)
             prepared = await while_connected(request.receive, self._prepare(asked, generation))
         run = self._start(asked, call, identity, given, prepared)
         if asked.background and not asked.stream:
@@ -156,12 +157,21 @@ class ResponsesEndpoint:
         header = Header(response, identity.key, now, asked.previous_response_id, kept_request)
         return self.runs.start(header, prepared, narration, stored=asked.store, background=asked.background)
 
-    def _searching(self, asked: ResponseRequest, generation: GenerateRequest) -> GenerateRequest:
-        """With what a `file_search` tool says of the documents to read."""
-        tool = next((tool for tool in asked.tools if tool.type == "file_search"), None)
-        if tool is None or tool.max_num_results is None:
-            return generation
-        return replace(generation, documents=tool.max_num_results)
+    async def _searching(self, asked: ResponseRequest, call: ChatCall, identity: Identity) -> GenerateRequest:
+        """With what a `file_search` tool says of the documents to read. Its stores come before `paceline`'s."""
+        generation, stores, condition = call.generations[0], call.vector_stores, None
+        index, tool = next(((i, tool) for i, tool in enumerate(asked.tools) if tool.type == "file_search"), (0, None))
+        if tool is not None:
+            stores = tuple(tool.vector_store_ids) if tool.vector_store_ids else stores
+            condition = filter_of(tool.filters, f"tools[{index}].filters")
+            least = check_ranking(tool.ranking_options, f"tools[{index}].ranking_options")
+            generation = replace(
+                generation,
+                documents=tool.max_num_results or generation.documents,
+                min_score=least or generation.min_score,
+            )
+        found = await reading_stores([generation], self._service, identity, stores, condition)
+        return found[0]
 
     async def _prepare(self, asked: ResponseRequest, generation: GenerateRequest) -> Prepared:
         """With `truncation: auto`, without the fewest oldest messages that make it fit the context."""

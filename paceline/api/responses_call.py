@@ -197,4 +197,9 @@ def _tool(tool: ResponseTool) -> Json:
     if tool.type == "function":
         names = ("type", "name", "description", "parameters", "strict")
         return {name: getattr(tool, name) for name in names}
-    return {"type": tool.type, "vector_store_ids": tool.vector_store_ids or [], "max_num_results": tool.max_num_results}
+    search: Json = {"vector_store_ids": tool.vector_store_ids or [], "max_num_results": tool.max_num_results}
+    if tool.filters is not None:
+        search["filters"] = tool.filters.model_dump()
+    if tool.ranking_options is not None:
+        search["ranking_options"] = {"ranker": "auto", "score_threshold": tool.ranking_options.score_threshold}
+    return {"type": tool.type, **search}

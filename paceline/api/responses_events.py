@@ -17,7 +17,8 @@ from paceline.api.calls import CallArguments, CallBegun, CallReader, Content, Sa
 from paceline.api.encoding import encode_json
 from paceline.api.errors import Failure
 from paceline.api.log_rows import Row
-from paceline.runtime.service import Done, GenerateEvent, Piece
+from paceline.rag.uploads import FILE_PREFIX
+from paceline.runtime.service import Citation, Done, GenerateEvent, Piece
 
 Json = dict[str, object]
 Event = tuple[str, Json]  # its type and its body, sequence number included
@@ -136,7 +137,7 @@ class Narration:
             events += self._text("")  # an answer of no words is still a message
         if done.citations and isinstance(self._item, _Message):
             length = sum(map(len, self._item.text))
-            self._item.annotations = [_flat(one) for one in annotations_of(done.citations, length)]
+            self._item.annotations = _annotations(done.citations, length)
             events += [
                 self._part("response.output_text.annotation.added", annotation_index=index, annotation=annotation)
                 for index, annotation in enumerate(self._item.annotations)
@@ -212,6 +213,16 @@ class _Call:
             "name": self.name,
             "arguments": "".join(self.arguments),
         }
+
+
+def _annotations(citations: Sequence[Citation], length: int) -> list[Json]:
+    """Uploaded files by their ids; of other documents there is only a name, and a URL that cannot be fetched."""
+    return [
+        {"type": "file_citation", "file_id": one.file_id, "filename": one.document, "index": length}
+        if one.file_id.startswith(FILE_PREFIX)
+        else _flat(annotations_of([one], length)[0])
+        for one in citations
+    ]
 
 
 def _flat(annotation: Json) -> Json:

@@ -11,7 +11,18 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from paceline.api.schema import MAX_MESSAGES, MAX_TOOLS, Extension, JsonObject, Part, Role, Schema
+from paceline.api.file_search import MAX_RESULTS, FilterField, RankingOptions
+from paceline.api.schema import (
+    MAX_MESSAGES,
+    MAX_SEARCHED,
+    MAX_TOOLS,
+    Extension,
+    JsonObject,
+    Part,
+    Role,
+    Schema,
+    StoreId,
+)
 
 MAX_METADATA = 16  # pairs
 MAX_ID = 256  # characters
@@ -53,8 +64,10 @@ class ResponseTool(Schema):
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
-    vector_store_ids: Annotated[list[str], Field(max_length=16)] | None = None
-    max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
+    vector_store_ids: Annotated[list[StoreId], Field(max_length=MAX_SEARCHED)] | None = None
+    max_num_results: Annotated[int, Field(ge=1, le=MAX_RESULTS)] | None = None
+    filters: FilterField | None = None
+    ranking_options: RankingOptions | None = None
 
 
 class ToolName(Schema):

@@ -24,12 +24,15 @@ MAX_BIASES = 300
 MAX_DOCUMENTS = 64
 MAX_TOOLS = 128
 MAX_METADATA = 16  # pairs
+MAX_SEARCHED = 8  # vector stores in one search
 MAX_HINT = 1024  # characters of a field that is read by nobody
 NAME_PATTERN = "^[a-zA-Z0-9_-]{1,64}$"  # of functions and of response formats
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Hint = Annotated[str, Field(max_length=MAX_HINT)]
+StoreId = Annotated[str, Field(min_length=1, max_length=64)]
+StoreIds = Annotated[list[StoreId], Field(min_length=1, max_length=MAX_SEARCHED)]
 JsonObject = dict[str, object]  # a JSON schema, whatever it says
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
@@ -215,6 +218,7 @@ class Extension(Schema):
     device: str | None = None
     privacy: Privacy = "document-private"
     documents: Annotated[int, Field(ge=0, le=MAX_DOCUMENTS)] | None = None
+    vector_stores: StoreIds | None = None  # what this side reads in place of its own documents, named `default`
     aggregator: RuleName | None = None
     drafts: Drafts = "tree"
     rescoring: bool = True

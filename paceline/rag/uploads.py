@@ -22,6 +22,7 @@ from paceline.rag.paging import Paging, page
 from paceline.rag.parse import MAX_NAME
 
 FOLDER = "files"  # in the folder of the documents
+FILE_PREFIX = "file-"  # of ids, which tells uploads from other documents
 MAX_FILE_BYTES = 64 * 1024 * 1024
 MAX_FILES = 10_000  # of one owner
 _STALE_S = 3600.0  # bytes without a row that are older belong to no upload that is under way
@@ -56,7 +57,7 @@ class Uploads:
             (count,) = database.execute("SELECT count(*) FROM files WHERE owner = ?", owner).fetchone()
         if count >= MAX_FILES:
             raise RequestError(f"There are {MAX_FILES} files already: delete some first.", code="limit_exceeded")
-        file_id = f"file-{secrets.token_hex(16)}"
+        file_id = f"{FILE_PREFIX}{secrets.token_hex(16)}"
         path = self.path(file_id)
         try:
             num_bytes = self._write(path, content)

@@ -205,7 +205,8 @@ class Node:
     async def _prepare(self, request: GenerateRequest) -> FrontSession:
         name, link = self._peer_for(request)
         selection = Selection(request.collections, request.among)
-        choice = choose_strategy(request, self._situation(name, link, selection))
+        own = 0 if self._store is None else await asyncio.to_thread(self._store.count, selection)
+        choice = choose_strategy(request, self._situation(name, link, own))
         if choice.missing and request.on_loss == "fail":
             raise RequestError(
                 f"The {other(self._side)} is not there, and the request does not want an answer without it.",
@@ -277,14 +278,14 @@ class Node:
             return next(iter(self._links.items()))
         return None, None
 
-    def _situation(self, name: str | None, link: Link | None, selection: Selection) -> Situation:
+    def _situation(self, name: str | None, link: Link | None, own_documents: int) -> Situation:
         peer = None if link is None else link.peer
         return Situation(
             side=self._side,
             expected=self._expects_peer or name is not None,
             linked=link is not None and link.accepting,
             common=() if link is None else link.strategies,
-            own_documents=0 if self._store is None else self._store.count(selection),
+            own_documents=own_documents,
             peer_documents=0 if peer is None else peer.documents,
         )
 
@@ -300,6 +301,7 @@ class Node:
             max_prompt=self._info.max_positions - room,
             kv=self._kv,
             selection=selection,
+            min_score=request.min_score,
         )
         if reading.plain_tokens >= self._info.max_positions:
             raise too_long(self._info.max_positions, reading.plain_tokens, "messages")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.engine.contract import TextModel
 from paceline.errors import RequestError
 from paceline.rag.prompt import prompt_parts, query_of, relevance
-from paceline.rag.records import MANAGED, Passage, Selection
+from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
 from paceline.rag.store import DocumentStore
 from paceline.runtime.documents import DocumentKv
 from paceline.runtime.prefixes import Prefix
@@ -42,13 +42,14 @@ async def read(
     query: str | None = None,
     kv: DocumentKv | None = None,
     selection: Selection = MANAGED,
+    min_score: float = MIN_SCORE,
 ) -> Reading:
     """Search and tokenise, off the event loop. A passage that leaves no room within `max_prompt` rows is left out.
 
     `query`: what to search for; by default what the conversation asks. `selection`: in which documents. The
     conversation itself is never cut; the caller must refuse it when `plain_tokens` is too large.
     """
-    return await asyncio.to_thread(_read, messages, store, tokenizer, k, max_prompt, query, kv, selection)
+    return await asyncio.to_thread(_read, messages, store, tokenizer, k, max_prompt, query, kv, selection, min_score)
 
 
 def raw_reading(prompt: Sequence[int], positions: int, vocab_size: int, *, room: int = 1) -> Reading:
@@ -82,6 +83,7 @@ def _read(
     query: str | None,
     kv: DocumentKv | None,
     selection: Selection,
+    min_score: float,
 ) -> Reading:
     plain = tokenizer.chat(messages)
     branches: list[Branch] = []
@@ -90,7 +92,7 @@ def _read(
     query = query_of(messages) if query is None else query
     room = max_prompt - len(plain)
     if store is not None and k > 0 and query and room > 0:
-        for passage in store.search(query, k, selection):
+        for passage in store.search(query, k, selection, min_score=min_score):
             parts = prompt_parts(messages, passage, tokenizer.document_prompt, max_document_tokens=room)
             if parts is None or sum(map(len, parts)) > max_prompt:
                 continue

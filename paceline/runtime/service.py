@@ -16,7 +16,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.rules import RuleName
 from paceline.core.sampling import SamplingParams
 from paceline.engine.contract import ModelInfo
-from paceline.rag.records import DEFAULT_COLLECTION
+from paceline.rag.records import DEFAULT_COLLECTION, MIN_SCORE
 from paceline.strategies.machine import FinishReason, Side
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class GenerateRequest:
     owner: str = ""  # whose request: what it teaches about text serves the same owner alone. A name, never a secret
     constraint: Constraint | None = None  # what the text must look like
     collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # this side's documents that are read; the peer reads its own
+    min_score: float = MIN_SCORE  # the least cosine of a passage of this side that is read
     among: frozenset[str] | None = None  # of those collections only these documents, by id; None: all
     prompt: tuple[int, ...] | None = None  # continue these tokens; then `messages` is empty and no document is read
 
