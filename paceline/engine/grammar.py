@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -26,6 +28,7 @@ from paceline.errors import RequestError
 log = logging.getLogger("paceline.grammar")
 
 KEPT = 64  # compiled constraints
+MAX_REMAINDERS = 50_000  # a second of compiling
 # Of llguidance's JSON: what Python's json.dumps and what JSON.stringify write.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 # `no_forcing`: else, where only one text can follow, only one way to cut it into tokens would be allowed.
@@ -199,9 +202,30 @@ def _grammar(constraint: Constraint) -> str:
         case "json_object":
             return f"{_HEAD}start: {_json({'type': 'object'})}\n"
         case "json_schema":
-            return f"{_HEAD}start: {_json(_object(json.loads(constraint.text)))}\n"
+            return f"{_HEAD}start: {_json(_read(constraint.text))}\n"
         case "tools":
-            return _tools(_object(json.loads(constraint.text)))
+            return _tools(_read(constraint.text))
+
+
+def _read(text: str) -> dict[str, object]:
+    """Refuses what would take too long: a number's remainder is followed by as many states as it can have."""
+    read = _object(json.loads(text))
+    remainders = math.lcm(*_divisors(read))
+    if remainders > MAX_REMAINDERS:
+        raise ValueError(f"the least common multiple of its multipleOf is {remainders}, more than {MAX_REMAINDERS}")
+    return read
+
+
+def _divisors(value: object) -> Iterator[int]:
+    """What stands behind multipleOf, without the decimal point."""
+    if isinstance(value, dict):
+        divisor = value.get("multipleOf")
+        if isinstance(divisor, int | float) and math.isfinite(divisor) and divisor > 0:
+            digits, exponent = Decimal(str(divisor)).as_tuple()[1:]
+            yield int("".join(map(str, digits))) * 10 ** max(int(exponent), 0)
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _divisors(inner)
 
 
 def _json(schema: Mapping[str, object]) -> str:
@@ -250,7 +274,11 @@ def _object(value: object) -> dict[str, object]:
 
 
 def _sentence(error: str) -> str:
-    """The first line of what llguidance says, without the place in a grammar that the client never saw."""
-    line = error.strip().partition("\n")[0]
-    _, found, rest = line.partition("failed to compile JSON schema: ")
-    return (rest if found else line).rstrip(".")[:500]
+    """The first line of what llguidance says, without the place in a grammar that the client never saw.
+
+    Of what is wrong with a pattern the last line tells.
+    """
+    lines = error.strip().partition("\n<state>")[0].splitlines() or ["for no reason that is known"]
+    _, found, rest = lines[0].partition("failed to compile JSON schema: ")
+    first = rest if found else lines[0]
+    return (f"{first} {lines[-1].strip()}" if first.endswith(":") else first).rstrip(".")[:500]

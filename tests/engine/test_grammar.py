@@ -198,9 +198,12 @@ REFUSED: dict[str, object] = {
     "an unknown format": {"type": "string", "format": "frob"},
     "nothing fits": {"type": "integer", "minimum": 5, "maximum": 1},
     "a keyword that cannot be kept": {"type": "array", "uniqueItems": True},
+    "too many remainders": {"anyOf": [{"type": "integer", "multipleOf": 9973}, {"type": "number", "multipleOf": 0.97}]},
+    "far too many": {"type": "number", "multipleOf": 1e300},
     "overlapping alternatives": {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]},
     "deep": '{"items":' * 5000 + "{}" + "}" * 5000,
     "very deep": '{"items":' * 20_000 + "{}" + "}" * 20_000,
+    "half a character": '{"const": "\\ud800"}',
     "large": {"enum": ["x" * MAX_TEXT]},
 }
 
