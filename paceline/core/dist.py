@@ -121,27 +121,31 @@ class Dist:
 
 
 def best_indices(values: ProbArray, k: int) -> IndexArray:
-    """(min(k, n),) places of the k largest values, falling; equals by rising place. No full sort for k << n."""
-    if k <= 0 or len(values) == 0:
+    """(min(k, n),) places of the k largest values, falling; equals by rising place. No full sort for k << n.
+
+    One pass for k << n: the k-th best of the groups' maxima is reached by at least k values, and by few more, all of
+    them in groups whose maximum reaches it. A group is a column of a matrix: maxima down its columns take a fraction of
+    the time of maxima along its rows.
+    """
+    n = len(values)
+    if k <= 0 or n == 0:
         return np.empty(0, dtype=np.intp)
-    candidates = np.flatnonzero(values >= _floor(values, k))  # with all ties, so that these fall by place
+    groups = n // _GROUP
+    if 4 * k <= groups:
+        grouped = groups * _GROUP
+        best = values[:grouped].reshape(_GROUP, groups).max(axis=0)
+        floor = np.partition(best, groups - k)[groups - k]
+        inside = np.arange(_GROUP)[:, None] * groups + np.flatnonzero(best >= floor)  # rising when read by rows
+        places = np.concatenate((inside.reshape(-1), np.arange(grouped, n)))
+        candidates: IndexArray = places[values[places] >= floor]  # with all ties, so that these fall by place
+    else:
+        floor = np.partition(values, n - k)[n - k] if k < n else -np.inf
+        candidates = np.flatnonzero(values >= floor)
     order = np.argsort(-values[candidates], kind="stable")
     return candidates[order[:k]]
 
 
-_GROUP = 64  # values per group in `_floor`
-
-
-def _floor(values: ProbArray, k: int) -> float:
-    """A value that at least min(k, n) of the values reach, and few more: the k-th best of the groups' maxima.
-
-    One pass; selecting the k-th best of all takes several times as long at 152k values.
-    """
-    groups = len(values) // _GROUP
-    if 4 * k <= groups:
-        values = values[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)  # along whole rows: vectorised
-    n = len(values)
-    return float(np.partition(values, n - k)[n - k]) if k < n else -np.inf
+_GROUP = 64  # values
 
 
 def total_variation(a: Dist, b: Dist) -> float:

@@ -10,16 +10,15 @@ Knows no engine: what a target thinks is told by `learn`.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-import numpy as np
-
 from paceline.core.dist import Dist
 from paceline.core.drafting import NO_DRAFT, PLAIN, DraftedTree, Scoring, Template, best_first, fill
-from paceline.core.lookup import K, LookupTable
-from paceline.core.noise import gumbel
+from paceline.core.lookup import K, LookupTable, pair_key
+from paceline.core.noise import gumbel_of
 from paceline.core.ranks import RankTable, clearness
 from paceline.core.sampling import SamplingParams
 from paceline.core.suffix_automaton import NOTHING, Match, SuffixAutomaton
@@ -29,9 +28,14 @@ Law = list[tuple[int, float]]  # tokens with probabilities, falling
 _LENGTHS: Final = (2, 3, 5, 9, 17)  # classes of matches begin there
 _MATCH_FIRSTS: Final = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # prior: the latest continuation is right, by class
 _DISAGREE, _UNKNOWN, _AGREE = range(3)  # the tables' first guess is another, there is none, it is the same
-_SOURCES: Final = 3  # of a law's first guess: the tables, a short match, a long one
-_GUESS_FIRSTS: Final = (0.4, 0.5, 0.6, 0.5, 0.6, 0.7, 0.65, 0.7, 0.85, 0.8, 0.85, 0.95)  # by clearness and source
-_LONG: Final = 5  # tokens of a match
+_TOKEN, _SHORT, _PAIR, _LONG = range(4)  # where a law's first guess is from: last token, match, last two tokens, match
+_SOURCES: Final = 4
+_GUESS_FIRSTS: Final = tuple(clear + more for clear in (0.3, 0.45, 0.6, 0.75) for more in (0.0, 0.05, 0.1, 0.2))
+_LEAST_MATCH: Final = 3  # tokens: of what follows two, the pairs know more if they know it
+_LONG_MATCH: Final = 5
+_WEIGHT: Final = 0.25  # of a new law in a row, on the path of the output
+_WEIGHT_ASIDE: Final = 0.1  # and beside it
+_UNLEARNT: Final = 256  # observed tokens whose laws may still come
 
 
 @dataclass(slots=True)
@@ -47,6 +51,8 @@ class DraftingOptions:
     """What a drafter does; the default is all it can. The rest are baselines and ablations."""
 
     tables: bool = True
+    pairs: bool = True  # rows for the last two tokens too
+    blend: bool = True  # rows are means of laws; otherwise overwritten, beside the path added to (DIAA)
     automaton: bool = True
     noise: bool = True  # rank by what the common noise will make of it
     probs: Literal["learnt", "law"] = "learnt"  # of guesses: as often as they were right, or as the laws have it
@@ -74,6 +80,7 @@ _NOTHING: Final = _Guess([], 0, (), 0)
 class Context:
     """A node of the tree that is being drafted, or its root."""
 
+    before: int  # -1: unknown
     token: int
     match: Match
     position: int  # of the token that follows
@@ -105,10 +112,13 @@ class Drafter:
         self._skill = DraftingSkill() if skill is None else skill
         self._options = options
         self._automaton = SuffixAutomaton()
-        self._last = -1  # the last observed token
+        self._pairs = table.pairs if self._options.tables and self._options.pairs else None
+        self._last = self._before = -1  # the last observed token, and the one before
+        self._unlearnt: deque[tuple[int, int]] = deque(maxlen=_UNLEARNT)  # observed tokens with those before them
         self._at: Context | None = None  # its context in the last tree
         self._template = options.template
         self._trees = 0
+        self._asked = False  # for a tree, by now
         self._noisy = options.noise and sampling.temperature > 0.0
         self._heat = sampling.temperature if sampling.temperature > 0.0 else 1.0
 
@@ -126,18 +136,31 @@ class Drafter:
             self._at = self._at.after.get(token)
         if self._options.automaton:
             self._automaton.append(token)
-        self._last = token
+        if not self._asked:
+            while len(self._unlearnt) > 1:  # a prompt: what is learnt of it one by one is its end
+                self._unlearnt.popleft()
+        self._unlearnt.append((self._last, token))
+        self._before, self._last = self._last, token
 
     def learn(self, token: int, dist: Dist, *, accepted: bool = True) -> None:
         """The target's law at temperature 1 after a row that held `token`: on the accepted path, or on another."""
-        if self._options.tables:
-            ids, probs = zip(*dist.top(K), strict=True)
+        if not self._options.tables:
+            return
+        ids, probs = zip(*dist.top(K), strict=True)
+        if self._options.blend:
+            self._table.blend(token, ids, probs, _WEIGHT if accepted else _WEIGHT_ASIDE)
+        else:
             self._table.record(token, ids, probs, overwrite=accepted)
+        if accepted and self._pairs is not None and (before := self._token_before(token)) >= 0:
+            self._pairs.blend(pair_key(before, token), ids, probs, _WEIGHT)
 
     def harvest(self, tokens: Sequence[int], dists: Sequence[Dist]) -> None:
-        """The target's laws after these tokens of a prompt."""
+        """The target's laws after these tokens of a prompt, which follow each other."""
+        before = -1
         for token, dist in zip(tokens, dists, strict=True):
+            self._unlearnt.appendleft((before, token))
             self.learn(token, dist)
+            before = token
 
     # ---- what is asked ----------------------------------------------------------------------------------------------
     def tree(self, budget: int, position: int) -> DraftedTree:
@@ -159,7 +182,8 @@ class Drafter:
 
     def root(self, position: int) -> Context:
         """For who grows a tree of its own: the context after the last observed token. position: as for `tree`."""
-        self._at = Context(self._last, self._automaton.match, position)
+        self._at = Context(self._before, self._last, self._automaton.match, position)
+        self._asked = True
         return self._at
 
     # ---- a source of `drafting` -------------------------------------------------------------------------------------
@@ -169,43 +193,59 @@ class Drafter:
 
     def child(self, context: Context, token: int) -> Context:
         match = self._automaton.advance(context.match, token) if self._options.automaton else NOTHING
-        after = context.after[token] = Context(token, match, context.position + 1)
+        after = context.after[token] = Context(context.token, token, match, context.position + 1)
         return after
 
     # ---- inside -----------------------------------------------------------------------------------------------------
     def _guess(self, context: Context) -> _Guess:
         """The two laws mixed, ranked by noise, and the probabilities as they have been right."""
         law: Law = []
+        source = _TOKEN
         if self._options.tables:
             ids, probs = self._table.successors(context.token)
             law = list(zip(ids, probs, strict=True))
-        known = self._automaton.continuations(context.match)
+            if self._pairs is not None and context.before >= 0:
+                ids, probs = self._pairs.successors(pair_key(context.before, context.token))
+                if ids:
+                    law, source = _mixed(ids, probs, law)[:K], _PAIR
+        known: list[int] = []
         match_group = 0
-        source = 0
+        if context.match.length >= (_LEAST_MATCH if source == _PAIR else 1):
+            known = [token for token, _ in self._automaton.continuations(context.match)]
         if known:
-            match_group = _match_group(context.match.length, known[0][0], law)
+            match_group = _match_group(context.match.length, known[0], law)
             law = _mixed(known, self._skill.matches.probs(match_group), law)
-            source = 1 + (context.match.length >= _LONG)
         if not law:
             return _NOTHING
-        scores = self._scores(law, context.position)
-        order = sorted(range(len(law)), key=lambda i: -scores[i])[:K]
-        gap = scores[order[0]] - scores[order[1]] if len(order) > 1 else math.inf
-        if known and law[order[0]][0] != known[0][0]:
-            source = 0
+        law, gap = self._ranked(law, context.position)
+        if known and law[0][0] == known[0]:
+            source = max(source, _LONG if context.match.length >= _LONG_MATCH else _SHORT)
         group = clearness(gap) * _SOURCES + source
-        if self._options.probs == "law":
-            children = [law[i] for i in order]
-        else:
-            children = list(zip([law[i][0] for i in order], self._skill.guesses.probs(group), strict=False))
-        return _Guess(children, group, tuple([token for token, _ in known]), match_group)
+        if self._options.probs == "learnt":
+            shares = self._skill.guesses.probs(group)
+            law = [(token, share) for (token, _), share in zip(law, shares, strict=False)]
+        return _Guess(law, group, tuple(known), match_group)
 
-    def _scores(self, law: Law, position: int) -> list[float]:
-        scores = [math.log(prob) / self._heat for _, prob in law]
-        if self._noisy:
-            noise = gumbel(self._sampling.seed, position, np.array([token for token, _ in law], dtype=np.int32))
-            return [score + extra for score, extra in zip(scores, noise.tolist(), strict=True)]
-        return scores
+    def _ranked(self, law: Law, position: int) -> tuple[Law, float]:
+        """At most K of them by falling score, and how far the first stands above the second."""
+        if not self._noisy:
+            gap = math.log(law[0][1] / law[1][1]) / self._heat if len(law) > 1 else math.inf
+            return law[:K], gap
+        noise = gumbel_of(self._sampling.seed, position, [token for token, _ in law])
+        heat = self._heat
+        scored = [(math.log(each[1]) / heat + extra, each) for each, extra in zip(law, noise, strict=True)]
+        scored.sort(reverse=True)
+        gap = scored[0][0] - scored[1][0] if len(scored) > 1 else math.inf
+        return [each for _, each in scored[:K]], gap
+
+    def _token_before(self, token: int) -> int:
+        """What stood before the row whose law has come; -1 when that is not known. Laws come in the text's order."""
+        for place, (before, observed) in enumerate(self._unlearnt):
+            if observed == token:
+                for _ in range(place + 1):
+                    self._unlearnt.popleft()
+                return before
+        return -1
 
     def _judge(self, guess: _Guess, token: int) -> None:
         """Which of the guesses the target was."""
@@ -223,11 +263,16 @@ def _match_group(length: int, first: int, law: Law) -> int:
     return 3 * sum(length >= edge for edge in _LENGTHS) + agrees
 
 
-def _mixed(known: list[tuple[int, int]], shares: list[float], law: Law) -> Law:
-    """The automaton's continuations with their shares, and the tables' law for the rest."""
-    mixed = {token: share for (token, _), share in zip(known, shares, strict=False)}
+def _mixed(known: Sequence[int], shares: Sequence[float], law: Law) -> Law:
+    """What is known better, with its shares, and the other law for the rest."""
+    mixed = dict(zip(known, shares, strict=False))
     taken = sum(mixed.values())
-    theirs = sum(prob for token, prob in law if token in mixed)
+    theirs = sum([prob for token, prob in law if token in mixed])
     left = max(1.0 - taken, 0.0) / max(1.0 - theirs, 1e-6)
-    rest = [(token, max(prob * left, 1e-9)) for token, prob in law if token not in mixed]
-    return sorted([*mixed.items(), *rest], key=lambda entry: -entry[1])
+    found = [*mixed.items(), *[(token, prob * left + 1e-9) for token, prob in law if token not in mixed]]
+    found.sort(key=_by_prob, reverse=True)
+    return found
+
+
+def _by_prob(entry: tuple[int, float]) -> float:
+    return entry[1]

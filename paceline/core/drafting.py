@@ -87,22 +87,34 @@ def best_first(source: Source[Context], root: Context, budget: int, scoring: Sco
     parents: list[int] = []
     probs: list[float] = []
     ranks: list[int] = []
-    waiting: list[tuple[float, int, int, int, float, int, Context]] = []
+    # Of the children of a node the best one waits; the next one when that has been taken in.
+    waiting: list[tuple[float, int, int, _Family[Context]]] = []
     order = 0
 
     def expand(node: int, context: Context, prob: float, base: float) -> None:
         """base: what the score of the first child is, but for its own probability."""
         nonlocal order
+        scored: list[tuple[float, int, int, float]] = []
+        decayed = base
         for rank, (token, share) in enumerate(source.children(context)):
-            score = base * share * alpha**rank
-            if score >= threshold and share > 0.0:
-                order += 1
-                heapq.heappush(waiting, (-score, order, node, token, prob * share, rank, context))
+            if share > 0.0 and decayed * share >= threshold:
+                scored.append((-decayed * share, rank, token, prob * share))
+            decayed *= alpha
+        if scored:
+            scored.sort()
+            order += 1
+            heapq.heappush(waiting, (scored[0][0], order, 0, (node, context, scored)))
 
     if budget > 0:
         expand(-1, root, 1.0, 1.0)
     while waiting:
-        score, _, parent, token, prob, rank, above = heapq.heappop(waiting)
+        _, age, index, family = waiting[0]
+        parent, above, scored = family
+        if index + 1 < len(scored):
+            heapq.heapreplace(waiting, (scored[index + 1][0], age, index + 1, family))
+        else:
+            heapq.heappop(waiting)
+        negative, rank, token, prob = scored[index]
         node = len(tokens)
         tokens.append(token)
         parents.append(parent)
@@ -110,9 +122,13 @@ def best_first(source: Source[Context], root: Context, budget: int, scoring: Sco
         ranks.append(rank)
         if len(tokens) == budget:
             break
-        bare = -score / alpha**rank if literal else -score
+        bare = -negative / alpha**rank if literal else -negative
         expand(node, source.child(above, token), prob, bare * delta)
     return DraftedTree(TokenTree(tuple(tokens), tuple(parents)), tuple(probs), tuple(ranks))
+
+
+# The children of one node: the node, its context, and (-score, rank, token, probability of the path), best first.
+_Family = tuple[int, Context, list[tuple[float, int, int, float]]]
 
 
 def fill(source: Source[Context], root: Context, template: Template) -> DraftedTree:

@@ -16,24 +16,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 K: Final = 8  # successors of a token
+PAIR_KEYS: Final = 1 << 17  # contexts of two tokens are told apart by a hash of so many values
+PAIR_ROWS: Final = 1 << 14  # with their keys 1.6 MiB
 _FIRST: Final = 256  # rows room is made for at first
+_PAIR: Final = "pair_"
 
 Ids = NDArray[np.int32]
 Probs = NDArray[np.float32]
+Arrays = dict[str, NDArray[np.generic]]
 
 
 class _Rows(NamedTuple):
     """Replaced as a whole, so that a reader never holds arrays of two generations."""
 
-    place: Ids  # (vocab,) the row of a token, -1: none
-    tokens: Ids  # (rows,) the reverse
+    place: Ids  # (keys,) the row of a key, -1: none
+    tokens: Ids  # (rows,) the reverse: keys
     ids: Ids  # (rows, K) by falling probability, -1: empty
     probs: Probs  # (rows, K) 0: empty
     used: NDArray[np.bool_]  # (rows,) written since the search for a row to drop passed by
 
     @staticmethod
-    def empty(vocab_size: int) -> _Rows:
-        place = np.full(vocab_size, -1, np.int32)
+    def empty(keys: int) -> _Rows:
+        place = np.full(keys, -1, np.int32)
         return _Rows(place, np.empty(0, np.int32), *_blank(0), np.empty(0, np.bool_))
 
     def grown(self, more: int) -> _Rows:
@@ -51,30 +55,53 @@ def _blank(rows: int) -> tuple[Ids, Probs]:
     return np.full((rows, K), -1, np.int32), np.zeros((rows, K), np.float32)
 
 
+def pair_key(before: int, token: int) -> int:
+    """The key of a context of two tokens in `LookupTable.pairs`. Saved tables depend on it."""
+    return (before * 0x9E3779B1 + token * 0x85EBCA6B >> 7) % PAIR_KEYS
+
+
 class LookupTable:
     """One writer at a time; any thread may read meanwhile and sees each row whole, as it was before or after a write.
 
     That is by a version number which is odd while rows are being written: a reader that finds it changed reads again.
     """
 
-    def __init__(self, vocab_size: int, *, base: LookupTable | None = None, capacity: int | None = None) -> None:
-        """base: read where this table has no row; of the same vocabulary. capacity: rows at most, of which those that
-        were not written for longest go (second chance); None: one for every token."""
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        base: LookupTable | None = None,
+        capacity: int | None = None,
+        keys: int | None = None,
+        pairs: int = PAIR_ROWS,
+    ) -> None:
+        """base: read where this table has no row; of the same vocabulary and keys. capacity: rows at most, of which
+        those that were not written for longest go (second chance); None: one for every key. keys: how many contexts
+        are told apart; None: one for every token. pairs: rows of a second table, for contexts of two tokens; 0: none.
+        """
         assert base is None or base.vocab_size == vocab_size, "two vocabularies"
         self.vocab_size: int = vocab_size
-        self.capacity: int = vocab_size if capacity is None else min(capacity, vocab_size)
+        self.keys: int = vocab_size if keys is None else keys
+        self.capacity: int = self.keys if capacity is None else min(capacity, self.keys)
         assert self.capacity > 0
+        assert base is None or base.keys == self.keys
         self._base = base
         self._version = 0  # even: all rows are whole
         self._count = 0  # rows used
         self._hand = 0  # where the search for a row to drop goes on
-        self._rows = _Rows.empty(vocab_size)
+        self._rows = _Rows.empty(self.keys)
+        self.pairs: LookupTable | None = None  # keys: `pair_key`
+        if pairs:
+            below = None if base is None else base.pairs
+            self.pairs = LookupTable(vocab_size, base=below, capacity=pairs, keys=PAIR_KEYS, pairs=0)
 
     def erase(self) -> None:
         """Forget every row. The base keeps its own."""
         self._count = self._hand = 0
-        self._rows = _Rows.empty(self.vocab_size)
+        self._rows = _Rows.empty(self.keys)
         self._version += 2
+        if self.pairs is not None:
+            self.pairs.erase()
 
     def __len__(self) -> int:
         """Rows of its own."""
@@ -82,7 +109,7 @@ class LookupTable:
 
     @property
     def num_bytes(self) -> int:
-        """Held by its own rows, spare room included."""
+        """Held by its own rows, spare room included; the pairs count for themselves."""
         return sum(array.nbytes for array in self._rows)
 
     def successors(self, token: int) -> tuple[list[int], list[float]]:
@@ -120,6 +147,20 @@ class LookupTable:
         rows.ids[slot], rows.probs[slot], rows.used[slot] = new_ids, new_probs, True
         self._version += 1
 
+    def blend(self, token: int, ids: Sequence[int], probs: Sequence[float], weight: float) -> None:
+        """Move the row towards this law by `weight` of the way; it becomes the row where there is none.
+
+        A row then is the mean law after its token, over the contexts it was seen in, the later ones counting more.
+        """
+        old_ids, old_probs = self.successors(token)
+        if not old_ids:
+            self.record(token, ids, probs, overwrite=True)
+            return
+        mean = {old: prob * (1.0 - weight) for old, prob in zip(old_ids, old_probs, strict=True)}
+        for new, prob in zip(ids, probs, strict=True):
+            mean[new] = mean.get(new, 0.0) + prob * weight
+        self.record(token, list(mean), list(mean.values()), overwrite=True)
+
     def harvest(self, tokens: NDArray[np.integer], ids: NDArray[np.integer], probs: NDArray[np.floating]) -> None:
         """Overwrite many rows, as a prefill yields them: tokens (n,), ids and probs (n, <= K), -1 and 0 for empty.
 
@@ -143,45 +184,31 @@ class LookupTable:
         rows.used[slots] = True
         self._version += 1
 
-    def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """A copy of its own rows, by rising token: "tokens" (n,), "ids" (n, K), "probs" (n, K). Not while writing."""
+    def arrays(self) -> Arrays:
+        """A copy of its own rows, by rising token: "tokens" (n,), "ids" (n, K), "probs" (n, K); and of the pairs'
+        ("pair_tokens" and so on). Not while writing."""
         rows = self._rows
         order = np.argsort(rows.tokens[: self._count], kind="stable")
-        return {"tokens": rows.tokens[order], "ids": rows.ids[order], "probs": rows.probs[order]}
+        arrays: Arrays = {"tokens": rows.tokens[order], "ids": rows.ids[order], "probs": rows.probs[order]}
+        if self.pairs is not None:
+            arrays |= {f"{_PAIR}{name}": array for name, array in self.pairs.arrays().items()}
+        return arrays
 
-    @staticmethod
-    def from_arrays(
-        arrays: Mapping[str, NDArray[np.generic]],
-        vocab_size: int,
-        *,
-        base: LookupTable | None = None,
-        capacity: int | None = None,
-    ) -> LookupTable:
-        """What `arrays` gave. Raises ValueError for arrays that cannot be of a table of this vocabulary."""
-        tokens, ids, probs = (arrays.get(name) for name in ("tokens", "ids", "probs"))
-        if tokens is None or ids is None or probs is None:
-            raise ValueError("a table has tokens, ids and probs")
-        n = len(tokens)
-        if tokens.shape != (n,) or ids.shape != (n, K) or probs.shape != (n, K):
-            raise ValueError(f"shapes {tokens.shape}, {ids.shape}, {probs.shape} are not those of a table")
-        if tokens.dtype != np.int32 or ids.dtype != np.int32 or probs.dtype != np.float32:
-            raise ValueError(f"types {tokens.dtype}, {ids.dtype}, {probs.dtype} are not those of a table")
-        followers, shares = ids.astype(np.int32), probs.astype(np.float32)
-        if n and not (tokens.min() >= 0 and tokens.max() < vocab_size and ids.min() >= -1 and ids.max() < vocab_size):
-            raise ValueError(f"a token is not in the vocabulary of {vocab_size}")
-        if not (np.isfinite(shares).all() and (shares >= 0.0).all() and (shares <= 1.0 + 1e-3).all()):
-            raise ValueError("a probability is none")
-        ordered = np.sort(np.where(shares > 0.0, followers, -1 - np.arange(K)), axis=1)
-        if (np.diff(ordered, axis=1) == 0).any() or len(np.unique(tokens)) < n:
-            raise ValueError("a token occurs twice")
-        table = LookupTable(vocab_size, base=base, capacity=capacity)
-        if n:
-            table.harvest(tokens.astype(np.int32), followers, np.where(followers >= 0, shares, np.float32(0.0)))
-        return table
+    def load(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        """Add what `arrays` gave, over what is there. Raises ValueError for arrays that cannot be of such a table, and
+        then has changed nothing."""
+        rows = _checked(arrays, self.keys, self.vocab_size)
+        pairs = {name.removeprefix(_PAIR): array for name, array in arrays.items() if name.startswith(_PAIR)}
+        if self.pairs is not None and pairs:
+            self.pairs.load(pairs)
+        if len(rows[0]):
+            self.harvest(*rows)
 
     def check(self) -> None:
         """Assert that tokens and rows name each other, and that rows fall and end in what is empty."""
         assert not self._version & 1
+        if self.pairs is not None:
+            self.pairs.check()
         place, tokens, ids, probs, _ = self._rows
         tokens, ids, probs = tokens[: self._count], ids[: self._count], probs[: self._count]
         assert (place[tokens] == np.arange(self._count)).all()
@@ -213,3 +240,25 @@ class LookupTable:
             if not used[slot]:
                 return slot
             used[slot] = False
+
+
+def _checked(arrays: Mapping[str, NDArray[np.generic]], keys: int, vocab_size: int) -> tuple[Ids, Ids, Probs]:
+    """Raises ValueError."""
+    tokens, ids, probs = (arrays.get(name) for name in ("tokens", "ids", "probs"))
+    if tokens is None or ids is None or probs is None:
+        raise ValueError("a table has tokens, ids and probs")
+    n = len(tokens)
+    if tokens.shape != (n,) or ids.shape != (n, K) or probs.shape != (n, K):
+        raise ValueError(f"shapes {tokens.shape}, {ids.shape}, {probs.shape} are not those of a table")
+    if tokens.dtype != np.int32 or ids.dtype != np.int32 or probs.dtype != np.float32:
+        raise ValueError(f"types {tokens.dtype}, {ids.dtype}, {probs.dtype} are not those of a table")
+    rows, followers, shares = tokens.astype(np.int32), ids.astype(np.int32), probs.astype(np.float32)
+    if n and not (rows.min() >= 0 and rows.max() < keys and followers.min() >= -1 and followers.max() < vocab_size):
+        raise ValueError(f"a token is not in the vocabulary of {vocab_size}")
+    if not (np.isfinite(shares).all() and (shares >= 0.0).all() and (shares <= 1.0 + 1e-3).all()):
+        raise ValueError("a probability is none")
+    shares = np.where(followers >= 0, shares, np.float32(0.0))
+    ordered = np.sort(np.where(shares > 0.0, followers, -1 - np.arange(K)), axis=1)
+    if (np.diff(ordered, axis=1) == 0).any() or len(np.unique(rows)) < n:
+        raise ValueError("a token occurs twice")
+    return rows, followers, shares

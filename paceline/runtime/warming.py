@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
-from paceline.core.lookup import K, LookupTable
+from paceline.core.lookup import K, LookupTable, pair_key
 from paceline.core.segments import Batch, Segment, SeqId
 from paceline.engine.contract import Engine, LoadedModel
 from paceline.errors import ConfigError
@@ -23,6 +21,7 @@ from paceline.errors import ConfigError
 Message = Mapping[str, str]
 Dialogue = Sequence[Message]
 
+WEIGHT: Final = 0.1  # of a new law in a row: the rows are to suit all dialogues
 CHUNK: Final = 32  # rows a forward: at 152k tokens their laws are 40 MB
 _ROLES: Final = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
 _SEQ: Final = SeqId(1 << 40)  # no session's
@@ -69,7 +68,7 @@ def warm(
         try:
             while start < len(tokens):
                 rows = tokens[start : start + CHUNK]
-                following = _learn(model.engine, table, start, rows)
+                following = _learn(model.engine, table, start, tokens[start - 1] if start else -1, rows)
                 start += len(rows)
                 if start == len(tokens) < stop and following not in model.tokenizer.eos_ids:
                     tokens.append(following)
@@ -81,15 +80,16 @@ def warm(
     return total
 
 
-def _learn(engine: Engine, table: LookupTable, start: int, rows: Sequence[int]) -> int:
-    """One forward; what the model would say next."""
+def _learn(engine: Engine, table: LookupTable, start: int, before: int, rows: Sequence[int]) -> int:
+    """One forward; what the model would say next. before: the token before these, -1: none."""
     output = engine.forward(Batch((Segment(_SEQ, start, tuple(rows), logits="all"),)))
-    ids, probs = np.full((len(rows), K), -1, np.int32), np.zeros((len(rows), K), np.float32)
-    for row, dist in enumerate(output.dists[0]):
-        for rank, (token, prob) in enumerate(dist.top(K)):
-            if token < table.vocab_size:  # what an engine's vocabulary is padded with means nothing
-                ids[row, rank], probs[row, rank] = token, prob
-    table.harvest(np.array(rows), ids, probs)
+    for token, dist in zip(rows, output.dists[0], strict=True):
+        # What an engine's vocabulary is padded with means nothing.
+        ids, probs = zip(*((each, prob) for each, prob in dist.top(K) if each < table.vocab_size), strict=True)
+        table.blend(token, ids, probs, WEIGHT)
+        if table.pairs is not None and before >= 0:
+            table.pairs.blend(pair_key(before, token), ids, probs, WEIGHT)
+        before = token
     return output.dists[0][-1].argmax()
 
 

@@ -19,7 +19,7 @@ from paceline.core.lookup import K, LookupTable
 from paceline.core.sampling import SamplingParams, choose
 
 VOCAB = 24
-LAW = DraftingOptions(automaton=False, noise=False, probs="law")
+LAW = DraftingOptions(automaton=False, pairs=False, noise=False, probs="law")
 
 
 def markov(seed: int, sharpness: float = 2.0) -> list[Dist]:
@@ -128,6 +128,20 @@ def test_a_dynamic_tree_brings_more_than_a_static_one_of_its_size(budget: int) -
     assert all(dynamic >= fixed - 1e-9 for dynamic, fixed in utilities)
     dynamic, fixed = np.mean(utilities, axis=0)
     assert dynamic > 1.05 * fixed
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_two_tokens_tell_more_than_one_where_the_target_looks_at_two(pairs: bool) -> None:
+    """What follows 2 depends on the token before it; what it was last time does not help."""
+    options, text = DraftingOptions(automaton=False, pairs=pairs), [0, 1, 2, 9, 0, 3, 2, 8, 0, 5, 2, 7] * 6
+    drafter, right = Drafter(LookupTable(VOCAB), SamplingParams(temperature=0.0), options=options), []
+    for place, token in enumerate(text):
+        drafter.observe(token)
+        if token == 2:
+            right.append(drafter.tree(1, place).tree.tokens == (text[place + 1],))
+        if place > 1:
+            drafter.learn(text[place - 1], Dist.dense(np.eye(VOCAB)[token]))
+    assert all(right[3:]) if pairs else sum(right) < len(right) / 2
 
 
 def test_the_automaton_copies_what_the_text_repeats() -> None:

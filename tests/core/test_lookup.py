@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.lookup import K, LookupTable
+from paceline.core.lookup import PAIR_KEYS, K, LookupTable, pair_key
 
 VOCAB = 12
 LAW = st.dictionaries(st.integers(0, VOCAB - 1), st.floats(2.0**-7, 1.0, width=32), min_size=1, max_size=K)
@@ -79,7 +79,8 @@ def test_a_saved_table_is_the_same_table(writes: list[tuple[int, dict[int, float
     table = LookupTable(VOCAB)
     for token, law, overwrite in writes:
         record(table, token, law, overwrite)
-    again = LookupTable.from_arrays(table.arrays(), VOCAB)
+    again = LookupTable(VOCAB)
+    again.load(table.arrays())
     again.check()
     assert [again.successors(token) for token in range(VOCAB)] == [table.successors(token) for token in range(VOCAB)]
 
@@ -110,7 +111,7 @@ def test_arrays_that_are_no_table_are_refused(name: str, value: np.ndarray | Non
     else:
         arrays[name] = value
     with pytest.raises(ValueError):  # each has a sentence of its own
-        LookupTable.from_arrays(arrays, VOCAB)
+        LookupTable(VOCAB).load(arrays)
 
 
 def test_a_table_over_another_reads_it_and_never_writes_it() -> None:
@@ -176,3 +177,50 @@ def test_a_reader_beside_the_writer_sees_whole_rows_only() -> None:
         reader.join(10.0)
     assert not torn
     table.check()
+
+
+def test_blending_moves_a_row_towards_the_law_and_makes_the_first() -> None:
+    table = LookupTable(VOCAB)
+    table.blend(1, [2, 3], [0.5, 0.25], 0.25)
+    assert table.successors(1) == ([2, 3], [0.5, 0.25])
+    table.blend(1, [3, 4], [0.75, 0.25], 0.25)
+    ids, probs = table.successors(1)
+    assert (ids, probs) == ([2, 3, 4], [0.375, 0.375, 0.0625])
+
+
+@given(LAW)
+def test_blending_one_law_again_and_again_is_that_law(law: dict[int, float]) -> None:
+    table = LookupTable(VOCAB)
+    for _ in range(20):
+        table.blend(1, list(law), list(law.values()), 0.25)
+    ids, probs = table.successors(1)
+    assert dict(zip(ids, probs, strict=True)) == pytest.approx(law, rel=1e-5)
+
+
+def test_pairs_are_saved_erased_bounded_and_read_through_like_tokens() -> None:
+    base = LookupTable(VOCAB, pairs=4)
+    assert base.pairs is not None
+    key = pair_key(3, 5)
+    base.pairs.record(key, [2], [0.5], overwrite=True)
+    table = LookupTable(VOCAB, base=base, pairs=4)
+    assert table.pairs is not None and table.pairs.successors(key) == ([2], [0.5])
+    for before in range(6):
+        table.pairs.record(pair_key(before, 1), [before], [0.5], overwrite=True)
+    assert len(table.pairs) == 4 and table.pairs.successors(pair_key(5, 1)) == ([5], [0.5])
+    again = LookupTable(VOCAB, pairs=4)
+    again.load(table.arrays())
+    again.check()
+    assert again.pairs is not None and again.pairs.successors(pair_key(5, 1)) == ([5], [0.5])
+    table.erase()
+    assert len(table.pairs) == 0 and table.pairs.successors(key) == ([2], [0.5])
+    bad = again.arrays() | {"pair_ids": np.full((4, K), VOCAB, np.int32)}
+    again.record(1, [2], [0.5], overwrite=True)
+    with pytest.raises(ValueError, match="vocabulary"):
+        LookupTable(VOCAB).load(bad)
+    assert LookupTable(VOCAB, pairs=0).pairs is None
+
+
+def test_keys_of_pairs_are_spread_and_pinned() -> None:
+    keys = {pair_key(before, token) for before in range(100) for token in range(100)}
+    assert len(keys) > 9_000 and max(keys) < PAIR_KEYS
+    assert (pair_key(0, 0), pair_key(1, 2), pair_key(151_935, 7)) == (0, 7709, 112081)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.dist import token_ids
-from paceline.core.noise import contenders, gumbel, uniform
+from paceline.core.noise import contenders, gumbel, gumbel_of, uniform
 from tests.core.chi_square import assert_drawn_from
 
 seeds = st.integers(-(2**70), 2**70)
@@ -25,6 +25,12 @@ def test_noise_over_ids_is_uniform(seed: int, position: int) -> None:
     ranked = np.sort(u)
     places = np.arange(1, len(u) + 1) / len(u)
     assert np.abs(ranked - places).max() * np.sqrt(len(u)) < 2.3  # Kolmogorov-Smirnov, p = 5e-5
+
+
+@given(seeds, st.integers(0, 2**40), st.lists(st.integers(0, 2**31 - 1), max_size=9))
+def test_the_noise_of_a_few_tokens_is_the_noise(seed: int, position: int, tokens: list[int]) -> None:
+    all_at_once = gumbel(seed, position, np.array(tokens, dtype=np.int32)).tolist()
+    assert gumbel_of(seed, position, tokens) == pytest.approx(all_at_once, rel=1e-12, abs=1e-12)
 
 
 def test_noise_over_positions_and_over_seeds_is_uniform() -> None:
