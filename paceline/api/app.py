@@ -24,7 +24,7 @@ from paceline.api.gate import MAX_ACTIVE, Gate, GateMiddleware
 from paceline.api.keys import Keyring
 from paceline.api.openapi import ApiDescription
 from paceline.api.responses import ResponsesEndpoint
-from paceline.api.responses_events import close_cut
+from paceline.api.responses_fold import close_cut
 from paceline.api.routes import allowed, register
 from paceline.api.sse import KEEP_ALIVE_S
 from paceline.api.token_log import TokenLog

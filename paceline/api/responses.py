@@ -11,7 +11,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from starlette.requests import Request
@@ -23,13 +23,15 @@ from paceline.api.encoding import decode_object, encode_json
 from paceline.api.file_search import check_ranking, filter_of, reading_stores
 from paceline.api.gate import Gate
 from paceline.api.keys import Identity
+from paceline.api.lists import PageQuery, answer, listing, parse_query
 from paceline.api.log_rows import Header
 from paceline.api.requests import ChatCall, chat_call, parse
-from paceline.api.responses_call import as_written, chat_body, check, first_state
-from paceline.api.responses_events import ENDS, Json, Narration, close_cut, fold
+from paceline.api.responses_call import as_written, chat_body, check, first_state, search_of
+from paceline.api.responses_events import ENDS, Json, Narration, Search
+from paceline.api.responses_fold import close_cut, fold
 from paceline.api.responses_items import kept
 from paceline.api.responses_runs import Run, Runs
-from paceline.api.responses_schema import ItemsQuery, ResponseRequest, RetrieveQuery
+from paceline.api.responses_schema import DeletedResponse, ResponseRequest, RetrieveQuery
 from paceline.api.responses_stream import LoggedStream
 from paceline.api.routes import Route
 from paceline.api.schema import MAX_MESSAGES
@@ -84,6 +86,7 @@ class ResponsesEndpoint:
                 endpoint=self.delete,
                 summary="Delete a response; one that is running is cancelled first.",
                 scope="responses",
+                response=DeletedResponse,
                 refusals=(404,),
             ),
             Route(
@@ -101,7 +104,7 @@ class ResponsesEndpoint:
                 endpoint=self.list_input,
                 summary="List what a response was asked.",
                 scope="responses",
-                query=ItemsQuery,
+                query=PageQuery,
                 response="SyncCursorPage[responses.ResponseItem]",
                 refusals=(400, 404),
             ),
@@ -123,7 +126,7 @@ class ResponsesEndpoint:
             prepared = await while_connected(request.receive, self._prepare(asked, generation))
         run = self._start(asked, call, identity, given, prepared)
         if asked.background and not asked.stream:
-            return _json(run.narration.first)
+            return answer(run.narration.first)
         cancel = None if asked.background else lambda: self.runs.stop(run.track.header.id)
         if asked.stream:
             return LoggedStream(self._log.follow_track(run.track), self._keep_alive, cancel)
@@ -134,7 +137,7 @@ class ResponsesEndpoint:
             raise
         if run.failure is not None:
             raise run.failure
-        return _json(final)
+        return answer(final)
 
     def _start(
         self, asked: ResponseRequest, call: ChatCall, identity: Identity, given: Sequence[Json], prepared: Prepared
@@ -149,6 +152,7 @@ class ResponsesEndpoint:
         narration = Narration(
             first_state(asked, response, int(now)),
             calls=call.tools is not None,
+            search=_search(asked, call.generations[0]),
             new_id=new_id,
             clock=lambda: int(time.time()),
             notes=notes,
@@ -158,11 +162,14 @@ class ResponsesEndpoint:
         return self.runs.start(header, prepared, narration, stored=asked.store, background=asked.background)
 
     async def _searching(self, asked: ResponseRequest, call: ChatCall, identity: Identity) -> GenerateRequest:
-        """With what a `file_search` tool says of the documents to read. Its stores come before `paceline`'s."""
+        """With what a `file_search` tool says of the documents to read. Its stores come before `paceline`'s.
+
+        Raises RequestError: 404 for a store that is not the key's, 400 for filters that cannot be used.
+        """
         generation, stores, condition = call.generations[0], call.vector_stores, None
-        index, tool = next(((i, tool) for i, tool in enumerate(asked.tools) if tool.type == "file_search"), (0, None))
+        index, tool = search_of(asked)
         if tool is not None:
-            stores = tuple(tool.vector_store_ids) if tool.vector_store_ids else stores
+            stores = tuple(tool.vector_store_ids or ()) or stores
             condition = filter_of(tool.filters, f"tools[{index}].filters")
             least = check_ranking(tool.ranking_options, f"tools[{index}].ranking_options")
             generation = replace(
@@ -170,8 +177,8 @@ class ResponsesEndpoint:
                 documents=tool.max_num_results or generation.documents,
                 min_score=least or generation.min_score,
             )
-        found = await reading_stores([generation], self._service, identity, stores, condition)
-        return found[0]
+        (reading,) = await reading_stores([generation], self._service, identity, stores, condition)
+        return reading
 
     async def _prepare(self, asked: ResponseRequest, generation: GenerateRequest) -> Prepared:
         """With `truncation: auto`, without the fewest oldest messages that make it fit the context."""
@@ -226,30 +233,33 @@ class ResponsesEndpoint:
 
     # ---- what was made ----------------------------------------------------------------------------------------------
     async def retrieve(self, request: Request) -> Response:
-        asked = parse(RetrieveQuery, _query(request))
+        asked = parse_query(RetrieveQuery, request.query_params)
         header = await self._found(request)
         if asked.stream:
             after = -1 if asked.starting_after is None else asked.starting_after
             return LoggedStream(self._log.follow(header.id, after), self._keep_alive)
         if asked.starting_after is not None:
             raise RequestError("starting_after is only allowed when stream is true.", param="starting_after")
-        return _json(await self._now(header.id))
+        return answer(await self._now(header.id))
 
     async def delete(self, request: Request) -> Response:
         header = await self._found(request)
         await self.runs.stop(header.id)
+        track = self._log.running(header.id)
+        if track is not None:
+            await self._log.settled(track)
         await self._log.delete(header.id)
-        return _json({"id": header.id, "object": "response", "deleted": True})
+        return answer(DeletedResponse(id=header.id).model_dump())
 
     async def cancel(self, request: Request) -> Response:
         header = await self._found(request)
         if not json.loads(header.request)["background"]:
             raise RequestError("Only a response in the background can be cancelled; close the others' connection.")
         await self.runs.stop(header.id)
-        return _json(await self._now(header.id))
+        return answer(await self._now(header.id))
 
     async def list_input(self, request: Request) -> Response:
-        asked = parse(ItemsQuery, _query(request))
+        asked = parse_query(PageQuery, request.query_params)
         items = json.loads((await self._found(request)).request)["input"]
         if asked.order == "desc":
             items.reverse()
@@ -260,16 +270,7 @@ class ResponsesEndpoint:
             if at is None:
                 raise RequestError(f"This response has no input item {id!r}.", param=name)
             items = items[at + 1 :] if name == "after" else items[:at]
-        page = items[: asked.limit]
-        return _json(
-            {
-                "object": "list",
-                "data": page,
-                "first_id": page[0]["id"] if page else None,
-                "last_id": page[-1]["id"] if page else None,
-                "has_more": len(items) > len(page),
-            }
-        )
+        return listing(items[: asked.limit], len(items) > asked.limit)
 
     async def _found(self, request: Request) -> Header:
         """The response of the path. Raises RequestError (404) when there is none, or another key made it."""
@@ -288,13 +289,12 @@ class ResponsesEndpoint:
         return fold(rows if self._log.running(response) else [*rows, *close_cut(rows)])
 
 
+def _search(asked: ResponseRequest, generation: GenerateRequest) -> Search | None:
+    if search_of(asked)[1] is None:
+        return None
+    question = next((message["content"] for message in reversed(generation.messages) if message["role"] == "user"), "")
+    return Search(question, "file_search_call.results" in asked.include)
+
+
 def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(24)}"
-
-
-def _query(request: Request) -> Mapping[str, object]:
-    return dict(request.query_params)
-
-
-def _json(body: Json) -> Response:
-    return Response(encode_json(body), media_type="application/json")

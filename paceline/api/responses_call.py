@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from paceline.api.file_search import RankingOptions
 from paceline.api.responses_items import messages_of
 from paceline.api.responses_schema import ResponseRequest, ResponseTool, TextFormat, ToolChoice
 from paceline.errors import RequestError
@@ -43,11 +44,19 @@ def check(body: Mapping[str, object], asked: ResponseRequest) -> None:
     for index, tool in enumerate(asked.tools):
         if tool.type == "function" and not tool.name:
             raise RequestError(f"The field tools[{index}].name is required.", param=f"tools[{index}].name")
+    first, _ = search_of(asked)
+    if any(tool.type == "file_search" for tool in asked.tools[first + 1 :]):
+        raise RequestError("There may be one tool of the type file_search.", param="tools")
     text = asked.text.format
     if text.type == "json_schema":
         for name, value in (("name", text.name), ("schema", text.schema_)):
             if value is None:
                 raise RequestError(f"The field text.format.{name} is required.", param=f"text.format.{name}")
+
+
+def search_of(asked: ResponseRequest) -> tuple[int, ResponseTool | None]:
+    """The tool that says which documents are read, and where it stands."""
+    return next(((index, tool) for index, tool in enumerate(asked.tools) if tool.type == "file_search"), (0, None))
 
 
 def chat_body(asked: ResponseRequest, items: Sequence[Json]) -> Json:
@@ -116,7 +125,7 @@ def _choice(asked: ResponseRequest) -> object:
             return "none"
         tools = [{"type": "function", "function": {"name": name}} for name in names]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
-    if choice.type == "file_search" and any(tool.type == "file_search" for tool in asked.tools):
+    if choice.type == "file_search" and search_of(asked)[1] is not None:
         return "auto"  # documents are read for every answer
     raise RequestError(f"tool_choice of the type {choice.type[:64]!r} is not supported.", param="tool_choice.type")
 
@@ -197,9 +206,11 @@ def _tool(tool: ResponseTool) -> Json:
     if tool.type == "function":
         names = ("type", "name", "description", "parameters", "strict")
         return {name: getattr(tool, name) for name in names}
-    search: Json = {"vector_store_ids": tool.vector_store_ids or [], "max_num_results": tool.max_num_results}
-    if tool.filters is not None:
-        search["filters"] = tool.filters.model_dump()
-    if tool.ranking_options is not None:
-        search["ranking_options"] = {"ranker": "auto", "score_threshold": tool.ranking_options.score_threshold}
-    return {"type": tool.type, **search}
+    options = tool.ranking_options or RankingOptions()
+    return {
+        "type": tool.type,
+        "vector_store_ids": tool.vector_store_ids or [],
+        "max_num_results": tool.max_num_results,
+        "filters": None if tool.filters is None else tool.filters.model_dump(),
+        "ranking_options": {"ranker": options.ranker, "score_threshold": options.score_threshold},
+    }

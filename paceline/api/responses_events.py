@@ -1,4 +1,4 @@
-"""From what a generation says to the events of `/v1/responses`, and from events back to the response. Pure.
+"""From what a generation says to the events of `/v1/responses`. Pure.
 
 The order is OpenAI's: created, in_progress; for each item output_item.added, its parts and deltas, output_item.done;
 and one last event, which holds the whole response: completed, incomplete or failed. A cancelled response ends with
@@ -8,15 +8,13 @@ openai-openapi 2.3.0, ResponseStreamEvent.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from paceline.api.answers import annotations_of, logprob_items
+from paceline.api.answers import UNNAMED, annotations_of, logprob_items
 from paceline.api.calls import CallArguments, CallBegun, CallReader, Content, Said
-from paceline.api.encoding import encode_json
 from paceline.api.errors import Failure
-from paceline.api.log_rows import Row
 from paceline.rag.uploads import FILE_PREFIX
 from paceline.runtime.service import Citation, Done, GenerateEvent, Piece
 
@@ -25,7 +23,14 @@ Event = tuple[str, Json]  # its type and its body, sequence number included
 ItemStatus = Literal["completed", "incomplete"]
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
-RESTARTED = Failure(500, "The server was restarted before this response was finished.", "server_error")
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The documents are read because a `file_search` tool says so: the answer begins with a call of it."""
+
+    query: str
+    results: bool  # the client wants to see what was found
 
 
 class Narration:
@@ -36,6 +41,7 @@ class Narration:
         response: Json,
         *,
         calls: bool,
+        search: Search | None = None,
         new_id: Callable[[str], str],
         clock: Callable[[], int],
         notes: Callable[[Done], Json],
@@ -46,6 +52,7 @@ class Narration:
         """
         self.first = response  # as it is before anything is written
         self._reader = CallReader() if calls else None
+        self._search = search
         self._new_id = new_id
         self._clock = clock
         self._notes = notes
@@ -58,6 +65,7 @@ class Narration:
         return [
             self._event("response.created", response=self.first),
             self._event("response.in_progress", response=self.first),
+            *([] if self._search is None else self._searched(self._search)),
         ]
 
     def take(self, event: GenerateEvent) -> list[Event]:
@@ -74,6 +82,23 @@ class Narration:
     def cancel(self) -> list[Event]:
         response = self.first | {"status": "cancelled", "output": self._so_far()}
         return [self._event("response.incomplete", response=response)]
+
+    def _searched(self, search: Search) -> list[Event]:
+        """What was found is known at the end: it is in the last event alone."""
+        call: Json = {
+            "id": self._new_id("fs"),
+            "type": "file_search_call",
+            "status": "in_progress",
+            "queries": [search.query],
+            "results": None,
+        }
+        events = [self._item_event("response.output_item.added", item=call)]
+        for stage in ("in_progress", "searching", "completed"):
+            events.append(self._item_event(f"response.file_search_call.{stage}", item_id=call["id"]))
+        call = call | {"status": "completed"}
+        events.append(self._item_event("response.output_item.done", item=call))
+        self._output.append(call)
+        return events
 
     # ---- items ------------------------------------------------------------------------------------------------------
     def _split(self, piece: Piece) -> Sequence[Said]:
@@ -133,16 +158,19 @@ class Narration:
     def _end(self, done: Done) -> list[Event]:
         cut = done.reason == "length"
         events = self._say(self._reader.flush(done.reason != "stop")) if self._reader is not None else []
-        if self._item is None and (not self._output or self._logprobs):
+        said = any(item["type"] != "file_search_call" for item in self._output)
+        if self._item is None and (not said or self._logprobs):
             events += self._text("")  # an answer of no words is still a message
         if done.citations and isinstance(self._item, _Message):
             length = sum(map(len, self._item.text))
-            self._item.annotations = _annotations(done.citations, length)
+            self._item.annotations = [_annotation(one, length) for one in done.citations]
             events += [
                 self._part("response.output_text.annotation.added", annotation_index=index, annotation=annotation)
                 for index, annotation in enumerate(self._item.annotations)
             ]
         events += self._close("incomplete" if cut else "completed")
+        if self._search is not None and self._search.results:
+            self._output[0] = self._output[0] | {"results": [_result(one) for one in done.citations]}
         response = self.first | {
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -215,21 +243,31 @@ class _Call:
         }
 
 
-def _annotations(citations: Sequence[Citation], length: int) -> list[Json]:
-    """Uploaded files by their ids; of other documents there is only a name, and a URL that cannot be fetched."""
-    return [
-        {"type": "file_citation", "file_id": one.file_id, "filename": one.document, "index": length}
-        if one.file_id.startswith(FILE_PREFIX)
-        else _flat(annotations_of([one], length)[0])
-        for one in citations
-    ]
+def _annotation(citation: Citation, length: int) -> Json:
+    """Uploaded files by their ids; of other documents there is only a name, and a URL that cannot be fetched.
+
+    `length`: characters of the text, of which all is cited. Chat nests the URL in an object; responses do not."""
+    if citation.file_id.startswith(FILE_PREFIX):
+        return {
+            "type": "file_citation",
+            "file_id": citation.file_id,
+            "filename": citation.document,
+            "index": length,
+        }
+    (annotation,) = annotations_of([citation], length)
+    cited = annotation["url_citation"]
+    assert isinstance(cited, dict), "written by annotations_of"
+    return {"type": "url_citation", **cited}
 
 
-def _flat(annotation: Json) -> Json:
-    """Chat nests the citation in an object of its own; responses do not."""
-    citation = annotation["url_citation"]
-    assert isinstance(citation, dict), "written by annotations_of"
-    return {"type": "url_citation", **citation}
+def _result(citation: Citation) -> Json:
+    return {
+        "file_id": citation.file_id,
+        "filename": citation.document or UNNAMED,
+        "score": citation.score,
+        "text": citation.passage,
+        "attributes": {},
+    }
 
 
 def usage(done: Done) -> Json:
@@ -245,57 +283,3 @@ def usage(done: Done) -> Json:
 def failed(response: Json, failure: Failure) -> Json:
     code = "rate_limit_exceeded" if failure.status == 429 else "server_error"
     return response | {"status": "failed", "error": {"code": code, "message": failure.message}}
-
-
-# ---- back from the log ----------------------------------------------------------------------------------------------
-def fold(rows: Sequence[Row]) -> Json:
-    """The response as the events so far tell it. `rows` are one response's, from the first, or its last one alone."""
-    response: Json = {}
-    output: list[dict[str, object]] = []
-    for row in rows:
-        body = json.loads(row.data)
-        if "response" in body:
-            response = body["response"]
-            if row.type in ENDS:
-                return response
-            output = []
-            continue
-        index = body["output_index"]
-        match row.type:
-            case "response.output_item.added":
-                output.append(body["item"])
-            case "response.output_item.done":
-                output[index] = body["item"]
-            case "response.content_part.added":
-                _list(output[index], "content").append(body["part"])
-            case "response.output_text.delta":
-                part = _list(output[index], "content")[body["content_index"]]
-                part["text"] += body["delta"]
-                part["logprobs"] += body["logprobs"]
-            case "response.output_text.annotation.added":
-                _list(output[index], "content")[body["content_index"]]["annotations"].append(body["annotation"])
-            case "response.function_call_arguments.delta":
-                output[index]["arguments"] = f"{output[index]['arguments']}{body['delta']}"
-            case _:
-                pass  # the ends of parts repeat what their deltas said
-    return response | {"output": output}
-
-
-def _list(item: dict[str, object], name: str) -> list[dict[str, object]]:
-    value = item[name]
-    assert isinstance(value, list), "as it was written"
-    return value
-
-
-def close_cut(rows: list[Row]) -> list[Row]:
-    """The row that ends a response whose process died: failed, with the text that was written. See `TokenLog`."""
-    last = rows[-1]
-    if last.type in ENDS:
-        return []
-    response = fold(rows)
-    output = response["output"]
-    assert isinstance(output, list), "as it was written"
-    kept = [item | ({"status": "incomplete"} if item["status"] == "in_progress" else {}) for item in output]
-    kind, sequence = "response.failed", last.sequence + 1
-    response = failed(response | {"output": kept}, RESTARTED)
-    return [Row(sequence, kind, encode_json({"type": kind, "sequence_number": sequence, "response": response}))]

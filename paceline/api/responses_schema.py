@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import ConfigDict, Field
 
 from paceline.api.file_search import MAX_RESULTS, FilterField, RankingOptions
 from paceline.api.schema import (
     MAX_MESSAGES,
+    MAX_METADATA,
     MAX_SEARCHED,
     MAX_TOOLS,
     Extension,
+    Hint,
     JsonObject,
     Part,
     Role,
@@ -24,8 +26,7 @@ from paceline.api.schema import (
     StoreId,
 )
 
-MAX_METADATA = 16  # pairs
-MAX_ID = 256  # characters
+MAX_ID = 64  # characters
 
 Include = Literal[
     "message.output_text.logprobs",
@@ -116,33 +117,26 @@ class ResponseRequest(Schema):
     background: bool = False
     truncation: Literal["auto", "disabled"] = "disabled"
     previous_response_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: str | None = None
+    user: Hint | None = None
+    safety_identifier: Hint | None = None
+    prompt_cache_key: Hint | None = None
+    service_tier: Hint | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None  # ours: OpenAI has it in chat only
     paceline: Extension = Field(default_factory=Extension)
 
 
-def _number(value: object) -> object:
-    """A query holds text."""
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16 else value
-
-
-def _flag(value: object) -> object:
-    return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
-
-
-Number = BeforeValidator(_number)
-
-
 class RetrieveQuery(Schema):
-    stream: Annotated[bool, BeforeValidator(_flag)] = False
-    starting_after: Annotated[int, Field(ge=0), Number] | None = None  # the last sequence number that was received
+    """Query strings have no types, so "true" is true here."""
+
+    model_config = ConfigDict(strict=False)
+
+    stream: bool = False
+    starting_after: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # the last sequence number that was received
 
 
-class ItemsQuery(Schema):
-    after: Annotated[str, Field(max_length=MAX_ID)] | None = None
-    before: Annotated[str, Field(max_length=MAX_ID)] | None = None
-    limit: Annotated[int, Field(ge=1, le=100), Number] = 20
-    order: Literal["asc", "desc"] = "desc"
+class DeletedResponse(Schema):
+    """What a deletion answers."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True

@@ -104,7 +104,8 @@ def test_a_response_searches_files_and_cites_them(ann: openai.OpenAI, store: tup
             temperature=0,
             tools=[{"type": "file_search", "vector_store_ids": [vector_store], **tool}],  # type: ignore[list-item,typeddict-item]  # a test's shorthand
         )
-        (message,) = response.output
+        search, message = response.output
+        assert search.type == "file_search_call" and search.queries == [ASK]
         assert message.type == "message" and message.content[0].type == "output_text"
         return [one.model_dump() for one in message.content[0].annotations]
 

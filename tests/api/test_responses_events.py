@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from paceline.api.encoding import encode_json
 from paceline.api.errors import Failure
 from paceline.api.log_rows import Row
-from paceline.api.responses_events import ENDS, Event, Narration, close_cut, fold
+from paceline.api.responses_events import ENDS, Event, Narration
+from paceline.api.responses_fold import close_cut, fold
 from paceline.runtime.service import Citation, GenerateEvent, Piece, TokenLogprob
 from tests.api.scripted import done
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.api.log_rows import FILE, Header, LogRows, Row
-from paceline.api.responses_events import close_cut
+from paceline.api.responses_fold import close_cut
 from paceline.api.token_log import TAIL, Reader, TokenLog, Track
 from paceline.errors import ConfigError, PacelineError
 
