@@ -7,28 +7,41 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
+from paceline.api.responses_schema import ResponseRequest
 from paceline.api.schema import ChatRequest
 from tests.api.scripted import ScriptedService
 from tests.api.test_requests import fault, post
 
 DOCS = Path(__file__).parents[2] / "docs" / "api.md"
-FIELDS = {
-    field: word
-    for line in DOCS.read_text("utf-8").splitlines()
-    if (row := re.match(r"\| (`.*?`) \| (honoured|accepted|refused) \|", line))
-    for field in re.findall(r"`(\w+)`", row[1])
-    for word in [row[2]]
+SECTIONS = {
+    text.split("\n", 1)[0]: text for text in re.split(r"^## POST ", DOCS.read_text("utf-8"), flags=re.MULTILINE)[1:]
 }
 VALUES: dict[str, object] = {"store": True, "metadata": {"a": "b"}, "prediction": {"type": "content", "content": "x"}}
 
 
-def fields(word: str) -> list[str]:
-    return [field for field, told in FIELDS.items() if told == word]
+def fields(word: str, path: str = "/v1/chat/completions") -> list[str]:
+    return [
+        field
+        for line in SECTIONS[path].splitlines()
+        if (row := re.match(rf"\| (`.*?`) \| {word} \|", line))
+        for field in re.findall(r"`(\w+)`", row[1])
+    ]
 
 
-def test_every_field_that_is_read_is_told_of() -> None:
-    assert set(fields("honoured") + fields("accepted")) == set(ChatRequest.model_fields)
+@pytest.mark.parametrize(
+    ("path", "schema"), [("/v1/chat/completions", ChatRequest), ("/v1/responses", ResponseRequest)]
+)
+def test_every_field_that_is_read_is_told_of(path: str, schema: type[BaseModel]) -> None:
+    assert sorted(fields("honoured", path) + fields("accepted", path)) == sorted(schema.model_fields)
+
+
+@pytest.mark.parametrize("field", fields("refused", "/v1/responses"))
+def test_what_responses_refuse_is_named(http: httpx.Client, field: str) -> None:
+    body = {"model": "scripted", "input": "Hi", field: {"id": "x"}}
+    error = fault(http.post("/v1/responses", json=body))
+    assert (error["param"], error["code"]) == (field, "unsupported_parameter")
 
 
 @pytest.mark.parametrize("field", fields("refused"))
