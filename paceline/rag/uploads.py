@@ -1,12 +1,13 @@
 """Uploaded files: their bytes in a folder beside the documents, their rows in the documents' database.
 
-A file is wholly there or not at all: its bytes are on the disk under their own name before there is a row, and without
-a row there is no file. What a crash leaves between the two is removed when the store is opened next. A file belongs to
-an owner, and for others there is none of that name.
+A file is wholly there or not at all: its bytes are written aside and get their name in the transaction that makes the
+row. Bytes without a row are no file; what a crash leaves of them is removed when the store is opened next. A file
+belongs to an owner, and for others there is none of that name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -25,7 +26,8 @@ FOLDER = "files"  # in the folder of the documents
 FILE_PREFIX = "file-"  # of ids, which tells uploads from other documents
 MAX_FILE_BYTES = 64 * 1024 * 1024
 MAX_FILES = 10_000  # of one owner
-_STALE_S = 3600.0  # bytes without a row that are older belong to no upload that is under way
+_HALF_WRITTEN = ".part"
+_STALE_S = 3600.0  # half-written bytes that are older are of no upload that is under way, here or in another process
 _COLUMNS = "seq, id, name, purpose, bytes, created_at"
 
 
@@ -58,9 +60,9 @@ class Uploads:
         if count >= MAX_FILES:
             raise RequestError(f"There are {MAX_FILES} files already: delete some first.", code="limit_exceeded")
         file_id = f"{FILE_PREFIX}{secrets.token_hex(16)}"
-        path = self.path(file_id)
+        part = self.path(file_id).with_suffix(_HALF_WRITTEN)
         try:
-            num_bytes = self._write(path, content)
+            num_bytes = self._write(part, content)
             if num_bytes > MAX_FILE_BYTES:
                 raise too_large()
             stored = StoredFile(file_id, harmless(name), purpose, num_bytes, time.time())
@@ -69,9 +71,9 @@ class Uploads:
                     "INSERT INTO files (id, owner, name, purpose, bytes, created_at) VALUES (?, ?, ?, ?, ?, ?)",
                     file_id, owner, stored.name, purpose, num_bytes, stored.created_at,
                 )  # fmt: skip
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+                part.rename(self.path(file_id))
+        finally:
+            part.unlink(missing_ok=True)
         return stored
 
     def get(self, owner: str, file_id: str) -> StoredFile:
@@ -115,15 +117,14 @@ class Uploads:
             raise ConfigError(f"The file could not be stored: {error.strerror}. Is the disk full?") from error
 
     def _tidy(self) -> None:
-        """Remove bytes that belong to no row."""
-        with self._rows.reading() as database:
+        """Remove bytes that belong to no row. In a writing transaction: no other process is between name and row."""
+        with self._rows.writing() as database:
             known = {row[0] for row in database.execute("SELECT id FROM files")}
-        for path in self._folder.iterdir():
-            try:
-                if path.name not in known and time.time() - path.stat().st_mtime > _STALE_S:
-                    path.unlink()
-            except FileNotFoundError:
-                continue
+            for path in self._folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # half-written, and now whole or given up
+                    half = path.suffix == _HALF_WRITTEN
+                    if time.time() - path.stat().st_mtime > _STALE_S if half else path.name not in known:
+                        path.unlink()
 
 
 def harmless(name: str) -> str:

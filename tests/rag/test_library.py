@@ -215,10 +215,13 @@ def test_bytes_of_an_upload_that_never_ended_go_at_the_next_start(
 ) -> None:
     library = Library(documents, "cloud")
     whole = upload(library, BOAT)
-    (library.uploads.path("file-half")).write_bytes(b"half")
+    half, orphan = (library.uploads.path(name) for name in ("file-1.part", "file-2"))
+    for path in (half, orphan):
+        path.write_bytes(b"half")
     library.close()
     Library(documents, "cloud").close()
-    assert library.uploads.path("file-half").exists(), "it may be another process's upload"
+    assert not orphan.exists(), "its row was never made, or has gone"
+    assert half.exists(), "it may be another process's upload"
     monkeypatch.setattr(uploads_module, "_STALE_S", -1.0)
     Library(documents, "cloud").close()
     assert [path.name for path in library.uploads.path("x").parent.iterdir()] == [whole]
