@@ -33,7 +33,7 @@ class CompletionRequest(SamplingFields):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: int | None = None
-    suffix: str | None = None
+    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def completion_call(body: Mapping[str, object], service: Service, identity: Iden
     asked = parse(CompletionRequest, body)
     model = chat_model(service, asked.model)
     check_relations(asked)
-    if asked.suffix:
+    if body.get("suffix"):
         raise RequestError(
             "Nothing can be written in front of a suffix here: the model only continues.",
             code="unsupported_parameter",
@@ -80,6 +80,11 @@ def completion_call(body: Mapping[str, object], service: Service, identity: Iden
             code="unsupported_parameter",
             param="best_of",
         )
+    for name, wanted in (("documents", asked.paceline.documents), ("vector_stores", asked.paceline.vector_stores)):
+        if wanted:
+            raise RequestError(
+                "Raw text is continued without documents; /v1/chat/completions reads them.", param=f"paceline.{name}"
+            )
     if asked.max_tokens == 0 and not asked.echo:
         raise RequestError("max_tokens can only be 0 with echo: else there would be no answer.", param="max_tokens")
     if len(prompts) * asked.n > MAX_ANSWERS:

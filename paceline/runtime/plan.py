@@ -93,7 +93,7 @@ def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:
     if not asked and request.strategy != AUTO:
         return Choice(request.strategy, "the request asks for it")
     if request.prompt is not None:
-        return Choice("autoregressive", "raw tokens are continued by one side alone")
+        return Choice(ALONE, "raw tokens are continued by one side alone")
     if request.privacy == "local-only":
         if asked:
             raise RequestError(

@@ -107,11 +107,12 @@ class LookupTree:
         output: list[int] = []
         reason: FinishReason | None = "length" if head.position >= self._task.max_tokens else None
         lane = None if self._decoder.log_h is None else self._task.side
+        end: Emit | None = None
         while reason is None and (law := self._decoder.law(head)) is not None:
             final = truncate(law, self._task.sampling)
             token = choose(final, self._task.sampling, head.position)
             if token in self._task.eos_ids:
-                reason = "stop"
+                reason, end = "stop", Emit(token, final, lane)
                 break
             effects.append(Emit(token, final, lane))
             output.append(token)
@@ -120,7 +121,7 @@ class LookupTree:
                 reason = "length"
         self._account(len(output) - (reason != "stop"))
         if reason is not None:
-            return [*effects, self._finish(reason)]
+            return [*effects, self._finish(reason, end)]
         for token in output:
             self._drafter.observe(token)
         self._later = self._lessons(head)
@@ -187,7 +188,7 @@ class LookupTree:
     def _learn_row(self, token: int, dists: Sequence[Dist], accepted: bool) -> None:
         self._drafter.learn(self._before if token < 0 else token, self._decoder.plain(dists), accepted=accepted)
 
-    def _finish(self, reason: FinishReason) -> Finish:
+    def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
         self._finished = True
         stats = {
             "forwards": float(self._decoder.forwards),
@@ -195,7 +196,7 @@ class LookupTree:
             "drafted": float(self._drafts),
             "accepted": float(self._accepted),
         }
-        return Finish(reason, stats | self._budget.stats())
+        return Finish(reason, stats | self._budget.stats(), end)
 
 
 def _most(drafting: Drafting) -> int:

@@ -53,12 +53,17 @@ def test_a_whole_completion_is_sixteen_tokens_unless_asked_otherwise(client: ope
     assert len(choice.text.encode()) == 16
 
 
+def counted(answer: Any) -> tuple[int, int, int]:
+    """Without what was drafted, which depends on what was asked before."""
+    return answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens
+
+
 @pytest.mark.parametrize("more", [{}, {"temperature": 1.0, "seed": 4, "n": 3}, {"echo": True}, {"stop": ["e", "x"]}])
 def test_streamed_and_whole_are_the_same(client: openai.OpenAI, more: dict[str, Any]) -> None:
     fields = asked(max_tokens=60, prompt=[PROMPT, "Twice"], logprobs=2, **more)
     whole = client.completions.create(**fields)
     chunks = list(client.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
-    assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
+    assert chunks[-1].choices == [] and counted(chunks[-1]) == counted(whole)
     for choice in whole.choices:
         parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
         assert "".join(part.text for part in parts) == choice.text
@@ -92,6 +97,16 @@ def test_sixteen_prompts_at_once_are_answered_as_each_alone(client: openai.OpenA
         texts = [choice.text for choice in together.choices[2 * index : 2 * index + 2]]
         assert [choice.text for choice in alone.choices] == texts
         assert texts[0] != texts[1]
+
+
+def test_every_solo_strategy_continues_a_prompt_with_the_same_text_and_logprobs(client: openai.OpenAI) -> None:
+    fields = asked(prompt="abab" * 20, max_tokens=60, temperature=0.8, seed=2, logprobs=2)
+    said = []
+    for strategy in ("autoregressive", "lookup_tree"):
+        choice = client.completions.create(**fields, extra_body={"paceline": {"strategy": strategy}}).choices[0]
+        assert choice.logprobs is not None
+        said.append((choice.text, choice.finish_reason, choice.logprobs.tokens, choice.logprobs.text_offset))
+    assert said[0] == said[1]
 
 
 def test_without_a_seed_equal_prompts_are_answered_differently(client: openai.OpenAI) -> None:
@@ -140,10 +155,11 @@ def test_a_prompt_is_scored_as_evaluations_need_it(client: openai.OpenAI, max_to
     assert answer.usage is not None and answer.usage.completion_tokens == max_tokens
 
 
-def test_an_answer_that_ends_at_once_still_has_an_entry_for_its_end(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize("strategy", ["autoregressive", "lookup_tree"])
+def test_an_answer_that_ends_at_once_still_has_an_entry_for_its_end(client: openai.OpenAI, strategy: str) -> None:
     """Else whoever cuts off the last entry, as lm-evaluation-harness does, would cut off one of the prompt."""
     fields = asked(max_tokens=1, logprobs=1, echo=True, logit_bias={"256": 100.0}, prompt="It is done. ")
-    choice = client.completions.create(**fields).choices[0]
+    choice = client.completions.create(**fields, extra_body={"paceline": {"strategy": strategy}}).choices[0]
     assert choice.finish_reason == "stop" and choice.text == "It is done. "
     assert choice.logprobs is not None and choice.logprobs.tokens is not None
     assert choice.logprobs.tokens[-1] == "<|end|>" and len(choice.logprobs.tokens) == 13
@@ -192,7 +208,7 @@ def test_an_empty_prompt_is_the_beginning_of_a_text(client: openai.OpenAI) -> No
 def test_our_report_comes_where_it_is_asked_for(client: openai.OpenAI) -> None:
     report = {"paceline": {"report": True}}
     whole = client.completions.create(**asked(), extra_body=report)
-    assert (whole.model_extra or {})["paceline"]["strategy"] == "autoregressive"
+    assert (whole.model_extra or {})["paceline"]["why"].startswith("raw tokens")
     assert (whole.model_extra or {})["paceline"]["degraded"] is None
 
 
@@ -221,6 +237,8 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"stop": ["a"] * 5}, "stop", "4"),
     ({"logit_bias": {"257": 1}}, "logit_bias", "257"),
     ({"paceline": {"strategy": "aggregate"}}, "paceline.strategy", "raw tokens"),
+    ({"paceline": {"documents": 1}}, "paceline.documents", "without documents"),
+    ({"paceline": {"vector_stores": ["vs_1"]}}, "paceline.vector_stores", "without documents"),
     ({"paceline": {"surprise": 1}}, "paceline.surprise", "Unknown"),
 ]
 

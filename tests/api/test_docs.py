@@ -9,6 +9,8 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
+from paceline.api.completions_request import CompletionRequest
+from paceline.api.embeddings import EmbeddingRequest
 from paceline.api.responses_schema import ResponseRequest
 from paceline.api.schema import ChatRequest
 from tests.api.scripted import ScriptedService
@@ -31,7 +33,13 @@ def fields(word: str, path: str = "/v1/chat/completions") -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("path", "schema"), [("/v1/chat/completions", ChatRequest), ("/v1/responses", ResponseRequest)]
+    ("path", "schema"),
+    [
+        ("/v1/chat/completions", ChatRequest),
+        ("/v1/responses", ResponseRequest),
+        ("/v1/completions", CompletionRequest),
+        ("/v1/embeddings", EmbeddingRequest),
+    ],
 )
 def test_every_field_that_is_read_is_told_of(path: str, schema: type[BaseModel]) -> None:
     assert sorted(fields("honoured", path) + fields("accepted", path)) == sorted(schema.model_fields)

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.sampling import SamplingParams
 from paceline.errors import RequestError
-from paceline.runtime.plan import Situation, choose_strategy
+from paceline.runtime.plan import ALONE, Situation, choose_strategy
 from paceline.runtime.service import GenerateRequest
 
 REQUEST = GenerateRequest(messages=({"role": "user", "content": "hello"},), sampling=SamplingParams(), max_tokens=8)
@@ -66,7 +66,7 @@ def test_raw_tokens_are_continued_by_one_side_and_miss_no_other() -> None:
     raw = replace(REQUEST, messages=(), prompt=(1, 2, 3))
     for situation in (LINKED, replace(LINKED, linked=False, common=())):
         choice = choose_strategy(raw, situation)
-        assert (choice.strategy, choice.missing) == ("autoregressive", False)
+        assert (choice.strategy, choice.missing) == (ALONE, False)
     with pytest.raises(RequestError, match="raw tokens") as refused:
         choose_strategy(replace(raw, strategy="aggregate"), LINKED)
     assert refused.value.param == "paceline.strategy"
