@@ -1,0 +1,145 @@
+"""`paceline bench surface`: what the HTTP surface costs: CPU of a streamed token at 64 clients, and streams held open.
+
+A real server process with the fake model, whose forward is a table look-up, so that what is measured is the server's
+own work: HTTP, JSON, sessions, sampling, scheduling. The clients are raw sockets in this process, whose time does not
+count. CPU time is the server process's own, user and system, over whole rounds after one that warms up; the tokens are
+those of `usage`. Then 1,000 streams are opened and each is seen to deliver while all of them are open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import resource
+import statistics
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from paceline.commands.children import Children, command, free_port
+from paceline.engine.bytetext import EOS
+
+from .report import Claim, Options, Report
+
+NAME = "surface"
+SUMMARY = "CPU of the server per streamed token at 64 clients, and 1,000 open streams, with the fake model"
+
+CLIENTS = 64
+TOKENS = 256  # per answer
+PLAIN = "autoregressive"  # a strategy that drafts spends CPU on its drafts, which is no cost of the surface
+OPEN = 1_000
+OPEN_TOKENS = 4_000  # of an answer that is only held open: it is left long before it ends
+TIMEOUT = 300.0  # s for all streams to open and to deliver
+
+_USAGE = re.compile(rb'"completion_tokens":(\d+)')
+
+
+def run(options: Options) -> Report:
+    rounds = 2 if options.quick else 5
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4 * OPEN), hard), hard))  # one socket a stream
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory, Children(Path(directory)) as children:
+        port = free_port(0)
+        state = str(Path(directory) / "state")
+        serve = command("serve", "--model", "fake", "--threads", "1", "--port", str(port), "--state-dir", state)
+        server = children.start("cloud", serve, port=port)
+        children.wait(lambda said: all(said))
+        process = psutil.Process(server.process.pid)
+        rows: list[dict[str, float]] = asyncio.run(_measure(server.url, process, rounds))
+        held = asyncio.run(_hold(server.url))
+        rows.append({"open_streams": OPEN, "delivered": held, "rss_mib": process.memory_info().rss / 2**20})
+    cost = statistics.median(row["cpu_ms_per_token"] for row in rows if "cpu_ms_per_token" in row)
+    claims = (
+        Claim("surface.cpu_ms_per_token_64", cost, 0.5, "lower"),
+        Claim("surface.open_streams", float(held), float(OPEN), "higher"),
+    )
+    conditions = {"model": "fake", "clients": CLIENTS, "tokens": TOKENS, "rounds": rounds, "sockets": "loopback"}
+    return Report(NAME, conditions, rows, claims)
+
+
+# ---- what a token costs ---------------------------------------------------------------------------------------------
+async def _measure(url: str, process: psutil.Process, rounds: int) -> list[dict[str, float]]:
+    """A row per round; the first warms up and is left out."""
+    rows: list[dict[str, float]] = []
+    for turn in range(rounds + 1):
+        before, begun = _cpu(process), asyncio.get_running_loop().time()
+        tokens = sum(await asyncio.gather(*(_answer(url, turn * CLIENTS + i) for i in range(CLIENTS))))
+        seconds, cpu = asyncio.get_running_loop().time() - begun, _cpu(process) - before
+        if turn:
+            rows.append(
+                {
+                    "clients": CLIENTS,
+                    "tokens": tokens,
+                    "cpu_s": cpu,
+                    "cpu_ms_per_token": 1000 * cpu / tokens,
+                    "tokens_per_s": tokens / seconds,
+                }
+            )
+    return rows
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def _answer(url: str, seed: int, strategy: str = PLAIN) -> int:
+    """One streamed answer, read to its end: its completion tokens."""
+    reader, writer = await _open(url, seed, TOKENS, strategy)
+    try:
+        body = await reader.read()
+    finally:
+        writer.close()
+    if not body.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+        raise RuntimeError(f"a stream ended early: {body[-200:]!r}")
+    return int(_USAGE.findall(body)[-1])
+
+
+async def _open(
+    url: str, seed: int, tokens: int, strategy: str = PLAIN
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Asks for a stream on a connection of its own."""
+    body = json.dumps(
+        {
+            "model": "fake",
+            "messages": [{"role": "user", "content": "What do you know about the harbour?"}],
+            "max_tokens": tokens,
+            "seed": seed,
+            "logit_bias": {str(EOS): -100},
+            "paceline": {"strategy": strategy},
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ).encode()
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n"
+    writer.write(f"{head}connection: close\r\n\r\n".encode() + body)
+    return reader, writer
+
+
+# ---- streams held open ----------------------------------------------------------------------------------------------
+async def _hold(url: str) -> int:
+    """How many of the streams delivered text while all of them were open."""
+    streams = []
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            for seed in range(OPEN):
+                streams.append(await _open(url, seed, OPEN_TOKENS))
+            begun = await asyncio.gather(*(_delivers(reader) for reader, _ in streams))
+            again = await asyncio.gather(*(_delivers(reader) for reader, _ in streams))
+    finally:
+        for _, writer in streams:
+            writer.transport.abort()
+    return sum(first and second for first, second in zip(begun, again, strict=True))
+
+
+async def _delivers(reader: asyncio.StreamReader) -> bool:
+    """Whether a piece of the answer comes, not only the head of the response."""
+    while line := await reader.readline():
+        if b'"content":"' in line and b'"content":""' not in line:
+            return True
+    return False
