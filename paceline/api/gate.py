@@ -21,7 +21,7 @@ from paceline.api.keys import Identity, Keyring
 from paceline.errors import PacelineError
 
 PROBES = frozenset({"/healthz", "/readyz"})  # asked every few seconds
-MAX_ACTIVE = 256  # POSTs at a time; the service has its own, lower limit on generations
+MAX_ACTIVE = 1280  # POSTs at a time; the service has its own, lower limit on generations
 
 _log = logging.getLogger("paceline.api")
 

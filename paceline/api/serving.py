@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from types import FrameType
@@ -23,7 +24,8 @@ from paceline.wire.codec import MAX_FRAME_BYTES
 DRAIN_S = 30.0  # for answers to end after the first signal
 CLOSE_S = 3  # for connections to close after that
 BACKLOG = 512
-MAX_CONNECTIONS = 1024  # idle ones included; beyond it uvicorn answers 503 itself
+MAX_CONNECTIONS = 2048  # idle ones included; beyond it uvicorn answers 503 itself
+MAX_FILES = 2 * MAX_CONNECTIONS  # sockets, and what the stores hold open
 MAX_HEADERS = 32 * 1024  # bytes; h11's default is 16 KiB, browsers with many cookies send more
 KEEP_ALIVE_S = 30  # an idle connection; OpenAI's clients drop theirs after 5
 
@@ -132,4 +134,13 @@ class HttpServer(uvicorn.Server):
 
 async def serve(app: FastAPI, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
     """Serve until a signal has drained it. `app` comes from `create_app`."""
+    _allow_files()
     await HttpServer(app, on_ready).serve(sockets=[listener])
+
+
+def _allow_files() -> None:
+    """Room for as many sockets as are let in: many systems give a process 1,024 files unless it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

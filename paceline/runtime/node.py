@@ -44,7 +44,7 @@ from paceline.wire.messages import ChatMessage, CloseSession, Drafting, Found, F
 
 log = logging.getLogger("paceline.node")
 
-MAX_ANSWERS = 256  # admitted at once; further requests get 429
+MAX_ANSWERS = 1024  # admitted at once; further requests get 429
 RETRY_AFTER_S = 1
 MAX_PASSAGES = 64  # a peer may ask this side to read
 JOINT_PRIVACY = ("open", "document-private")  # levels at which two sides write together
