@@ -9,7 +9,9 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,6 +26,23 @@ from paceline.api.streaming import StreamedAnswer, WholeAnswer
 from paceline.runtime.service import Done, GenerateEvent, Logprobs, Prepared, Service
 
 Tokens = tuple[int, ...]
+
+
+class EventChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: dict[str, object] | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class CompletionEvent(BaseModel):
+    """One event of a stream: as a whole answer, but that `finish_reason` is null until a choice has ended."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[EventChoice]
 
 
 class CompletionsEndpoint:
@@ -43,7 +62,7 @@ class CompletionsEndpoint:
                 scope="completions",
                 request=CompletionRequest,
                 response="Completion",
-                stream="Completion",
+                stream=CompletionEvent,
                 refusals=(404,),
             ),
         )

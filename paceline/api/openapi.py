@@ -1,8 +1,9 @@
 """`openapi.json`: the table of routes as an OpenAPI 3.1 document, for every route the application has and no other.
 
 Bodies come from the pydantic models that the routes name. Answers in OpenAI's shapes are those that the official client
-declares, without its texts; our additions are allowed there, since its models allow more than they name. A stream is a
-string in this format: `contentSchema` is the shape of one event's data. The WebSocket of the link is in `link.md`.
+declares, without its texts; our additions are allowed there, since its models allow more than they name. Of a stream
+the schema is that of one event, as OpenAPI 3.2 has it; its `contentSchema` holds for all data but `[DONE]`. The
+WebSocket of the link is in `link.md`.
 """
 
 from __future__ import annotations
@@ -177,8 +178,10 @@ def _responses(route: Route, refs: Mapping[Described, Json]) -> Json:
     schema = {"schema": refs[route.response, "serialization"]} if route.response else {}
     content: Json = {route.media_type: schema}
     if route.stream is not None:
-        kind = {"type": "string", "contentMediaType": "application/json"}
-        content["text/event-stream"] = {"schema": kind | {"contentSchema": refs[route.stream, "serialization"]}}
+        data: Json = {"type": "string", "contentMediaType": "application/json"}
+        data["contentSchema"] = refs[route.stream, "serialization"]
+        event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+        content["text/event-stream"] = {"schema": event}
     answers: Json = {"200": {"description": "As asked.", "headers": _headers(200), "content": content}}
     return answers | {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(_refusals(route))}
 

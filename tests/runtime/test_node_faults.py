@@ -40,7 +40,7 @@ class OneDocument:
     def count(self, _selection: object) -> int:
         return 1
 
-    def search(self, query: str, k: int, _selection: object) -> list[Passage]:
+    def search(self, query: str, k: int, _selection: object, *, min_score: float) -> list[Passage]:  # noqa: ARG002
         assert query and k
         if self._open is not None:
             assert self._open.wait(20.0), "the search was never let go"
