@@ -18,6 +18,7 @@ from paceline.api.requests import chat_call
 from paceline.api.routes import Route
 from paceline.api.schema import ChatRequest
 from paceline.api.streaming import StreamedAnswer, WholeAnswer
+from paceline.errors import RequestError
 from paceline.runtime.service import Service
 
 
@@ -47,10 +48,15 @@ class ChatEndpoint:
     async def __call__(self, request: Request) -> Response:
         body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
         call = chat_call(body, self._service, request.state.identity, documents=self._documents)
+        model = chat_model(self._service, call.model)
         identity = request.state.identity
         generations = await reading_stores(call.generations, self._service, identity, call.vector_stores)
-        prepared = await while_connected(request.receive, prepare_all(self._service, generations))
-        model = chat_model(self._service, call.model)
+        try:
+            prepared = await while_connected(request.receive, prepare_all(self._service, generations))
+        except RequestError as error:
+            if error.param == "tools" and call.tools is not None and call.tools.legacy:
+                error.param = "functions"
+            raise
         envelope = Envelope(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), f"fp_{model.fingerprint[:12]}", call)
         if not call.stream:
             return WholeAnswer(prepared, ChatWhole(envelope))

@@ -91,6 +91,8 @@ class Grammars:
             matcher.compute_bitmask()  # the first one may take 30 ms; copies of the matcher have it from here
         if matcher.is_error():
             reason = _sentence(matcher.get_error())
+            if constraint.kind == "tools" and "content" in (asked := json.loads(constraint.text)):
+                self._compile(Constraint("json_schema", json.dumps(asked["content"])))  # raises, if it is to blame
             raise RequestError(f"This schema cannot be kept to: {reason}.", param=param, code="invalid_json_schema")
         return matcher
 

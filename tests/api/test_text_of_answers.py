@@ -20,11 +20,13 @@ from paceline.runtime.node import Node
 from tests.api.conftest import BODY
 from tests.api.scripted import client_of, running
 from tests.api.test_answers import stream, whole
-from tests.api.test_requests import fault
-from tests.api.test_tools import TOOLS, joined, without_ids
+from tests.api.test_requests import fault, schema_format
+from tests.api.test_tools import TOOLS, joined, tool, without_ids
 from tests.core.test_text import SCRIPTS
 
 GREEDY: dict[str, object] = {"model": "fake", "temperature": 0}
+FROB: dict[str, object] = {"type": "frob"}
+FROBS: dict[str, object] = {"properties": {"a": FROB}}
 
 
 class Reciter(FakeEngine):
@@ -151,13 +153,21 @@ def test_a_model_that_says_something_else_calls_what_it_must(
             assert arguments == {} or isinstance(arguments["city"], str)
 
 
-def test_a_schema_that_cannot_be_kept_is_refused_before_the_stream(http: httpx.Client) -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "frob"}}}
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("response_format", {"response_format": schema_format(schema=FROB)}),
+        ("response_format", {"response_format": schema_format(schema=FROB), "tools": TOOLS}),
+        ("tools", {"tools": [tool("f", FROBS)]}),
+        ("functions", {"functions": [{"name": "f", "parameters": FROBS}]}),
+    ],
+)
+def test_a_schema_that_cannot_be_kept_is_refused_before_the_stream(
+    http: httpx.Client, param: str, fields: dict[str, object]
+) -> None:
     for streamed in (False, True):
-        error = fault(
-            http.post("/v1/chat/completions", json=BODY | GREEDY | {"response_format": wanted, "stream": streamed})
-        )
-        assert (error["param"], error["code"]) == ("response_format", "invalid_json_schema")
+        error = fault(http.post("/v1/chat/completions", json=BODY | GREEDY | fields | {"stream": streamed}))
+        assert (error["param"], error["code"]) == (param, "invalid_json_schema")
 
 
 def test_a_conversation_that_is_too_long_is_refused_as_openai_words_it(http: httpx.Client) -> None:

@@ -173,6 +173,17 @@ def test_an_answer_of_a_form_may_be_a_call_instead() -> None:
     assert not written(BYTES.mask(Constraint("tools", json.dumps(asked | {"required": True}))), '{"city": "Oslo"}')
 
 
+@pytest.mark.parametrize(
+    ("blamed", "tool", "content"), [("tools", "frob", "object"), ("response_format", "object", "frob")]
+)
+def test_the_schema_to_blame_is_named(blamed: str, tool: str, content: str) -> None:
+    named = [{"name": "f", "parameters": {"properties": {"a": {"type": tool}}}}]
+    asked = {"tools": named, "required": False, "parallel": True, "content": {"type": content}}
+    with pytest.raises(RequestError, match="frob") as refused:
+        BYTES.mask(Constraint("tools", json.dumps(asked)))
+    assert refused.value.param == blamed
+
+
 def test_references_of_a_tool_count_from_its_own_schema_and_names_are_quoted() -> None:
     tree = {"$defs": {"n": {"type": "integer"}}, "properties": {'a"b': {"$ref": "#/$defs/n"}}, "required": ['a"b']}
     mask = tools(required=True, parallel=False, named=[*TOOLS, {"name": 'q"%json\n', "parameters": tree | CLOSED}])
