@@ -32,7 +32,7 @@ from paceline.engine.grammar import Grammars
 from paceline.engine.tokenizer import Tokenizer
 from paceline.runtime.connection import Link
 from paceline.runtime.node import Node
-from paceline.runtime.service import Done, GenerateRequest, Piece
+from paceline.runtime.service import Done, Drafts, GenerateRequest, Piece
 from paceline.strategies.machine import Strategy
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.closing import CloseCode
@@ -144,7 +144,7 @@ async def _rows(count: int) -> list[dict[str, object]]:
 
 # ---- answers --------------------------------------------------------------------------------------------------------
 async def judged(nodes: dict[Side, Node], strategy: Strategy, count: int, at_once: int) -> Tally:
-    """`count` answers, of each form, side and rule in turn, every fifth greedy; never more than `at_once` under way."""
+    """`count` answers, of each form, side, rule and way to draft in turn, every fifth greedy; `at_once` at a time."""
     waiting = iter(range(count))
     valid = tokens = 0
     began = time.perf_counter()
@@ -162,13 +162,14 @@ async def judged(nodes: dict[Side, Node], strategy: Strategy, count: int, at_onc
 
 
 def request(strategy: Strategy, form: Form, number: int) -> GenerateRequest:
-    rules = get_args(RuleName)
+    rules, ways = get_args(RuleName), get_args(Drafts)
     return GenerateRequest(
         messages=({"role": "user", "content": f"Who is number {number}?"},),
         sampling=SamplingParams(temperature=0.0 if number % 5 == 4 else 1.0, seed=number),
         max_tokens=MAX_TOKENS,
         strategy=strategy.name,
         aggregator=rules[number // 6 % len(rules)] if strategy.reference == "mixture" else None,
+        drafts=ways[number // 18 % len(ways)],
         constraint=form.constraint,
     )
 
