@@ -7,19 +7,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.core.constraint import MAX_TEXT, Constraint
 from paceline.core.sampling import SamplingParams
 from paceline.errors import LocalProtocolError, RemoteProtocolError
+from paceline.wire import messages
 from paceline.wire.closing import CloseCode
 from paceline.wire.codec import (
     MAX_CONTROL_BYTES,
     MAX_FRAME_BYTES,
+    constraint_from_wire,
+    constraint_to_wire,
     decode,
     encode,
     peek_version,
     sampling_from_wire,
     sampling_to_wire,
 )
-from paceline.wire.messages import ChatMessage, DistPayload, Message, Pace, Ping
+from paceline.wire.messages import ChatMessage, DistPayload, Message, OpenSession, Pace, Ping
 from tests.wire.samples import (
     HELLO,
     SAMPLING,
@@ -122,6 +126,16 @@ def test_the_ends_of_the_seeds_range_travel(seed: int) -> None:
     received = decode(encode(message))
     assert isinstance(received, type(message))
     assert sampling_from_wire(received.sampling) == params
+
+
+def test_a_constraint_travels_and_one_of_a_kind_that_is_unknown_does_not() -> None:
+    for constraint in (None, Constraint("json_object"), Constraint("tools", "{}")):
+        sent = decode(encode(replace(opening(1), constraint=constraint_to_wire(constraint))))
+        assert isinstance(sent, OpenSession)
+        assert (sent.constraint and constraint_from_wire(sent.constraint)) == constraint
+    for kind, text in (("frob", ""), ("json_schema", "x" * (MAX_TEXT + 1))):
+        wrong = replace(opening(1), constraint=messages.Constraint(kind, text))  # type: ignore[arg-type]  # on purpose
+        assert "$.constraint" in str(refusal(encode(wrong)))
 
 
 def test_sampling_a_peer_would_refuse_is_not_sent() -> None:
