@@ -6,19 +6,18 @@ each change make removed text leave the files; what the disk itself keeps of ove
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from paceline import sqlite
 from paceline.errors import ConfigError
 
 FILE = "documents.sqlite"
 VERSION = 2  # PRAGMA user_version
-BUSY_S = 30.0  # how long to wait for another process's transaction, s
 _DOCUMENTS = """CREATE TABLE documents (
         id TEXT PRIMARY KEY,
         name TEXT NOT NULL,
@@ -106,25 +105,20 @@ class Database:
         self._directory = directory
         self._made_by = {"embedder": embedder, "dimensions": str(dimensions)}
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # SQLite gives its log files the mode of the database: make it private before there is anything in it.
-            os.close(os.open(directory / FILE, os.O_RDWR | os.O_CREAT, 0o600))
+            with self._speaking():
+                self._connection = sqlite.connect(directory / FILE)
         except (OSError, ValueError) as error:
             raise ConfigError(f"The document folder {directory} cannot be used: {error}. Choose another.") from error
-        with self._speaking():
-            self._connection = sqlite3.connect(
-                directory / FILE, timeout=BUSY_S, isolation_level=None, check_same_thread=False
-            )
-            try:
+        try:
+            with self._speaking():
                 self._prepare()
-            except BaseException:
-                self._connection.close()
-                raise
+        except BaseException:
+            self._connection.close()
+            raise
 
     def _prepare(self) -> None:
-        self._write_ahead()
         # legacy_alter_table: renaming a table away leaves references to its name as they are.
-        for pragma in ("secure_delete = ON", "foreign_keys = OFF", "legacy_alter_table = ON", "temp_store = MEMORY"):
+        for pragma in ("foreign_keys = OFF", "legacy_alter_table = ON"):
             self._connection.execute(f"PRAGMA {pragma}")
         with self.writing():
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
@@ -148,19 +142,6 @@ class Database:
         for pragma in ("foreign_keys = ON", "legacy_alter_table = OFF"):
             self._connection.execute(f"PRAGMA {pragma}")
         self.checkpoint()
-
-    def _write_ahead(self) -> None:
-        """Changing the mode does not wait for a process that is doing so too; a transaction does."""
-        for _ in range(100):
-            try:
-                self._connection.execute("PRAGMA journal_mode = WAL")
-                return
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-                    raise
-                self._connection.execute("BEGIN IMMEDIATE")
-                self._connection.execute("ROLLBACK")
-        raise ConfigError(f"The documents in {self._directory} are in use by another program; try again.")
 
     def close(self) -> None:
         self._connection.close()
@@ -195,7 +176,7 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A transaction: wholly there or not at all. Waits for other processes' up to BUSY_S."""
+        """A transaction: wholly there or not at all. Waits for other processes' up to `sqlite.BUSY_S`."""
         with self._transaction("BEGIN IMMEDIATE"):
             yield
 
@@ -207,36 +188,16 @@ class Database:
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[None]:
-        with self._speaking():
-            self._connection.execute(begin)
-            try:
-                yield
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+        with self._speaking(), sqlite.transaction(self._connection, begin):
+            yield
 
     def checkpoint(self) -> bool:
         """Move the log into the database and empty it. False if a reader was in the way for too long."""
         with self._speaking():
-            busy: int = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-        return not busy
+            return sqlite.checkpoint(self._connection)
 
-    @contextmanager
-    def _speaking(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            code: int = getattr(error, "sqlite_errorcode", 0)  # absent where it is Python's own complaint
-            advice = {
-                sqlite3.SQLITE_FULL: "The disk is full: make room and try again.",
-                sqlite3.SQLITE_BUSY: "Another program is using it: try again when that has ended.",
-                sqlite3.SQLITE_READONLY: "Make the folder writable, or choose another.",
-                sqlite3.SQLITE_NOTADB: "It is not a document store: choose another folder, or remove that file.",
-                sqlite3.SQLITE_CORRUPT: "It is damaged: restore it from a copy, or remove the folder and add again.",
-            }.get(code & 0xFF, "Check the folder, or choose another.")
-            raise ConfigError(f"{self._directory / FILE}: {error}. {advice}") from error
+    def _speaking(self) -> AbstractContextManager[None]:
+        return sqlite.speaking(self._directory / FILE, "a document store")
 
 
 class Rows:

@@ -10,7 +10,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from paceline.errors import LinkClosed, RequestError
+from paceline.api.log_rows import LogRows
+from paceline.errors import ConfigError, LinkClosed, RequestError
 from paceline.runtime.service import Piece, TokenLogprob
 from tests.api.scripted import Script, ScriptedService, Signal, client_of, done, said, serving
 from tests.api.test_responses_events import CALL
@@ -361,3 +362,57 @@ def test_a_silent_stream_shows_signs_of_life() -> None:
         with http.stream("POST", "/v1/responses", json=ASK | {"stream": True}) as answer:
             assert any(": ping" in part for part in answer.iter_text())
         assert service.script.ended.wait()
+
+
+def test_a_disk_that_refuses_ends_the_answer_and_not_the_server(
+    http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*_: object) -> None:
+        raise ConfigError("The disk is full.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LogRows, "write", refusing)
+        streamed = post(http, stream=True)
+        assert streamed.status_code == 200 and "Hello" not in streamed.text
+        assert streamed.text.startswith('event: error\ndata: {"type":"error","code":"server_error"')
+        whole = post(http)
+        assert whole.status_code == 500 and "could not be stored" in whole.json()["error"]["message"]
+        assert post(http, store=False).json()["status"] == "completed"
+    assert service.script.ended.wait()
+    assert post(http).json()["status"] == "completed"
+
+
+def test_what_an_agent_on_a_command_line_sends_is_served(http: httpx.Client, service: ScriptedService) -> None:
+    """As coding agents send it: tools of other hosts, no store, reasoning to be carried along."""
+    given = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be careful."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List the files."}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": "xyz"},
+        {
+            "type": "function_call",
+            "id": "fc_1",
+            "call_id": "call_1",
+            "name": "shell",
+            "arguments": '{"command":["ls"]}',
+        },
+        {"type": "function_call_output", "call_id": "call_1", "output": "a.py"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a.py"}]},
+        {"role": "user", "content": "And now?"},
+    ]
+    answer = post(
+        http,
+        input=given,
+        instructions="You are an agent.",
+        tools=[TOOL | {"strict": False}, {"type": "local_shell"}, {"type": "custom", "name": "apply_patch"}],
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        reasoning={"effort": "medium", "summary": "auto"},
+        include=["reasoning.encrypted_content"],
+        store=False,
+        stream=True,
+        prompt_cache_key="123",
+        client_metadata={"a": "b"},
+    )
+    assert answer.status_code == 200 and "event: response.completed" in answer.text
+    roles = [message["role"] for message in service.requests[-1].messages]
+    assert roles == ["system", "system", "user", "assistant", "tool", "assistant", "user"]
