@@ -10,7 +10,7 @@ import typer
 
 from paceline.api.app import create_app
 from paceline.api.keys import Keyring, check_exposure, parse_keys
-from paceline.api.opening import open_kv, open_model, open_store, open_tables, served_name
+from paceline.api.opening import open_kv, open_model, open_store, open_tables, retention_of, served_name
 from paceline.api.serving import listen, serve, url_of
 from paceline.models import DEVICE
 from paceline.runtime.emulation import Emulation
@@ -77,7 +77,13 @@ async def run(settings: AgentSettings) -> None:
                     vocab_size=min(info.vocab_size, model.tokenizer.vocab_size),
                 )
                 await cloud.enrol()
-            app = create_app(node, keyring=keyring, documents=settings.documents, state=settings.state_dir)
+            app = create_app(
+                node,
+                keyring=keyring,
+                documents=settings.documents,
+                state=settings.state_dir,
+                retention=retention_of(settings),
+            )
             async with asyncio.TaskGroup() as tasks:
                 linking = None if cloud is None else tasks.create_task(cloud.keep_linked())
                 await serve(app, listener, on_ready=ready)

@@ -87,6 +87,10 @@ class NodeSettings(BaseModel):
         ge=0,
         description="MiB of disk at most for the KV of documents, kept so that each is computed once; 0: none is kept",
     )
+    responses_mib: int = Field(
+        256, ge=1, le=1 << 20, description="MiB of responses that are kept at most; the oldest go first"
+    )
+    responses_days: float = Field(30.0, gt=0, le=3650, description="days for which responses are kept")
     documents: int = Field(2, ge=0, le=64, description="passages each side reads per request, unless the request says")
     max_tokens_default: int | None = Field(
         None, ge=1, description="tokens written when a request sets no limit; default: up to the context"

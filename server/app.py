@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from paceline.api.app import create_app
 from paceline.api.keys import Keyring
 from paceline.api.routes import register
+from paceline.api.token_log import Retention
 from paceline.runtime.service import Service
 
 from . import links
@@ -25,9 +26,10 @@ def create_server(
     keyring: Keyring,
     documents: int = 2,
     state: Path | None = None,
+    retention: Retention = Retention(),
 ) -> FastAPI:
-    """`keyring`, `documents`, `state`: see `create_app`."""
-    app = create_app(service, keyring=keyring, documents=documents, state=state)
+    """`keyring`, `documents`, `state`, `retention`: see `create_app`."""
+    app = create_app(service, keyring=keyring, documents=documents, state=state, retention=retention)
     register(app, EnrolEndpoint(registry).routes())
     app.add_api_websocket_route(links.PATH, live.serve)
     return app

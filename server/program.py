@@ -10,7 +10,7 @@ from contextlib import closing
 import typer
 
 from paceline.api.keys import Keyring, check_exposure, parse_keys
-from paceline.api.opening import open_kv, open_model, open_store, open_tables, served_name
+from paceline.api.opening import open_kv, open_model, open_store, open_tables, retention_of, served_name
 from paceline.api.serving import listen, serve, url_of
 from paceline.models import CLOUD
 from paceline.runtime.emulation import Emulation
@@ -68,7 +68,13 @@ async def run(settings: ServerSettings) -> None:
             live = Links(registry, node, welcome, emulation=emulation, vocab_size=vocab_size)
             watcher = tasks.create_task(live.watch())
             app = create_server(
-                node, registry, live, keyring=keyring, documents=settings.documents, state=settings.state_dir
+                node,
+                registry,
+                live,
+                keyring=keyring,
+                documents=settings.documents,
+                state=settings.state_dir,
+                retention=retention_of(settings),
             )
             await serve(app, listener, on_ready=ready)
             watcher.cancel()

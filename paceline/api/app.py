@@ -27,7 +27,7 @@ from paceline.api.responses import ResponsesEndpoint
 from paceline.api.responses_fold import close_cut
 from paceline.api.routes import allowed, register
 from paceline.api.sse import KEEP_ALIVE_S
-from paceline.api.token_log import TokenLog
+from paceline.api.token_log import Retention, TokenLog
 from paceline.api.vector_stores import VectorStoresEndpoint
 from paceline.runtime.service import Service
 
@@ -38,13 +38,15 @@ def create_app(
     keyring: Keyring,
     documents: int = 2,
     state: Path | None = None,
+    retention: Retention = Retention(),
     keep_alive: float = KEEP_ALIVE_S,
     max_active: int = MAX_ACTIVE,
 ) -> FastAPI:
     """`keyring`: who may ask; without any key, everybody; see `keys.check_exposure`.
 
     `documents`: passages per side unless the request says. `keep_alive`: s of silence before a comment is sent.
-    `state`: the folder that keeps responses; None: they are kept in memory. Raises ConfigError when it cannot be used.
+    `state`: the folder that keeps responses; None: they are kept in memory. `retention`: how many.
+    Raises ConfigError when the folder cannot be used.
     The `Gate` is in `app.state.gate`, every `Route` in `app.state.routes`, what ends with the server in
     `app.state.closers`.
     """
@@ -57,7 +59,9 @@ def create_app(
     app.state.closers = []
     app.add_middleware(GateMiddleware, gate=gate)
     app.add_exception_handler(HTTPException, _http_error)
-    responses = ResponsesEndpoint(service, TokenLog(state, close_cut), gate, documents=documents, keep_alive=keep_alive)
+    responses = ResponsesEndpoint(
+        service, TokenLog(state, close_cut, retention), gate, documents=documents, keep_alive=keep_alive
+    )
     app.state.closers.append(responses.close)
     for endpoints in (
         ChatEndpoint(service, documents=documents, keep_alive=keep_alive),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.api.token_log import Retention
 from paceline.engine.contract import LoadedModel
 from paceline.engine.load import load_model
 from paceline.engine.paced import PacedEngine
@@ -61,3 +62,7 @@ def open_kv(settings: NodeSettings) -> KvStore | None:
     """Where a model's reading of the documents is kept: beside them, so that it goes with them."""
     limit = settings.document_kv_mib << 20
     return KvStore(settings.docs_dir / FOLDER, limit) if limit else None
+
+
+def retention_of(settings: NodeSettings) -> Retention:
+    return Retention(settings.responses_mib << 20, settings.responses_days * 86_400)

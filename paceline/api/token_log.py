@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,8 +25,6 @@ from typing import Any, TypeVar
 from paceline.api.log_rows import Event, Header, LogRows, Row
 from paceline.errors import PacelineError
 
-MAX_BYTES = 256 << 20  # of events and requests that are kept; the oldest responses go first
-MAX_AGE_S = 30 * 86_400.0  # OpenAI keeps responses as long
 SWEEP_S = 3600.0  # between looks for what is too old, on a server that does nothing else
 TAIL = 256  # committed rows of a running response that stay in memory; who is further behind reads the file
 AHEAD = 1024  # rows of a response that may wait for the disk before its writer does
@@ -34,6 +33,14 @@ PAGE = 256  # rows read from the file at a time
 T = TypeVar("T")
 
 _log = logging.getLogger("paceline.api")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much is kept of responses that have ended, and for how long: the oldest go first."""
+
+    max_bytes: int = 256 << 20  # of events and requests
+    max_age: float = 30 * 86_400.0  # s; OpenAI keeps responses as long
 
 
 class Track:
@@ -148,17 +155,14 @@ class TokenLog:
         self,
         directory: Path | None,
         repair: Callable[[list[Row]], list[Row]],
-        *,
-        max_bytes: int = MAX_BYTES,
-        max_age: float = MAX_AGE_S,
+        retention: Retention = Retention(),
     ) -> None:
         """`directory` None: in memory. `repair`: the rows that end a response whose process died (see `LogRows`).
 
         Raises ConfigError when the folder cannot be used.
         """
         self._rows = LogRows(directory)
-        self._max_bytes = max_bytes
-        self._max_age = max_age  # s
+        self._retention = retention
         cut = self._rows.repair(repair)
         if cut:
             _log.warning("%d responses were cut when the server last ended; they are marked as failed", cut)
@@ -232,7 +236,7 @@ class TokenLog:
         if track is not None:
             return track.header if track.stored else None
         header = await self.ask(lambda: self._rows.find(response))
-        return None if header is None or header.created < time.time() - self._max_age else header
+        return None if header is None or header.created < time.time() - self._retention.max_age else header
 
     def running(self, response: str) -> Track | None:
         return self._live.get(response)
@@ -332,12 +336,12 @@ class TokenLog:
                 self._loop.call_soon_threadsafe(self._publish, writes, failure)
         if ended:
             self._total += sum(size for _, size in ended)
-            if self._total > self._max_bytes:
+            if self._total > self._retention.max_bytes:
                 self._sweep()
 
     def _sweep(self) -> None:
         try:
-            self._rows.sweep(before=time.time() - self._max_age, max_bytes=self._max_bytes)
+            self._rows.sweep(before=time.time() - self._retention.max_age, max_bytes=self._retention.max_bytes)
             self._total = self._rows.total()
         except PacelineError as error:
             _log.error("old responses could not be removed: %s", error)

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.api.log_rows import FILE, Header, LogRows, Row
 from paceline.api.responses_fold import close_cut
-from paceline.api.token_log import TAIL, Reader, TokenLog, Track
+from paceline.api.token_log import TAIL, Reader, Retention, TokenLog, Track
 from paceline.errors import ConfigError, PacelineError
 
 pytestmark = pytest.mark.anyio
@@ -137,7 +137,7 @@ async def test_what_is_deleted_is_in_no_file(log: TokenLog, tmp_path: Path) -> N
 
 
 async def test_the_oldest_go_when_there_is_too_much(tmp_path: Path) -> None:
-    log = TokenLog(tmp_path, close_cut, max_bytes=2500)
+    log = TokenLog(tmp_path, close_cut, Retention(max_bytes=2500))
     for index in range(6):
         await written(log, str(index), "x" * 1000, created=time.time() - 60 + index)
     kept = [index for index in range(6) if await log.find(str(index)) is not None]
@@ -146,12 +146,12 @@ async def test_the_oldest_go_when_there_is_too_much(tmp_path: Path) -> None:
 
 
 async def test_what_is_too_old_is_not_there_and_goes(tmp_path: Path) -> None:
-    log = TokenLog(tmp_path, close_cut, max_age=100)
+    log = TokenLog(tmp_path, close_cut, Retention(max_age=100))
     await written(log, "old", "x", created=time.time() - 101)
     await written(log, "new", "x")
     assert await log.find("old") is None and await log.find("new") is not None
     log.close()
-    again = TokenLog(tmp_path, close_cut, max_age=100)
+    again = TokenLog(tmp_path, close_cut, Retention(max_age=100))
     assert await again.last("old") is None and await again.last("new") is not None
     again.close()
 
