@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from paceline.api.app import create_app
 from paceline.api.keys import Keyring
 from paceline.api.routes import register
-from paceline.api.token_log import Retention
+from paceline.api.token_log import DEFAULT_RETENTION, Retention
 from paceline.runtime.service import Service
 
 from . import links
@@ -26,7 +26,7 @@ def create_server(
     keyring: Keyring,
     documents: int = 2,
     state: Path | None = None,
-    retention: Retention = Retention(),
+    retention: Retention = DEFAULT_RETENTION,
 ) -> FastAPI:
     """`keyring`, `documents`, `state`, `retention`: see `create_app`."""
     app = create_app(service, keyring=keyring, documents=documents, state=state, retention=retention)

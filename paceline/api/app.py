@@ -27,7 +27,7 @@ from paceline.api.responses import ResponsesEndpoint
 from paceline.api.responses_fold import close_cut
 from paceline.api.routes import allowed, register
 from paceline.api.sse import KEEP_ALIVE_S
-from paceline.api.token_log import Retention, TokenLog
+from paceline.api.token_log import DEFAULT_RETENTION, Retention, TokenLog
 from paceline.api.vector_stores import VectorStoresEndpoint
 from paceline.runtime.service import Service
 
@@ -38,7 +38,7 @@ def create_app(
     keyring: Keyring,
     documents: int = 2,
     state: Path | None = None,
-    retention: Retention = Retention(),
+    retention: Retention = DEFAULT_RETENTION,
     keep_alive: float = KEEP_ALIVE_S,
     max_active: int = MAX_ACTIVE,
 ) -> FastAPI:

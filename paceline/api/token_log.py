@@ -43,6 +43,9 @@ class Retention:
     max_age: float = 30 * 86_400.0  # s; OpenAI keeps responses as long
 
 
+DEFAULT_RETENTION = Retention()
+
+
 class Track:
     """A response that is being written. Lives on the event loop."""
 
@@ -155,7 +158,7 @@ class TokenLog:
         self,
         directory: Path | None,
         repair: Callable[[list[Row]], list[Row]],
-        retention: Retention = Retention(),
+        retention: Retention = DEFAULT_RETENTION,
     ) -> None:
         """`directory` None: in memory. `repair`: the rows that end a response whose process died (see `LogRows`).
 
