@@ -329,7 +329,7 @@ class TokenLog:
         failure: PacelineError | None = None
         try:
             self._rows.write(begun, events, ended)
-        except PacelineError as error:
+        except Exception as error:  # whatever it is, the thread goes on, and who waits hears of it
             _log.error("the log of responses cannot be written: %s", error)
             failure = PacelineError("The answer could not be stored, so it was not sent.")
             for write in writes:
@@ -346,7 +346,7 @@ class TokenLog:
         try:
             self._rows.sweep(before=time.time() - self._retention.max_age, max_bytes=self._retention.max_bytes)
             self._total = self._rows.total()
-        except PacelineError as error:
+        except Exception as error:
             _log.error("old responses could not be removed: %s", error)
 
     def _answer(self, question: _Question) -> None:
