@@ -35,6 +35,8 @@ _LEAST_MATCH: Final = 3  # tokens: of what follows two, the pairs know more if t
 _LONG_MATCH: Final = 5
 _WEIGHT: Final = 0.25  # of a new law in a row, on the path of the output
 _WEIGHT_ASIDE: Final = 0.1  # and beside it
+_MEMORY: Final = 0.99  # of what was learnt of guesses: the last hundred of a class count
+_LEAST_PROB: Final = 5e-4  # noise that would lift a less likely token to the top comes once in thousands of tokens
 _UNLEARNT: Final = 256  # observed tokens whose laws may still come
 
 
@@ -42,8 +44,10 @@ _UNLEARNT: Final = 256  # observed tokens whose laws may still come
 class DraftingSkill:
     """How good guesses are; of answers that are sampled alike, and it outlives each of them."""
 
-    matches: RankTable = field(default_factory=lambda: RankTable(tuple(f for f in _MATCH_FIRSTS for _ in range(3))))
-    guesses: RankTable = field(default_factory=lambda: RankTable(_GUESS_FIRSTS))
+    matches: RankTable = field(
+        default_factory=lambda: RankTable(tuple(f for f in _MATCH_FIRSTS for _ in range(3)), _MEMORY)
+    )
+    guesses: RankTable = field(default_factory=lambda: RankTable(_GUESS_FIRSTS, _MEMORY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +55,11 @@ class DraftingOptions:
     """What a drafter does; the default is all it can. The rest are baselines and ablations."""
 
     tables: bool = True
-    pairs: bool = True  # rows for the last two tokens too
-    blend: bool = True  # rows are means of laws; otherwise overwritten, beside the path added to (DIAA)
     automaton: bool = True
     noise: bool = True  # rank by what the common noise will make of it
     probs: Literal["learnt", "law"] = "learnt"  # of guesses: as often as they were right, or as the laws have it
+    pairs: bool | None = None  # rows for the last two tokens too; None: unless `probs` are the laws'
+    blend: bool | None = None  # rows are means of laws, else overwritten or added to (DIAA); None: likewise
     scoring: Scoring = PLAIN
     interval: int = 1  # trees until the structure is looked for again
     template: Template | None = None  # a static tree: this structure always
@@ -112,7 +116,9 @@ class Drafter:
         self._skill = DraftingSkill() if skill is None else skill
         self._options = options
         self._automaton = SuffixAutomaton()
-        self._pairs = table.pairs if self._options.tables and self._options.pairs else None
+        learnt = options.probs == "learnt"
+        self._blend = learnt if options.blend is None else options.blend
+        self._pairs = table.pairs if options.tables and (learnt if options.pairs is None else options.pairs) else None
         self._last = self._before = -1  # the last observed token, and the one before
         self._unlearnt: deque[tuple[int, int]] = deque(maxlen=_UNLEARNT)  # observed tokens with those before them
         self._at: Context | None = None  # its context in the last tree
@@ -147,7 +153,7 @@ class Drafter:
         if not self._options.tables:
             return
         ids, probs = zip(*dist.top(K), strict=True)
-        if self._options.blend:
+        if self._blend:
             self._table.blend(token, ids, probs, _WEIGHT if accepted else _WEIGHT_ASIDE)
         else:
             self._table.record(token, ids, probs, overwrite=accepted)
@@ -231,6 +237,7 @@ class Drafter:
         if not self._noisy:
             gap = math.log(law[0][1] / law[1][1]) / self._heat if len(law) > 1 else math.inf
             return law[:K], gap
+        law = [each for each in law if each[1] >= _LEAST_PROB] or law[:1]
         noise = gumbel_of(self._sampling.seed, position, [token for token, _ in law])
         heat = self._heat
         scored = [(math.log(each[1]) / heat + extra, each) for each, extra in zip(law, noise, strict=True)]

@@ -42,8 +42,10 @@ def gumbel_of(seed: int, position: int, tokens: Iterable[int]) -> list[float]:
     """`gumbel` of a few tokens, in a third of the time: for guesses, as the logarithm may round another way."""
     key, log, found = _start_of(seed, position), math.log, []
     for token in tokens:
-        bits = _mix((token * _GAMMA + key) & _MASK)
-        found.append(-log(-log(((bits >> 12) + 0.5) * _STEP)))
+        z = (token * _GAMMA + key) & _MASK  # `_mix`, without the calls
+        z = ((z ^ (z >> 30)) * _FIRST) & _MASK
+        z = ((z ^ (z >> 27)) * _SECOND) & _MASK
+        found.append(-log(-log((((z ^ (z >> 31)) >> 12) + 0.5) * _STEP)))
     return found
 
 

@@ -13,7 +13,7 @@ MAX_RANKS: Final = 8
 _EDGES: Final = (0.5, 1.5, 4.0)  # of the gap between the first two scores, in nats
 _FIRST: Final = (0.5, 0.65, 0.85, 0.97)  # prior share of the first guess, by clearness
 _STRENGTH: Final = 6.0  # observations that the prior weighs
-_MEMORY: Final = 0.98  # of older observations, per new one
+_MEMORY: Final = 0.98  # the last fifty count
 
 
 def clearness(gap: float) -> int:
@@ -35,6 +35,7 @@ class RankTable:
     """
 
     firsts: tuple[float, ...] = _FIRST  # prior share of the first guess, by class
+    memory: float = _MEMORY  # of older observations, per new one
     _counts: list[list[float]] = field(init=False)
     _totals: list[float] = field(init=False)
     _known: dict[int, list[float]] = field(default_factory=dict)  # what `probs` answers until something is learnt
@@ -48,8 +49,8 @@ class RankTable:
         self._known.pop(clear, None)
         counts = self._counts[clear]
         for place in range(MAX_RANKS):
-            counts[place] *= _MEMORY
-        self._totals[clear] = self._totals[clear] * _MEMORY + 1.0
+            counts[place] *= self.memory
+        self._totals[clear] = self._totals[clear] * self.memory + 1.0
         if rank is not None and rank < MAX_RANKS:
             counts[rank] += 1.0
 

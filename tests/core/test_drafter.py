@@ -19,7 +19,7 @@ from paceline.core.lookup import K, LookupTable
 from paceline.core.sampling import SamplingParams, choose
 
 VOCAB = 24
-LAW = DraftingOptions(automaton=False, pairs=False, noise=False, probs="law")
+LAW = DraftingOptions(automaton=False, noise=False, probs="law")
 
 
 def markov(seed: int, sharpness: float = 2.0) -> list[Dist]:
@@ -142,6 +142,17 @@ def test_two_tokens_tell_more_than_one_where_the_target_looks_at_two(pairs: bool
         if place > 1:
             drafter.learn(text[place - 1], Dist.dense(np.eye(VOCAB)[token]))
     assert all(right[3:]) if pairs else sum(right) < len(right) / 2
+
+
+def test_as_the_paper_has_it_a_row_is_the_last_law_on_the_path_and_is_added_to_beside_it() -> None:
+    table = LookupTable(VOCAB)
+    drafter = Drafter(table, SamplingParams(), options=LAW)
+    drafter.learn(1, Dist.dense(np.eye(VOCAB)[2]))
+    drafter.learn(1, Dist.dense(np.eye(VOCAB)[3] * 0.5), accepted=False)
+    assert table.successors(1) == ([2, 3], [1.0, 0.5])
+    drafter.learn(1, Dist.dense(np.eye(VOCAB)[4]))
+    assert table.successors(1) == ([4], [1.0])
+    assert table.pairs is not None and len(table.pairs) == 0
 
 
 def test_the_automaton_copies_what_the_text_repeats() -> None:
