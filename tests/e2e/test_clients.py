@@ -23,12 +23,15 @@ from paceline.commands.children import Children, clean_environment, command, fre
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "tests" / "e2e" / "clients"
 TASKS = json.loads((CLIENTS / "tasks.json").read_text())
-TIMEOUT = 110.0  # s for all tasks of one client
+TIMEOUT = 240.0  # s for all tasks of one client
+pytestmark = pytest.mark.timeout(300)
 
 Said = dict[str, Any]
 BASE = {"model": TASKS["model"], "messages": [{"role": "user", "content": TASKS["question"]}], **TASKS["sampling"]}
 LONG = BASE | {"max_tokens": TASKS["schema_tokens"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": TASKS["schema"]}}
+RESPONSE = {"model": TASKS["model"], "input": TASKS["question"], **TASKS["response"]}
+PROMPT = {"model": TASKS["model"], "prompt": TASKS["question"], **TASKS["sampling"]}
 TOOLS = {
     "tools": [{"type": "function", "function": TASKS["tool"]}],
     "tool_choice": {"type": "function", "function": {"name": TASKS["tool"]["name"]}},
@@ -65,7 +68,12 @@ def measure(server: tuple[str, str]) -> Said:
 
     whole = json.loads(curled(server, "chat/completions", BASE))
     call = choice(**TOOLS)["message"]["tool_calls"][0]["function"]
+    vectors = json.loads(curled(server, "embeddings", {"model": TASKS["embedder"], "input": TASKS["texts"]}))
+    response = json.loads(curled(server, "responses", RESPONSE))
     return {
+        "embeddings": [each["embedding"] for each in vectors["data"]],
+        "completions": json.loads(curled(server, "completions", PROMPT))["choices"][0]["text"],
+        "responses": response["output"][0]["content"][0]["text"],
         "whole": {
             "text": whole["choices"][0]["message"]["content"],
             "reason": whole["choices"][0]["finish_reason"],
@@ -101,6 +109,10 @@ def logprobs(whole: Any) -> list[Any]:
     return [[each.logprob, each.bytes, len(each.top_logprobs)] for each in content]
 
 
+def vectors(embedded: Any) -> list[list[float]]:
+    return [each.embedding for each in embedded.data]
+
+
 def gathered(chunks: list[Any]) -> Said:
     choices = [choice for chunk in chunks for choice in chunk.choices]
     return {
@@ -116,6 +128,7 @@ STREAMED: Said = {"stream": True, "stream_options": {"include_usage": True}}
 def python_sync(url: str, key: str) -> Said:
     with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60.0) as client:
         create: Callable[..., Any] = client.chat.completions.create
+        respond: Callable[..., Any] = client.responses.create
         said: Said = {
             "models": [model.id for model in client.models.list()],
             "whole": answer(create(**BASE)),
@@ -123,9 +136,41 @@ def python_sync(url: str, key: str) -> Said:
             "schema": create(**LONG, response_format=FORMAT).choices[0].message.content,
             "tool": call(create(**LONG, **TOOLS)),
             "logprobs": logprobs(create(**BASE, logprobs=True, top_logprobs=3)),
+            "completions": client.completions.create(**PROMPT).choices[0].text,
+            "embeddings": vectors(client.embeddings.create(model=TASKS["embedder"], input=TASKS["texts"])),
         }
         with client.chat.completions.stream(**LONG, **TOOLS) as stream:
             said["tool_streamed"] = call(stream.get_final_completion())
+        whole, events = respond(**RESPONSE), list(respond(**RESPONSE, stream=True))
+        identity = events[0].response.id
+        said["responses"] = {
+            "text": whole.output_text,
+            "again": client.responses.retrieve(whole.id).output_text,
+            "streamed": "".join(event.delta for event in events if event.type == "response.output_text.delta"),
+            "kept": client.responses.retrieve(identity).output_text,
+            "numbers": [event.sequence_number for event in events],
+            "resumed": [
+                event.sequence_number for event in client.responses.retrieve(identity, stream=True, starting_after=2)
+            ],
+        }
+        client.responses.delete(identity)
+        try:
+            client.responses.retrieve(identity)
+        except openai.NotFoundError:
+            said["responses"]["gone"] = True
+        file = client.files.create(file=("omber.md", TASKS["file"].encode()), purpose="assistants")
+        store = client.vector_stores.create(name="lights")
+        added = client.vector_stores.files.create_and_poll(file.id, vector_store_id=store.id, poll_interval_ms=50)
+        found = list(client.vector_stores.search(store.id, query=TASKS["search"]))
+        said["files"] = {
+            "status": added.status,
+            "text": found[0].content[0].text,
+            "name": found[0].filename,
+            "content": client.files.content(file.id).text,
+            "listed": file.id in [each.id for each in client.files.list()],
+        }
+        client.vector_stores.delete(store.id)
+        client.files.delete(file.id)
         try:
             create(**BASE | {"model": "nobody"})
         except openai.NotFoundError as error:
@@ -134,26 +179,44 @@ def python_sync(url: str, key: str) -> Said:
 
 
 def python_async(url: str, key: str) -> Said:
-    async def ask() -> Said:
-        async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60.0) as client:
-            create: Callable[..., Any] = client.chat.completions.create
-            said: Said = {
-                "models": [model.id async for model in client.models.list()],
-                "whole": answer(await create(**BASE)),
-                "streamed": gathered([chunk async for chunk in await create(**BASE, **STREAMED)]),
-                "schema": (await create(**LONG, response_format=FORMAT)).choices[0].message.content,
-                "tool": call(await create(**LONG, **TOOLS)),
-                "logprobs": logprobs(await create(**BASE, logprobs=True, top_logprobs=3)),
-            }
-            async with client.chat.completions.stream(**LONG, **TOOLS) as stream:
-                said["tool_streamed"] = call(await stream.get_final_completion())
-            try:
-                await create(**BASE | {"model": "nobody"})
-            except openai.NotFoundError as error:
-                said["refusal"] = {"status": error.status_code, "code": error.code, "named": bool(error.request_id)}
-            return said
+    return asyncio.run(_python_async(url, key))
 
-    return asyncio.run(ask())
+
+async def _python_async(url: str, key: str) -> Said:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60.0) as client:
+        create: Callable[..., Any] = client.chat.completions.create
+        respond: Callable[..., Any] = client.responses.create
+        said: Said = {
+            "models": [model.id async for model in client.models.list()],
+            "whole": answer(await create(**BASE)),
+            "streamed": gathered([chunk async for chunk in await create(**BASE, **STREAMED)]),
+            "schema": (await create(**LONG, response_format=FORMAT)).choices[0].message.content,
+            "tool": call(await create(**LONG, **TOOLS)),
+            "logprobs": logprobs(await create(**BASE, logprobs=True, top_logprobs=3)),
+            "completions": (await client.completions.create(**PROMPT)).choices[0].text,
+            "embeddings": vectors(await client.embeddings.create(model=TASKS["embedder"], input=TASKS["texts"])),
+        }
+        async with client.chat.completions.stream(**LONG, **TOOLS) as stream:
+            said["tool_streamed"] = call(await stream.get_final_completion())
+        whole, events = await respond(**RESPONSE), [each async for each in await respond(**RESPONSE, stream=True)]
+        said["responses"] = {
+            "text": whole.output_text,
+            "streamed": "".join(event.delta for event in events if event.type == "response.output_text.delta"),
+            "numbers": [event.sequence_number for event in events],
+        }
+        file = await client.files.create(file=("omber.md", TASKS["file"].encode()), purpose="assistants")
+        store = await client.vector_stores.create(name="lights")
+        files = client.vector_stores.files
+        added = await files.create_and_poll(file.id, vector_store_id=store.id, poll_interval_ms=50)
+        found = [each async for each in client.vector_stores.search(store.id, query=TASKS["search"])]
+        said["files"] = {"status": added.status, "text": found[0].content[0].text, "name": found[0].filename}
+        await client.vector_stores.delete(store.id)
+        await client.files.delete(file.id)
+        try:
+            await create(**BASE | {"model": "nobody"})
+        except openai.NotFoundError as error:
+            said["refusal"] = {"status": error.status_code, "code": error.code, "named": bool(error.request_id)}
+        return said
 
 
 def script(*program: str) -> Callable[[str, str], Said]:
@@ -205,3 +268,27 @@ def test_every_client_gets_what_curl_gets(server: tuple[str, str], measure: Said
     assert said["refusal"]["status"] == 404
     assert said["refusal"].get("code", "model_not_found") == "model_not_found" and said["refusal"].get("named", True)
     assert TASKS["model"] in said.get("models", [TASKS["model"]])
+    if "completions" in said:
+        assert said["completions"] == measure["completions"]
+    for vector, wanted in zip(said["embeddings"], measure["embeddings"], strict=True):
+        assert vector == pytest.approx(wanted, abs=1e-6)  # base64 is float32, JSON the same in decimal
+    check_responses(said["responses"], measure["responses"])
+    if "files" in said:
+        kept = {
+            "status": "completed",
+            "text": TASKS["file"],
+            "name": "omber.md",
+            "content": TASKS["file"],
+            "listed": True,
+        }
+        assert said["files"] == {name: kept[name] for name in said["files"]}
+
+
+def check_responses(said: Said, text: str) -> None:
+    """What one client got of responses, as far as it says."""
+    for way in ("text", "again", "streamed", "kept"):
+        assert said.get(way, text) == text, way
+    numbers = said.get("numbers", [])
+    assert numbers == list(range(len(numbers)))
+    assert said.get("resumed", numbers[3:]) == numbers[3:]
+    assert said.get("gone", True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 TASKS = json.loads((Path(__file__).parent / "tasks.json").read_text())
 
@@ -47,7 +47,18 @@ def main(url: str, key: str) -> dict[str, object]:
     except openai.APIStatusError as error:
         named = error.request_id is not None
         refusal = {"kind": type(error).__name__, "status": error.status_code, "code": error.code, "named": named}
+    embedder = OpenAIEmbeddings(
+        base_url=f"{url}/v1", api_key=key, model=TASKS["embedder"], check_embedding_ctx_length=False, max_retries=0
+    )  # the check would download a tokenizer
+    tokens = TASKS["response"]["max_output_tokens"]
+    responses = chat(url, key, seed=None, temperature=0, max_tokens=tokens, use_responses_api=True)
+    said = responses.invoke(question)
     return {
+        "embeddings": embedder.embed_documents(TASKS["texts"]),
+        "responses": {
+            "text": said.text,
+            "streamed": "".join(chunk.text for chunk in responses.stream(question)),
+        },
         "whole": answer(whole),
         "streamed": answer(streamed),
         "schema": json.dumps(long.with_structured_output(schema, method="json_schema", strict=True).invoke(question)),

@@ -41,7 +41,17 @@ def main(url: str, key: str) -> dict[str, object]:
     except litellm.exceptions.NotFoundError as error:
         refusal = {"kind": type(error).__name__, "status": error.status_code}
     logprobs = ask(logprobs=True, top_logprobs=3).choices[0].logprobs.content
+    place = {"api_base": f"{url}/v1", "api_key": key, "timeout": 60}
+    vectors = litellm.embedding(model=f"openai/{TASKS['embedder']}", input=TASKS["texts"], **place)
+    response = litellm.responses(
+        model=f"openai/{TASKS['model']}",
+        input=TASKS["question"],
+        **TASKS["response"],
+        **place,
+    )
     return {
+        "embeddings": [each["embedding"] for each in vectors.data],
+        "responses": {"text": response.output_text},
         "whole": answer(ask()),
         "streamed": answer(litellm.stream_chunk_builder(stream)),
         "schema": ask(max_tokens=long, response_format=schema).choices[0].message.content,

@@ -52,6 +52,43 @@ const done = {
     const answer = await client.chat.completions.create({ ...base, logprobs: true, top_logprobs: 3 });
     return answer.choices[0].logprobs.content.map((each) => [each.logprob, each.bytes, each.top_logprobs.length]);
   },
+  async completions() {
+    const { messages, ...sampling } = base;
+    const answer = await client.completions.create({ ...sampling, prompt: tasks.question });
+    return answer.choices[0].text;
+  },
+  async embeddings() {
+    const answer = await client.embeddings.create({ model: tasks.embedder, input: tasks.texts });
+    return answer.data.map((each) => each.embedding);
+  },
+  async responses() {
+    const body = { model: tasks.model, input: tasks.question, ...tasks.response };
+    const whole = await client.responses.create(body);
+    const again = await client.responses.retrieve(whole.id);
+    let text = "", numbers = [], id = null;
+    for await (const event of await client.responses.create({ ...body, stream: true })) {
+      numbers.push(event.sequence_number);
+      if (event.type === "response.created") id = event.response.id;
+      if (event.type === "response.output_text.delta") text += event.delta;
+    }
+    const kept = await client.responses.retrieve(id);
+    await client.responses.delete(id);
+    const gone = await client.responses.retrieve(id).then(() => false, (error) => error.status === 404);
+    return { text: whole.output_text, again: again.output_text, streamed: text, kept: kept.output_text, numbers, gone };
+  },
+  async files() {
+    const file = await client.files.create({ file: await toFile(Buffer.from(tasks.file), "omber.md"), purpose: "assistants" });
+    const store = await client.vectorStores.create({ name: "lights" });
+    const added = await client.vectorStores.files.createAndPoll(store.id, { file_id: file.id }, { pollIntervalMs: 50 });
+    const found = [];
+    for await (const each of client.vectorStores.search(store.id, { query: tasks.search })) found.push(each);
+    const content = await (await client.files.content(file.id)).text();
+    const listed = [];
+    for await (const each of client.files.list()) listed.push(each.id);
+    await client.vectorStores.delete(store.id);
+    await client.files.delete(file.id);
+    return { status: added.status, text: found[0].content[0].text, name: found[0].filename, content, listed: listed.includes(file.id) };
+  },
   async refusal() {
     try {
       await client.chat.completions.create({ ...base, model: "nobody" });
