@@ -74,6 +74,12 @@ def completion_call(body: Mapping[str, object], service: Service, identity: Iden
             code="unsupported_parameter",
             param="suffix",
         )
+    if asked.paceline.vector_stores is not None:
+        raise RequestError(
+            "A prompt is continued as it stands, without documents.",
+            code="unsupported_parameter",
+            param="paceline.vector_stores",
+        )
     if asked.best_of is not None and asked.best_of != asked.n:
         raise RequestError(
             f"best_of is {asked.best_of}; every choice is returned, so it must be equal to n, {asked.n}.",

@@ -38,6 +38,7 @@ class Searcher:
         self._database = database
         self._dimensions = dimensions
         self._vector_index = VectorIndex(np.empty(0, np.int64), np.empty((0, dimensions), np.float32))
+        self._ids: dict[tuple[str, ...], NDArray[np.int64]] = {}  # of the chunks of collections, until the next change
         self._words: dict[tuple[str, ...], _Words] = {}  # built by the first search after a change; last used last
         self._stamp = ""  # of which rows the vector index was made: store and generation
         self._stamp_of_file = ""
@@ -60,6 +61,7 @@ class Searcher:
         else:
             self._vector_index = VectorIndex(*self._vectors(""))
         self._stamp = stamp
+        self._ids.clear()
 
     def save(self) -> None:
         """Writes the index file where it is not of these rows."""
@@ -69,6 +71,15 @@ class Searcher:
 
     def selected(self, selection: Selection) -> NDArray[np.int64]:
         """(n,) ids of the chunks that are searched."""
+        if selection.among is None:
+            if selection.collections not in self._ids:
+                for oldest in list(self._ids)[: 1 - _KEPT]:
+                    del self._ids[oldest]
+                self._ids[selection.collections] = self._select(selection)
+            return self._ids[selection.collections]
+        return self._select(selection)
+
+    def _select(self, selection: Selection) -> NDArray[np.int64]:
         where, parameters = _collections(selection.collections)
         if selection.among is not None:
             where += " AND document IN (SELECT value FROM json_each(?))"

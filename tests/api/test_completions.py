@@ -239,6 +239,7 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"paceline": {"strategy": "aggregate"}}, "paceline.strategy", "raw tokens"),
     ({"paceline": {"documents": 1}}, "paceline.documents", "without documents"),
     ({"paceline": {"vector_stores": ["vs_1"]}}, "paceline.vector_stores", "without documents"),
+    ({"paceline": {"vector_stores": ["default"]}}, "paceline.vector_stores", "without documents"),
     ({"paceline": {"surprise": 1}}, "paceline.surprise", "Unknown"),
 ]
 

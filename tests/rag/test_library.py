@@ -11,6 +11,8 @@ import pytest
 
 from paceline.errors import RequestError
 from paceline.rag import uploads as uploads_module
+from paceline.rag.document_kv import FOLDER as KV_FOLDER
+from paceline.rag.document_kv import text_hash
 from paceline.rag.embed import HashEmbedder, Vectors
 from paceline.rag.filters import Comparison
 from paceline.rag.library import Library
@@ -102,6 +104,19 @@ def test_what_is_removed_leaves_the_files(library: Library, documents: DocumentS
     library.delete_file(ANN, file)
     left = [path for path in documents.directory.rglob("*") if path.is_file() and b"quixotic" in path.read_bytes()]
     assert left == []
+
+
+def test_what_models_made_of_a_file_goes_with_it(library: Library, documents: DocumentStore) -> None:
+    file = upload(library, BOAT)
+    store = library.create_store(ANN, "", {}, [Attachment(file)]).id
+    settled(library, store)
+    folder = documents.directory / KV_FOLDER
+    folder.mkdir()
+    own, other = (folder / f"{text_hash(text)}-model-tokens.safetensors" for text in (BOAT, TRAIN))
+    for path in (own, other):
+        path.write_bytes(b"rows")
+    library.delete_file(ANN, file)
+    assert (own.exists(), other.exists()) == (False, True)
 
 
 def test_one_text_in_two_stores_under_one_name(library: Library) -> None:
