@@ -23,17 +23,19 @@ MAX_POSITIONS = 1024
 
 
 @contextmanager
-def serving_node(directory: Path) -> Iterator[tuple[str, FakeEngine]]:
+def serving_node(directory: Path, engine: FakeEngine | None = None) -> Iterator[tuple[str, FakeEngine]]:
     """(URL, engine) of a cloud without a peer. At the end nothing may be left in the engine."""
-    engine = FakeEngine(3, spread=0.3, max_positions=MAX_POSITIONS)
+    engine = engine or FakeEngine(3, spread=0.3, max_positions=MAX_POSITIONS)
     listener = listen("127.0.0.1", 0)
     ready = threading.Event()
     loop = asyncio.new_event_loop()
     servers: list[HttpServer] = []
 
+    model = LoadedModel(engine, ByteTokenizer())
+
     async def serve() -> None:
         with DocumentStore.open(directory, HashEmbedder()) as store:
-            async with Node("cloud", LoadedModel(engine, ByteTokenizer()), store) as node:
+            async with Node("cloud", model, store) as node:
                 servers.append(HttpServer(create_app(node, keyring=Keyring({})), ready.set))
                 await servers[0].serve([listener])
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import socket
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,9 +16,10 @@ import openai
 import pytest
 
 from paceline.core.segments import Batch, Segment, SeqId
+from paceline.engine.contract import Output
 from paceline.engine.fake import FakeEngine
 from tests.api.real import MAX_POSITIONS, serving_node
-from tests.api.scripted import client_of
+from tests.api.scripted import WAIT, client_of
 from tests.api.test_requests import fault
 
 PROMPT = "Once upon a time, in Käsmu 🚲"
@@ -177,6 +182,36 @@ def test_long_prompts_are_scored_in_parts_and_short_answers_go_on_meanwhile(serv
             assert [len(choice.logprobs.tokens) for choice in scored.choices] == [len(long)] * 2
 
     asyncio.run(both())
+
+
+class Held(FakeEngine):
+    """Says that it was asked, and waits until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__(3, spread=0.3, max_positions=MAX_POSITIONS)
+        self.asked = threading.Event()
+        self.free = threading.Event()
+
+    def forward(self, batch: Batch) -> Output:
+        self.asked.set()
+        assert self.free.wait(WAIT)
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("more", [{"echo": True, "logprobs": 1}, {"stream": True}, {}])
+def test_a_client_that_leaves_frees_what_its_prompt_took(tmp_path: Path, more: dict[str, object]) -> None:
+    """`serving_node` asserts that nothing is left in the engine."""
+    engine = Held()
+    with serving_node(tmp_path, engine) as (url, _):
+        body = json.dumps(asked(prompt=[PROMPT * 3, "Twice"], **more)).encode()
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            head = f"POST {ROUTE} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            assert engine.asked.wait(WAIT)
+        engine.free.set()
+        with client_of(url) as client:
+            assert client.post(ROUTE, json=asked(**more)).status_code == 200
 
 
 def test_the_alternatives_are_as_many_as_asked_for_and_hold_the_chosen(client: openai.OpenAI) -> None:
