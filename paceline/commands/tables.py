@@ -1,7 +1,6 @@
 """`paceline tables`: the look-up tables that answers are drafted from, by the same settings as the program of a side.
 
-A running program reads a base table when it starts; an owner's table that is erased here is forgotten by a running one
-as soon as that owner asks again.
+A running program reads a base table when it starts, and looks for erased owners whenever one asks.
 """
 
 from __future__ import annotations
@@ -100,12 +99,18 @@ def erase(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Erase tables, of every vocabulary. Exit code 1 if one of the owners had none."""
-    from paceline.runtime.tables import FOLDER, table_files
+    """Erase tables, of every vocabulary. Exit code 1 if one of the owners had none on disk.
+
+    A running program forgets what it holds of them too, as soon as they ask again, and at the latest when it ends.
+    """
+    from paceline.runtime.tables import FOLDER, mark_erased, table_files
 
     if not (owners or every or base):
         raise ConfigError("name the owners whose tables are to be erased, or give --all or --base")
-    files = table_files(_settings(side, state_dir, config).state_dir / FOLDER)
+    folder = _settings(side, state_dir, config).state_dir / FOLDER
+    files = table_files(folder)
+    for owner in [None] if every else owners or ():
+        mark_erased(folder, owner)
     erased = dict.fromkeys(owners or (), False)
     for each in files:
         if (each.kind == "base" and base) or (each.kind == "owner" and (every or each.owner in erased)):

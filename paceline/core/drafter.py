@@ -152,7 +152,10 @@ class Drafter:
         """The target's law at temperature 1 after a row that held `token`: on the accepted path, or on another."""
         if not self._options.tables:
             return
-        ids, probs = zip(*dist.top(K), strict=True)
+        head = dist.top(K)
+        if not head:
+            return
+        ids, probs = zip(*head, strict=True)
         if self._blend:
             self._table.blend(token, ids, probs, _WEIGHT if accepted else _WEIGHT_ASIDE)
         else:

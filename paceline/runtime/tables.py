@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -85,6 +86,17 @@ def table_files(folder: Path) -> list[TableFile]:
     return found
 
 
+def mark_erased(folder: Path, owner: str | None) -> None:
+    """Tell the programs that run on this folder to forget what they hold of this owner, of all for None."""
+    if folder.is_dir():
+        _mark(folder, owner).write_text(secrets.token_hex(8))
+
+
+def _mark(folder: Path, owner: str | None) -> Path:
+    name = "all" if owner is None else hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return folder / f"erased-{name}"
+
+
 class TableStore:
     """The tables of one vocabulary."""
 
@@ -106,6 +118,7 @@ class TableStore:
         self._owners, self._owner_rows = owners, owner_rows
         self._tables: OrderedDict[str, LookupTable] = OrderedDict()
         self._lock = threading.Lock()  # between erasing a file and a snapshot's landing
+        self._marks: dict[str, tuple[str, str]] = {}  # of owners in memory, as they were found
         self._filed: set[str] = set()  # owners whose table in memory came from, or has gone to, a file
         self._base = self._loaded("base", "") or self._new()
 
@@ -126,13 +139,14 @@ class TableStore:
                 table = self._new(self._base)
             else:
                 self._filed.add(owner)
-            self._tables[owner] = table
+            self._tables[owner], self._marks[owner] = table, self._marks_of(owner)
         self._tables.move_to_end(owner)
         while len(self._tables) > self._owners:
             oldest = next(iter(self._tables))
             for snapshot in self._snapshot(oldest):
                 snapshot.write()
-            self._tables.pop(oldest)
+            self._tables.pop(oldest, None)
+            self._marks.pop(oldest, None)
             self._filed.discard(oldest)
         return table
 
@@ -199,10 +213,25 @@ class TableStore:
             yield Snapshot(self._path("owner", owner), table.arrays(), self._metadata("owner", owner), land)
 
     def _was_erased(self, owner: str) -> bool:
-        return self._folder is not None and owner in self._filed and not self._path("owner", owner).exists()
+        """By another process: its file is gone, or a mark says so."""
+        if self._folder is None:
+            return False
+        gone = owner in self._filed and not self._path("owner", owner).exists()
+        return gone or self._marks.get(owner) != self._marks_of(owner)
+
+    def _marks_of(self, owner: str) -> tuple[str, str]:
+        """What `mark_erased` wrote last for this owner and for all; "" for never."""
+        found = []
+        for each in (owner, None):
+            try:
+                found.append("" if self._folder is None else _mark(self._folder, each).read_text("ascii"))
+            except (OSError, UnicodeDecodeError):
+                found.append("")
+        return found[0], found[1]
 
     def _forget(self, owner: str) -> bool:
         self._filed.discard(owner)
+        self._marks.pop(owner, None)
         table = self._tables.pop(owner, None)
         if table is not None:
             table.erase()

@@ -14,7 +14,7 @@ from paceline.core.lookup import PAIR_KEYS
 from paceline.core.segments import Batch, Segment, SeqId
 from paceline.engine.load import load_model
 from paceline.errors import ConfigError
-from paceline.runtime.tables import TableStore, table_files
+from paceline.runtime.tables import TableStore, mark_erased, table_files
 from paceline.runtime.warming import read_dialogues, warm
 
 VOCAB = 300
@@ -83,6 +83,23 @@ def test_a_file_that_another_process_erased_is_not_written_again(tmp_path: Path)
     assert tables.table("anna").successors(2) == ([], [])
     tables.table("anna").record(2, *LAW, overwrite=True)
     assert tables.save() == 1
+
+
+@pytest.mark.parametrize("owner", ["anna", None])
+def test_a_running_program_forgets_an_owner_that_has_no_file_yet(tmp_path: Path, owner: str | None) -> None:
+    tables = store(tmp_path)
+    tables.table("ben").record(3, *LAW, overwrite=True)
+    tables.save()
+    tables.table("anna").record(2, *LAW, overwrite=True)
+    mark_erased(tmp_path, owner)
+    if owner is None:
+        table_files(tmp_path)[0].path.unlink()
+    assert tables.save() == (1 if owner else 0)
+    assert "anna" not in {each.owner for each in table_files(tmp_path)}
+    assert tables.table("anna").successors(2) == ([], [])
+    tables.table("anna").record(2, *LAW, overwrite=True)
+    assert tables.save() >= 1, "what is learnt afterwards is kept"
+    assert tables.table("ben").successors(3) == (LAW if owner else ([], []))
 
 
 def test_few_owners_are_in_memory_and_the_rest_in_their_files(tmp_path: Path) -> None:
