@@ -74,12 +74,6 @@ def completion_call(body: Mapping[str, object], service: Service, identity: Iden
             code="unsupported_parameter",
             param="suffix",
         )
-    if asked.paceline.vector_stores is not None:
-        raise RequestError(
-            "A prompt is continued as it stands, without documents.",
-            code="unsupported_parameter",
-            param="paceline.vector_stores",
-        )
     if asked.best_of is not None and asked.best_of != asked.n:
         raise RequestError(
             f"best_of is {asked.best_of}; every choice is returned, so it must be equal to n, {asked.n}.",
@@ -89,7 +83,9 @@ def completion_call(body: Mapping[str, object], service: Service, identity: Iden
     for name, wanted in (("documents", asked.paceline.documents), ("vector_stores", asked.paceline.vector_stores)):
         if wanted:
             raise RequestError(
-                "Raw text is continued without documents; /v1/chat/completions reads them.", param=f"paceline.{name}"
+                "A prompt is continued as it stands, without documents; /v1/chat/completions reads them.",
+                code="unsupported_parameter",
+                param=f"paceline.{name}",
             )
     if asked.max_tokens == 0 and not asked.echo:
         raise RequestError("max_tokens can only be 0 with echo: else there would be no answer.", param="max_tokens")
