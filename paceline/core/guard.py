@@ -31,6 +31,9 @@ LEAST_CREDIT: Final = -1.0  # plain steps: within a hundred of them drafts are t
 MARGIN: Final = 1.02  # by which drafts must be expected to be faster
 PLAIN_EVERY: Final = 100  # drafting steps, to know what a plain one takes now
 FIRST_PLAIN: Final = 2  # plain steps before the first drafts on an engine that nothing is known of
+FEWEST: Final = 6  # nodes of a tree that is built to see whether it pays
+REFRESH: Final = 4  # steps between two looks at what steps take: a look costs as much as a small tree
+SOON: Final = 2  # plain steps after a tree without a node
 RETRY: Final = 16  # plain steps between two attempts while drafts do not pay
 
 
@@ -66,8 +69,9 @@ class Account:
 
     credit: float
 
-    def plain(self) -> None:
-        self.credit = min(self.credit + EARNED, MOST_CREDIT)
+    def plain(self, sharers: int) -> None:
+        """sharers: answers of the same step that have this account too."""
+        self.credit = min(self.credit + EARNED / sharers, MOST_CREDIT)
 
     def drafted(self, saved: float) -> None:
         """saved: plain steps; below 0 it was a loss."""
@@ -82,15 +86,21 @@ class Record:
     share: Yield = field(default_factory=Yield)
     measured: set[int] = field(default_factory=set)  # classes whose time is known
     plain: int = 0  # steps without drafts so far
+    idle: int = 0  # trees in a row, of whatever answer, of which nothing was worth a row
     account: Account = field(default_factory=lambda: Account(GRACE))
-    _seconds: dict[int, float] = field(default_factory=dict)  # by class, until something is measured
+    _new: int = 0  # steps since the estimates were made
+    _seconds: dict[int, float] = field(default_factory=dict)  # by class
 
     def took(self, rows: int, seconds: float) -> None:
         """A step of all answers together. Prefills among them are left out."""
         if 1 <= rows <= MOST_ROWS and seconds > 0.0:
-            self.times.add(step_class(rows), seconds)
-            self.measured.add(step_class(rows))
-            self._seconds.clear()
+            rows = step_class(rows)
+            self.times.add(rows, seconds)
+            self._new += 1
+            if rows not in self.measured or self._new >= REFRESH:
+                self.measured.add(rows)
+                self._seconds.clear()
+                self._new = 0
 
     def seconds(self, rows: int) -> float:
         """Beyond what was measured: along the line through the narrowest and the widest step that was."""
@@ -125,6 +135,10 @@ class Budget(Protocol):
         """A step is answered: of `drafted` drafts `stood` were output. rows and sequences: of the whole engine step,
         other answers' included. seconds: since the answer before."""
 
+    @property
+    def resting(self) -> bool:
+        """No drafts are to be expected soon."""
+
     def stats(self) -> dict[str, float]: ...
 
 
@@ -143,6 +157,10 @@ class Fixed:
     def stepped(self, drafted: int, promised: float, stood: int, rows: int, sequences: int, seconds: float) -> None:
         """Nothing is learnt."""
 
+    @property
+    def resting(self) -> bool:
+        return self._rows == 0
+
     def stats(self) -> dict[str, float]:
         return {}
 
@@ -159,22 +177,36 @@ class Guard:
         self._since_plain = self._since_draft = 0
         self._steps = self._plain_steps = self._tries = 0
         self._trying = False
+        self._chosen = FEWEST  # drafts of late
+        self._pause = 0  # steps until the next one is built
         self._gained = 0.0  # plain steps that drafting has saved
 
     def most(self) -> int:
+        if self._pause > 0:
+            self._pause -= 1
+            return 0
         if self._record.plain < FIRST_PLAIN or self._since_plain >= PLAIN_EVERY or self._credit <= 0.0:
             return 0
         self._trying = False
-        if self._share.kept < 0.05 and not self._due():
-            return 0
-        return self._affordable()
+        return min(self._affordable(), 2 * self._chosen + FEWEST)
 
     def choose(self, probs: Sequence[float]) -> int:
         count = self._worthwhile(probs, self._share.kept)
         if count == 0 and probs and self._due():
             count = self._worthwhile(probs, 1.0)
             self._trying = count > 0
-        return min(count, self._affordable())
+        count = min(count, self._affordable())
+        self._chosen = max(count, self._chosen // 2)
+        record = self._record
+        record.idle = 0 if count else record.idle + 1
+        # A tree that nobody verifies costs time as well; where nothing is known yet, little, and that soon changes.
+        self._pause = min((1 << min(record.idle, 8)) - 1, RETRY if probs else SOON)
+        return count
+
+    @property
+    def resting(self) -> bool:
+        """Drafts have not paid for a while: there is no hurry to learn for them."""
+        return self._record.idle > 2 or self._since_draft > RETRY
 
     def stepped(self, drafted: int, promised: float, stood: int, rows: int, sequences: int, seconds: float) -> None:
         if seconds <= 0.0 or rows > MOST_ROWS:
@@ -188,19 +220,22 @@ class Guard:
             self._record.plain += 1
             self._since_plain = 0
             self._since_draft += 1
-            self._own.plain()
-            self._record.account.plain()
+            self._own.plain(1)
+            self._record.account.plain(self._sequences)
             return
         self._tries += self._trying
         self._since_plain, self._since_draft = self._since_plain + 1, 0
         self._share.add(promised, stood)
         self._record.share.add(promised, stood)
         # Against a step of the same answers without drafts. A stall is no fault of the drafts.
-        cost = min(seconds, 1.5 * max(expected, self._record.seconds(rows))) / self._record.seconds(self._sequences)
-        saved = 1.0 + stood - cost
+        plain = self._record.seconds(self._sequences)
+        longer = min(seconds, 1.5 * max(expected, self._record.seconds(rows))) / plain - 1.0
+        # One answer's drafts hold up all that run beside it: this is the loss of all by these drafts.
+        shared = self._sequences * drafted / max(rows - self._sequences, drafted)
+        saved = stood - shared * longer
         self._gained += saved
         self._own.drafted(saved)
-        self._record.account.drafted(saved)
+        self._record.account.drafted(saved / self._sequences)
 
     def stats(self) -> dict[str, float]:
         return {

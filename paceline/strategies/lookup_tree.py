@@ -8,13 +8,13 @@ whether that pays and how many rows of it (`core.guard`). What a step teaches is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from paceline.core.dist import Dist
 from paceline.core.drafter import Drafter
-from paceline.core.drafting import NO_DRAFT
+from paceline.core.drafting import NO_DRAFT, DraftedTree
 from paceline.core.experience import Experience
 from paceline.core.guard import Budget, Guard
 from paceline.core.lookup import LookupTable
@@ -42,8 +42,27 @@ from paceline.strategies.machine import (
 from paceline.strategies.paths import Node, Paths
 
 ROOM: Final = 4  # drafts of one step, times the rows that a request's way of drafting gives a forward
-AT_ONCE: Final = 4  # rows: of a large vocabulary each takes half a millisecond
-LEARNT_ASIDE: Final = 16  # rows of a step, off the path of the output, that are learnt from
+HEAD_START: Final = 0.001  # s that the engine's thread gets before lessons compete with it for the interpreter
+AT_ONCE: Final = 1 << 16  # probabilities looked at before others on the event loop have their turn
+LEARNT_IDS: Final = 1 << 19  # probabilities looked at for the lessons of one engine step, of all answers together
+SELDOM: Final = 1 / 4  # rows of an engine step, while drafts do not pay
+LEARNT_ROWS: Final = 32  # of one answer's step
+
+
+class Guesses(Protocol):
+    """What drafts a tree. `core.drafter.Drafter` is one."""
+
+    def read(self, tokens: Iterable[int]) -> None:
+        """A whole text that is not the answer's beginning."""
+
+    def observe(self, token: int) -> None:
+        """The next token of prompt or output."""
+
+    def learn(self, token: int, dist: Dist, *, accepted: bool = True) -> None:
+        """The target's law after a row that held `token`."""
+
+    def tree(self, budget: int, position: int) -> DraftedTree:
+        """At most `budget` nodes below the last observed token, best first. position: of the next output token."""
 
 
 class LookupTree:
@@ -53,7 +72,7 @@ class LookupTree:
         self,
         task: Task,
         *,
-        drafter: Drafter | None = None,
+        drafter: Guesses | None = None,
         budget: Budget | None = None,
         overlap: bool = True,
     ) -> None:
@@ -65,12 +84,15 @@ class LookupTree:
         self._decoder = Decoder(
             task.sampling, task.vocab_size, rescoring=task.rescoring, mask=task.mask, ends=task.eos_ids, lazy=True
         )
-        self._drafter = drafter or Drafter(table, task.sampling, ends=task.eos_ids, skill=experience.drafting)
+        self._drafter: Guesses = drafter or Drafter(table, task.sampling, ends=task.eos_ids, skill=experience.drafting)
         self._budget = budget or Guard(experience.drafts, rows=_most(task.drafting))
         self._overlap = overlap
+        self._prompts: tuple[Branch, ...] = ()  # not read yet
         self._later: list[Callable[[], None]] = []  # what can be learnt while a forward runs
+        self._woken = False  # since the forward under way was asked for
         self._drafted = NO_DRAFT  # below the head, in the forward under way
         self._step = UNKNOWN
+        self._attention = 0.0  # rows that may be learnt from
         self._before = 0  # the token before the output
         self._drafts = self._accepted = self._steps = 0
         self._began = 0.0  # s
@@ -84,14 +106,16 @@ class LookupTree:
                 self._began = now
                 return [Retrieve()]
             case Retrieved(branches, room):
-                self._later.append(lambda: self._read(branches))
+                self._prompts = branches
                 effects = self._decoder.start(branches, self._task.targets, self._paths.head, room)
-                return [*effects, WakeAt(self._began)]
+                return [*effects, WakeAt(self._began + HEAD_START)]
             case Scored(ticket, dists, now, step):
                 self._step = step
                 return self._walk(now) if self._decoder.scored(ticket, dists, now) else []
             case Woke(now):
-                self._learn(AT_ONCE)
+                self._woken = True
+                self._read()
+                self._learn(max(1, AT_ONCE // self._task.vocab_size))
                 return [WakeAt(now)] if self._later else []
             case Cancelled(reason):
                 return [self._finish(reason)]
@@ -101,7 +125,9 @@ class LookupTree:
     # ---- a step -----------------------------------------------------------------------------------------------------
     def _walk(self, now: float) -> list[Effect]:
         """The target's own tokens, down the tree as far as it holds them, and one more; then the next forward."""
-        self._learn()
+        self._read()
+        if not self._woken:
+            self._learn()  # a forward so short leaves no time for it
         head = self._paths.head
         effects: list[Effect] = []
         output: list[int] = []
@@ -124,17 +150,20 @@ class LookupTree:
             return [*effects, self._finish(reason, end)]
         for token in output:
             self._drafter.observe(token)
-        self._later = self._lessons(head)
+        self._later = [*self._later, *self._lessons(head)][-2 * LEARNT_ROWS :]
         if not self._overlap:
             self._learn()
+        self._woken = False
         effects += self._decoder.settle(head)
         effects += self._decoder.feed([head, *self._draft(head)], head, now)
-        return [*effects, WakeAt(now)] if self._later else effects
+        return [*effects, WakeAt(now + HEAD_START)] if self._later else effects
 
     def _draft(self, head: Node) -> list[Node]:
         """Nodes to verify below the head, parents first."""
         most = self._budget.most()
-        drafted = self._drafter.tree(most, head.position) if most > 0 else NO_DRAFT
+        if most == 0:
+            return []
+        drafted = self._drafter.tree(most, head.position)
         self._drafted = drafted = drafted.first(self._budget.choose(drafted.probs))
         last = self._task.max_tokens - 1  # a longer prefix has no next token
         nodes: list[Node | None] = []
@@ -164,24 +193,35 @@ class LookupTree:
         for work in waiting:
             work()
 
-    def _read(self, branches: Sequence[Branch]) -> None:
-        """All prompts; the output goes on from the last one."""
-        for branch in branches[:-1]:
+    def _read(self) -> None:
+        """All prompts, once; the output goes on from the last one."""
+        if not self._prompts:
+            return
+        for branch in self._prompts[:-1]:
             self._drafter.read(branch.prompt)
-        text = (*branches[-1].prompt, *self._task.targets)
+        text = (*self._prompts[-1].prompt, *self._task.targets)
         for token in text:
             self._drafter.observe(token)
         self._before = text[-1] if text else 0
+        self._prompts = ()
 
     def _lessons(self, head: Node) -> list[Callable[[], None]]:
         """What the model thought after each row: those that were output overwrite what was known, and come last."""
         rows = self._decoder.taken()
+        rate = LEARNT_IDS / self._task.vocab_size  # rows of one engine step, of all answers together
+        rate = min(rate, SELDOM) if self._budget.resting else rate
+        self._attention = min(self._attention + rate / max(1, self._step.sequences), LEARNT_ROWS)
+        most = int(self._attention)
+        if most == 0:
+            return []
+        self._attention -= min(most, len(rows))
         path: list[Node] = []
         node = head.parent
         while node is not None and node in rows:
             path.append(node)
             node = node.parent
-        aside = [node for node in rows if node not in path][:LEARNT_ASIDE]
+        path = path[:most]
+        aside = [node for node in rows if node not in path][: most - len(path)]
         ordered = [*((node, False) for node in aside), *((node, True) for node in reversed(path))]
         return [partial(self._learn_row, node.token, rows[node], accepted) for node, accepted in ordered]
 
