@@ -56,7 +56,7 @@ QUICK = Workload(rows=(1, 4, 16), rounds=5)
 def run(options: Options, workload: Workload | None = None) -> Report:
     """Times are medians. Data sets are not used: speed does not depend on weights."""
     load = workload or (QUICK if options.quick else Workload())
-    model = _model(load)
+    model = random_model(load)
     device = model.device
     weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     theirs = _Transformers(copy.deepcopy(model), load)
@@ -101,7 +101,7 @@ def plot(report: Report, file: Path) -> None:
     plot_lines(report, file, x="rows", ys=("transformers_ms", "paged_ms"), unit="ms per forward")
 
 
-def _model(load: Workload) -> PreTrainedModel:
+def random_model(load: Workload) -> PreTrainedModel:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=load.vocab,

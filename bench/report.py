@@ -130,3 +130,28 @@ def plot_lines(report: Report, file: Path, *, x: str, ys: Sequence[str], unit: s
     axes.set_ylim(bottom=0)
     axes.legend()
     figure.savefig(file)
+
+
+def plot_bars(
+    report: Report, rows: Sequence[Mapping[str, object]], file: Path, *, x: str, group: str, y: str, unit: str
+) -> None:
+    """Bars of `y`, one cluster for each value of `x`, one bar of it for each of `group`. Raises ConfigError where
+    matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("--plot needs matplotlib: pip install 'paceline[bench]'") from error
+    places = list(dict.fromkeys(str(row[x]) for row in rows))
+    groups = list(dict.fromkeys(str(row[group]) for row in rows))
+    values = {(str(row[x]), str(row[group])): float(str(row[y])) for row in rows}
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(groups)
+    for number, name in enumerate(groups):
+        heights = [values.get((place, name), 0.0) for place in places]
+        axes.bar([i + number * width for i in range(len(places))], heights, width, label=name)
+    axes.set_xticks([i + 0.4 - width / 2 for i in range(len(places))], places)
+    axes.axhline(1.0, color="grey", linewidth=0.5)
+    axes.set(ylabel=unit, title=f"{report.bench} at {commit()}")
+    axes.legend(fontsize="small", ncols=2)
+    figure.savefig(file)

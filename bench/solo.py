@@ -1,6 +1,6 @@
-"""One machine on a real engine, thread and event loop, without HTTP: how the ways of decoding are compared in one run.
+"""One machine on a real engine, thread and event loop, without HTTP: how ways of decoding are compared in one run.
 
-The session is the program's own (`runtime.session`); a client is not there, so its tokens are only counted.
+The session is the program's own (`runtime.session`); no client is there, so its tokens are only kept.
 """
 
 from __future__ import annotations
@@ -10,58 +10,51 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.core.sampling import SamplingParams
-from paceline.core.segments import Segment
-from paceline.engine.contract import Engine
 from paceline.errors import PacelineError
 from paceline.runtime.session import Session
 from paceline.runtime.worker import EngineWorker
-from paceline.strategies.machine import Branch, Emit, Finish, Machine, Retrieved, Started, Task
-
-MachineFactory = Callable[[Task], Machine]
+from paceline.strategies.machine import Branch, Emit, Finish, Machine, Retrieved, Started
 
 
 @dataclass(slots=True)
 class Answer:
     tokens: list[int] = field(default_factory=list)
-    seconds: float = 0.0  # from the first token to the last: what reading the prompt takes is left out
+    seconds: float = 0.0  # from the first token to the end: reading the prompt is left out
     stats: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def timed_tokens(self) -> int:
-        """Tokens that `seconds` brought."""
-        return max(0, len(self.tokens) - self.first)
-
-    first: int = 0  # tokens that came together, first
+    def timed(self) -> int:
+        """Tokens that `seconds` brought: all but the first."""
+        return max(0, len(self.tokens) - 1)
 
 
 class Solo(Session):
     """Runs one answer to its end."""
 
-    def __init__(self, machine: Machine, worker: EngineWorker, prompt: Sequence[int], room: int) -> None:
+    def __init__(self, machine: Machine, worker: EngineWorker, prompt: Sequence[int], room: int | None) -> None:
         super().__init__(machine, worker)
-        self.answer = Answer()
         self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._branch, self._room = Branch(tuple(prompt), None), room
+        self._answer = Answer()
+        self._found = Retrieved((Branch(tuple(prompt), None),), room)
         self._first: float | None = None
 
     def begin(self) -> None:
         self.deliver(Started(self._loop.time()))
 
     def retrieve(self) -> None:
-        self.deliver(Retrieved((self._branch,), self._room))
+        self.deliver(self._found)
 
     def emit(self, token: Emit) -> None:
-        self.answer.tokens.append(token.token)
+        self._answer.tokens.append(token.token)
         if self._first is None:
             self._first = time.perf_counter()
-            self.answer.first = 1
 
     def finish(self, finish: Finish) -> None:
         super().finish(finish)
-        self.answer.seconds = 0.0 if self._first is None else time.perf_counter() - self._first
-        self.answer.stats = finish.stats
-        self.done.set_result(self.answer)
+        if self._first is not None:
+            self._answer.seconds = time.perf_counter() - self._first
+        self._answer.stats = finish.stats
+        self.done.set_result(self._answer)
 
     def fail(self, error: PacelineError) -> None:
         super().fail(error)
@@ -75,18 +68,14 @@ class Solo(Session):
         raise AssertionError("no peer takes part")
 
 
-def task(engine: Engine, sampling: SamplingParams, max_tokens: int, eos_ids: frozenset[int], vocab_size: int) -> Task:
-    return Task("cloud", True, sampling, max_tokens, eos_ids, min(vocab_size, engine.info.vocab_size))
-
-
-async def answers(
-    worker: EngineWorker, make: Sequence[Callable[[], Machine]], prompts: Sequence[Sequence[int]], room: int
+async def together(
+    worker: EngineWorker, machines: Sequence[Callable[[], Machine]], prompts: Sequence[Sequence[int]]
 ) -> list[Answer]:
-    """As many at once as there are machines."""
-    sessions = [Solo(each(), worker, prompt, room) for each, prompt in zip(make, prompts, strict=True)]
+    """As many answers at once as there are machines."""
+    sessions = []
+    for make, prompt in zip(machines, prompts, strict=True):
+        room = worker.steps.engine.info.max_positions - len(prompt)
+        sessions.append(Solo(make(), worker, prompt, room))
     for session in sessions:
         session.begin()
     return list(await asyncio.gather(*(session.done for session in sessions)))
-
-
-__all__ = ["Answer", "Segment", "Solo", "answers", "task"]

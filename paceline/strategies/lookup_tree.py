@@ -208,9 +208,10 @@ class LookupTree:
     def _lessons(self, head: Node) -> list[Callable[[], None]]:
         """What the model thought after each row: those that were output overwrite what was known, and come last."""
         rows = self._decoder.taken()
-        rate = LEARNT_IDS / self._task.vocab_size  # rows of one engine step, of all answers together
+        sequences = max(1, self._step.sequences)
+        rate = min(LEARNT_IDS / self._task.vocab_size, LEARNT_ROWS / sequences)  # rows of one step, of all answers
         rate = min(rate, SELDOM) if self._budget.resting else rate
-        self._attention = min(self._attention + rate / max(1, self._step.sequences), LEARNT_ROWS)
+        self._attention = min(self._attention + rate / sequences, LEARNT_ROWS)
         most = int(self._attention)
         if most == 0:
             return []
