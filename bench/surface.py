@@ -2,9 +2,10 @@
 
 A real server process with the fake model, whose forward is a table look-up, so that what is measured is the server's
 own work: HTTP, JSON, sessions, sampling, scheduling. The claim is on plain decoding; what `auto` chooses, which may
-spend CPU on drafts, is shown beside it. The clients are raw sockets in this process, whose time does not
-count. CPU time is the server process's own, user and system, over whole rounds after one that warms up; the tokens are
-those of `usage`. Then 1,000 streams are opened and each is seen to deliver while all of them are open.
+spend CPU on drafts, is shown beside it. The clients are raw sockets in this process, whose time does not count. CPU
+time is the server process's own, user and system, over whole rounds after one that warms up; the tokens are those of
+`usage`. Then clients leave in mid-answer, and the time is taken until the server writes none. Then 1,000 streams are
+opened, and each is seen to deliver while all of them are open.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import re
 import resource
 import statistics
 import tempfile
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import psutil
 
 from paceline.commands.children import Children, command, free_port
@@ -51,11 +54,14 @@ def run(options: Options) -> Report:
         children.wait(lambda said: all(said))
         process = psutil.Process(server.process.pid)
         rows = asyncio.run(_measure(server.url, process, rounds))
+        freed = asyncio.run(_leave(server.url, 4 if options.quick else 20))
+        rows += [{"left": way, "slot_freed_ms": ms} for way, ms in freed]
         held = asyncio.run(_hold(server.url))
         rows.append({"open_streams": OPEN, "delivered": held, "rss_mib": process.memory_info().rss / 2**20})
     cost = statistics.median(float(str(row["cpu_ms_per_token"])) for row in rows if row.get("strategy") == PLAIN)
     claims = (
         Claim("surface.cpu_ms_per_token_64", cost, 0.5, "lower"),
+        Claim("surface.slot_freed_ms", max(ms for _, ms in freed), 500.0, "lower"),
         Claim("surface.open_streams", float(held), float(OPEN), "higher"),
     )
     conditions = {"model": "fake", "clients": CLIENTS, "tokens": TOKENS, "rounds": rounds, "sockets": "loopback"}
@@ -102,7 +108,7 @@ async def _answer(url: str, seed: int, strategy: str = PLAIN) -> int:
 
 
 async def _open(
-    url: str, seed: int, tokens: int, strategy: str = PLAIN
+    url: str, seed: int, tokens: int, strategy: str = PLAIN, *, stream: bool = True
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Asks for a stream on a connection of its own."""
     body = json.dumps(
@@ -113,8 +119,8 @@ async def _open(
             "seed": seed,
             "logit_bias": {str(EOS): -100},
             "paceline": {"strategy": strategy},
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream": stream,
+            "stream_options": {"include_usage": True} if stream else None,
         }
     ).encode()
     parts = urlsplit(url)
@@ -122,6 +128,28 @@ async def _open(
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n"
     writer.write(f"{head}connection: close\r\n\r\n".encode() + body)
     return reader, writer
+
+
+# ---- clients that leave ----------------------------------------------------------------------------------------------
+async def _leave(url: str, times: int) -> list[tuple[str, float]]:
+    """(streamed or whole, ms from a closed connection to a server that writes no answer any more)"""
+    found = []
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        for turn, stream in itertools.product(range(times), (True, False)):
+            _, writer = await _open(url, turn, OPEN_TOKENS, stream=stream)
+            await _until(client, 1)
+            begun = time.perf_counter()
+            writer.transport.abort()
+            await _until(client, 0)
+            found.append(("stream" if stream else "whole answer", 1000 * (time.perf_counter() - begun)))
+    return found
+
+
+async def _until(client: httpx.AsyncClient, answers: int) -> None:
+    """Asks as fast as it goes: each look takes a few ms."""
+    async with asyncio.timeout(TIMEOUT):
+        while (await client.get("/readyz")).json()["answers"] != answers:
+            pass
 
 
 # ---- streams held open ----------------------------------------------------------------------------------------------

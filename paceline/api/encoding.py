@@ -7,6 +7,7 @@ Out: no NaN either, real characters instead of escapes.
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import NoReturn
 
@@ -22,7 +23,7 @@ def encode_json(value: object) -> bytes:
 def decode_object(body: bytes) -> dict[str, object]:
     """The JSON object in `body`. Raises RequestError (400) for anything else."""
     try:
-        value: object = json.loads(body.decode(), parse_constant=_refuse_constant)
+        value: object = json.loads(body.decode(), parse_constant=_refuse_constant, parse_float=_finite)
         if _SURROGATE_ESCAPE.search(body):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError:
@@ -36,6 +37,14 @@ def decode_object(body: bytes) -> dict[str, object]:
     if not isinstance(value, dict):
         raise RequestError("The request body must be a JSON object.")
     return value
+
+
+def _finite(text: str) -> float:
+    """A number that is none here must not be kept either: it could not be written again."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:32]} is too large a number")
+    return number
 
 
 def _refuse_constant(name: str) -> NoReturn:
