@@ -90,7 +90,7 @@ class Scripted(WrappedEngine):
 
     def _dist(self, position: int) -> Dist:
         probs = self._flat.copy()
-        probs[self._script[position + 1]] = 0.95
+        probs[self._script[position + 1]] += 0.95
         return Dist.dense(probs)
 
     def _token(self, position: int, random: int) -> int:
