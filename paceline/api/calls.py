@@ -143,7 +143,7 @@ class CallReader:
         """Where the object that began at depth 0 ends in `text`, if it does."""
         if not text:
             return None
-        skip = 0 if self._escaped else -1  # the letter after a backslash
+        skip, self._escaped = (0 if self._escaped else -1), False  # the letter after a backslash
         for mark in _JSON_MARKS.finditer(text):
             at = mark.start()
             if at == skip:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.api.calls import CLOSE, OPEN, CallArguments, CallBegun, CallReader, Content, Said
@@ -67,6 +67,7 @@ def test_calls_come_out_as_they_were_written(
     assert reader.num_calls == len(written) and reader.complete
 
 
+@settings(max_examples=300)
 @given(st.data(), st.lists(PROSE | st.builds(call_text, NAMES, OBJECTS.map(json.dumps)), max_size=5), st.booleans())
 def test_what_is_said_does_not_depend_on_where_the_text_was_cut(
     data: st.DataObject, parts: list[str], cut: bool
@@ -121,6 +122,13 @@ def test_what_only_looks_like_a_call_is_content(text: str) -> None:
 def test_a_call_that_follows_a_false_mark_is_read() -> None:
     text = f"A {OPEN} is no call. {call_text('f', '{}')} Done.\n"
     assert said_of(list(text))[:2] == (f"A {OPEN} is no call. Done.", [("f", "{}")])
+
+
+def test_a_backslash_at_a_border_is_forgotten_with_its_call() -> None:
+    text = call_text("f", '{"a": "\\"b"}') + call_text("g", '{"c": "}"}')
+    at = text.index("\\") + 1
+    assert said_of([text[:at], text[at:]])[:2] == said_of([text])[:2]
+    assert said_of([text])[1] == [("f", '{"a": "\\"b"}'), ("g", '{"c": "}"}')]
 
 
 def test_arguments_are_told_as_they_arrive() -> None:
