@@ -22,6 +22,8 @@ from paceline.rag.store import DocumentStore, insert
 from paceline.rag.uploads import Uploads
 from paceline.rag.vector_stores import remove_documents
 
+RETRY_S = 30.0  # after what is no fault of a file
+
 _logger = logging.getLogger("paceline.rag")
 
 
@@ -50,7 +52,6 @@ class Ingester:
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._given_up: set[int] = set()  # rows that could not even be marked as failed
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="paceline-ingest", daemon=True)
@@ -70,9 +71,11 @@ class Ingester:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
     def _run(self) -> None:
+        pause: float | None = None  # s
         while True:
-            self._wake.wait()
+            self._wake.wait(pause)
             self._wake.clear()
+            pause = None
             try:
                 worked = False
                 while not self._stopping and (job := self._next()) is not None:
@@ -80,18 +83,19 @@ class Ingester:
                     worked = True
                 if worked:
                     self._documents.settle()
-            except Exception:  # a full disk, say: the next notice tries again
-                _logger.exception("uploaded files could not be read into their stores")
+            except Exception:  # a full disk, say
+                _logger.exception("uploaded files could not be read into their stores; trying again in %g s", RETRY_S)
+                pause = RETRY_S
             if self._stopping:
                 return
 
     def _next(self) -> _Job | None:
         with self._rows.reading() as database:
-            rows = database.execute(
+            row = database.execute(
                 "SELECT attached.seq, store, file, name, chunk_tokens, overlap FROM attached "
-                "JOIN files ON files.id = file WHERE status = 'in_progress' ORDER BY attached.seq"
-            )
-            return next((_Job(*row) for row in rows if row[0] not in self._given_up), None)
+                "JOIN files ON files.id = file WHERE status = 'in_progress' ORDER BY attached.seq LIMIT 1"
+            ).fetchone()
+        return None if row is None else _Job(*row)
 
     def _work(self, job: _Job) -> None:
         try:
@@ -144,13 +148,9 @@ class Ingester:
             return row.fetchone() is not None
 
     def _fail(self, job: _Job, code: str, message: str) -> None:
-        try:
-            with self._rows.writing() as database:
-                database.execute(
-                    "UPDATE attached SET status = 'failed', error_code = ?, error_message = ? "
-                    "WHERE seq = ? AND status = 'in_progress'",
-                    code, message, job.seq,
-                )  # fmt: skip
-        except ConfigError:
-            self._given_up.add(job.seq)
-            raise
+        with self._rows.writing() as database:
+            database.execute(
+                "UPDATE attached SET status = 'failed', error_code = ?, error_message = ? "
+                "WHERE seq = ? AND status = 'in_progress'",
+                code, message, job.seq,
+            )  # fmt: skip

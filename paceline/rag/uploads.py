@@ -26,6 +26,7 @@ FOLDER = "files"  # in the folder of the documents
 FILE_PREFIX = "file-"  # of ids, which tells uploads from other documents
 MAX_FILE_BYTES = 64 * 1024 * 1024
 MAX_FILES = 10_000  # of one owner
+MAX_OWNED_BYTES = 16 * 2**30  # of one owner's files together
 _HALF_WRITTEN = ".part"
 _STALE_S = 3600.0  # half-written bytes that are older are of no upload that is under way, here or in another process
 _COLUMNS = "seq, id, name, purpose, bytes, created_at"
@@ -56,9 +57,13 @@ class Uploads:
     def add(self, owner: str, name: str, purpose: str, content: BinaryIO) -> StoredFile:
         """From the content's place to its end. Raises RequestError for too many files or bytes."""
         with self._rows.reading() as database:
-            (count,) = database.execute("SELECT count(*) FROM files WHERE owner = ?", owner).fetchone()
-        if count >= MAX_FILES:
-            raise RequestError(f"There are {MAX_FILES} files already: delete some first.", code="limit_exceeded")
+            count, held = database.execute("SELECT count(*), total(bytes) FROM files WHERE owner = ?", owner).fetchone()
+        if count >= MAX_FILES or held >= MAX_OWNED_BYTES:
+            raise RequestError(
+                f"There are {count} files of {held / 2**20:.0f} MiB; {MAX_FILES} of {MAX_OWNED_BYTES // 2**20} MiB "
+                "are the most: delete some first.",
+                code="limit_exceeded",
+            )
         file_id = f"{FILE_PREFIX}{secrets.token_hex(16)}"
         part = self.path(file_id).with_suffix(_HALF_WRITTEN)
         try:

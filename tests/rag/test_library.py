@@ -6,11 +6,14 @@ import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from paceline.errors import RequestError
+from paceline.rag import ingest as ingest_module
 from paceline.rag import uploads as uploads_module
+from paceline.rag import vector_stores as vector_stores_module
 from paceline.rag.document_kv import FOLDER as KV_FOLDER
 from paceline.rag.document_kv import text_hash
 from paceline.rag.embed import HashEmbedder, Vectors
@@ -264,3 +267,51 @@ def test_names_become_harmless() -> None:
     assert {name: harmless(name) for name in odd} == odd
     assert harmless("ü" * 300 + ".md") == "ü" * 252 + ".md"
     assert harmless("\ud800.txt") == "_.txt"
+
+
+@pytest.mark.parametrize(
+    ("module", "limit", "most"),
+    [
+        (uploads_module, "MAX_FILES", 2),
+        (uploads_module, "MAX_OWNED_BYTES", 2 * len(BOAT)),
+        (vector_stores_module, "MAX_STORES", 2),
+        (vector_stores_module, "MAX_STORE_FILES", 2),
+    ],
+)
+def test_an_owner_has_limits_and_others_their_own(
+    library: Library, monkeypatch: pytest.MonkeyPatch, module: ModuleType, limit: str, most: int
+) -> None:
+    monkeypatch.setattr(module, limit, most)
+
+    def fill(owner: str) -> None:
+        files = [upload(library, BOAT, owner=owner) for _ in range(2 if module is uploads_module else 3)]
+        if limit == "MAX_STORE_FILES":
+            store = library.create_store(owner, "", {}, [Attachment(file) for file in files[:2]]).id
+            library.attach(owner, store, Attachment(files[2]))
+        for _ in range(3):
+            library.create_store(owner, "", {}, [])
+            upload(library, BOAT, owner=owner)
+
+    for owner in (ANN, BERT):
+        with pytest.raises(RequestError) as refused:
+            fill(owner)
+        assert (refused.value.status, refused.value.code) == (400, "limit_exceeded")
+
+
+def test_reading_goes_on_after_what_is_no_fault_of_a_file(
+    library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ingest_module, "RETRY_S", 0.01)
+    failures = iter([OSError("no room"), OSError("no room")])
+
+    def full(self: object, job: object) -> None:
+        failure = next(failures, None)
+        if failure is not None:
+            raise failure
+        work(self, job)
+
+    work = ingest_module.Ingester._work
+    monkeypatch.setattr(ingest_module.Ingester, "_work", full)
+    store = library.create_store(ANN, "", {}, [Attachment(upload(library, BOAT))]).id
+    assert settled(library, store) == Counts(completed=1)
+    assert caplog.text.count("trying again") == 2
