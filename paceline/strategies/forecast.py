@@ -14,7 +14,7 @@ from paceline.core.experience import Experience
 from paceline.strategies.machine import Branch, Task
 from paceline.strategies.paths import Node
 
-READ = 512  # tokens of a prompt's end that are looked through: ten microseconds each
+READ = 2048  # tokens of the end of a prompt that are looked through: two microseconds each
 
 
 class Forecast:
