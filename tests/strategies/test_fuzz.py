@@ -308,9 +308,15 @@ class Run:
 
 def comparable(effects: Sequence[Effect]) -> list[object]:
     """Distributions compare by identity; their bytes do not."""
+
+    def emitted(emit: Emit) -> object:
+        return emit.token, emit.lane, None if emit.dist is None else emit.dist.probs.tobytes()
+
     return [
-        (effect.token, effect.lane, None if effect.dist is None else effect.dist.probs.tobytes())
+        emitted(effect)
         if isinstance(effect, Emit)
+        else (effect.reason, effect.stats, emitted(effect.end))
+        if isinstance(effect, Finish) and effect.end is not None
         else effect
         for effect in effects
     ]
