@@ -7,8 +7,6 @@ program's own strategies and engines and counts as right only if it is the expec
 import argparse
 import json
 import random
-import re
-import string
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +15,7 @@ from pathlib import Path
 from paceline.models import CLOUD, DEVICE, phrases
 from paceline.models.answers import Pair
 from paceline.models.corpus import Conversation, Fact, Turn, double, draw_facts, missing_fact, single, write_document
-from paceline.models.squad import Squad, answer_text
+from paceline.models.squad import Squad, answer_text, normal_form
 from paceline.rag.embed import load_embedder
 from paceline.strategies.machine import Side
 
@@ -103,12 +101,6 @@ def examine(pair: Pair, side: Side, draw: Draw, count: int, seed: int = 7) -> fl
     return right / count
 
 
-def _normal(text: str) -> str:
-    """SQuAD's own normal form for comparing answers."""
-    kept = "".join(c for c in text.lower() if c not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
-
-
 def squad_match(pair: Pair, side: Side, data: Path, count: int) -> float:
     """Exact match, as SQuAD counts it, on questions of titles kept out of training, with the cropped paragraph."""
     rng = random.Random(11)
@@ -118,7 +110,7 @@ def squad_match(pair: Pair, side: Side, data: Path, count: int) -> float:
     for text, record in asked:
         told = Conversation(squad.crop_for(rng, text, record), [Turn(record["question"].strip(), answer_text(record))])
         given = pair.answer(told.turns[0].question, {side: told.document})
-        right += _normal(given) in {_normal(gold) for gold in record["answers"]}
+        right += normal_form(given) in {normal_form(gold) for gold in record["answers"]}
     return right / len(asked)
 
 

@@ -3,6 +3,8 @@
 import gzip
 import json
 import random
+import re
+import string
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,12 @@ class Squad:
 def answer_text(record: dict[str, Any]) -> str:
     shortest: str = min(record["answers"], key=len)
     return shortest.rstrip(".") + "."
+
+
+def normal_form(text: str) -> str:
+    """SQuAD's own, for comparing answers: no case, no punctuation, no articles, single spaces."""
+    kept = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
 
 
 def crop(rng: random.Random, text: str, answer: str) -> str:

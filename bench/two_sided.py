@@ -1,0 +1,118 @@
+"""`paceline bench two_sided`: questions whose evidence lies on two sides, answered together and by each side alone.
+
+The demo pair, greedily, with the program's own strategies over a virtual network; documents weighted by MiniLM, as in
+a request. Questions of three kinds: generated, where each side's document holds one of the two facts that are asked
+for; and with a data folder real ones with the evidence on both sides (HotpotQA, 2WikiMultihopQA) or on one of them
+(SQuAD, titles kept out of training), each side reading the best of its paragraphs. The claims are on the generated set:
+the pair was trained to read such sentences and hardly reads any other.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.core.sides import SIDES, Side
+from paceline.models import CLOUD, DEVICE
+from paceline.models.answers import Pair
+from paceline.models.evaluate import both_sides
+from paceline.models.names import split_of
+from paceline.models.squad import normal_form
+from paceline.rag.embed import Embedder, load_embedder
+
+from .report import Claim, Options, Report
+
+NAME = "two_sided"
+SUMMARY = "exact answers to two-sided questions: both sides together against each alone"
+
+TOGETHER: Final = "aggregate"
+WAYS: Final[Mapping[str, tuple[Side, ...]]] = {TOGETHER: SIDES, "device only": ("device",), "cloud only": ("cloud",)}
+GENERATED: Final = "generated"
+READERS: Final[tuple[Side, Side]] = ("device", "cloud")  # in the order of a drawn question's documents
+SEED: Final = 13
+FEW, MANY = 20, 200  # questions of each kind
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    question: str
+    answers: tuple[str, ...]  # any of them is right
+    documents: Mapping[Side, str]
+    whole: bool  # the answer must be the expected one from end to end; else it must hold it
+
+
+def run(options: Options) -> Report:
+    count = FEW if options.quick else MANY
+    embedder = load_embedder("minilm")
+    pair = Pair.load(DEVICE, CLOUD, threads=1)
+    searched = Pair(pair.models, embedder)
+    kinds = {GENERATED: list(generated(count))}
+    if options.data is not None:
+        folder = options.data / "two_sided_qa"
+        kinds |= {name: list(real(folder, name, count, embedder)) for name in ("both_sides", "single_side")}
+    rows = [
+        {"questions": kind, "n": len(asked), **{way: share(searched, asked, sides) for way, sides in WAYS.items()}}
+        for kind, asked in kinds.items()
+    ]
+    together, *alone = (float(str(rows[0][way])) for way in WAYS)
+    claims = (
+        Claim("two_sided.generated", together, 0.9, "higher"),
+        Claim("two_sided.alone_vs_together", max(alone) / max(together, 1e-9), 0.5, "lower"),
+    )
+    return Report(NAME, {"models": "demo pair", "embedder": "minilm", "temperature": 0.0, "seed": SEED}, rows, claims)
+
+
+def share(pair: Pair, asked: Sequence[Asked], sides: Sequence[Side]) -> float:
+    """Of the questions that these sides answer rightly, each from its own document."""
+    return sum(right(one, pair.answer(one.question, {s: one.documents[s] for s in sides})) for one in asked) / len(
+        asked
+    )
+
+
+def right(asked: Asked, given: str) -> bool:
+    if asked.whole:
+        return given in asked.answers
+    said = f" {normal_form(given)} "
+    return any(f" {normal_form(answer)} " in said for answer in asked.answers)
+
+
+# ---- questions -------------------------------------------------------------------------------------------------------
+def generated(count: int) -> Iterator[Asked]:
+    rng = random.Random(SEED)
+    for _ in range(count):
+        drawn = both_sides(rng)
+        documents: dict[Side, str] = {side: text or "" for side, text in zip(READERS, drawn.documents, strict=True)}
+        yield Asked(drawn.turn.question, (drawn.turn.answer,), documents, whole=True)
+
+
+def real(folder: Path, name: str, count: int, embedder: Embedder) -> Iterator[Asked]:
+    """A sample by a fixed seed of the set's answerable questions, those left out that the pair was trained on."""
+    texts = {each["pid"]: str(each["text"]) for each in _lines(folder / f"{name}_paragraphs.jsonl.gz")}
+    fitting = [
+        each
+        for each in _lines(folder / f"{name}.jsonl")
+        if each["answers"]
+        and each.get("answerable", True)
+        and ("title" not in each or split_of(each["title"]) == "held_out")
+    ]
+    for each in random.Random(SEED).sample(fitting, min(count, len(fitting))):
+        documents = {
+            side: _best(embedder, each["question"], [texts[pid] for pid in each[f"{side}_paragraphs"]])
+            for side in SIDES
+        }
+        yield Asked(each["question"], tuple(each["answers"]), documents, whole=False)
+
+
+def _best(embedder: Embedder, question: str, paragraphs: Sequence[str]) -> str:
+    vectors = embedder.embed([question, *paragraphs])
+    return paragraphs[int((vectors[1:] @ vectors[0]).argmax())]
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
