@@ -135,9 +135,15 @@ def best_indices(values: ProbArray, k: int) -> IndexArray:
         grouped = groups * _GROUP
         best = values[:grouped].reshape(_GROUP, groups).max(axis=0)
         floor = np.partition(best, groups - k)[groups - k]
-        inside = np.arange(_GROUP)[:, None] * groups + np.flatnonzero(best >= floor)  # rising when read by rows
-        places = np.concatenate((inside.reshape(-1), np.arange(grouped, n)))
-        candidates: IndexArray = places[values[places] >= floor]  # with all ties, so that these fall by place
+        reaching = np.flatnonzero(best >= floor)
+        if len(reaching) > 4 * k:  # a law that is flat behind its first tokens: of its ties the lowest places will do
+            above = np.flatnonzero(values > floor)
+            level = np.flatnonzero(values == floor)[: max(k - len(above), 0)]
+            candidates: IndexArray = np.concatenate((above, level))
+        else:
+            inside = np.arange(_GROUP)[:, None] * groups + reaching  # rising when read by rows
+            places = np.concatenate((inside.reshape(-1), np.arange(grouped, n)))
+            candidates = places[values[places] >= floor]  # with all ties, so that these fall by place
     else:
         floor = np.partition(values, n - k)[n - k] if k < n else -np.inf
         candidates = np.flatnonzero(values >= floor)

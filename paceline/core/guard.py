@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from paceline.core.drafting import best_budget
 from paceline.core.profile import ForwardTime
+from paceline.core.segments import UNKNOWN, Step
 from paceline.core.statistics import RecentMedian
 
 MOST_ROWS: Final = 1024  # in one step, of all answers: more is a prefill
@@ -33,7 +34,9 @@ PLAIN_EVERY: Final = 100  # drafting steps, to know what a plain one takes now
 FIRST_PLAIN: Final = 2  # plain steps before the first drafts on an engine that nothing is known of
 FEWEST: Final = 6  # nodes of a tree that is built to see whether it pays
 REFRESH: Final = 4  # steps between two looks at what steps take: a look costs as much as a small tree
-SOON: Final = 2  # plain steps after a tree without a node
+SOON: Final = 2  # plain steps after a tree without a node,
+LATER: Final = 8  # and after many in a row: nothing repeats, and to find that out costs as well
+MANY: Final = 8
 RETRY: Final = 16  # plain steps between two attempts while drafts do not pay
 
 
@@ -88,13 +91,15 @@ class Record:
     plain: int = 0  # steps without drafts so far
     idle: int = 0  # trees in a row, of whatever answer, of which nothing was worth a row
     account: Account = field(default_factory=lambda: Account(GRACE))
+    _heard: Step = UNKNOWN
     _new: int = 0  # steps since the estimates were made
     _seconds: dict[int, float] = field(default_factory=dict)  # by class
 
-    def took(self, rows: int, seconds: float) -> None:
-        """A step of all answers together. Prefills among them are left out."""
-        if 1 <= rows <= MOST_ROWS and seconds > 0.0:
-            rows = step_class(rows)
+    def took(self, step: Step, seconds: float) -> None:
+        """A step of all answers together: each of them may tell it, the first is heard. Prefills are left out."""
+        if step is not self._heard and 1 <= step.rows <= MOST_ROWS and seconds > 0.0:
+            self._heard = step
+            rows = step_class(step.rows)
             self.times.add(rows, seconds)
             self._new += 1
             if rows not in self.measured or self._new >= REFRESH:
@@ -131,9 +136,9 @@ class Budget(Protocol):
     def choose(self, probs: Sequence[float]) -> int:
         """How many of the drafts that were built, best first, to verify. probs: (n,) that each is output."""
 
-    def stepped(self, drafted: int, promised: float, stood: int, rows: int, sequences: int, seconds: float) -> None:
-        """A step is answered: of `drafted` drafts `stood` were output. rows and sequences: of the whole engine step,
-        other answers' included. seconds: since the answer before."""
+    def stepped(self, drafted: int, promised: float, stood: int, step: Step, seconds: float) -> None:
+        """A step is answered: of `drafted` drafts `stood` were output. step: of the engine, other answers' rows
+        included; one object for all of them. seconds: since the answer before."""
 
     @property
     def resting(self) -> bool:
@@ -154,7 +159,7 @@ class Fixed:
     def choose(self, probs: Sequence[float]) -> int:
         return min(len(probs), self._rows)
 
-    def stepped(self, drafted: int, promised: float, stood: int, rows: int, sequences: int, seconds: float) -> None:
+    def stepped(self, drafted: int, promised: float, stood: int, step: Step, seconds: float) -> None:
         """Nothing is learnt."""
 
     @property
@@ -200,7 +205,7 @@ class Guard:
         record = self._record
         record.idle = 0 if count else record.idle + 1
         # A tree that nobody verifies costs time as well; where nothing is known yet, little, and that soon changes.
-        self._pause = min((1 << min(record.idle, 8)) - 1, RETRY if probs else SOON)
+        self._pause = min((1 << min(record.idle, 8)) - 1, RETRY if probs else LATER if record.idle > MANY else SOON)
         return count
 
     @property
@@ -208,12 +213,13 @@ class Guard:
         """Drafts have not paid for a while: there is no hurry to learn for them."""
         return self._record.idle > 2 or self._since_draft > RETRY
 
-    def stepped(self, drafted: int, promised: float, stood: int, rows: int, sequences: int, seconds: float) -> None:
+    def stepped(self, drafted: int, promised: float, stood: int, step: Step, seconds: float) -> None:
+        rows, sequences = step
         if seconds <= 0.0 or rows > MOST_ROWS:
             return
         self._sequences = max(1, sequences)
-        expected = self._record.seconds(rows)
-        self._record.took(rows, seconds)
+        expected = self._record.seconds(rows) if drafted else 0.0
+        self._record.took(step, seconds)
         self._steps += 1
         if drafted == 0:
             self._plain_steps += 1

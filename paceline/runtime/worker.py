@@ -1,7 +1,8 @@
 """The one thread that owns an engine.
 
 Callers live on one event loop; they submit segments and are called back there. What has been submitted in one turn
-of the loop reaches the thread together, so that sixteen sessions which were answered together go on as one batch.
+of the loop reaches the thread together, so that sixteen sessions which were answered together go on as one batch. And
+those who waited meanwhile wait until these have gone on: else two groups of eight would take turns for ever.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 
 from paceline.core.segments import Segment, SeqId, Step
@@ -20,6 +22,7 @@ log = logging.getLogger("paceline.engine")
 
 
 IDLE_S = 1.0  # without work, until the engine is asked to check itself
+PATIENCE_S = 0.002  # at least, for those who have just been answered; at most what the last step took
 
 
 class EngineWorker:
@@ -35,6 +38,7 @@ class EngineWorker:
         self._outbox: list[Control | Request] = []  # this turn's, on the loop
         self._inbox: deque[Control | Request] = deque()  # the thread's, under the condition
         self._wanted = threading.Condition()
+        self._delivering = 0  # steps whose answers are out, and whose sessions have not gone on yet
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,6 +81,12 @@ class EngineWorker:
             self._wanted.notify()
         self._outbox.clear()
 
+    def _delivered(self) -> None:
+        """What the answers led to is handed over at once."""
+        with self._wanted:
+            self._delivering -= 1
+        self._flush()
+
     def _deliver(self, answers: Answers, step: Step) -> None:
         self.answered = step
         for answer, result in answers:
@@ -84,19 +94,23 @@ class EngineWorker:
                 answer(result)
             except Exception:  # one session's fault must not cost the others their answers
                 log.exception("an answer could not be delivered")
+        self._delivered()
 
     # ---- on the thread ----------------------------------------------------------------------------------------------
     def _run(self) -> None:
         assert self._loop is not None
-        moved, checked = False, False
+        moved, checked, idle, seconds = False, False, False, 0.0
         while True:
             with self._wanted:
                 if not (self._inbox or moved or self._stopping):
                     # For work, or for a release when all that is pending lacks room.
-                    self._wanted.wait(None if checked else IDLE_S)
-                    idle = not self._inbox and not self._stopping
+                    woken = self._wanted.wait(None if checked else IDLE_S)
+                    idle = not (woken or self._inbox or self._stopping)
                 else:
                     idle = False
+                if self._delivering and (self._inbox or moved):
+                    # A busy loop must not hold the engine up for longer than a step apart would take.
+                    self._wanted.wait_for(self._has_gone_on, max(seconds, PATIENCE_S))
                 items = list(self._inbox)
                 self._inbox.clear()
             for item in items:
@@ -108,9 +122,19 @@ class EngineWorker:
             checked = idle
             scheduled = self.steps.next()
             moved = scheduled is not None
-            if scheduled is not None and (answers := self.steps.run(scheduled)):
+            if scheduled is None:
+                continue
+            began = time.perf_counter()
+            answers = self.steps.run(scheduled)
+            seconds = time.perf_counter() - began
+            if answers:
+                with self._wanted:
+                    self._delivering += 1
                 self._loop.call_soon_threadsafe(self._deliver, answers, self.steps.last)
                 self.steps.settle()
+
+    def _has_gone_on(self) -> bool:
+        return self._stopping or not self._delivering
 
     def _check(self) -> None:
         """A leak is found by the first idle second, not by the hundredth hour."""

@@ -19,7 +19,7 @@ from paceline.core.experience import Experience
 from paceline.core.guard import Budget, Guard
 from paceline.core.lookup import LookupTable
 from paceline.core.sampling import choose, truncate
-from paceline.core.segments import UNKNOWN
+from paceline.core.segments import UNKNOWN, Step
 from paceline.strategies.decoder import Decoder
 from paceline.strategies.machine import (
     Branch,
@@ -47,6 +47,7 @@ AT_ONCE: Final = 1 << 16  # probabilities looked at before others on the event l
 LEARNT_IDS: Final = 1 << 19  # probabilities looked at for the lessons of one engine step, of all answers together
 SELDOM: Final = 1 / 4  # rows of an engine step, while drafts do not pay
 LEARNT_ROWS: Final = 32  # of one answer's step
+UNOBSERVED: Final = 4  # output tokens, while no draft needs them, until a forward's time is used to look at them
 
 
 class Guesses(Protocol):
@@ -89,6 +90,7 @@ class LookupTree:
         self._overlap = overlap
         self._prompts: tuple[Branch, ...] = ()  # not read yet
         self._later: list[Callable[[], None]] = []  # what can be learnt while a forward runs
+        self._unobserved: list[int] = []  # output that the drafter has not been told
         self._woken = False  # since the forward under way was asked for
         self._drafted = NO_DRAFT  # below the head, in the forward under way
         self._step = UNKNOWN
@@ -115,6 +117,7 @@ class LookupTree:
             case Woke(now):
                 self._woken = True
                 self._read()
+                self._observe()
                 self._learn(max(1, AT_ONCE // self._task.vocab_size))
                 return [WakeAt(now)] if self._later else []
             case Cancelled(reason):
@@ -148,21 +151,22 @@ class LookupTree:
         self._account(len(output) - (reason != "stop"))
         if reason is not None:
             return [*effects, self._finish(reason, end)]
-        for token in output:
-            self._drafter.observe(token)
-        self._later = [*self._later, *self._lessons(head)][-2 * LEARNT_ROWS :]
+        self._unobserved += output
+        if lessons := self._lessons(head):
+            self._later = [*self._later, *lessons][-2 * LEARNT_ROWS :]
         if not self._overlap:
             self._learn()
         self._woken = False
         effects += self._decoder.settle(head)
         effects += self._decoder.feed([head, *self._draft(head)], head, now)
-        return [*effects, WakeAt(now + HEAD_START)] if self._later else effects
+        return [*effects, WakeAt(now + HEAD_START)] if self._later or len(self._unobserved) >= UNOBSERVED else effects
 
     def _draft(self, head: Node) -> list[Node]:
         """Nodes to verify below the head, parents first."""
         most = self._budget.most()
         if most == 0:
             return []
+        self._observe()
         drafted = self._drafter.tree(most, head.position)
         self._drafted = drafted = drafted.first(self._budget.choose(drafted.probs))
         last = self._task.max_tokens - 1  # a longer prefix has no next token
@@ -183,15 +187,24 @@ class LookupTree:
         self._steps += 1
         self._drafts += own_rows - 1
         self._accepted += accepted
-        rows, sequences = self._step if self._step.rows else (own_rows, 1)
-        self._budget.stepped(own_rows - 1, sum(drafted.probs), accepted, rows, sequences, seconds)
+        step = self._step if self._step.rows else Step(own_rows, 1)
+        self._budget.stepped(own_rows - 1, sum(drafted.probs), accepted, step, seconds)
 
     # ---- what is learnt ---------------------------------------------------------------------------------------------
     def _learn(self, most: int | None = None) -> None:
         """Do what waits, or a part of it, so that nothing else waits long."""
+        if not self._later:
+            return
+        self._observe()
         waiting, self._later = self._later[:most], self._later[most:] if most else []
         for work in waiting:
             work()
+
+    def _observe(self) -> None:
+        """The output that nobody has looked at."""
+        for token in self._unobserved:
+            self._drafter.observe(token)
+        self._unobserved.clear()
 
     def _read(self) -> None:
         """All prompts, once; the output goes on from the last one."""
@@ -209,12 +222,12 @@ class LookupTree:
         """What the model thought after each row: those that were output overwrite what was known, and come last."""
         rows = self._decoder.taken()
         sequences = max(1, self._step.sequences)
-        rate = min(LEARNT_IDS / self._task.vocab_size, LEARNT_ROWS / sequences)  # rows of one step, of all answers
-        rate = min(rate, SELDOM) if self._budget.resting else rate
-        self._attention = min(self._attention + rate / sequences, LEARNT_ROWS)
-        most = int(self._attention)
-        if most == 0:
+        rate = SELDOM if self._budget.resting else LEARNT_IDS / self._task.vocab_size  # of one step, of all answers
+        self._attention += min(rate, LEARNT_ROWS / sequences) / sequences
+        if self._attention < 1.0:
             return []
+        self._attention = min(self._attention, LEARNT_ROWS)
+        most = int(self._attention)
         self._attention -= min(most, len(rows))
         path: list[Node] = []
         node = head.parent

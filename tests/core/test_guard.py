@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.guard import CLASSES, Account, Fixed, Guard, Record, Yield, step_class
+from paceline.core.segments import Step
 
 Pace = Callable[[int], float]  # seconds of a step of so many rows
 
@@ -45,8 +46,9 @@ def play(
         count = min([guard.choose(probs) for guard in guards]) if probs else 0
         stood = min(stands(count), count)
         rows = sequences * (1 + count)
+        step = Step(rows, sequences)
         for guard in guards:
-            guard.stepped(count, sum(probs[:count]), stood, rows, sequences, pace(rows))
+            guard.stepped(count, sum(probs[:count]), stood, step, pace(rows))
         seconds += pace(rows)
         plain += (1 + stood) * pace(sequences)
         drafts.append(count)
@@ -131,10 +133,10 @@ def test_a_stall_is_not_the_drafts_fault() -> None:
 
 def test_what_nobody_can_use_is_not_believed() -> None:
     record, guard = Record(), Guard(Record(), rows=8)
-    guard.stepped(4, 1.0, 1, 5, 1, 0.0)  # no time has passed
-    guard.stepped(4, 1.0, 1, 5000, 1, 1.0)  # somebody's prompt was in it
+    guard.stepped(4, 1.0, 1, Step(5, 1), 0.0)  # no time has passed
+    guard.stepped(4, 1.0, 1, Step(5000, 1), 1.0)  # somebody's prompt was in it
     assert guard.stats()["draft_steps"] == 0
-    record.took(5000, 1.0)
+    record.took(Step(5000, 1), 1.0)
     assert not record.measured
 
 
@@ -161,7 +163,7 @@ def test_an_account_is_bounded_on_both_sides() -> None:
 def test_a_fixed_budget_is_taken_whole() -> None:
     budget = Fixed(3)
     assert budget.most() == 3 and budget.choose([0.1] * 5) == 3 and budget.choose([0.1]) == 1
-    budget.stepped(3, 0.3, 0, 4, 1, 1.0)
+    budget.stepped(3, 0.3, 0, Step(4, 1), 1.0)
     assert budget.stats() == {}
 
 
