@@ -8,9 +8,10 @@ take the last commits.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +32,20 @@ _SCHEMA = (
         request BLOB NOT NULL,  -- JSON
         ended INTEGER NOT NULL DEFAULT 0,
         bytes INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
-    "CREATE INDEX responses_by_age ON responses (created)",
     """CREATE TABLE events (
         response TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE,
         sequence INTEGER NOT NULL,
         type TEXT NOT NULL,
         data BLOB NOT NULL,  -- JSON
         PRIMARY KEY (response, sequence)) WITHOUT ROWID""",
+)
+# What a sweep asks is answered from these alone: in the table `ended` and `bytes` lie behind the request, and reading
+# them is reading the whole file. (SQLite takes `ended` from an index that holds it, whatever the index is limited to.)
+# Files of before have another index, which a version of before does not miss.
+_INDEXES = (
+    "DROP INDEX IF EXISTS responses_by_age",
+    "CREATE INDEX IF NOT EXISTS responses_ended ON responses (created, id, owner, bytes, ended) WHERE ended",
+    "CREATE INDEX IF NOT EXISTS responses_unfinished ON responses (created, id, ended) WHERE NOT ended",
 )
 
 
@@ -61,6 +69,16 @@ class Header:
 
 
 Event = tuple[str, int, str, bytes]  # response, sequence, type, data
+
+
+def share(held: Iterable[int], room: int) -> int:
+    """The most that everybody may hold so that all of it has room: who holds less leaves the rest to the others."""
+    sizes = sorted(held)
+    for others, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
+        if size * others > room:
+            return max(room, 0) // others
+        room -= size
+    return sizes[-1] if sizes else 0
 
 
 class LogRows:
@@ -100,6 +118,8 @@ class LogRows:
                         f"{self._file} was written by another version of Paceline (format {version}, this one reads "
                         f"{VERSION}). Use that version, or remove the file: it holds past responses only."
                     )
+                for statement in _INDEXES:
+                    connection.execute(statement)
         except BaseException:
             connection.close()
             raise
@@ -157,26 +177,54 @@ class LogRows:
             self._connection.execute("DELETE FROM responses WHERE id = ?", (response,))
             sqlite.checkpoint(self._connection)
 
-    def sweep(self, *, before: float, max_bytes: int) -> int:
-        """Delete what ended and is older than `before`, then the oldest until `max_bytes` hold the rest. How many."""
+    def sweep(self, *, before: float, abandoned: Sequence[str] = ()) -> None:
+        """Delete what ended and is older than `before`, and those that are `abandoned`."""
         with self.speaking():
             with sqlite.transaction(self._connection):
                 count = self._connection.execute(
-                    """DELETE FROM responses WHERE ended AND (created < ? OR id IN (
-                        SELECT id FROM (
-                            SELECT id, sum(bytes) OVER (ORDER BY created DESC, id) AS total FROM responses WHERE ended
-                        ) WHERE total > ?))""",
-                    (before, max_bytes),
+                    "DELETE FROM responses WHERE ended AND created < ?", (before,)
                 ).rowcount
+                count += self._delete(abandoned)
             if count:
                 sqlite.checkpoint(self._connection)
-        return count
+
+    def shrink(self, max_bytes: int) -> None:
+        """Delete the oldest of the owners who hold most, until `max_bytes` hold the rest: who holds less than an equal
+        share loses nothing to those who hold more."""
+        with self.speaking():
+            with sqlite.transaction(self._connection):
+                held = dict(
+                    self._connection.execute("SELECT owner, sum(bytes) FROM responses WHERE ended GROUP BY owner")
+                )
+                self._delete(self._oldest(held, share(held.values(), max_bytes)))
+            sqlite.checkpoint(self._connection)
+
+    def _oldest(self, held: dict[str, int], most: int) -> list[str]:
+        """What each owner gives up so as to hold `most` bytes at most."""
+        excess = {owner: size - most for owner, size in held.items() if size > most}
+        gone: list[str] = []
+        rows = self._connection.execute("SELECT id, owner, bytes FROM responses WHERE ended ORDER BY created, id")
+        for response, owner, size in rows:
+            if not excess:
+                break
+            if owner in excess:
+                gone.append(response)
+                excess[owner] -= size
+                if excess[owner] <= 0:
+                    del excess[owner]
+        return gone
+
+    def _delete(self, responses: Sequence[str]) -> int:
+        self._connection.executemany("DELETE FROM responses WHERE id = ?", [(response,) for response in responses])
+        return len(responses)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
     def total(self) -> int:
         """Bytes of the responses that ended."""
         with self.speaking():
-            total: int = self._connection.execute("SELECT coalesce(sum(bytes), 0) FROM responses").fetchone()[0]
+            total: int = self._connection.execute(
+                "SELECT coalesce(sum(bytes), 0) FROM responses WHERE ended"
+            ).fetchone()[0]
         return total
 
     def find(self, response: str) -> Header | None:
@@ -202,9 +250,29 @@ class LogRows:
             ).fetchone()
         return None if row is None else Row(*row)
 
-    def unfinished(self) -> list[str]:
+    def output(self, response: str) -> tuple[str, str] | None:
+        """The type of its last event, and the JSON of the output in it, if that holds the response.
+
+        The rest of it, which may be many times as long, is not read into Python.
+        """
         with self.speaking():
-            return [row[0] for row in self._connection.execute("SELECT id FROM responses WHERE NOT ended")]
+            row = self._connection.execute(
+                """SELECT type, coalesce(json_extract(CAST(data AS TEXT), '$.response.output'), '') FROM events
+                WHERE response = ? ORDER BY sequence DESC LIMIT 1""",
+                (response,),
+            ).fetchone()
+        return None if row is None else (row[0], row[1])
+
+    def is_unfinished(self, response: str) -> bool:
+        with self.speaking():
+            row = self._connection.execute("SELECT 1 FROM responses WHERE id = ? AND NOT ended", (response,)).fetchone()
+        return row is not None
+
+    def unfinished(self, before: float = math.inf) -> list[str]:
+        """Those that were begun before that time."""
+        with self.speaking():
+            rows = self._connection.execute("SELECT id FROM responses WHERE NOT ended AND created < ?", (before,))
+            return [row[0] for row in rows]
 
     def repair(self, close: Callable[[list[Row]], list[Row]]) -> int:
         """End what a process left unfinished with the rows that `close` makes of those there are. How many there were.

@@ -25,7 +25,10 @@ from typing import Any, TypeVar
 from paceline.api.log_rows import Event, Header, LogRows, Row
 from paceline.errors import PacelineError
 
-SWEEP_S = 3600.0  # between looks for what is too old, on a server that does nothing else
+SWEEP_S = 3600.0  # between looks for what is too old
+ABANDONED_S = 86_400.0  # how long beyond its age a response without an end may be one that another process writes
+SLACK = 0.1  # of the bytes that are kept: what is freed when there are too many, so that it is not done at every end
+STEP = 1 << 20  # bytes of that between two looks at what there is to write: some 40 ms
 TAIL = 256  # committed rows of a running response that stay in memory; who is further behind reads the file
 AHEAD = 1024  # rows of a response that may wait for the disk before its writer does
 PAGE = 256  # rows read from the file at a time
@@ -87,7 +90,7 @@ class Track:
         oldest = self.committed - len(self._tail)
         if sequence + 1 < oldest:
             return None
-        rows = list(islice(self._tail, sequence + 1 - oldest, None))
+        rows = list(islice(self._tail, min(sequence + 1 - oldest, len(self._tail)), None))
         if not self.stored:
             self._tail.clear()  # its one reader has them
         return rows
@@ -118,12 +121,13 @@ class Reader:
 
     async def _next(self) -> list[Row]:
         while True:
-            rows = None if self._track is None else self._track.after(self.after)
+            if self._track is None:
+                return await self._log.stored(self._response, self.after)
+            rows = self._track.after(self.after)
             if rows is None:
                 return await self._log.page(self._response, self.after)
             if rows:
                 return rows
-            assert self._track is not None
             if self._track.failure is not None:
                 raise self._track.failure
             if self._track.ended:
@@ -165,6 +169,7 @@ class TokenLog:
         Raises ConfigError when the folder cannot be used.
         """
         self._rows = LogRows(directory)
+        self._repair = repair
         self._retention = retention
         cut = self._rows.repair(repair)
         if cut:
@@ -175,6 +180,8 @@ class TokenLog:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._total = 0  # bytes of what ended; the thread's
+        self._goal: int | None = None  # to how many bytes responses are being removed; the thread's
+        self._swept = 0.0  # when it was last looked for what is too old, monotonic s; the thread's
         self._thread = threading.Thread(target=self._work, name="token-log", daemon=True)
         self._thread.start()
 
@@ -233,13 +240,17 @@ class TokenLog:
                 self._live.pop(track.header.id, None)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
-    async def find(self, response: str) -> Header | None:
-        """A response that is stored. One that is not can be read with `follow_track` only."""
+    async def find(self, response: str, *, expired: bool = False) -> Header | None:
+        """A response that is stored; `expired`: also one that is too old to be shown, while its rows are there.
+
+        One that is not stored can be read with `follow_track` only.
+        """
         track = self._live.get(response)
         if track is not None:
             return track.header if track.stored else None
         header = await self.ask(lambda: self._rows.find(response))
-        return None if header is None or header.created < time.time() - self._retention.max_age else header
+        old = header is not None and header.created < time.time() - self._retention.max_age
+        return None if old and not expired else header
 
     def running(self, response: str) -> Track | None:
         return self._live.get(response)
@@ -255,6 +266,21 @@ class TokenLog:
         """Stored rows above `after`, the first PAGE of them."""
         return await self.ask(lambda: self._rows.read(response, after, PAGE))
 
+    async def stored(self, response: str, after: int) -> list[Row]:
+        """`page` of a response that nobody here writes; after the last of its rows, those that end it if none does.
+
+        Its writing failed midway, or another process may still be at it: whoever follows it is told that it is over.
+        """
+
+        def read() -> list[Row]:
+            rows = self._rows.read(response, after, PAGE)
+            if rows or not self._rows.is_unfinished(response):
+                return rows
+            written = self._rows.read(response, -1, -1)
+            return [row for row in (self._repair(written) if written else []) if row.sequence > after]
+
+        return await self.ask(read)
+
     async def all(self, response: str) -> list[Row]:
         return await self.ask(lambda: self._rows.read(response, -1, -1))
 
@@ -267,6 +293,10 @@ class TokenLog:
 
     async def last(self, response: str) -> Row | None:
         return await self.ask(lambda: self._rows.last(response))
+
+    async def output(self, response: str) -> tuple[str, str] | None:
+        """The type of its last row, and the JSON of what a response says that has ended."""
+        return await self.ask(lambda: self._rows.output(response))
 
     async def delete(self, response: str) -> None:
         """When this returns, no row and no page of the file holds it. It must not be running."""
@@ -298,13 +328,17 @@ class TokenLog:
                 else:
                     self._answer(job)
             self._write(writes)
+            if time.monotonic() - self._swept >= SWEEP_S:
+                self._sweep()
+            if self._goal is not None:
+                self._shrink(self._goal)
 
     def _take(self) -> list[_Write | _Question | None]:
-        """What there is to do, at least one thing; nothing after SWEEP_S of silence."""
+        """What there is to do; nothing when it is time to sweep, or to go on removing."""
+        patience = 0.0 if self._goal is not None else self._swept + SWEEP_S - time.monotonic()
         try:
-            jobs = [self._jobs.get(timeout=SWEEP_S)]
+            jobs = [self._jobs.get(timeout=max(0.0, patience))]
         except queue.Empty:
-            self._sweep()
             return []
         with suppress(queue.Empty):
             while True:
@@ -317,6 +351,7 @@ class TokenLog:
         begun: list[Header] = []
         events: list[Event] = []
         ended: list[tuple[str, int]] = []
+        more = 0  # bytes of those that end
         for write in writes:
             if write.track.lost:
                 continue
@@ -326,6 +361,7 @@ class TokenLog:
             events += [(response, *row) for row in write.rows]
             if write.ends:
                 ended.append((response, write.track.size))
+                more += write.track.size + len(write.track.header.request)
         failure: PacelineError | None = None
         try:
             self._rows.write(begun, events, ended)
@@ -337,17 +373,35 @@ class TokenLog:
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has been closed: nobody reads any more
                 self._loop.call_soon_threadsafe(self._publish, writes, failure)
-        if ended:
-            self._total += sum(size for _, size in ended)
-            if self._total > self._retention.max_bytes:
-                self._sweep()
+        if failure is None:
+            self._total += more
+            self._measure()
 
     def _sweep(self) -> None:
+        self._swept = time.monotonic()
+        before = time.time() - self._retention.max_age
         try:
-            self._rows.sweep(before=time.time() - self._retention.max_age, max_bytes=self._retention.max_bytes)
+            abandoned = set(self._rows.unfinished(before - ABANDONED_S)) - set(self._live.copy())
+            self._rows.sweep(before=before, abandoned=sorted(abandoned))
             self._total = self._rows.total()
         except Exception as error:
             _log.error("old responses could not be removed: %s", error)
+        self._measure()
+
+    def _measure(self) -> None:
+        if self._total > self._retention.max_bytes:
+            self._goal = int(self._retention.max_bytes * (1 - SLACK))
+
+    def _shrink(self, goal: int) -> None:
+        """One step: streams wait for this thread."""
+        try:
+            self._rows.shrink(max(goal, self._total - STEP))
+            self._total = self._rows.total()
+        except Exception as error:
+            _log.error("old responses could not be removed: %s", error)
+            self._goal = None
+        else:
+            self._goal = goal if self._total > goal else None
 
     def _answer(self, question: _Question) -> None:
         if not question.answer.set_running_or_notify_cancel():

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from paceline.api.log_rows import FILE, Header, LogRows, Row
+from paceline.api import token_log
+from paceline.api.log_rows import FILE, Header, LogRows, Row, share
 from paceline.api.responses_fold import close_cut
 from paceline.api.token_log import TAIL, Reader, Retention, TokenLog, Track
 from paceline.errors import ConfigError, PacelineError
@@ -19,8 +22,8 @@ from paceline.errors import ConfigError, PacelineError
 pytestmark = pytest.mark.anyio
 
 
-def header(response: str, created: float | None = None) -> Header:
-    return Header(response, "key", time.time() if created is None else created, None, b"{}")
+def header(response: str, created: float | None = None, owner: str = "key", request: bytes = b"{}") -> Header:
+    return Header(response, owner, time.time() if created is None else created, None, request)
 
 
 def events(*texts: str) -> list[tuple[str, bytes]]:
@@ -34,8 +37,15 @@ async def rest_of(reader: Reader) -> list[Row]:
     return rows
 
 
-async def written(log: TokenLog, response: str, *texts: str, created: float | None = None) -> Track:
-    track = log.begin(header(response, created), stored=True)
+async def written(
+    log: TokenLog,
+    response: str,
+    *texts: str,
+    created: float | None = None,
+    owner: str = "key",
+    request: bytes = b"{}",
+) -> Track:
+    track = log.begin(header(response, created, owner, request), stored=True)
     await log.append(track, events(*texts), last=True)
     await log.settled(track)
     return track
@@ -142,6 +152,117 @@ async def test_the_oldest_go_when_there_is_too_much(tmp_path: Path) -> None:
         await written(log, str(index), "x" * 1000, created=time.time() - 60 + index)
     kept = [index for index in range(6) if await log.find(str(index)) is not None]
     assert kept == [4, 5]
+    log.close()
+
+
+async def there(log: TokenLog, *responses: str) -> set[str]:
+    return {response for response in responses if await log.last(response) is not None}
+
+
+async def test_requests_count_as_what_was_answered_does(tmp_path: Path) -> None:
+    log = TokenLog(tmp_path, close_cut, Retention(max_bytes=2500))
+    names = [str(index) for index in range(6)]
+    for name in names:
+        await written(log, name, "x", created=time.time() - 60 + int(name), request=b"x" * 1000)
+    assert await there(log, *names) == {"4", "5"}
+    log.close()
+
+
+async def test_room_is_made_for_many_at_once_from_an_index_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    shrink = LogRows.shrink
+
+    def counted(rows: LogRows, max_bytes: int) -> None:
+        asked.append(max_bytes)
+        shrink(rows, max_bytes)
+
+    monkeypatch.setattr(LogRows, "shrink", counted)
+    log = TokenLog(tmp_path, close_cut, Retention(max_bytes=100_000))
+    for number in range(250):
+        await written(log, f"{number:03}", "x" * 980, created=time.time() - 300 + number)
+    left = [number for number in range(250) if await log.last(f"{number:03}") is not None]
+    assert left == list(range(250 - len(left), 250)) and 90 <= len(left) <= 101
+    assert 10 <= len(asked) <= 20
+    plans: list[str] = []
+    for statement in (
+        "SELECT coalesce(sum(bytes), 0) FROM responses WHERE ended",
+        "SELECT owner, sum(bytes) FROM responses WHERE ended GROUP BY owner",
+        "SELECT id, owner, bytes FROM responses WHERE ended ORDER BY created, id",
+    ):
+        rows = await log.ask(lambda s=statement: log._rows._connection.execute(f"EXPLAIN QUERY PLAN {s}").fetchall())  # type: ignore[misc]  # bound now
+        plans.append(rows[0][3])
+    assert all("COVERING INDEX responses_ended" in plan for plan in plans), plans
+    log.close()
+
+
+@pytest.mark.parametrize("step", [1, token_log.STEP])
+async def test_who_keeps_little_loses_nothing_to_who_keeps_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    monkeypatch.setattr(token_log, "STEP", step)
+    log = TokenLog(tmp_path, close_cut, Retention(max_bytes=20_000))
+    for number in range(3):
+        await written(log, f"ann{number}", "x" * 1000, created=time.time() - 600 + number, owner="ann")
+    for number in range(60):
+        await written(log, f"bert{number}", "x" * 1000, created=time.time() - 300 + number, owner="bert")
+    assert len(await there(log, *(f"ann{number}" for number in range(3)))) == 3
+    kept = await there(log, *(f"bert{number}" for number in range(60)))
+    assert kept == {f"bert{number}" for number in range(60 - len(kept), 60)} and len(kept) >= 14
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("held", "room", "most"),
+    [([], 10, 0), ([7], 5, 5), ([1, 9], 10, 9), ([1, 9], 8, 7), ([5, 5, 5], 9, 3), ([1, 2, 9, 9], 11, 4), ([3], 0, 0)],
+)
+def test_a_share_is_what_others_leave(held: list[int], room: int, most: int) -> None:
+    assert share(held, room) == most
+    assert sum(min(size, most) for size in held) <= room or sum(held) <= room
+
+
+async def test_a_log_of_before_is_read_and_gets_its_indexes(tmp_path: Path) -> None:
+    log = TokenLog(tmp_path, close_cut)
+    await written(log, "a", "x")
+    log.close()
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        connection.executescript("""DROP INDEX responses_ended; DROP INDEX responses_unfinished;
+            CREATE INDEX responses_by_age ON responses (created);""")
+    log = TokenLog(tmp_path, close_cut)
+    assert await there(log, "a") == {"a"}
+    log.close()
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        names = {row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE sql LIKE 'CREATE INDEX%'")}
+    assert names == {"responses_ended", "responses_unfinished"}
+
+
+async def test_what_is_too_old_goes_from_a_log_that_always_has_something_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_log, "SWEEP_S", 0.1)
+    log = TokenLog(tmp_path, close_cut, Retention(max_age=0.2))
+    await written(log, "old", "x")
+    async with asyncio.timeout(30):
+        while await there(log, "old"):  # it is asked without a pause
+            pass
+    log.close()
+
+
+async def test_what_nobody_ends_goes_and_what_is_being_written_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_log, "SWEEP_S", 0.05)
+    log = TokenLog(tmp_path, close_cut, Retention(max_age=100))
+    for name, age in (("lost", 101.0), ("young", 99.0), ("live", 101.0)):
+        track = log.begin(header(name, time.time() - age - token_log.ABANDONED_S), stored=True)
+        await log.append(track, events("x"))
+        if name != "live":
+            del log._live[name]  # as after a disk that refused its end
+    async with asyncio.timeout(30):
+        while await there(log, "lost"):
+            pass
+    assert await there(log, "young", "live") == {"young", "live"}
     log.close()
 
 
