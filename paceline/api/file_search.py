@@ -16,7 +16,7 @@ from pydantic import Discriminator, Field, Tag
 from paceline.api.keys import Identity
 from paceline.api.schema import Schema
 from paceline.errors import RequestError
-from paceline.rag.filters import Comparison, Compound, Filter
+from paceline.rag.filters import AttributesOf, Comparison, Compound, Filter
 from paceline.rag.library import Library
 from paceline.rag.records import DEFAULT_COLLECTION
 from paceline.runtime.service import GenerateRequest, Service
@@ -110,18 +110,27 @@ def library_of(service: Service) -> Library:
 
 
 async def reading_stores(
-    generations: Sequence[GenerateRequest],
-    service: Service,
-    identity: Identity,
-    store_ids: Sequence[str] | None,
-    condition: Filter | None = None,
+    generations: Sequence[GenerateRequest], service: Service, identity: Identity, store_ids: Sequence[str] | None
 ) -> tuple[GenerateRequest, ...]:
     """These generations, reading the named stores of this side instead of its own collection; `default` names that.
 
     Raises RequestError (404) for a store that is not the key's.
     """
-    if store_ids is None or tuple(store_ids) == (DEFAULT_COLLECTION,):
-        return tuple(generations)
+    return (await searching_stores(generations, service, identity, store_ids))[0]
+
+
+async def searching_stores(
+    generations: Sequence[GenerateRequest],
+    service: Service,
+    identity: Identity,
+    store_ids: Sequence[str] | None,
+    condition: Filter | None = None,
+) -> tuple[tuple[GenerateRequest, ...], AttributesOf]:
+    """`reading_stores` of what meets a condition, and the attributes of the files there."""
+    names = (DEFAULT_COLLECTION,) if store_ids is None else tuple(store_ids)
+    if names == (DEFAULT_COLLECTION,) and condition is None:
+        return tuple(generations), lambda _store, _file: {}
     library = library_of(service)
-    selection = await asyncio.to_thread(library.selection, identity.key, store_ids, condition)
-    return tuple(replace(one, collections=selection.collections, among=selection.among) for one in generations)
+    selection, attributes = await asyncio.to_thread(library.selection, identity.key, names, condition)
+    reading = (replace(one, collections=selection.collections, among=selection.among) for one in generations)
+    return tuple(reading), attributes

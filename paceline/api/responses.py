@@ -20,13 +20,14 @@ from starlette.responses import Response
 from paceline.api.answers import summary
 from paceline.api.body import read_body, while_connected
 from paceline.api.encoding import decode_object, encode_json
-from paceline.api.file_search import check_ranking, filter_of, reading_stores
+from paceline.api.file_search import check_ranking, filter_of, reading_stores, searching_stores
 from paceline.api.gate import Gate
 from paceline.api.keys import Identity
 from paceline.api.lists import PageQuery, answer, listing, parse_query
 from paceline.api.log_rows import Header
 from paceline.api.requests import ChatCall, chat_call, parse
 from paceline.api.responses_call import as_written, chat_body, check, first_state, search_of
+from paceline.api.responses_context import conversation_of, prepare
 from paceline.api.responses_events import ENDS, Json, Narration, Search
 from paceline.api.responses_fold import close_cut, fold
 from paceline.api.responses_items import kept
@@ -34,7 +35,6 @@ from paceline.api.responses_runs import Run, Runs
 from paceline.api.responses_schema import DeletedResponse, ResponseRequest, RetrieveQuery
 from paceline.api.responses_stream import LoggedStream
 from paceline.api.routes import Route
-from paceline.api.schema import MAX_MESSAGES
 from paceline.api.token_log import TokenLog
 from paceline.errors import RequestError
 from paceline.runtime.service import Done, GenerateRequest, Prepared, Service
@@ -117,14 +117,12 @@ class ResponsesEndpoint:
         check(body, asked)
         identity: Identity = request.state.identity
         given = kept(asked.input, new_id) if body.get("input") is not None else []
-        items = [*await self._earlier(asked.previous_response_id, identity), *given]
-        if len(items) > MAX_MESSAGES:
-            raise RequestError(f"A conversation may have {MAX_MESSAGES} items at most.", param="input")
+        items = await conversation_of(asked, given, self._log, identity.key)
         with as_written(asked):
             call = chat_call(chat_body(asked, items), self._service, identity, documents=self._documents)
-            generation = await self._searching(asked, call, identity)
-            prepared = await while_connected(request.receive, self._prepare(asked, generation))
-        run = self._start(asked, call, identity, given, prepared)
+            generation, search = await self._searching(asked, call, identity)
+            prepared = await while_connected(request.receive, prepare(self._service, asked, generation))
+        run = self._start(asked, call, identity, given, search, prepared)
         if asked.background and not asked.stream:
             return answer(run.narration.first)
         cancel = None if asked.background else lambda: self.runs.stop(run.track.header.id)
@@ -140,7 +138,13 @@ class ResponsesEndpoint:
         return answer(final)
 
     def _start(
-        self, asked: ResponseRequest, call: ChatCall, identity: Identity, given: Sequence[Json], prepared: Prepared
+        self,
+        asked: ResponseRequest,
+        call: ChatCall,
+        identity: Identity,
+        given: Sequence[Json],
+        search: Search | None,
+        prepared: Prepared,
     ) -> Run:
         now = time.time()
         response = new_id("resp")
@@ -152,7 +156,7 @@ class ResponsesEndpoint:
         narration = Narration(
             first_state(asked, response, int(now)),
             calls=call.tools is not None,
-            search=_search(asked, call.generations[0]),
+            search=search,
             new_id=new_id,
             clock=lambda: int(time.time()),
             notes=notes,
@@ -161,75 +165,29 @@ class ResponsesEndpoint:
         header = Header(response, identity.key, now, asked.previous_response_id, kept_request)
         return self.runs.start(header, prepared, narration, stored=asked.store, background=asked.background)
 
-    async def _searching(self, asked: ResponseRequest, call: ChatCall, identity: Identity) -> GenerateRequest:
+    async def _searching(
+        self, asked: ResponseRequest, call: ChatCall, identity: Identity
+    ) -> tuple[GenerateRequest, Search | None]:
         """With what a `file_search` tool says of the documents to read. Its stores come before `paceline`'s.
 
         Raises RequestError: 404 for a store that is not the key's, 400 for filters that cannot be used.
         """
-        generation, stores, condition = call.generations[0], call.vector_stores, None
+        generation = call.generations[0]
         index, tool = search_of(asked)
-        if tool is not None:
-            stores = tuple(tool.vector_store_ids or ()) or stores
-            condition = filter_of(tool.filters, f"tools[{index}].filters")
-            least = check_ranking(tool.ranking_options, f"tools[{index}].ranking_options")
-            generation = replace(
-                generation,
-                documents=tool.max_num_results or generation.documents,
-                min_score=least or generation.min_score,
-            )
-        (reading,) = await reading_stores([generation], self._service, identity, stores, condition)
-        return reading
-
-    async def _prepare(self, asked: ResponseRequest, generation: GenerateRequest) -> Prepared:
-        """With `truncation: auto`, without the fewest oldest messages that make it fit the context."""
-        try:
-            return await self._service.prepare(generation)
-        except RequestError as error:
-            if error.code != "context_length_exceeded" or asked.truncation != "auto":
-                raise
-            too_long = error
-        messages = generation.messages
-        fixed = sum(1 for message in messages[:1] if asked.instructions and message["role"] == "system")
-        least, most = 1, len(messages) - fixed - 1  # messages to drop
-        found: Prepared | None = None
-        while least <= most:
-            middle = (least + most) // 2
-            shorter = replace(generation, messages=(*messages[:fixed], *messages[fixed + middle :]))
-            try:
-                fits = await self._service.prepare(shorter)
-            except RequestError as error:
-                if error.code != "context_length_exceeded":
-                    raise
-                least = middle + 1
-                continue
-            if found is not None:
-                await found.aclose()
-            found, most = fits, middle - 1
-        if found is None:
-            raise too_long
-        return found
-
-    async def _earlier(self, previous: str | None, identity: Identity) -> list[Json]:
-        """Inputs and outputs of the responses that are continued, oldest first."""
-        turns: list[list[Json]] = []
-        while previous is not None:
-            header = await self._log.find(previous)
-            last = None if header is None else await self._log.last(previous)
-            if header is None or last is None or header.owner != identity.key:
-                raise RequestError(
-                    f"Previous response with id {previous!r} not found.",
-                    code="previous_response_not_found",
-                    param="previous_response_id",
-                )
-            if last.type not in ENDS:
-                if self._log.running(previous):
-                    raise RequestError(f"The response {previous!r} has not ended yet.", param="previous_response_id")
-                last = close_cut(await self._log.all(previous))[0]
-            turns.append([*json.loads(header.request)["input"], *json.loads(last.data)["response"]["output"]])
-            if sum(map(len, turns)) > MAX_MESSAGES:
-                break
-            previous = header.previous
-        return [item for turn in reversed(turns) for item in turn]
+        if tool is None:
+            (reading,) = await reading_stores([generation], self._service, identity, call.vector_stores)
+            return reading, None
+        condition = filter_of(tool.filters, f"tools[{index}].filters")
+        least = check_ranking(tool.ranking_options, f"tools[{index}].ranking_options")
+        generation = replace(
+            generation,
+            documents=tool.max_num_results or generation.documents,
+            min_score=least or generation.min_score,
+        )
+        stores = tuple(tool.vector_store_ids or ()) or call.vector_stores
+        (reading,), attributes = await searching_stores([generation], self._service, identity, stores, condition)
+        said = (message["content"] for message in reversed(generation.messages) if message["role"] == "user")
+        return reading, Search(next(said, ""), "file_search_call.results" in asked.include, attributes)
 
     # ---- what was made ----------------------------------------------------------------------------------------------
     async def retrieve(self, request: Request) -> Response:
@@ -243,7 +201,7 @@ class ResponsesEndpoint:
         return answer(await self._now(header.id))
 
     async def delete(self, request: Request) -> Response:
-        header = await self._found(request)
+        header = await self._found(request, expired=True)
         await self.runs.stop(header.id)
         track = self._log.running(header.id)
         if track is not None:
@@ -272,28 +230,34 @@ class ResponsesEndpoint:
             items = items[at + 1 :] if name == "after" else items[:at]
         return listing(items[: asked.limit], len(items) > asked.limit)
 
-    async def _found(self, request: Request) -> Header:
+    async def _found(self, request: Request, *, expired: bool = False) -> Header:
         """The response of the path. Raises RequestError (404) when there is none, or another key made it."""
         response = request.path_params["response_id"]
-        header = await self._log.find(response)
+        header = await self._log.find(response, expired=expired)
         if header is None or header.owner != request.state.identity.key:
-            raise RequestError(f"Response with id {response[:64]!r} not found.", status=404, param="response_id")
+            raise _missing(response)
         return header
 
     async def _now(self, response: str) -> Json:
-        """As it is now; one that another process left unfinished as failed."""
+        """As it is now; one that another process left unfinished as failed.
+
+        Raises RequestError (404) when it has been deleted meanwhile.
+        """
+        running = self._log.running(response) is not None  # first: one that ends meanwhile has its end among the rows
         last = await self._log.last(response)
         if last is not None and last.type in ENDS:
             return fold([last])
         rows = await self._log.all(response)
-        return fold(rows if self._log.running(response) else [*rows, *close_cut(rows)])
+        if not rows:
+            first = self.runs.first(response)  # it has been made, and nothing of it is written yet
+            if first is None:
+                raise _missing(response)
+            return first
+        return fold(rows if running else [*rows, *close_cut(rows)])
 
 
-def _search(asked: ResponseRequest, generation: GenerateRequest) -> Search | None:
-    if search_of(asked)[1] is None:
-        return None
-    question = next((message["content"] for message in reversed(generation.messages) if message["role"] == "user"), "")
-    return Search(question, "file_search_call.results" in asked.include)
+def _missing(response: str) -> RequestError:
+    return RequestError(f"Response with id {response[:64]!r} not found.", status=404, param="response_id")
 
 
 def new_id(prefix: str) -> str:

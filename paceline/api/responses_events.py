@@ -15,6 +15,7 @@ from typing import Literal
 from paceline.api.answers import UNNAMED, annotations_of, logprob_items
 from paceline.api.calls import CallArguments, CallBegun, CallReader, Content, Said
 from paceline.api.errors import Failure
+from paceline.rag.filters import AttributesOf
 from paceline.rag.uploads import FILE_PREFIX
 from paceline.runtime.service import Citation, Done, GenerateEvent, Piece
 
@@ -31,6 +32,7 @@ class Search:
 
     query: str
     results: bool  # the client wants to see what was found
+    attributes: AttributesOf
 
 
 class Narration:
@@ -170,7 +172,8 @@ class Narration:
             ]
         events += self._close("incomplete" if cut else "completed")
         if self._search is not None and self._search.results:
-            self._output[0] = self._output[0] | {"results": [_result(one) for one in done.citations]}
+            results = [_result(one, self._search) for one in done.found if one.file_id]
+            self._output[0] = self._output[0] | {"results": results}
         response = self.first | {
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -260,13 +263,13 @@ def _annotation(citation: Citation, length: int) -> Json:
     return {"type": "url_citation", **cited}
 
 
-def _result(citation: Citation) -> Json:
+def _result(citation: Citation, search: Search) -> Json:
     return {
         "file_id": citation.file_id,
         "filename": citation.document or UNNAMED,
         "score": citation.score,
         "text": citation.passage,
-        "attributes": {},
+        "attributes": search.attributes(citation.store, citation.file_id),
     }
 
 

@@ -55,6 +55,11 @@ class Runs:
         run.task = asyncio.create_task(self._write(run, prepared, background=background))
         return run
 
+    def first(self, response: str) -> Json | None:
+        """As it was before a word was written; None when it does not run."""
+        run = self._runs.get(response)
+        return None if run is None else run.narration.first
+
     async def ended(self, run: Run) -> Json:
         """The response when it has ended and is written. Raises PacelineError when it could not be written."""
         assert run.task is not None

@@ -6,12 +6,13 @@ another kind is unequal and in no order to any; booleans are no numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 Value = str | float | bool
 Attributes = Mapping[str, Value]
+AttributesOf = Callable[[str, str], Attributes]  # of a file in one of the stores that are searched: (store, file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ called from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO, TypeVar
 
 from paceline.errors import RequestError
 from paceline.rag.database import Database, Rows
 from paceline.rag.document_kv import FOLDER, KvStore
-from paceline.rag.filters import Attributes, Filter
+from paceline.rag.filters import Attributes, AttributesOf, Filter
 from paceline.rag.ingest import Ingester
 from paceline.rag.lexical import fused
 from paceline.rag.parse import MAX_BYTES, parse
@@ -93,12 +93,15 @@ class Library:
         return parse(self.uploads.get(owner, file_id).name, self.uploads.read(file_id, MAX_BYTES + 1)).text
 
     # ---- searching --------------------------------------------------------------------------------------------------
-    def selection(self, owner: str, store_ids: Sequence[str], condition: Filter | None = None) -> Selection:
-        """What an answer that names these stores reads: `GenerateRequest.collections` and `among`.
+    def selection(
+        self, owner: str, store_ids: Sequence[str], condition: Filter | None = None
+    ) -> tuple[Selection, AttributesOf]:
+        """What an answer that names these stores reads: `GenerateRequest.collections` and `among`; and the attributes
+        of the files there.
 
         Raises RequestError (404) for a store the owner has not; `default` is what `paceline docs` manages.
         """
-        return self.stores.selection(owner, store_ids, condition)[0]
+        return self.stores.selection(owner, store_ids, condition)
 
     def search(
         self,
@@ -135,5 +138,5 @@ class Library:
         return result
 
 
-def _hit(passage: Passage, attributes: Callable[[str, str], Attributes]) -> Hit:
+def _hit(passage: Passage, attributes: AttributesOf) -> Hit:
     return Hit(replace(passage, score=max(passage.score, 0.0)), attributes(passage.collection, passage.file_id))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from paceline.errors import RequestError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS
 from paceline.rag.database import Database, Rows
 from paceline.rag.document_kv import text_hash
-from paceline.rag.filters import Attributes, Filter, matches
+from paceline.rag.filters import Attributes, AttributesOf, Filter, matches
 from paceline.rag.paging import Paging, page
 from paceline.rag.records import DEFAULT_COLLECTION, Selection, titled
 from paceline.rag.uploads import missing
@@ -232,8 +232,8 @@ class VectorStores:
     # ---- searching --------------------------------------------------------------------------------------------------
     def selection(
         self, owner: str, store_ids: Sequence[str], condition: Filter | None = None
-    ) -> tuple[Selection, Callable[[str, str], Attributes]]:
-        """What is searched for these stores, and the attributes of a file in one of them by (store, file).
+    ) -> tuple[Selection, AttributesOf]:
+        """What is searched for these stores, and the attributes of the files there.
 
         `default` among the ids names what the side's owner manages. Files there have no attributes.
         """

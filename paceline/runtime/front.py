@@ -203,6 +203,7 @@ class FrontSession(Session):
                 why=plan.why,
                 degraded=self._degraded,
                 citations=self._cited(),
+                found=plan.citations,
                 stats=dict(finish.stats),
                 end=None if self._stopped or finish.end is None else self._logprobs(finish.end),
             )

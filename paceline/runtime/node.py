@@ -228,7 +228,14 @@ class Node:
             branches=reading.branches,
             room=self._info.max_positions - reading.longest,
             citations=tuple(
-                Citation(self._side, passage.document, passages_text(passage), passage.score, passage.file_id)
+                Citation(
+                    self._side,
+                    passage.document,
+                    passages_text(passage),
+                    passage.score,
+                    passage.file_id,
+                    passage.collection,
+                )
                 for passage in reading.passages
             ),
             prompt_tokens=reading.longest,

@@ -62,6 +62,7 @@ class Citation:
     passage: str  # its text; empty where it may not leave its side
     score: float
     file_id: str = ""  # as `Passage.file_id`; empty where the document lies at the other side
+    store: str = ""  # the collection it was found in; empty likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Done:
     why: str  # why it was chosen, a sentence
     degraded: str | None = None  # "device_lost", "cloud_lost", "device_missing", "cloud_missing"
     citations: tuple[Citation, ...] = ()
+    found: tuple[Citation, ...] = ()  # all that this side read for it, whether it decided a token or not
     stats: Mapping[str, float] = field(default_factory=dict)
     end: Logprobs | None = None  # of the token that ended the answer, where logprobs are asked for and one did
 

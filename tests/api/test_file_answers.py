@@ -103,10 +103,14 @@ def test_a_response_searches_files_and_cites_them(ann: openai.OpenAI, store: tup
             input=ASK,
             temperature=0,
             tools=[{"type": "file_search", "vector_store_ids": [vector_store], **tool}],  # type: ignore[list-item,typeddict-item]  # a test's shorthand
+            include=["file_search_call.results"],
         )
         search, message = response.output
         assert search.type == "file_search_call" and search.queries == [ASK]
         assert message.type == "message" and message.content[0].type == "output_text"
+        assert search.results is not None and len(search.results) == len(message.content[0].annotations)
+        for result in search.results:
+            assert (result.file_id, result.text, result.attributes) == (file, BOAT, {"year": 1999})
         return [one.model_dump() for one in message.content[0].annotations]
 
     (one,) = annotations(max_num_results=3)

@@ -40,8 +40,8 @@ def test_an_answer_reads_the_stores_it_is_told_to_and_cites_their_files(
     file = ann.files.create(file=("boat.txt", BOAT.encode()), purpose="assistants")
     store = ann.vector_stores.create(name="boats")
     ann.vector_stores.files.create_and_poll(file.id, vector_store_id=store.id, poll_interval_ms=POLL)
-    cited = Citation("cloud", "boat.txt", BOAT, 0.75, file.id)
-    service.script = Script([Piece("Ann's.", 1), done(citations=(cited,))])
+    cited = Citation("cloud", "boat.txt", BOAT, 0.75, file.id, store.id)
+    service.script = Script([Piece("Ann's.", 1), done(citations=(cited,), found=(cited,))])
     answer = ann.responses.create(
         model="scripted",
         input="Whose is the red boat?",
@@ -74,6 +74,45 @@ def test_an_answer_reads_the_stores_it_is_told_to_and_cites_their_files(
     with client_of(url, "ann") as http:
         again = http.post("/v1/responses", json=body)
         assert again.status_code == 200 and json.loads(again.content)["tools"][0]["vector_store_ids"] == [store.id]
+
+
+def test_what_was_found_is_told_whichever_side_decided_the_answer(
+    reading: tuple[ScriptedService, str], ann: openai.OpenAI
+) -> None:
+    service, _ = reading
+    file = ann.files.create(file=("boat.txt", BOAT.encode()), purpose="assistants").id
+    store = ann.vector_stores.create(name="boats").id
+    ann.vector_stores.files.create_and_poll(
+        file, vector_store_id=store, attributes={"year": 1999.0, "red": True}, poll_interval_ms=POLL
+    )
+    found = (Citation("cloud", "boat.txt", BOAT, 0.75, file, store), Citation("cloud", "old.txt", "Old.", 0.5))
+    theirs = Citation("device", "a private document", "", 0.9)
+    service.script = Script([Piece("Hers.", 1), done(citations=(theirs,), found=found)])
+    answer = ann.responses.create(
+        model="scripted",
+        input="Whose?",
+        tools=[{"type": "file_search", "vector_store_ids": ["default", store]}],
+        include=["file_search_call.results"],
+    )
+    search = answer.output[0]
+    assert search.type == "file_search_call" and search.results is not None
+    assert [one.to_dict() for one in search.results] == [
+        {
+            "file_id": file,
+            "filename": "boat.txt",
+            "score": 0.75,
+            "text": BOAT,
+            "attributes": {"year": 1999.0, "red": True},
+        }
+    ]
+
+
+def test_a_filter_holds_for_the_side_s_own_collection_too(
+    raw: httpx.Client, reading: tuple[ScriptedService, str]
+) -> None:
+    tool = {"type": "file_search", "filters": {"type": "eq", "key": "a", "value": 1}}
+    assert raw.post("/v1/responses", json={"model": "scripted", "input": "Hi", "tools": [tool]}).status_code == 200
+    assert reading[0].requests[-1].among == frozenset()
 
 
 @pytest.mark.parametrize(

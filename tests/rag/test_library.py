@@ -89,7 +89,7 @@ def test_a_file_is_read_into_a_store_and_leaves_with_it(library: Library, docume
     assert 0 < hit.passage.score <= 1
     assert library.stores.get(ANN, store).usage_bytes > 2 * 256 * 4
     assert documents.count() == 0, "answers do not read it unless they are told to"
-    assert documents.count(library.selection(ANN, [store])) == 2
+    assert documents.count(library.selection(ANN, [store])[0]) == 2
     library.detach(ANN, store, train)
     assert texts(library, store) == [BOAT]
     library.delete_file(ANN, boat)
