@@ -7,6 +7,7 @@ Everything here must be called while the database is being read, so that indexes
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,16 +90,21 @@ class Searcher:
 
     def candidates(
         self, query: str, vector: NDArray[np.float32], wanted: int, selection: Selection, among: NDArray[np.int64]
-    ) -> list[tuple[int, float]]:
-        """(chunk id, cosine), best first by both kinds of search; up to `wanted` of each. `among`: `selected` of it."""
-        scores = dict(self._vector_index.search(vector, wanted, None if len(among) == self.num_chunks else among))
+    ) -> tuple[list[tuple[int, float]], float]:
+        """(chunk id, cosine), best first by both kinds of search; up to `wanted` of each. `among`: `selected` of it.
+
+        And the greatest cosine that any other chunk may have: exact unless an inverted file was searched.
+        """
+        found = self._vector_index.search(vector, wanted, None if len(among) == self.num_chunks else among)
+        others = found[-1][1] if found and len(found) == wanted < len(among) else -math.inf
+        scores = dict(found)
         index = self._word_index(selection.collections)
         if index is None:
-            return list(scores.items())
+            return found, others
         order = fused(
             list(scores), index.search(query, wanted, None if selection.among is None else set(among.tolist()))
         )
-        return [(i, scores[i] if i in scores else self._cosine(vector, i)) for i in order]
+        return [(i, scores[i] if i in scores else self._cosine(vector, i)) for i in order], others
 
     def _word_index(self, collections: tuple[str, ...]) -> LexicalIndex | None:
         """None where there are too many chunks for it."""

@@ -236,9 +236,9 @@ class DocumentStore:
             among = self._searcher.selected(selection)
             wanted = max(_CANDIDATES, 4 * k)
             while True:
-                candidates = self._searcher.candidates(query, vector, wanted, selection, among)
+                candidates, others = self._searcher.candidates(query, vector, wanted, selection, among)
                 passages = self._passages([hit for hit in candidates if hit[1] >= min_score], k)
-                if len(passages) == k or wanted >= len(among):
+                if len(passages) == k or others < min_score:
                     return passages
                 wanted *= 4  # many copies of one text
 

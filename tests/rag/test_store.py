@@ -12,9 +12,9 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.rag import index as index_module
-from paceline.rag.embed import HashEmbedder
+from paceline.rag.embed import HashEmbedder, Vectors
 from paceline.rag.records import MIN_SCORE, Progress
-from paceline.rag.searcher import FILE
+from paceline.rag.searcher import FILE, Searcher
 from paceline.rag.store import DocumentStore
 
 BOAT = "The red boat belongs to Ann Bell.\n"
@@ -148,6 +148,31 @@ def test_only_relevant_passages_are_found_best_first(store: DocumentStore) -> No
     assert store.search("the red boat", 0) == []
     assert store.search("  ", 3) == []
     assert store.search("quarterly tax report", 3) == []
+
+
+def test_a_question_that_nothing_answers_is_looked_up_once_and_nothing_is_missed(
+    store: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    candidates = Searcher.candidates
+
+    def counted(self: Searcher, query: str, vector: Vectors, wanted: int, *rest: object) -> object:
+        asked.append(wanted)
+        return candidates(self, query, vector, wanted, *rest)  # type: ignore[arg-type]  # passed on as it came
+
+    text = " ".join(f"word{i} of{i % 7} line{i % 11}." for i in range(9000))
+    store.add_text("words.txt", text, zone="device")
+    passages = store.search("word1", 10_000, min_score=-1.0)
+    assert len(passages) > 200
+    monkeypatch.setattr(Searcher, "candidates", counted)
+    assert store.search("quarterly tax report", 3) == []
+    assert asked == [50]
+    for query in ("word17 of3 line4", "of1 of2 of3 line1 line2 line3", "word5"):
+        vector = HashEmbedder().embed([query])[0]
+        for least in (0.05, 0.1, 0.2):
+            scores = [float(vector @ HashEmbedder().embed([passage.titled])[0]) for passage in passages]
+            right = {one.chunk_id for one, score in zip(passages, scores, strict=True) if score >= least}
+            assert {one.chunk_id for one in store.search(query, 10_000, min_score=least)} == right
 
 
 def test_words_and_vectors_decide_the_order_together_but_the_score_is_the_cosine(store: DocumentStore) -> None:
