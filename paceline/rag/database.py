@@ -87,6 +87,8 @@ _UPLOADS = (
         UNIQUE (store, file))""",
     "CREATE INDEX IF NOT EXISTS attached_files ON attached (file)",
     "CREATE INDEX IF NOT EXISTS attached_batches ON attached (batch)",
+    "CREATE INDEX IF NOT EXISTS attached_usage ON attached (store, usage_bytes)",
+    "CREATE INDEX IF NOT EXISTS attached_waiting ON attached (store, seq) WHERE status = 'in_progress'",
 )
 _FROM_1 = (  # its names and texts were unique in the table, which no ALTER can take back
     "ALTER TABLE documents RENAME TO documents_1",
@@ -220,3 +222,8 @@ class Rows:
     def writing(self) -> Iterator[Database]:
         with self._lock, self._database.writing():
             yield self._database
+
+    def checkpoint(self) -> bool:
+        """As `Database.checkpoint`."""
+        with self._lock:
+            return self._database.checkpoint()

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import faiss
@@ -75,18 +76,14 @@ class VectorIndex:
         scores, ids = self._index.search(vector.reshape(1, -1), k, params=parameters)
         return [(int(i), float(score)) for i, score in zip(ids[0], scores[0], strict=True) if i >= 0]
 
+    def image(self, stamp: str) -> IndexImage:
+        """For its file. `stamp`: of which rows it is made."""
+        return IndexImage(stamp, faiss.serialize_index(self._index))
+
     def save(self, path: Path, stamp: str) -> None:
-        """Replaces the file in one step. A failure is logged only: the index can always be built again."""
-        payload = faiss.serialize_index(self._index).tobytes()
-        new = path.with_suffix(".new")  # a fixed name: what a crash leaves behind is overwritten next time
-        try:
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(_seal(stamp, payload))
-                stream.write(payload)
-            new.replace(path)
-        except OSError as error:
-            _logger.warning("the index file %s was not written (%s); it will be built again", path, error.strerror)
+        image = self.image(stamp)
+        if image.write(path):
+            image.publish(path)
 
     @classmethod
     def load(cls, path: Path, stamp: str) -> VectorIndex | None:
@@ -111,6 +108,48 @@ class VectorIndex:
         return index
 
 
-def _seal(stamp: str, payload: bytes) -> bytes:
+@dataclass(frozen=True, slots=True)
+class IndexImage:
+    """A copy of an index as its file holds it. A failure is logged only: the index can always be built again."""
+
+    stamp: str
+    payload: NDArray[np.uint8]
+
+    def write(self, path: Path) -> bool:
+        """Beside the file, which `publish` replaces in one step."""
+        try:
+            descriptor = os.open(_aside(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(_seal(self.stamp, self.payload.data))
+                stream.write(self.payload.data)
+        except OSError as error:
+            _complain(path, error)
+            return False
+        return True
+
+    def publish(self, path: Path) -> None:
+        try:
+            _aside(path).replace(path)
+        except OSError as error:
+            _complain(path, error)
+
+
+def remove(path: Path) -> None:
+    """The file, and one that is being written beside it."""
+    for file in (path, _aside(path)):
+        file.unlink(missing_ok=True)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_suffix(".new")  # a fixed name: what a crash leaves behind is overwritten next time
+
+
+def _complain(path: Path, error: OSError) -> None:
+    _logger.warning("the index file %s was not written (%s); it will be built again", path, error.strerror)
+
+
+def _seal(stamp: str, payload: bytes | memoryview) -> bytes:
     """32 bytes that say of which rows the payload was built, and that it is whole."""
-    return hashlib.sha256(stamp.encode() + b"\0" + payload).digest()
+    digest = hashlib.sha256(stamp.encode() + b"\0")
+    digest.update(payload)
+    return digest.digest()

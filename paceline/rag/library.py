@@ -18,7 +18,7 @@ from paceline.rag.ingest import Ingester
 from paceline.rag.lexical import fused
 from paceline.rag.parse import MAX_BYTES, parse
 from paceline.rag.records import Passage, Selection, Zone
-from paceline.rag.store import DocumentStore
+from paceline.rag.store import DocumentStore, warn_unless_emptied
 from paceline.rag.uploads import StoredFile, Uploads
 from paceline.rag.vector_stores import Attached, Attachment, Batch, VectorStore, VectorStores
 
@@ -130,8 +130,11 @@ class Library:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
     def _forget(self, texts: set[str]) -> None:
+        """What was removed leaves the disk before this returns. A new index file is written later."""
         self._kv.forget(texts)
-        self._documents.settle()
+        warn_unless_emptied(self._rows.checkpoint())
+        self._documents.drop_index_file()
+        self._ingester.tidy()
 
     def _noticed(self, result: T) -> T:
         self._ingester.notify()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.rag.database import Database
-from paceline.rag.index import VectorIndex
+from paceline.rag.index import IndexImage, VectorIndex, remove
 from paceline.rag.lexical import MAX_ROWS, LexicalIndex, fused
 from paceline.rag.records import Selection, titled
 
@@ -64,11 +64,23 @@ class Searcher:
         self._stamp = stamp
         self._ids.clear()
 
-    def save(self) -> None:
-        """Writes the index file where it is not of these rows."""
-        if self._stamp != self._stamp_of_file:
-            self._vector_index.save(self._path, self._stamp)
-            self._stamp_of_file = self._stamp
+    def image(self) -> IndexImage | None:
+        """What the index file should hold; None where it does."""
+        return None if self._stamp == self._stamp_of_file else self._vector_index.image(self._stamp)
+
+    def publish(self, image: IndexImage) -> bool:
+        """What was written beside the index file takes its place. False, and nothing done, if rows changed meanwhile:
+        what has gone must not come back in a file."""
+        if image.stamp != self._stamp:
+            return False
+        image.publish(self._path)
+        self._stamp_of_file = image.stamp
+        return True
+
+    def drop_file(self) -> None:
+        """No vector is in an index file then; without one it is built from the rows."""
+        remove(self._path)
+        self._stamp_of_file = ""
 
     def selected(self, selection: Selection) -> NDArray[np.int64]:
         """(n,) ids of the chunks that are searched."""

@@ -57,6 +57,7 @@ class DocumentStore:
         self._chunk_tokens = chunk_tokens
         self._overlap = overlap
         self._lock = threading.RLock()  # of connection and searcher; never held while embedding
+        self._saving = threading.Lock()  # of what is written beside the index file; taken before the other
         self._searcher = Searcher(directory / FILE, database, embedder.dimensions)
         self._kv = KvStore(directory / FOLDER, 0)  # only to remove from: what an engine has made of the texts
 
@@ -343,11 +344,28 @@ class DocumentStore:
     def settle(self) -> None:
         """After a change: empty the log, so that removed text is gone, and write the index file."""
         with self._lock:
-            if not self._database.checkpoint():
-                _logger.warning("a reader kept the log from being emptied; removed text goes with the next change")
-            with self._database.reading():
+            warn_unless_emptied(self._database.checkpoint())
+        self.save_index()
+
+    def save_index(self) -> bool:
+        """Write the index file, where it is not of these rows. False if they changed meanwhile, so that it was not.
+
+        Searches wait while the vectors are copied, not while they are written.
+        """
+        with self._saving:
+            with self._reading():
                 self._searcher.refresh()
-            self._searcher.save()
+                image = self._searcher.image()
+            if image is None or not image.write(self._directory / FILE):
+                return True
+            with self._reading():
+                self._searcher.refresh()
+                return self._searcher.publish(image)
+
+    def drop_index_file(self) -> None:
+        """After a removal: its vectors leave the disk at once. `save_index` writes a new file."""
+        with self._lock:
+            self._searcher.drop_file()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -358,6 +376,12 @@ class DocumentStore:
     def _writing(self) -> Iterator[None]:
         with self._lock, self._database.writing():
             yield
+
+
+def warn_unless_emptied(emptied: bool) -> None:
+    """`emptied`: what a checkpoint after a removal returned."""
+    if not emptied:
+        _logger.warning("a reader kept the log from being emptied; removed text goes with the next change")
 
 
 def insert(

@@ -25,6 +25,7 @@ from paceline.rag.uploads import missing
 
 MAX_STORES = 1_000  # of one owner
 MAX_STORE_FILES = 10_000  # of one store
+MAX_OWNED_USAGE = 2**30  # bytes of texts and vectors in one owner's stores together; the vectors are held in memory
 _ACTIVE_S = 60.0  # how exact the time of the last use is
 _STORE = "seq, id, name, metadata, created_at, active_at"
 _ATTACHED = (
@@ -267,6 +268,17 @@ class VectorStores:
         return Selection(ids, among), lambda store, file: known.get((store, file), {})
 
 
+def usage_of(database: Database, owner: str, *, besides: int) -> int:
+    """Bytes of texts and vectors in all stores of an owner, without those of one attached file, by its row."""
+    (usage,) = database.execute(
+        "SELECT total(usage_bytes) FROM attached JOIN vector_stores ON id = store "
+        "WHERE owner = ? AND attached.seq != ?",
+        owner,
+        besides,
+    ).fetchone()
+    return int(usage)
+
+
 def remove_documents(database: Database, where: str, *parameters: object) -> set[str]:
     """Remove documents inside the caller's transaction. Returns the hashes of their chunks' texts."""
     rows = database.execute(
@@ -337,8 +349,10 @@ def _attach(database: Database, owner: str, store_id: str, files: Sequence[Attac
             raise RequestError(f"No such file: {file.file[:64]}.", status=404, code="not_found", param=param)
         database.execute(
             "INSERT OR REPLACE INTO attached (store, file, batch, created_at, status, error_code, error_message, "
-            "attributes, chunk_tokens, overlap, usage_bytes) VALUES (?, ?, ?, ?, 'in_progress', '', '', ?, ?, ?, 0)",
+            "attributes, chunk_tokens, overlap, usage_bytes) VALUES (?, ?, ?, ?, 'in_progress', '', '', ?, ?, ?, "
+            "coalesce((SELECT usage_bytes FROM attached WHERE store = ? AND file = ?), 0))",  # of the reading of before
             store_id, file.file, batch, time.time(), json.dumps(file.attributes), file.chunk_tokens, file.overlap,
+            store_id, file.file,
         )  # fmt: skip
     (count,) = database.execute("SELECT count(*) FROM attached WHERE store = ?", store_id).fetchone()
     if count > MAX_STORE_FILES:

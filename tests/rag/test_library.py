@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
@@ -18,9 +21,11 @@ from paceline.rag.document_kv import FOLDER as KV_FOLDER
 from paceline.rag.document_kv import text_hash
 from paceline.rag.embed import HashEmbedder, Vectors
 from paceline.rag.filters import Comparison
+from paceline.rag.index import IndexImage, VectorIndex
 from paceline.rag.library import Library
 from paceline.rag.paging import Paging
 from paceline.rag.records import Selection
+from paceline.rag.searcher import FILE
 from paceline.rag.store import DocumentStore
 from paceline.rag.uploads import harmless
 from paceline.rag.vector_stores import Attachment, Counts
@@ -315,3 +320,204 @@ def test_reading_goes_on_after_what_is_no_fault_of_a_file(
     store = library.create_store(ANN, "", {}, [Attachment(upload(library, BOAT))]).id
     assert settled(library, store) == Counts(completed=1)
     assert caplog.text.count("trying again") == 2
+
+
+def test_an_owner_s_stores_hold_so_much_and_others_their_own(
+    library: Library, monkeypatch: pytest.MonkeyPatch, embedder: Gated
+) -> None:
+    usage = 4 * embedder.dimensions + len(BOAT)
+    monkeypatch.setattr(ingest_module, "MAX_OWNED_USAGE", 2 * usage + 100)
+    files = [upload(library, f"{BOAT[:-1]}{i}") for i in range(3)]
+    first = library.create_store(ANN, "", {}, [Attachment(files[0])]).id
+    second = library.create_store(ANN, "", {}, [Attachment(file) for file in files]).id
+    settled(library, first)
+    assert settled(library, second) == Counts(completed=1, failed=2)
+    refused = library.stores.attached(ANN, second, files[2])
+    assert refused.error_code == "invalid_file" and "take other files out" in refused.error_message
+    theirs = library.create_store(BERT, "", {}, [Attachment(upload(library, BOAT, owner=BERT))]).id
+    assert settled(library, theirs, BERT) == Counts(completed=1)
+
+    library.attach(ANN, first, Attachment(files[0]))
+    assert settled(library, first) == Counts(completed=1), "what is read anew takes the place of what was read"
+    embedder.go.clear()
+    batch = library.create_batch(ANN, first, [Attachment(files[0])])
+    library.stores.cancel_batch(ANN, first, batch.id)
+    embedder.go.set()
+    assert library.stores.get(ANN, first).usage_bytes == usage, "what can be found is counted"
+    library.attach(ANN, second, Attachment(files[1]))
+    assert settled(library, second) == Counts(completed=1, failed=2)
+    library.detach(ANN, first, files[0])
+    library.attach(ANN, second, Attachment(files[1]))
+    assert settled(library, second) == Counts(completed=2, failed=1)
+
+
+def test_what_has_no_room_is_not_embedded(library: Library, monkeypatch: pytest.MonkeyPatch, embedder: Gated) -> None:
+    monkeypatch.setattr(ingest_module, "MAX_OWNED_USAGE", 100)
+    embedder.asked.clear()
+    store = library.create_store(ANN, "", {}, [Attachment(upload(library, BOAT))]).id
+    assert settled(library, store) == Counts(failed=1)
+    assert not embedder.asked.is_set()
+
+
+def test_owners_are_served_in_turn(documents: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    work = ingest_module.Ingester._work
+
+    def noted(self: ingest_module.Ingester, job: ingest_module._Job) -> None:
+        order.append(job.file)
+        work(self, job)
+
+    monkeypatch.setattr(ingest_module.Ingester, "_work", noted)
+    library = Library(documents, "cloud")
+    ann, bert = (
+        [upload(library, f"{BOAT} {i}") for i in range(5)],
+        [upload(library, BOAT, owner=BERT) for _ in range(2)],
+    )
+    stores = [
+        (library.create_store(owner, "", {}, [Attachment(file) for file in files]).id, owner)
+        for owner, files in ((ANN, ann), (BERT, bert))
+    ]
+    library.start()
+    for store, owner in stores:
+        settled(library, store, owner)
+    library.close()
+    assert order == [ann[0], bert[0], ann[1], bert[1], *ann[2:]]
+
+
+# ---- the index file -------------------------------------------------------------------------------------------------
+def stored_ids(documents: DocumentStore) -> tuple[set[int], set[int]]:
+    """Ids of the chunks in the rows, and in the index file if it is of these rows."""
+    with closing(sqlite3.connect(documents.directory / "documents.sqlite")) as rows:
+        ids = {row[0] for row in rows.execute("SELECT id FROM chunks")}
+    loaded = VectorIndex.load(documents.directory / FILE, documents.generation())
+    return ids, set() if loaded is None else loaded.ids
+
+
+def filled(library: Library, *bodies: str) -> tuple[str, list[str]]:
+    """(store, its files), read."""
+    files = [upload(library, body, f"{i}.txt") for i, body in enumerate(bodies)]
+    store = library.create_store(ANN, "", {}, [Attachment(file) for file in files]).id
+    settled(library, store)
+    return store, files
+
+
+def test_a_removal_writes_no_index_file_and_its_vectors_are_in_none(
+    library: Library, documents: DocumentStore, embedder: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (boat, _) = filled(library, BOAT, TRAIN)
+    documents.save_index()
+    vector = embedder.embed([BOAT])[0].tobytes()
+    assert vector in (documents.directory / FILE).read_bytes()
+    writers: list[str] = []
+    monkeypatch.setattr(IndexImage, "write", lambda *_: bool(writers.append(threading.current_thread().name)))
+    library.detach(ANN, store, boat)
+    assert threading.current_thread().name not in writers, "whoever removes does not wait for that"
+    assert not (documents.directory / FILE).exists()
+    assert texts(library, store) == [TRAIN]
+    assert all(vector not in path.read_bytes() for path in documents.directory.glob("*.*"))
+
+
+def test_many_changes_make_one_index_file(documents: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest_module, "SAVE_S", 0.2)
+    written: list[str] = []
+    write = IndexImage.write
+
+    def noted(self: IndexImage, path: Path) -> bool:
+        written.append(threading.current_thread().name)
+        return write(self, path)
+
+    library = Library(documents, "cloud")
+    library.start()
+    _, files = filled(library, *(f"{BOAT} {i}" for i in range(6)))
+    while not (documents.directory / FILE).exists() or not stored_ids(documents)[1]:
+        pass
+    monkeypatch.setattr(IndexImage, "write", noted)
+    for file in files[:5]:
+        library.delete_file(ANN, file)
+    while not written:
+        pass
+    library.close()
+    assert written == ["paceline-ingest"]
+    ids, in_file = stored_ids(documents)
+    assert ids == in_file and len(ids) == 1
+
+
+def test_an_index_file_that_is_due_makes_no_retry_come_sooner(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest_module, "SAVE_S", 0.0)
+    tries: list[float] = []
+
+    def failing(_: object) -> None:
+        tries.append(time.monotonic())
+        raise OSError("no room")
+
+    store, (boat, _) = filled(library, BOAT, TRAIN)
+    monkeypatch.setattr(ingest_module.Ingester, "_next", failing)
+    library.detach(ANN, store, boat)
+    time.sleep(0.2)
+    assert 1 <= len(tries) <= 3
+
+
+def test_what_is_removed_while_the_index_file_is_written_is_not_in_it(
+    library: Library, documents: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (boat, _) = filled(library, BOAT, TRAIN)
+    write = IndexImage.write
+
+    def late(self: IndexImage, path: Path) -> bool:
+        done = write(self, path)
+        library.detach(ANN, store, boat)
+        return done
+
+    monkeypatch.setattr(IndexImage, "write", late)
+    documents.drop_index_file()
+    assert not documents.save_index()
+    assert [path for path in documents.directory.iterdir() if path.stem == Path(FILE).stem] == []
+    monkeypatch.setattr(IndexImage, "write", write)
+    assert documents.save_index()
+    ids, in_file = stored_ids(documents)
+    assert ids == in_file and len(ids) == 1
+
+
+def test_searches_go_on_while_the_index_file_is_written(
+    library: Library, documents: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = filled(library, BOAT, TRAIN)
+    writing, go = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> bool:
+        writing.set()
+        return go.wait(60)
+
+    monkeypatch.setattr(IndexImage, "write", slow)
+    documents.drop_index_file()
+    saver = threading.Thread(target=documents.save_index)
+    saver.start()
+    assert writing.wait(60)
+    assert set(texts(library, store)) == {BOAT, TRAIN}
+    library.delete_store(ANN, store)
+    go.set()
+    saver.join(60)
+    assert not saver.is_alive()
+
+
+def test_an_index_file_of_before_a_removal_brings_nothing_back(documents: DocumentStore, tmp_path: Path) -> None:
+    library = Library(documents, "cloud")
+    library.start()
+    store, (boat, _) = filled(library, BOAT, TRAIN)
+    library.close()
+    path = documents.directory / FILE
+    before = path.read_bytes()
+    library = Library(documents, "cloud")  # without the thread that would write another: the process dies
+    library.detach(ANN, store, boat)
+    library.close()
+    for left in (None, before):
+        path.unlink(missing_ok=True)
+        if left is not None:
+            path.write_bytes(left)
+        with DocumentStore.open(tmp_path / "docs", HashEmbedder()) as again:
+            found = again.search("the red boat", 5, Selection((store,)), min_score=-1.0)
+            assert [passage.text for passage in found] == [TRAIN]
+            ids, in_file = stored_ids(again)
+            assert ids == in_file and len(ids) == 1
