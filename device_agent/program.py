@@ -46,6 +46,7 @@ async def run(settings: AgentSettings) -> None:
             open_to_peer=settings.share_distributions,
             kv=open_kv(settings),
             tables=open_tables(settings, model),
+            timed=True,
         )
 
         def hello(credential: Credential) -> Hello:

@@ -48,6 +48,7 @@ async def run(settings: ServerSettings) -> None:
             max_tokens_default=settings.max_tokens_default,
             kv=open_kv(settings),
             tables=open_tables(settings, model),
+            timed=True,
         )
 
         def welcome() -> Welcome:

@@ -6,12 +6,14 @@ write to it as they go.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.core.drafter import DraftingSkill
 from paceline.core.guard import Record
 from paceline.core.profile import Profile
 from paceline.core.ranks import RankTable
+from paceline.core.segments import Step
 
 
 @dataclass(slots=True)
@@ -23,3 +25,10 @@ class Experience:
     their_ranks: RankTable = field(default_factory=RankTable)
     drafts: Record = field(default_factory=Record)
     drafting: DraftingSkill = field(default_factory=DraftingSkill)
+
+    def begin(self, timed: Iterable[tuple[int, float]], position: int) -> None:
+        """What was measured before the first answer: (rows, seconds) of forwards behind `position` rows."""
+        for rows, seconds in timed:
+            self.profile.add(position, rows, seconds)
+            self.drafts.took(Step(rows, 1), seconds)
+            self.drafts.plain += rows == 1

@@ -30,6 +30,7 @@ from paceline.runtime.embedding import TextEmbedder
 from paceline.runtime.front import FrontSession, Plan
 from paceline.runtime.link import Link
 from paceline.runtime.plan import DRAFTINGS, RULES, Joint, Situation, choose_rule, choose_strategy, drafting_from_wire
+from paceline.runtime.profiling import PREFIX, Timed, forward_times
 from paceline.runtime.reading import Reading, raw_reading, read, too_long
 from paceline.runtime.scoring import PromptScorer
 from paceline.runtime.service import Citation, EmbedderInfo, Embeddings, GenerateRequest, Logprobs, Readiness
@@ -65,11 +66,13 @@ class Node:
         open_to_peer: bool = False,
         kv: KvStore | None = None,
         tables: TableStore | None = None,
+        timed: bool = False,
     ) -> None:
         """`expects_peer`: an answer without a peer is marked even if none was named, as at an agent with a cloud.
 
         `open_to_peer`: a device ships distributions of its documents when a client of the cloud asks for that.
         `tables`: what answers are drafted from, saved at the end; None: they are forgotten with the node.
+        `timed`: forwards are timed before the first answer.
         """
         self._side: Side = side
         self._model = model
@@ -80,6 +83,8 @@ class Node:
         self._open_to_peer = open_to_peer
         self._tables = tables or TableStore(None, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
         self._experiences: dict[tuple[RuleName, bool], Experience] = {}
+        self._timed = timed
+        self._times: Sequence[Timed] = ()
         self.worker = EngineWorker(model.engine)
         self._links: dict[str, Link] = {}  # by the peer's name
         self._fronts: set[FrontSession] = set()
@@ -97,6 +102,8 @@ class Node:
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self._grammars.warm)  # now, as it holds up everything
         await self.worker.start()
+        if self._timed:
+            self._times = await forward_times(self.worker)
         if self._store is not None:
             self._library = await asyncio.to_thread(Library, self._store, self._side)
             self._library.start()
@@ -350,7 +357,11 @@ class Node:
 
     def _experience(self, rule: RuleName, sampling: SamplingParams) -> Experience:
         """What answers of this kind have taught this side."""
-        return self._experiences.setdefault((rule, sampling.temperature == 0.0), Experience())
+        kind = rule, sampling.temperature == 0.0
+        if kind not in self._experiences:
+            self._experiences[kind] = Experience()
+            self._experiences[kind].begin(self._times, PREFIX)
+        return self._experiences[kind]
 
     def _task(self, sampling: SamplingParams, max_tokens: int, *, front: bool, linked: bool) -> Task:
         return Task(

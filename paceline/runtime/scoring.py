@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from paceline.core.dist import Dist
 from paceline.core.segments import Segment
 from paceline.engine.contract import TextModel
-from paceline.errors import EngineError
 from paceline.runtime.service import Logprobs
 from paceline.runtime.steps import Control
 from paceline.runtime.text import logprobs_of
@@ -42,26 +41,12 @@ class PromptScorer:
             try:
                 for start in range(0, len(prompt) - 1, self._rows):
                     rows = tuple(prompt[start : min(start + self._rows, len(prompt) - 1)])
-                    laws = await self._forward(Segment(seq, start, rows, logits="all"))
+                    laws = await self._worker.compute(Segment(seq, start, rows, logits="all"))
                     following = prompt[start + 1 : start + 1 + len(rows)]
                     items += await asyncio.to_thread(self._reduced, laws, following, top)
             finally:
                 self._worker.control(Control.release(seq))
             return tuple(items)
-
-    async def _forward(self, segment: Segment) -> tuple[Dist, ...]:
-        answered: asyncio.Future[tuple[Dist, ...]] = asyncio.get_running_loop().create_future()
-
-        def answer(result: tuple[Dist, ...] | EngineError) -> None:
-            if answered.done():
-                return  # cancelled meanwhile
-            if isinstance(result, EngineError):
-                answered.set_exception(result)
-            else:
-                answered.set_result(result)
-
-        self._worker.forward(segment, answer)
-        return await answered
 
     def _reduced(self, laws: Sequence[Dist], following: Sequence[int], top: int) -> list[Logprobs]:
         return [

@@ -13,8 +13,10 @@ import threading
 import time
 from collections import deque
 
+from paceline.core.dist import Dist
 from paceline.core.segments import Segment, SeqId, Step
 from paceline.engine.contract import Engine
+from paceline.errors import EngineError
 from paceline.runtime.prefixes import Prefix
 from paceline.runtime.steps import TOKEN_BUDGET, Answer, Answers, Control, Request, Steps
 
@@ -65,6 +67,21 @@ class EngineWorker:
 
     def forward(self, segment: Segment, answer: Answer, prefix: Prefix | None = None) -> None:
         self._submit(Request(segment, answer, prefix))
+
+    async def compute(self, segment: Segment) -> tuple[Dist, ...]:
+        """The laws of a segment's rows. Raises EngineError. Who stops waiting frees the rows himself."""
+        answered: asyncio.Future[tuple[Dist, ...]] = asyncio.get_running_loop().create_future()
+
+        def answer(result: tuple[Dist, ...] | EngineError) -> None:
+            if answered.done():
+                return  # cancelled meanwhile
+            if isinstance(result, EngineError):
+                answered.set_exception(result)
+            else:
+                answered.set_result(result)
+
+        self.forward(segment, answer)
+        return await answered
 
     def control(self, control: Control) -> None:
         self._submit(control)
