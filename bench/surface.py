@@ -1,11 +1,11 @@
 """`paceline bench surface`: what the HTTP surface costs: CPU of a streamed token at 64 clients, and streams held open.
 
 A real server process with the fake model, whose forward is a table look-up, so that what is measured is the server's
-own work: HTTP, JSON, sessions, sampling, scheduling. The claim is on plain decoding; what `auto` chooses, which may
-spend CPU on drafts, is shown beside it. The clients are raw sockets in this process, whose time does not count. CPU
-time is the server process's own, user and system, over whole rounds after one that warms up; the tokens are those of
-`usage`. Then clients leave in mid-answer, and the time is taken until the server writes none. Then 1,000 streams are
-opened, and each is seen to deliver while all of them are open.
+own work: HTTP, JSON, sessions, sampling, scheduling. Asked for plain decoding, and for `auto`, which tries drafts until
+it sees that they save nothing here; the claim is on the dearer of the two. The clients are raw sockets in this process,
+whose time does not count. CPU time is the server process's own, user and system, over whole rounds after one that warms
+up; the tokens are those of `usage`. Then clients leave in mid-answer, and the time is taken until the server writes
+none. Then 1,000 streams are opened, and each is seen to deliver while all of them are open.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SUMMARY = "CPU of the server per streamed token at 64 clients, and 1,000 open st
 
 CLIENTS = 64
 TOKENS = 256  # per answer
-PLAIN = "autoregressive"  # a strategy that drafts spends CPU on its drafts, which is no cost of the surface
+WAYS = ("autoregressive", "auto")
 OPEN = 1_000
 OPEN_TOKENS = 4_000  # of an answer that is only held open: it is left long before it ends
 TIMEOUT = 300.0  # s for all streams to open and to deliver
@@ -58,7 +58,10 @@ def run(options: Options) -> Report:
         rows += [{"left": way, "slot_freed_ms": ms} for way, ms in freed]
         held = asyncio.run(_hold(server.url))
         rows.append({"open_streams": OPEN, "delivered": held, "rss_mib": process.memory_info().rss / 2**20})
-    cost = statistics.median(float(str(row["cpu_ms_per_token"])) for row in rows if row.get("strategy") == PLAIN)
+    cost = max(
+        statistics.median(float(str(row["cpu_ms_per_token"])) for row in rows if row.get("strategy") == way)
+        for way in WAYS
+    )
     claims = (
         Claim("surface.cpu_ms_per_token_64", cost, 0.5, "lower"),
         Claim("surface.slot_freed_ms", max(ms for _, ms in freed), 500.0, "lower"),
@@ -72,7 +75,7 @@ def run(options: Options) -> Report:
 async def _measure(url: str, process: psutil.Process, rounds: int) -> list[dict[str, object]]:
     """A row per round and strategy; the first round warms up and is left out."""
     rows: list[dict[str, object]] = []
-    for turn, strategy in itertools.product(range(rounds + 1), (PLAIN, "auto")):
+    for turn, strategy in itertools.product(range(rounds + 1), WAYS):
         before, begun = _cpu(process), asyncio.get_running_loop().time()
         tokens = sum(await asyncio.gather(*(_answer(url, turn * CLIENTS + i, strategy) for i in range(CLIENTS))))
         seconds, cpu = asyncio.get_running_loop().time() - begun, _cpu(process) - before
@@ -95,7 +98,7 @@ def _cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-async def _answer(url: str, seed: int, strategy: str = PLAIN) -> int:
+async def _answer(url: str, seed: int, strategy: str = "auto") -> int:
     """One streamed answer, read to its end: its completion tokens."""
     reader, writer = await _open(url, seed, TOKENS, strategy)
     try:
@@ -108,7 +111,7 @@ async def _answer(url: str, seed: int, strategy: str = PLAIN) -> int:
 
 
 async def _open(
-    url: str, seed: int, tokens: int, strategy: str = PLAIN, *, stream: bool = True
+    url: str, seed: int, tokens: int, strategy: str = "auto", *, stream: bool = True
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Asks for a stream on a connection of its own."""
     body = json.dumps(
