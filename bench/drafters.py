@@ -48,7 +48,7 @@ class PromptLookup:
     def observe(self, token: int) -> None:
         self.text.append(token)
 
-    def learn(self, token: int, dist: Dist, *, accepted: bool = True) -> None:
+    def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
         """Nothing."""
 
     def tree(self, budget: int, position: int) -> DraftedTree:  # noqa: ARG002  # of `Guesses`
@@ -72,8 +72,15 @@ class AutomatonAlone(Drafter):
 class Recycling(Drafter):
     """The last law of a token is its row, whoever the row was computed for."""
 
-    def learn(self, token: int, dist: Dist, *, accepted: bool = True) -> None:  # noqa: ARG002  # of `Guesses`
-        super().learn(token, dist, accepted=True)
+    def learn(
+        self,
+        token: int,
+        dist: Dist,
+        *,
+        before: int | None = None,
+        accepted: bool = True,  # noqa: ARG002  # of `Guesses`
+    ) -> None:
+        super().learn(token, dist, before=before, accepted=True)
 
 
 class ModelDrafter:
@@ -90,7 +97,7 @@ class ModelDrafter:
     def observe(self, token: int) -> None:
         self._text.append(token)
 
-    def learn(self, token: int, dist: Dist, *, accepted: bool = True) -> None:
+    def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
         """Nothing."""
 
     def tree(self, budget: int, position: int) -> DraftedTree:

@@ -10,7 +10,6 @@ Knows no engine: what a target thinks is told by `learn`.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
@@ -37,7 +36,7 @@ _WEIGHT: Final = 0.25  # of a new law in a row, on the path of the output
 _WEIGHT_ASIDE: Final = 0.1  # and beside it
 _MEMORY: Final = 0.99  # of what was learnt of guesses: the last hundred of a class count
 _LEAST_PROB: Final = 5e-4  # noise that would lift a less likely token to the top comes once in thousands of tokens
-_UNLEARNT: Final = 256  # observed tokens whose laws may still come
+_FLOOR: Final = 1e-300  # in place of a probability of 0, whose logarithm there is not
 
 
 @dataclass(slots=True)
@@ -120,11 +119,9 @@ class Drafter:
         self._blend = learnt if options.blend is None else options.blend
         self._pairs = table.pairs if options.tables and (learnt if options.pairs is None else options.pairs) else None
         self._last = self._before = -1  # the last observed token, and the one before
-        self._unlearnt: deque[tuple[int, int]] = deque(maxlen=_UNLEARNT)  # observed tokens with those before them
         self._at: Context | None = None  # its context in the last tree
         self._template = options.template
         self._trees = 0
-        self._asked = False  # for a tree, by now
         self._noisy = options.noise and sampling.temperature > 0.0
         self._heat = sampling.temperature if sampling.temperature > 0.0 else 1.0
 
@@ -142,14 +139,13 @@ class Drafter:
             self._at = self._at.after.get(token)
         if self._options.automaton:
             self._automaton.append(token)
-        if not self._asked:
-            while len(self._unlearnt) > 1:  # a prompt: what is learnt of it one by one is its end
-                self._unlearnt.popleft()
-        self._unlearnt.append((self._last, token))
         self._before, self._last = self._last, token
 
-    def learn(self, token: int, dist: Dist, *, accepted: bool = True) -> None:
-        """The target's law at temperature 1 after a row that held `token`: on the accepted path, or on another."""
+    def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
+        """The target's law at temperature 1 after a row that held `token`: on the accepted path, or on another.
+
+        before: the token above that row. None where nothing stands there, or nobody knows what.
+        """
         if not self._options.tables:
             return
         head = dist.top(K)
@@ -160,15 +156,14 @@ class Drafter:
             self._table.blend(token, ids, probs, _WEIGHT if accepted else _WEIGHT_ASIDE)
         else:
             self._table.record(token, ids, probs, overwrite=accepted)
-        if accepted and self._pairs is not None and (before := self._token_before(token)) >= 0:
+        if accepted and self._pairs is not None and before is not None:
             self._pairs.blend(pair_key(before, token), ids, probs, _WEIGHT)
 
     def harvest(self, tokens: Sequence[int], dists: Sequence[Dist]) -> None:
         """The target's laws after these tokens of a prompt, which follow each other."""
-        before = -1
+        before: int | None = None
         for token, dist in zip(tokens, dists, strict=True):
-            self._unlearnt.appendleft((before, token))
-            self.learn(token, dist)
+            self.learn(token, dist, before=before)
             before = token
 
     # ---- what is asked ----------------------------------------------------------------------------------------------
@@ -192,7 +187,6 @@ class Drafter:
     def root(self, position: int) -> Context:
         """For who grows a tree of its own: the context after the last observed token. position: as for `tree`."""
         self._at = Context(self._before, self._last, self._automaton.match, position)
-        self._asked = True
         return self._at
 
     # ---- a source of `drafting` -------------------------------------------------------------------------------------
@@ -238,24 +232,15 @@ class Drafter:
     def _ranked(self, law: Law, position: int) -> tuple[Law, float]:
         """At most K of them by falling score, and how far the first stands above the second."""
         if not self._noisy:
-            gap = math.log(law[0][1] / law[1][1]) / self._heat if len(law) > 1 else math.inf
+            gap = (_log(law[0][1]) - _log(law[1][1])) / self._heat if len(law) > 1 else math.inf
             return law[:K], gap
         law = [each for each in law if each[1] >= _LEAST_PROB] or law[:1]
         noise = gumbel_of(self._sampling.seed, position, [token for token, _ in law])
         heat = self._heat
-        scored = [(math.log(each[1]) / heat + extra, each) for each, extra in zip(law, noise, strict=True)]
+        scored = [(_log(each[1]) / heat + extra, each) for each, extra in zip(law, noise, strict=True)]
         scored.sort(reverse=True)
         gap = scored[0][0] - scored[1][0] if len(scored) > 1 else math.inf
         return [each for _, each in scored[:K]], gap
-
-    def _token_before(self, token: int) -> int:
-        """What stood before the row whose law has come; -1 when that is not known. Laws come in the text's order."""
-        for place, (before, observed) in enumerate(self._unlearnt):
-            if observed == token:
-                for _ in range(place + 1):
-                    self._unlearnt.popleft()
-                return before
-        return -1
 
     def _judge(self, guess: _Guess, token: int) -> None:
         """Which of the guesses the target was."""
@@ -286,3 +271,7 @@ def _mixed(known: Sequence[int], shares: Sequence[float], law: Law) -> Law:
 
 def _by_prob(entry: tuple[int, float]) -> float:
     return entry[1]
+
+
+def _log(prob: float) -> float:
+    return math.log(max(prob, _FLOOR))

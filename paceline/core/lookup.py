@@ -19,6 +19,7 @@ K: Final = 8  # successors of a token
 PAIR_KEYS: Final = 1 << 17  # contexts of two tokens are told apart by a hash of so many values
 PAIR_ROWS: Final = 1 << 14  # with their keys 1.6 MiB
 _FIRST: Final = 256  # rows room is made for at first
+_LEAST: Final = float(np.finfo(np.float32).tiny)  # what is less may be 0 as it is stored, and then is none
 _PAIR: Final = "pair_"
 
 Ids = NDArray[np.int32]
@@ -138,7 +139,7 @@ class LookupTable:
             for old, prob in zip(*self.successors(token), strict=True):
                 known.setdefault(old, prob)
         best = sorted(known.items(), key=lambda item: -item[1])[:K]
-        row = [entry for entry in best if entry[1] > 0.0]
+        row = [entry for entry in best if entry[1] >= _LEAST]
         empty = K - len(row)
         new_ids = [entry[0] for entry in row] + [-1] * empty
         new_probs = [entry[1] for entry in row] + [0.0] * empty
@@ -175,12 +176,13 @@ class LookupTable:
             unique, which = unique[keep], which[keep]
         order = np.argsort(-probs[which], axis=1, kind="stable")
         sorted_probs = np.take_along_axis(probs[which], order, axis=1)
-        sorted_ids = np.where(sorted_probs > 0.0, np.take_along_axis(ids[which], order, axis=1), -1)
+        known = sorted_probs >= _LEAST
+        sorted_ids = np.where(known, np.take_along_axis(ids[which], order, axis=1), -1)
         self._version += 1
         slots = np.array([self._slot(token) for token in unique.tolist()], dtype=np.intp)
         rows = self._rows
         rows.ids[slots, :width], rows.ids[slots, width:] = sorted_ids, -1
-        rows.probs[slots, :width], rows.probs[slots, width:] = np.maximum(sorted_probs, 0.0), 0.0
+        rows.probs[slots, :width], rows.probs[slots, width:] = np.where(known, sorted_probs, 0.0), 0.0
         rows.used[slots] = True
         self._version += 1
 

@@ -59,8 +59,8 @@ class Guesses(Protocol):
     def observe(self, token: int) -> None:
         """The next token of prompt or output."""
 
-    def learn(self, token: int, dist: Dist, *, accepted: bool = True) -> None:
-        """The target's law after a row that held `token`."""
+    def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
+        """The target's law after a row that held `token`, below a row that held `before`."""
 
     def tree(self, budget: int, position: int) -> DraftedTree:
         """At most `budget` nodes below the last observed token, best first. position: of the next output token."""
@@ -95,7 +95,7 @@ class LookupTree:
         self._drafted = NO_DRAFT  # below the head, in the forward under way
         self._step = UNKNOWN
         self._attention = 0.0  # rows that may be learnt from
-        self._before = 0  # the token before the output
+        self._ending: tuple[int | None, int] = None, 0  # the last two tokens before the output
         self._drafts = self._accepted = self._steps = 0
         self._began = 0.0  # s
         self._finished = False
@@ -215,7 +215,7 @@ class LookupTree:
         text = (*self._prompts[-1].prompt, *self._task.targets)
         for token in text:
             self._drafter.observe(token)
-        self._before = text[-1] if text else 0
+        self._ending = text[-2] if len(text) > 1 else None, text[-1] if text else 0
         self._prompts = ()
 
     def _lessons(self, head: Node) -> list[Callable[[], None]]:
@@ -237,10 +237,16 @@ class LookupTree:
         path = path[:most]
         aside = [node for node in rows if node not in path][: most - len(path)]
         ordered = [*((node, False) for node in aside), *((node, True) for node in reversed(path))]
-        return [partial(self._learn_row, node.token, rows[node], accepted) for node, accepted in ordered]
+        return [partial(self._learn_row, *self._context(node), rows[node], accepted) for node, accepted in ordered]
 
-    def _learn_row(self, token: int, dists: Sequence[Dist], accepted: bool) -> None:
-        self._drafter.learn(self._before if token < 0 else token, self._decoder.plain(dists), accepted=accepted)
+    def _learn_row(self, before: int | None, token: int, dists: Sequence[Dist], accepted: bool) -> None:
+        self._drafter.learn(token, self._decoder.plain(dists), before=before, accepted=accepted)
+
+    def _context(self, node: Node) -> tuple[int | None, int]:
+        """The last two tokens of what a node stands for."""
+        if node.parent is None:
+            return self._ending
+        return self._ending[1] if node.parent.parent is None else node.parent.token, node.token
 
     def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
         self._finished = True

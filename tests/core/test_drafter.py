@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from paceline.core.dist import Dist
 from paceline.core.drafter import Drafter, DraftingOptions, DraftingSkill
 from paceline.core.drafting import NO_DRAFT, PAPER, DraftedTree, static_template
-from paceline.core.lookup import K, LookupTable
+from paceline.core.lookup import K, LookupTable, pair_key
 from paceline.core.sampling import SamplingParams, choose
 
 VOCAB = 24
@@ -57,7 +57,7 @@ def decode(
         if learn:
             for token in drafted.tree.tokens:
                 drafter.learn(token, laws[token], accepted=False)
-            drafter.learn(output[-1], laws[output[-1]])
+            drafter.learn(output[-1], laws[output[-1]], before=output[-2] if len(output) > 1 else None)
         past.append((drafted, len(walk.output)))
         output += walk.output
     return output, past
@@ -140,8 +140,34 @@ def test_two_tokens_tell_more_than_one_where_the_target_looks_at_two(pairs: bool
         if token == 2:
             right.append(drafter.tree(1, place).tree.tokens == (text[place + 1],))
         if place > 1:
-            drafter.learn(text[place - 1], Dist.dense(np.eye(VOCAB)[token]))
+            drafter.learn(text[place - 1], Dist.dense(np.eye(VOCAB)[token]), before=text[place - 2])
     assert all(right[3:]) if pairs else sum(right) < len(right) / 2
+
+
+def test_a_law_is_learnt_of_the_context_it_came_from_and_of_no_other_of_that_token() -> None:
+    table = LookupTable(VOCAB)
+    assert table.pairs is not None
+    drafter = Drafter(table, SamplingParams(temperature=0.0))
+    for token in (0, 2, 1, 2, 5):
+        drafter.observe(token)
+    drafter.learn(2, Dist.dense(np.eye(VOCAB)[5]), before=1)
+    drafter.learn(5, Dist.dense(np.eye(VOCAB)[7]))
+    assert table.pairs.successors(pair_key(1, 2)) == ([5], [1.0])
+    assert table.pairs.successors(pair_key(0, 2)) == ([], [])
+    assert len(table.pairs) == 1 and table.successors(5) == ([7], [1.0])
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.1, 1.0])
+def test_a_token_next_to_impossible_does_not_stop_a_tree(heat: float) -> None:
+    """What one answer has taught another drafts from, whatever its temperature."""
+    table = LookupTable(VOCAB)
+    law = np.full(VOCAB, 1e-60)
+    law[2] = 1.0
+    drafter = Drafter(table, SamplingParams(temperature=heat))
+    drafter.learn(1, Dist.dense(law))
+    drafter.observe(1)
+    assert drafter.tree(4, 0).tree.tokens == (2,)
+    table.check()
 
 
 def test_as_the_paper_has_it_a_row_is_the_last_law_on_the_path_and_is_added_to_beside_it() -> None:

@@ -55,6 +55,19 @@ def test_empty_rows_and_places_are_not_seen() -> None:
     assert table.successors(3) == ([7], [0.5])
 
 
+@pytest.mark.parametrize("nothing", [1e-39, 1e-46, 1e-60])
+def test_a_probability_that_32_bits_do_not_hold_is_none(nothing: float) -> None:
+    table = LookupTable(VOCAB)
+    table.record(1, [7, 8], [0.5, nothing], overwrite=True)
+    table.record(2, [7, 8], [0.5, 0.25], overwrite=True)
+    table.record(2, [8], [nothing], overwrite=False)
+    table.blend(3, [7, 8], [0.5, nothing], 0.25)
+    table.harvest(np.array([4]), np.array([[8, 7]]), np.array([[nothing, 0.5]]))
+    for token in (1, 2, 3, 4):
+        assert table.successors(token) == ([7], [0.5])
+    table.check()
+
+
 @given(st.lists(st.tuples(st.integers(0, VOCAB - 1), LAW), min_size=1, max_size=20), st.integers(1, VOCAB))
 def test_harvesting_is_overwriting_in_order(rows: list[tuple[int, dict[int, float]]], capacity: int) -> None:
     one, many = LookupTable(VOCAB), LookupTable(VOCAB)
