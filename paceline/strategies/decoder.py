@@ -13,15 +13,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.core.aggregation import evidence, log_weight, mix, score_code, score_of
+from paceline.core.aggregation import evidence, log_weight, mix, mix_heads, score_code, score_of, witnesses
 from paceline.core.constraint import Mask
 from paceline.core.dist import Dist
+from paceline.core.lookup import K
 from paceline.core.sampling import SamplingParams, masked, warp
 from paceline.core.segments import Segment, SeqId, Wanted
 from paceline.strategies.machine import Branch, Commit, Effect, Forward
 from paceline.strategies.paths import Node
 
-JUDGED = 128  # tokens of a prefix that are looked back on: what lies further back counts for nothing any more
+JUDGED = 48  # tokens of a prefix that are looked back on: what lies further back counts less than a score can say
 LEAST = 1e-30  # in place of a probability of 0, whose logarithm there is not
 
 
@@ -37,10 +38,12 @@ class Decoder:
         mask: Mask | None = None,
         ends: frozenset[int] = frozenset(),
         lazy: bool = False,
+        heads: bool = False,
     ) -> None:
         """rescoring: scores of documents follow the text (`aggregation.evidence`). mask: what the answer is held to.
         ends: tokens that end it, needed with a mask only. lazy: a row's law is made when `law` asks for it, a parent's
-        before its child's: for machines that look at few of the rows they compute."""
+        before its child's: for machines that look at few of the rows they compute. heads: nodes keep the head of the
+        plain mixture, for who learns from it."""
         self.started = False  # the prompts are known
         self.room: int | None = None  # output tokens that fit the context
         self.forwards = 0  # answered ones, of all branches together
@@ -49,6 +52,7 @@ class Decoder:
         self._sampling = sampling
         self._penalised = bool(sampling.presence_penalty or sampling.frequency_penalty)
         self._lazy = lazy
+        self._heads = heads
         self._vocab_size = vocab_size
         self._rescoring = rescoring
         self._mask = mask
@@ -56,14 +60,15 @@ class Decoder:
         self._branches: tuple[Branch, ...] = ()
         self._weights: tuple[float, ...] = ()
         self._prefix: tuple[int, ...] = ()  # output tokens decided when the prompts were read
+        self._judged, self._root = 0, Node(-1, 0, None)  # how many of its last ones are looked at, and its node
+        self._foretold: list[list[float]] = []  # how probable each branch thought each of those that are judged
         self._committed: list[int] = []  # output tokens whose rows are there for good
         self._open: list[Node] = []  # of the open tree, in the order of their rows
         self._ticket = 0
         self._asked: dict[int, int] = {}  # ticket -> branch
         self._batch: tuple[Node, ...] = ()  # what the forward under way will score
-        self._answers: dict[int, tuple[Dist, ...]] = {}  # branch -> rows of the prefix, if asked for, and of `_batch`
+        self._answers: dict[int, tuple[Dist, ...]] = {}  # branch -> rows of `_batch`
         self._rows: dict[Node, tuple[Dist, ...]] = {}  # each branch's, of the batch answered last
-        self._early: list[tuple[Dist, ...]] = []  # and of the prefix, where they were asked for
         self._since: float | None = None  # when it was asked for
 
     @property
@@ -89,9 +94,11 @@ class Decoder:
         self._prefix = tuple(prefix)
         self._committed = list(prefix)
         head.cached = True
-        self._batch = (head,)
-        judged = min(len(prefix), JUDGED) if self._rescoring else 0
-        early, late = tuple(prefix[: len(prefix) - judged]), tuple(prefix[len(prefix) - judged :])
+        self._batch, self._root = (head,), head
+        self._foretold = [[] for _ in branches]
+        self._judged = min(len(prefix), JUDGED) if self._rescoring else 0
+        seam = len(prefix) - self._judged
+        early, late = self._prefix[:seam], self._prefix[seam:]
         effects: list[Effect] = []
         for i, branch in enumerate(branches):
             prompt = (*branch.prompt, *early)
@@ -168,15 +175,11 @@ class Decoder:
         branch = self._asked.pop(ticket, None)
         if branch is None:
             return ()
-        self._answers[branch] = (*self._answers.get(branch, ()), *dists)
+        self._answers[branch] = (*self._answers.get(branch, ()), *self._foretell(branch, dists))
         if self._asked:
             return ()
         answers = [self._answers[index] for index in range(len(self._branches))]
-        before = len(answers[0]) - len(self._batch)  # rows of the prefix, at the first forward alone
-        first = len(self._prefix) - before
-        early = list(zip(*[answer[:before] for answer in answers], strict=True))
-        self._early = [self._held(self._prefix[: first + place], laws) for place, laws in enumerate(early)]
-        self._rows = dict(zip(self._batch, zip(*[answer[before:] for answer in answers], strict=True), strict=True))
+        self._rows = dict(zip(self._batch, zip(*answers, strict=True), strict=True))
         self._answers.clear()
         if not self._lazy:
             for node in self._batch:
@@ -205,11 +208,14 @@ class Decoder:
     def _look(self, node: Node) -> None:
         """A node that was answered last."""
         if node.alive or (self._rescoring and not node.dead):
-            laws = self._held(self._path(node), self._rows[node])
+            rows = [row.within(self._vocab_size) for row in self._rows[node]]
+            laws = self._held(self._path(node), rows)
             if self._rescoring:
-                self._judge(node, laws, self._early)
+                self._judge(node, laws)
             if node.alive:
                 node.own = self._mixed(node, laws)
+                if self._heads:
+                    node.plain = mix_heads(rows, self._weights, K)
 
     def _mixed(self, node: Node, laws: Sequence[Dist]) -> Dist:
         counts = Counter(self._path(node) if self._penalised else ())
@@ -217,16 +223,15 @@ class Decoder:
         weights = [weight + merit for weight, merit in zip(self._weights, merits, strict=True)]
         return mix([warp(law, self._sampling, counts) for law in laws], weights)
 
-    def _held(self, path: Sequence[int], dists: Sequence[Dist]) -> tuple[Dist, ...]:
+    def _held(self, path: Sequence[int], laws: Sequence[Dist]) -> Sequence[Dist]:
         """Laws after a path, each held to the constraint."""
-        laws = tuple(dist.within(self._vocab_size) for dist in dists)
         allowed = None if self._mask is None else self._mask.allowed(path)
         if allowed is None:
             return laws
         if not allowed[: self._vocab_size].any():
             # No text goes through here: a draft that breaks the constraint, or one the mask could not follow.
-            return tuple(self._end(law) for law in laws)
-        return tuple(masked(law, allowed) for law in laws)
+            return [self._end(law) for law in laws]
+        return [masked(law, allowed) for law in laws]
 
     def _end(self, dist: Dist) -> Dist:
         """All mass on the tokens that end an answer."""
@@ -234,22 +239,31 @@ class Decoder:
         probs[[end for end in self._ends if end < len(probs)]] = 1.0
         return Dist.dense(probs / probs.sum()) if probs.any() else dist
 
-    def _judge(self, node: Node, laws: tuple[Dist, ...], before: Sequence[Sequence[Dist]]) -> None:
-        """How well each document has foretold the text up to this node, parents first.
+    def _foretell(self, branch: int, dists: Sequence[Dist]) -> Sequence[Dist]:
+        """Of the rows of the prefix, which come first, keep only how probable they made the token that followed.
 
-        laws: of this node, each document's own, before any warping. before: at the first node those of the prefix.
+        As soon as they come, branch by branch: all their laws together would be gigabytes.
         """
+        known = self._foretold[branch]
+        more = dists[: self._judged - len(known)]
+        for place, dist in enumerate(more, len(self._prefix) - self._judged + len(known)):
+            (law,) = self._held(self._prefix[:place], (dist.within(self._vocab_size),))
+            known.append(law.prob(self._prefix[place]))
+        return dists[len(more) :]
+
+    def _judge(self, node: Node, laws: Sequence[Dist]) -> None:
+        """How well each document has foretold the text up to this node, parents first. laws: of this node, unwarped."""
         above = node.parent
         if node.merits is None:
-            if above is None:
+            if node is self._root:  # there may be nodes above it: targets that came before the prompts
                 merits = [0.0] * len(laws)
-                for earlier, token in zip(before, self._prefix[len(self._prefix) - len(before) :], strict=True):
-                    merits = _judged(merits, earlier, token)
+                for probs in zip(*self._foretold, strict=True):
+                    merits = _judged(merits, probs)
             else:
-                assert above.merits is not None and above.laws, "a row is scored after the one above it"
-                merits = _judged(above.merits, above.laws, node.token)
+                assert above is not None and above.merits is not None and above.laws, "scored after the one above it"
+                merits = _judged(above.merits, [law.prob(node.token) for law in above.laws])
             node.merits = tuple(merits)
-        node.laws = laws
+        node.laws = tuple(map(witnesses, laws))
         if above is not None and not above.alive:
             above.laws = ()
         scores = [
@@ -276,9 +290,9 @@ class Decoder:
         return Forward(self._ticket, segment)
 
 
-def _judged(merits: Sequence[float], laws: Sequence[Dist], token: int) -> list[float]:
-    """After one more token, of which these laws spoke."""
-    return [evidence(merit, math.log(max(law.prob(token), LEAST))) for merit, law in zip(merits, laws, strict=True)]
+def _judged(merits: Sequence[float], probs: Sequence[float]) -> list[float]:
+    """After one more token, which each branch thought that probable."""
+    return [evidence(merit, math.log(max(prob, LEAST))) for merit, prob in zip(merits, probs, strict=True)]
 
 
 def _row_above(node: Node) -> int:

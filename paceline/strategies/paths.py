@@ -33,7 +33,8 @@ class Node:
     position: int
     parent: Node | None
     own: Dist | None = None  # this side's law after the prefix, mixed over its documents
-    laws: tuple[Dist, ...] = ()  # of each document, where scores follow the text, until the next token is judged
+    plain: Dist | None = None  # the head of this side's law before any warping, where somebody learns from it
+    laws: tuple[Dist, ...] = ()  # what the next token is judged by: each document's, where scores follow the text
     merits: tuple[float, ...] | None = None  # what the text so far adds to the score of each
     log_h: float | None = None  # of its documents after the prefix, where that follows the text
     theirs: Share | None = None  # what the peer told of its own
@@ -89,7 +90,7 @@ class Paths:
                     node.alive, node.dead = False, True
                     node.own, node.theirs, node.laws = None, None, ()  # a law of a large vocabulary is a megabyte
         before.alive, before.children = False, {token: self.head}
-        before.own = before.theirs = before.own_guess = before.their_guess = None
+        before.own = before.plain = before.theirs = before.own_guess = before.their_guess = None
         if self.head.merits is not None:
             before.laws = ()
         self._decided[self.head.position] = self.head

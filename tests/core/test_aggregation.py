@@ -16,10 +16,12 @@ from paceline.core.aggregation import (
     evidence,
     log_weight,
     mix,
+    mix_heads,
     mix_weighted,
     score_code,
     score_of,
     side_weights,
+    witnesses,
 )
 from paceline.core.dist import Dist
 from paceline.core.sampling import SamplingParams, choose
@@ -114,6 +116,16 @@ def test_sparse_and_dense_mix_over_the_union_of_ids(parts: list[tuple[Dist, set[
     assert np.all(np.diff(mixed.ids) > 0)
 
 
+@given(st.lists(st.tuples(rows, scores), min_size=1, max_size=4), st.integers(1, VOCAB))
+def test_a_mixture_s_head_has_its_probabilities(parts: list[tuple[Dist, float]], k: int) -> None:
+    dists, weights = [row for row, _ in parts], [score for _, score in parts]
+    whole, head = mix(dists, weights), mix_heads(dists, weights, k)
+    assert {token for dist in dists for token, _ in dist.top(k)} <= set(head.ids.tolist())
+    for token in head.ids.tolist():
+        assert head.prob(token) == pytest.approx(whole.prob(token), abs=1e-12)
+    assert float(head.probs.sum()) + head.tail == pytest.approx(1.0)
+
+
 def test_mixing_leaves_its_parts_untouched() -> None:
     mix([LEFT, RIGHT], [0.0, 2.0])
     assert LEFT.probs.tolist() == [0.8, 0.2]
@@ -127,6 +139,16 @@ def test_evidence_fades_and_no_token_counts_for_more_than_its_bound(before: floa
     sums = TRUST * sum(FADING**age * max(log, -DOUBT) for age, log in enumerate(reversed(logs)))
     assert merit == pytest.approx(FADING ** len(logs) * before + sums)
     assert merit >= FADING ** len(logs) * before - TRUST * DOUBT / (1 - FADING) - 1e-9
+
+
+def test_a_few_tokens_of_a_law_bear_witness_as_all_of_it_does() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        law = Dist.from_logits(rng.normal(size=5000) * 4.0)
+        kept = witnesses(law)
+        assert 0 < len(kept.ids) < 300
+        whole, few = ([evidence(1.0, math.log(max(each.prob(t), 1e-30))) for t in range(5000)] for each in (law, kept))
+        assert whole == few
 
 
 @given(st.floats(-1e4, 1e4))

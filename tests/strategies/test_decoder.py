@@ -7,16 +7,18 @@ import random
 import numpy as np
 import pytest
 
+from paceline.core.aggregation import UNLIKELY
 from paceline.core.dist import Dist
 from paceline.core.sampling import SamplingParams
 from paceline.core.segments import Batch
 from paceline.engine.contract import Engine
 from paceline.engine.fake import FakeEngine
-from paceline.strategies.decoder import Decoder
-from paceline.strategies.machine import SIDES, Branch, Commit, Effect, Forward, Side
+from paceline.strategies.decoder import JUDGED, Decoder
+from paceline.strategies.machine import SIDES, Branch, Commit, Effect, Forward, Side, Started
 from paceline.strategies.paths import Node, Paths
+from paceline.wire.messages import Drafts
 from tests.strategies import oracle
-from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB
+from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB, cloud, decided, found, two
 
 TOKENS = (65, 66, 67, 32)
 
@@ -103,6 +105,36 @@ def test_the_law_of_every_row_is_that_of_a_fresh_prefill_of_its_path(side: Side,
             deepest = max(deepest, node.position)
         trees += sum(len(node.children) > 1 for node, _ in play.scored)
     assert deepest > 10 and trees > 50  # otherwise nothing was tried
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("length", [3, JUDGED, 100])
+def test_a_prefix_is_judged_as_if_it_had_been_written_here(side: Side, length: int) -> None:
+    """And nothing is kept of its laws, nor of the head's, but what the next token may be judged by."""
+    chance = random.Random(length)
+    prefix = [chance.choice(TOKENS) for _ in range(length)]
+    engine, paths = FakeEngine(seed=1, spread=0.4), Paths(length)
+    decoder = Decoder(SAMPLINGS["sampled"], VOCAB, rescoring=True)
+    for effect in decoder.start(BRANCHES[side], prefix, paths.head, None):
+        assert isinstance(effect, Forward)
+        decoder.scored(effect.ticket, engine.forward(Batch((effect.segment,))).dists[0], 0.0)
+    law, log_h = oracle.side_law(engine, BRANCHES[side], prefix, SAMPLINGS["sampled"], rescoring=True)
+    assert paths.head.own is not None and paths.head.log_h == log_h
+    np.testing.assert_allclose(paths.head.own.probs, law.probs, atol=1e-12)
+    assert paths.head.laws and all(len(each.ids) < 1 / UNLIKELY for each in paths.head.laws)
+
+
+def test_targets_that_came_before_the_prompts_are_a_prefix_like_any_other() -> None:
+    played = []
+    for changes, events in (({"targets": (65, 66)}, ()), ({}, (decided(0, 65, 66),))):
+        hand = cloud(front=False, rescoring=True, max_tokens=100, **changes)
+        hand.say = lambda path: two(65, 66, 0.2 + 0.1 * (len(path) % 7))
+        hand.on(Started(0.0), *events, found())
+        hand.answer()
+        hand.on(decided(2, 66, 65))
+        hand.answer()
+        played.append(hand.sent)
+    assert played[0] == played[1] and any(isinstance(message, Drafts) for message in played[0])
 
 
 def test_targets_alone_are_a_chain_scored_at_its_end() -> None:
