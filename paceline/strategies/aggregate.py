@@ -74,10 +74,17 @@ class Aggregate:
         self._rule = make_rule(task.rule, task.sampling, wide=task.wide, vocab_size=task.vocab_size)
         self._paths = Paths(len(task.targets))
         rescoring = task.rescoring and self._rule.name != "coin"  # whose messages have no room for scores
-        self._decoder = Decoder(task.sampling, task.vocab_size, rescoring=rescoring, mask=task.mask, ends=task.eos_ids)
-        self._weighing = Weighing(task.side, self._decoder, rescoring=rescoring)
         experience = task.experience or Experience()
         self._forecast = Forecast.of(task, experience)
+        self._decoder = Decoder(
+            task.sampling,
+            task.vocab_size,
+            rescoring=rescoring,
+            mask=task.mask,
+            ends=task.eos_ids,
+            heads=self._forecast is not None,
+        )
+        self._weighing = Weighing(task.side, self._decoder, rescoring=rescoring)
         self._growth = Growth(
             task.side,
             self._rule,
@@ -112,7 +119,9 @@ class Aggregate:
     def _meet_peer(self) -> None:
         """Nothing is known of the peer (any more)."""
         self._paths.forget_told()
-        self._shipping = Shipping(self._task.side, self._rule, self._task.vocab_size, self._paths)
+        self._shipping = Shipping(
+            self._task.side, self._rule, self._task.vocab_size, self._paths, backed=self._growth.backed
+        )
         self._weighing.meet_peer()
         self._turn = 0  # hand-overs so far
         self._since = 0  # the holder decides from this position on
@@ -257,7 +266,8 @@ class Aggregate:
             return [*effects, *self._tell(), *self._end()]
         if not (self._task.front or self._decoder.fits(len(self._targets))):
             return [*effects, *self._tell(), self._finish("length")]  # its context has ended, the answer has not
-        return [*effects, *self._tell(), *self._ask_for_more(), *self._hand_over(), *self._compute()]
+        effects += [*self._tell(), *self._ask_for_more(), *self._hand_over()]
+        return [*effects, *self._ship_held(), *self._compute()]
 
     def _decide(self) -> list[Effect] | None:
         if not self._linked:
@@ -296,7 +306,7 @@ class Aggregate:
             self._count(token)
         self._growth.learn(self._paths.head, token)
         if self._forecast is not None:
-            self._forecast.decided(token, final or self._paths.head.own)
+            self._forecast.decided(self._paths.head, token)
         self._paths.advance(token)
         self._targets.append(token)
         self._lanes.append(lane)
@@ -406,6 +416,14 @@ class Aggregate:
         if not nodes or not self._linked or not self._ships:
             return []
         return [*self._tell_pace(), *(Send(message) for message in self._shipping.ship(nodes, self._epoch))]
+
+    def _ship_held(self) -> list[Effect]:
+        """What a target or the peer has led to since it was computed."""
+        if not (self._shipping.holds and self._linked and self._ships):
+            return []
+        messages = self._shipping.ship((), self._epoch)
+        self._burst = [node for node in self._burst if node.number is None]
+        return [Send(message) for message in messages]
 
     def _ship_all(self) -> list[Effect]:
         if not self._may_ship:

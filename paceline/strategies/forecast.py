@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.dist import Dist
 from paceline.core.drafter import Context, Drafter
 from paceline.core.experience import Experience
 from paceline.strategies.machine import Branch, Task
@@ -22,7 +21,7 @@ class Forecast:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self._last: int | None = None  # the token before the head
+        self._ending: tuple[int | None, int | None] = None, None  # the two tokens before the head
         self._head: Node | None = None  # what the contexts hang on
         self._contexts: dict[Node, Context] = {}
 
@@ -40,19 +39,24 @@ class Forecast:
         for token in (*branches[-1].prompt[-READ:], *targets):
             self._observe(token)
 
-    def decided(self, token: int, law: Dist | None) -> None:
-        """The next target, and the law it was drawn from as far as it is known here."""
-        if self._last is None:
+    def decided(self, head: Node, token: int) -> None:
+        """The target after `head`.
+
+        What is learnt is what this side's model thought there, at temperature 1 and free of any constraint: rows
+        outlive the answer and serve others that are sampled otherwise. What both sides together thought is known as it
+        was warped at best.
+        """
+        before, last = self._ending
+        if last is None:
             return  # before the prompts are known: then it comes with them
-        before = self._last
         self._observe(token)
         self._head = None
-        if law is not None and len(law.ids):
-            self._drafter.learn(before, law)
+        if head.plain is not None:
+            self._drafter.learn(last, head.plain, before=before)
 
     def children(self, node: Node, head: Node) -> Sequence[tuple[int, float]]:
         """Tokens that may follow, each with the probability that it does."""
-        if self._last is None:
+        if self._ending[1] is None:
             return ()
         if self._head is not head:
             self._head, self._contexts = head, {head: self._drafter.root(head.position)}
@@ -67,4 +71,4 @@ class Forecast:
 
     def _observe(self, token: int) -> None:
         self._drafter.observe(token)
-        self._last = token
+        self._ending = self._ending[1], token

@@ -105,6 +105,18 @@ class Growth:
         width = self._drafting.width
         return {side: target in guess.tokens[:width] for side, guess in guesses.items() if guess is not None}
 
+    def backed(self, node: Node) -> bool:
+        """Would a law that is known here have led to this node from the one above it, a look-up or not?
+
+        Where it would not, the node was a guess from other texts, documents and earlier answers, and tells of them.
+        """
+        above = node.parent
+        if self._forecast is None or above is None:
+            return True
+        guesses = (self._own(above), self._theirs(above))
+        drafted = any(node.token in guess.tokens[: self._drafting.width] for guess in guesses if guess is not None)
+        return drafted or self._settled(above) == node.token
+
     # ---- guesses ----------------------------------------------------------------------------------------------------
     def _children(self, node: Node, head: Node) -> Sequence[tuple[int, float]]:
         """Tokens that may follow, each with the probability that it does."""

@@ -1,12 +1,14 @@
 """What the two sides tell each other of their trees: nodes by name in one direction, laws beside them.
 
-A side that does not decide ships every node it has computed, under names it counts up. A message hangs on an anchor,
+A side that does not decide ships the nodes it has computed, under names it counts up. A message hangs on an anchor,
 the node of a decided prefix, so it can be read whatever was lost before: what it says of a prefix never becomes wrong.
+A node tells which token was expected, so one that only a look-up expected (`backed`) waits with all below it until the
+peer has said that token itself or it is a target: documents, and other answers of this side, are none of the peer's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from paceline.core.aggregation import score_code, score_of
@@ -28,7 +30,18 @@ KEPT = 128  # decided positions whose names are still hung on
 class Shipping:
     """Both directions of one side, under one epoch."""
 
-    def __init__(self, side: Side, rule: Rule, vocab_size: int, paths: Paths) -> None:
+    def __init__(
+        self,
+        side: Side,
+        rule: Rule,
+        vocab_size: int,
+        paths: Paths,
+        *,
+        backed: Callable[[Node], bool] = lambda _: True,
+    ) -> None:
+        """backed: may the peer hear that this token was expected after the node's parent?"""
+        self._backed = backed
+        self._held: list[Node] = []  # computed nodes that may not be told, parents first
         self._side = side
         self._rule = rule
         self._vocab_size = vocab_size
@@ -42,18 +55,22 @@ class Shipping:
 
     # ---- out --------------------------------------------------------------------------------------------------------
     def ship(self, nodes: Sequence[Node], epoch: int) -> list[Drafts]:
-        """Messages for computed nodes, parents first; for all that is alive, if the head was never shipped."""
-        head = self._paths.head
-        if head.own is not None and head.number is None and head not in nodes:
-            nodes = list(head.below())
-        ready = [node for node in nodes if node.alive and node.own is not None]
-        if head.number is None and head not in ready:
-            return []  # what hangs below the head follows with it
-        return [self._message(ready[at : at + MAX_NODES], epoch) for at in range(0, len(ready), MAX_NODES)]
+        """Messages for computed nodes, parents first, and for those that were held back and need not be any more.
+
+        For all that is alive, if the head was never shipped.
+        """
+        if self._paths.head.number is None:
+            return self.ship_all(epoch)  # what hangs below the head follows with it
+        return self._messages([*self._held, *nodes], epoch)
 
     def ship_all(self, epoch: int) -> list[Drafts]:
         """All that is alive, afresh: for a side that decides from now on, or has missed something."""
-        return self.ship(list(self._paths.head.below()), epoch) if self._paths.head.own is not None else []
+        return self._messages(self._paths.head.below(), epoch) if self._paths.head.own is not None else []
+
+    @property
+    def holds(self) -> bool:
+        """Is anything held back?"""
+        return bool(self._held)
 
     def more(self, number: int, level: int, epoch: int) -> list[Drafts]:
         """A node again, in more detail; nothing when it is not alive any more."""
@@ -63,6 +80,21 @@ class Shipping:
         share = self._rule.share(self._side, node.own, node.position, level)
         packed = pack_nodes(Nodes(node.position, number, level, number, (-1,), (0,), None, _scores([node])))
         return [] if share.head is None else [Drafts(0, epoch, packed, [encode_head(share.head, precise=True)])]
+
+    def _messages(self, nodes: Iterable[Node], epoch: int) -> list[Drafts]:
+        ready: dict[Node, None] = {}
+        self._held = []
+        for node in nodes:
+            if not node.alive or node.own is None:
+                continue
+            above = node.parent
+            told = above is not None and (above in ready or above.number is not None)
+            if node is self._paths.head or (told and self._backed(node)):
+                ready[node] = None
+            else:
+                self._held.append(node)
+        named = list(ready)
+        return [self._message(named[at : at + MAX_NODES], epoch) for at in range(0, len(named), MAX_NODES)]
 
     def _message(self, nodes: Sequence[Node], epoch: int) -> Drafts:
         head, first = self._paths.head, self._next

@@ -88,6 +88,8 @@ MANNERS: dict[str, Manner] = {
     "open trees, rescoring": Manner(private=False, rescoring=True),
     "private trees, tables": Manner(tables=True),
     "open trees, tables": Manner(private=False, tables=True),
+    "open trees, rescoring, tables": Manner(private=False, rescoring=True, tables=True),
+    "coin, private trees, tables": Manner("coin", tables=True),
     "coin, private trees": Manner("coin"),
     "coin, open chains": Manner("coin", False, CHAIN),
     "paper, open trees": Manner("paper", False),
@@ -114,11 +116,12 @@ def job(
     eos_ids: frozenset[int] = EOS,
     room: Mapping[Side, int] | None = None,
     manner: Manner | None = None,
+    table: LookupTable | None = None,
 ) -> Job:
     task = Task(front, True, sampling, max_tokens, eos_ids, VOCAB)
     if manner is not None:
         how = {"private": manner.private, "drafting": manner.drafting, "rescoring": manner.rescoring}
-        table = LookupTable(VOCAB) if manner.tables else None
+        table = LookupTable(VOCAB) if manner.tables and table is None else table
         task = replace(task, rule=manner.rule, table=table, **how)
     return Job(strategy, front, task, branches, room or {})
 

@@ -101,9 +101,11 @@ def test_text_equals_the_reference_in_random_interleavings(
     """2 fronts x 3 samplings x 10 in each manner: 540 interleavings of `aggregate`, of which 360 are sampled."""
     expected = reference(strategy, front, sampling, manner)
     for seed in range(10 if strategy.needs_peer else 70):
-        world = harsh(seed).world(job(strategy, front, sampling, manner=manner), seed)
-        answer = world.run(changing_speeds if seed % 2 else None)
+        this = job(strategy, front, sampling, manner=manner)
+        answer = harsh(seed).world(this, seed).run(changing_speeds if seed % 2 else None)
         assert answer.tokens == expected, f"seed {seed}"
+        if this.task.table is not None:
+            this.task.table.check()
         assert answer.finished is not None
         assert answer.finished.reason == ("length" if len(expected) == MAX_TOKENS else "stop")
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from paceline.core.dist import Dist
+from paceline.core.lookup import LookupTable
 from paceline.core.sampling import SamplingParams
 from paceline.core.segments import Batch, Segment
 from paceline.engine.ledger import Ledger
+from paceline.strategies.aggregate import Aggregate
 from paceline.strategies.machine import (
     SIDES,
     Branch,
@@ -28,6 +31,7 @@ from paceline.strategies.machine import (
     Forward,
     LinkBack,
     LinkLost,
+    Machine,
     Open,
     Received,
     Retrieved,
@@ -55,10 +59,11 @@ from paceline.wire.messages import (
 from paceline.wire.payload import encode_head
 from tests.strategies.cases import EOS, VOCAB
 
-NUM_RUNS = 900
+NUM_RUNS = 1200
 KINDS = ("quiet", "busy", "hostile")
 MESSAGES = {"quiet": 0.12, "busy": 0.55, "hostile": 0.53}  # share of the events
 LIKELY = 65  # a token that both sides mostly say, so that answers get somewhere
+SECRET = range(200, 206)  # tokens of prompts
 SAMPLINGS = (
     SamplingParams(temperature=0.0),
     SamplingParams(seed=1),
@@ -96,8 +101,13 @@ class Run:
             wide=chance.random() < 0.1,
             drafting=chance.choice(DRAFTINGS),
             rtt=chance.choice((None, 0.5, 0.5)),
+            rescoring=chance.random() < 0.3,
+            table=LookupTable(VOCAB) if chance.random() < 0.6 else None,
         )
-        self.machine = strategy.machine(self.task)
+        self._strategy = strategy
+        may_move = self.task.linked and not self.task.wide and (self.task.rule == "coin" or not self.task.private)
+        self._moved = may_move and chance.random() < 0.4  # the cloud decides
+        self.machine = self.make()
         self.log: list[Event] = []
         self.effects: list[Effect] = []
         self.known = list(self.task.targets)  # what has been emitted
@@ -107,8 +117,19 @@ class Run:
         self._pending: list[tuple[int, int]] = []  # tickets, and how many distributions they want
         self._said: list[tuple[int, int]] = []  # names of nodes that the peer has used, and their positions
         self._shipped: list[int] = []  # names that the machine has used
+        self._chosen: dict[int, int] = {}  # what it would say at them, under `coin`
+        self._heard: set[int] = set()  # tokens that a peer would say, under `coin`
         self._turn = 0
         self._now = 0.0
+
+    def make(self) -> Machine:
+        """The machine, new; with a table of its own, since another has written into the task's."""
+        machine = self._strategy.machine(
+            replace(self.task, table=LookupTable(VOCAB) if self.task.table is not None else None)
+        )
+        if self._moved and isinstance(machine, Aggregate):
+            machine._turn = 1
+        return machine
 
     def play(self) -> None:
         chance = self.chance
@@ -205,8 +226,18 @@ class Run:
                 assert not isinstance(message, Drafts | Weight | Pace | Handover), message
             elif isinstance(message, Drafts):
                 assert not message.laws
+                self._choices(unpack_nodes(message.nodes, VOCAB))
             if isinstance(message, Targets) and self.front:
                 assert not message.lanes
+
+    def _choices(self, nodes: Nodes) -> None:
+        """One a position: no node tells of more than what this side chose above it, or its peer did."""
+        assert nodes.choices is not None
+        for number, (parent, edge, choice) in enumerate(
+            zip(nodes.parents, nodes.tokens, nodes.choices, strict=True), nodes.first
+        ):
+            assert parent < 0 or edge in (FOLLOWS, self._chosen[parent]) or edge in self._heard, "a guess"
+            self._chosen[number] = choice
 
     # ---- what may come ----------------------------------------------------------------------------------------------
     def _dist(self) -> Dist:
@@ -222,10 +253,14 @@ class Run:
     def _retrieved(self) -> Retrieved:
         scored = self.chance.random() < 0.6
         branches = tuple(
-            Branch(tuple(range(1, self.chance.randrange(2, 5))), self.chance.random() if scored else None)
-            for _ in range(self.chance.choice((1, 2)))
+            Branch(self._prompt(), self.chance.random() if scored else None) for _ in range(self.chance.choice((1, 2)))
         )
         return Retrieved(branches, self.chance.choice((None, None, 20, 6)))
+
+    def _prompt(self) -> tuple[int, ...]:
+        """Text that says what comes after the likely token."""
+        text = tuple(self.chance.choice((LIKELY, *SECRET)) for _ in range(self.chance.randrange(1, 12)))
+        return text * self.chance.choice((1, 2))
 
     def _any(self) -> int:
         return self.chance.choice((0, self.chance.randrange(4), self.chance.randrange(30), 2**31 - 300))
@@ -284,13 +319,16 @@ class Run:
                 parents[-1], edges[-1], anchor = -1, 0, number
         coin = self.task.rule == "coin" if chance.random() < 0.95 else chance.random() < 0.5
         choices = tuple(self._token() % VOCAB for _ in range(count)) if coin else None
+        self._heard.update(choices or ())
         if coin:
             edges = [
                 FOLLOWS if 0 <= parent < first and chance.random() < 0.5 else edge
                 for parent, edge in zip(parents, edges, strict=True)
             ]
         level = chance.choice((0, 0, 0, 1, 2))
-        nodes = Nodes(start, anchor, level, first, tuple(parents), tuple(edges), choices)
+        scored = not coin and self.task.rescoring and chance.random() < 0.9
+        scores = tuple(chance.randrange(-999, 999) for _ in range(count)) if scored else None
+        nodes = Nodes(start, anchor, level, first, tuple(parents), tuple(edges), choices, scores)
         self._said += [(number, start) for number in range(first, first + count)]
         try:
             packed = pack_nodes(nodes)
@@ -344,6 +382,6 @@ def test_the_same_events_give_the_same_effects() -> None:
     for seed in range(100):
         run = Run(seed, KINDS[seed % 3])
         run.play()
-        again = type(run.machine)(run.task)  # type: ignore[call-arg]  # a machine is made of its task
+        again = run.make()
         effects = [effect for event in run.log for effect in again.on(event)]
         assert comparable(effects) == comparable(run.effects), f"seed {seed}"

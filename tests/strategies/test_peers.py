@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from paceline.core.dist import Dist
+from paceline.core.lookup import LookupTable
 from paceline.core.rules import RuleName
 from paceline.runtime.world import Host, World
 from paceline.strategies.aggregate import MAX_EARLY
-from paceline.strategies.machine import SIDES, Event, Received, Side, Started
+from paceline.strategies.machine import SIDES, Branch, Event, Received, Retrieved, Side, Started
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.drafts import FOLLOWS, Nodes, pack_nodes
+from paceline.wire.drafts import FOLLOWS, Nodes, pack_nodes, unpack_nodes
 from paceline.wire.messages import (
     DistPayload,
     Drafts,
@@ -29,6 +32,7 @@ from paceline.wire.messages import (
 from paceline.wire.payload import encode_head
 from tests.strategies.cases import (
     CHAIN,
+    PROMPT,
     SAMPLINGS,
     TREE,
     VOCAB,
@@ -244,6 +248,71 @@ def test_no_peer_gets_out_of_a_device_what_is_private(front: Side, rule: RuleNam
             )
             hand.answer()
         assert all(lawful(message, rule) for message in hand.sent)
+
+
+DOCUMENT = (*PROMPT, 40, 50, 51, 52, 53, 7, 8)
+
+
+def tree(hand: Hand) -> list[tuple[tuple[int, ...], int]]:
+    """What it has shipped under `coin`: each node's tokens from the anchor of its message on, and the choice there."""
+    named: dict[int, tuple[int, ...]] = {}
+    chosen: dict[int, int] = {}
+    told = []
+    for message in hand.sent:
+        if isinstance(message, Drafts):
+            said = unpack_nodes(message.nodes, VOCAB)
+            assert said.choices is not None
+            for place, (parent, token, choice) in enumerate(zip(said.parents, said.tokens, said.choices, strict=True)):
+                edge = () if parent < 0 else (chosen[parent] if token == FOLLOWS else token,)
+                number = said.first + place
+                named[number], chosen[number] = (*named.get(parent, ()), *edge), choice
+                told.append((named[number], choice))
+    return told
+
+
+def following(prompt: tuple[int, ...], say: Callable[[int], int], table: LookupTable) -> Hand:
+    """A device with private documents that lets the cloud decide. say: what comes after a token."""
+    hand = device(front=False, private=True, rule="coin", rtt=0.5, max_tokens=100, table=table)
+    hand.say = lambda path: point(say(path[-1]) if path else 90)
+    hand.on(Started(0.0), Retrieved((Branch(prompt, 0.0),)))
+    hand.answer()
+    hand.on(weighed(9.0), Received(Pace(0, 0, 1.0, 0.0)))
+    assert any(isinstance(message, Handover) for message in hand.sent)
+    hand.answer()
+    return hand
+
+
+@pytest.mark.parametrize("source", ["document", "earlier answer"])
+def test_a_look_up_guess_is_not_told_before_it_is_a_target(source: str) -> None:
+    """It would be private text, word by word; and a second choice at one position."""
+    table = LookupTable(VOCAB)
+    for before, after in pairwise(DOCUMENT):
+        if source == "earlier answer":
+            table.record(before, [after], [0.9], overwrite=True)
+    prompt = DOCUMENT if source == "document" else PROMPT
+    hand = following(prompt, lambda _: 90, table)
+    known = len(hand.rows)
+    hand.on(decided(0, 40))
+    hand.answer()
+    guessed = [row[len(prompt) - len(PROMPT) :] for row in hand.rows[known:]]
+    assert (40, 50) in guessed and (40, 50, 51, 52) in guessed, "nothing was guessed"
+    assert all(set(path) <= {90} for path, _ in tree(hand))
+    known = len(hand.rows)
+    told = says(hand.on(decided(1, 50)))
+    assert any(isinstance(message, Drafts) for message in told), "what was computed is told at once"
+    hand.on(has(2, turn=1, waits=True), decided(2, 51), handed(2, 3))
+    hand.answer()
+    assert not any(row[-1] in (50, 51) for row in hand.rows[known:]), "and not computed again"
+    assert all(set(path) <= {90} for path, _ in tree(hand))
+
+
+def test_a_look_up_guess_that_the_model_shares_is_told_with_its_choice() -> None:
+    """This is what they are for: several levels in one forward."""
+    after = dict(pairwise((40, 50, 51, 52, 53, 40)))
+    hand = following(DOCUMENT, lambda token: after.get(token, 90), LookupTable(VOCAB))
+    hand.on(decided(0, 40))
+    hand.answer_one()
+    assert ((50, 51, 52), 53) in tree(hand)
 
 
 class Overheard(World):
