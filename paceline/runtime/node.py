@@ -15,6 +15,7 @@ from typing import Self
 
 from paceline.core.constraint import Constraint, Mask
 from paceline.core.experience import Experience
+from paceline.core.lookup import LookupTable
 from paceline.core.rules import RuleName
 from paceline.core.sampling import SamplingParams
 from paceline.engine.contract import LoadedModel, ModelInfo
@@ -82,6 +83,7 @@ class Node:
         self._expects_peer = expects_peer
         self._open_to_peer = open_to_peer
         self._tables = tables or TableStore(None, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
+        self._shrinking: asyncio.Task[None] | None = None  # tables go to their files
         self._experiences: dict[tuple[RuleName, bool], Experience] = {}
         self._timed = timed
         self._times: Sequence[Timed] = ()
@@ -263,7 +265,7 @@ class Node:
             bandwidth=None if link is None else link.bandwidth,
             experience=self._experience(joint.rule, request.sampling),
             mask=mask,
-            table=self._tables.table(request.owner),
+            table=self._table(request.owner),
         )
         front = FrontSession(
             strategy.machine(task),
@@ -275,6 +277,14 @@ class Node:
         )
         self._fronts.add(front)
         return front
+
+    def _table(self, owner: str) -> LookupTable:
+        table = self._tables.table(owner)
+        if self._tables.full and (self._shrinking is None or self._shrinking.done()):
+            self._shrinking = asyncio.get_running_loop().create_task(self._tables.shrink())
+            self._tasks.add(self._shrinking)
+            self._shrinking.add_done_callback(self._tasks.discard)
+        return table
 
     async def _mask(self, constraint: Constraint) -> Mask:
         """Raises RequestError where it cannot be kept. In a thread: compiling may take half a second."""
@@ -426,7 +436,7 @@ class Node:
             bandwidth=link.bandwidth,
             experience=self._experience(RULES[opening.rule], sampling),
             mask=mask,
-            table=self._tables.table(f"peer:{peer}"),  # whose clients they are is the peer's to know
+            table=self._table(f"peer:{peer}"),  # whose clients they are is the peer's to know
         )
 
         def retrieve(session: PeerSession) -> None:

@@ -8,6 +8,7 @@ renamed, and a damaged one counts as missing. Not safe for several threads, but 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
@@ -110,7 +111,7 @@ class TableStore:
         owner_rows: int = OWNER_ROWS,
     ) -> None:
         """folder: None keeps everything in memory. vocabulary: fingerprint of the tokenizer. owners: held in memory;
-        the least recently asked for goes, to its file. owner_rows: of each at most."""
+        the least recently asked for goes, to its file (`shrink`). owner_rows: of each at most."""
         assert owners > 0
         self._folder = folder
         self._vocabulary = vocabulary
@@ -141,14 +142,24 @@ class TableStore:
                 self._filed.add(owner)
             self._tables[owner], self._marks[owner] = table, self._marks_of(owner)
         self._tables.move_to_end(owner)
-        while len(self._tables) > self._owners:
-            oldest = next(iter(self._tables))
-            for snapshot in self._snapshot(oldest):
-                snapshot.write()
-            self._tables.pop(oldest, None)
-            self._marks.pop(oldest, None)
-            self._filed.discard(oldest)
+        while self._folder is None and self.full:
+            self._drop(next(iter(self._tables)))
         return table
+
+    @property
+    def full(self) -> bool:
+        """Are there more owners in memory than there should be? Then somebody must `shrink` it."""
+        return len(self._tables) > self._owners
+
+    async def shrink(self) -> None:
+        """Let those go that were not asked for longest. A table stays what it is until its file is there: the disk may
+        take long, and neither the event loop nor who asks for that owner meanwhile may wait for it."""
+        while self.full:
+            owner, table = next(iter(self._tables.items()))
+            for snapshot in self._snapshot(owner):
+                await asyncio.to_thread(snapshot.write)
+            if next(iter(self._tables.items()), None) == (owner, table):  # nobody did
+                self._drop(owner)
 
     def erase(self, owner: str) -> bool:
         """From memory and disk, at once; an answer that is under way goes on with an empty table that nobody keeps.
@@ -230,12 +241,15 @@ class TableStore:
         return found[0], found[1]
 
     def _forget(self, owner: str) -> bool:
-        self._filed.discard(owner)
-        self._marks.pop(owner, None)
-        table = self._tables.pop(owner, None)
+        table = self._drop(owner)
         if table is not None:
             table.erase()
         return table is not None
+
+    def _drop(self, owner: str) -> LookupTable | None:
+        self._filed.discard(owner)
+        self._marks.pop(owner, None)
+        return self._tables.pop(owner, None)
 
     def _metadata(self, kind: Kind, owner: str) -> dict[str, str]:
         return {"format": FORMAT, "vocabulary": self._vocabulary, "kind": kind, "owner": owner}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import stat
@@ -11,9 +12,12 @@ import numpy as np
 import pytest
 
 from paceline.core.lookup import PAIR_KEYS
+from paceline.core.sampling import SamplingParams
 from paceline.core.segments import Batch, Segment, SeqId
 from paceline.engine.load import load_model
 from paceline.errors import ConfigError
+from paceline.runtime.node import Node
+from paceline.runtime.service import GenerateRequest
 from paceline.runtime.tables import TableStore, mark_erased, table_files
 from paceline.runtime.warming import read_dialogues, warm
 
@@ -102,13 +106,62 @@ def test_a_running_program_forgets_an_owner_that_has_no_file_yet(tmp_path: Path,
     assert tables.table("ben").successors(3) == (LAW if owner else ([], []))
 
 
-def test_few_owners_are_in_memory_and_the_rest_in_their_files(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_few_owners_are_in_memory_and_the_rest_in_their_files(tmp_path: Path) -> None:
     tables = store(tmp_path, owners=2)
     for name in ("anna", "ben", "cleo"):
         tables.table(name).record(2, *LAW, overwrite=True)
-    assert [each.owner for each in table_files(tmp_path)] == ["anna"]
+    assert tables.full and not table_files(tmp_path), "who asks for a table waits for no disk"
+    await tables.shrink()
+    assert not tables.full and [each.owner for each in table_files(tmp_path)] == ["anna"]
     assert tables.table("anna").successors(2) == LAW
+    await tables.shrink()
     assert {each.owner for each in table_files(tmp_path)} == {"anna", "ben"}
+
+
+@pytest.mark.anyio
+async def test_a_table_is_there_while_it_goes_to_its_file(tmp_path: Path) -> None:
+    tables = store(tmp_path, owners=2)
+    used = {name: tables.table(name) for name in ("anna", "ben", "cleo")}
+    for table in used.values():
+        table.record(2, *LAW, overwrite=True)
+    going = asyncio.create_task(tables.shrink())
+    await asyncio.sleep(0)  # anna's is on its way
+    assert tables.table("anna") is used["anna"]
+    used["anna"].record(3, *LAW, overwrite=True)
+    await going
+    assert tables.table("anna") is used["anna"], "asked for again, it stays, and another goes"
+    assert tables.table("ben") is not used["ben"] and tables.table("ben").successors(2) == LAW
+    assert tables.save() == 3
+    assert store(tmp_path).table("anna").successors(3) == LAW
+
+
+@pytest.mark.anyio
+async def test_what_is_erased_while_it_goes_to_its_file_is_gone(tmp_path: Path) -> None:
+    tables = store(tmp_path, owners=1)
+    for name in ("anna", "ben"):
+        tables.table(name).record(2, *LAW, overwrite=True)
+    going = asyncio.create_task(tables.shrink())
+    await asyncio.sleep(0)
+    assert tables.erase("anna")
+    await going
+    assert not tables.full and tables.table("anna").successors(2) == ([], [])
+    assert "anna" not in {each.owner for each in table_files(tmp_path)}
+
+
+@pytest.mark.anyio
+async def test_a_node_lets_tables_go_to_their_files_while_it_answers(tmp_path: Path) -> None:
+    model = load_model("fake")
+    tables = TableStore(tmp_path, model.tokenizer.fingerprint, model.tokenizer.vocab_size, owners=1)
+    async with asyncio.timeout(30), Node("cloud", model, None, tables=tables) as node:
+        for owner in ("anna", "ben", "cleo"):
+            asked = GenerateRequest(({"role": "user", "content": "hi"},), SamplingParams(), 4, owner=owner)
+            session = await node.prepare(asked)
+            assert [event async for event in session.run()]
+        while tables.full:
+            await asyncio.sleep(0.01)
+        assert {each.owner for each in table_files(tmp_path)} == {"anna", "ben"}
+    assert {each.owner for each in table_files(tmp_path)} == {"anna", "ben", "cleo"}
 
 
 def test_memory_is_bounded_by_owners_and_rows() -> None:
