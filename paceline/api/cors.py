@@ -2,6 +2,8 @@
 
 With keys any page may ask, since it needs one. Without keys every page a user happens to visit could read private
 documents through the loopback address, so only pages of this machine may, and applications with a scheme of their own.
+The origin alone does not tell: a page whose name was made to point to this machine after it was loaded asks as if it
+were at home, without an origin. So the name it asks for must be one of this machine, too.
 """
 
 from __future__ import annotations
@@ -17,6 +19,13 @@ _HEADER_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4096}")
 _METHODS = b"GET, POST, DELETE, OPTIONS"
 _EXPOSED = b"x-request-id, openai-processing-ms, retry-after"
 _USUAL = b"authorization, content-type"
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]*)?", re.IGNORECASE)  # RFC 9110, 7.2: a name and a port
+
+
+def is_local_host(host: str | None) -> bool:
+    """A `Host` that nobody but this machine can have put there. Every browser sends one, so none is not enough."""
+    named = _HOST.fullmatch(host or "")
+    return named is not None and _is_local(named[1].lower())
 
 
 def is_local_origin(origin: str) -> bool:
@@ -27,8 +36,13 @@ def is_local_origin(origin: str) -> bool:
     except ValueError:
         return False
     if url.scheme in ("http", "https"):
-        return is_loopback(host) or host.endswith(".localhost")
+        return _is_local(host)
     return bool(url.scheme) and origin != "null"
+
+
+def _is_local(name: str) -> bool:
+    """Browsers resolve `*.localhost` to loopback themselves, whatever the DNS says (RFC 6761, 6.3)."""
+    return is_loopback(name) or name.endswith(".localhost")
 
 
 def answer_headers(origin: bytes) -> Headers:

@@ -1,4 +1,4 @@
-"""What every request passes before any route: an id, the origin, the key, a place. And every answer after: its headers.
+"""What every request passes before any route: an id, host, origin, key, a place. And every answer after: its headers.
 
 Deny by default: a path needs a key unless its route is open. All this happens before a byte of the body is read.
 An exception that no route caught becomes an envelope here. Logs method, path, status and time; never what was said.
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.api.body import ClientGoneError
-from paceline.api.cors import Headers, answer_headers, is_local_origin, preflight_headers
+from paceline.api.cors import Headers, answer_headers, is_local_host, is_local_origin, preflight_headers
 from paceline.api.errors import RETRY_AFTER_S, Failure, failure_of, unauthorized
 from paceline.api.keys import Identity, Keyring
 from paceline.errors import PacelineError
@@ -66,7 +66,7 @@ class Gate:
 
 
 class GateMiddleware:
-    """The ASGI side of `Gate`. Concerns HTTP only: a WebSocket shows its credential in its own handshake."""
+    """The ASGI side of `Gate`. Concerns HTTP only: a WebSocket's first message has its credential, keys or not."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self.app = app
@@ -95,11 +95,12 @@ class GateMiddleware:
     async def _answer(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         headers = dict(scope["headers"])
         origin = headers.get(b"origin")
-        local_only = not self.gate.keyring.required
-        if origin is not None:
-            if local_only and not is_local_origin(origin.decode("latin-1")):
-                await _foreign().response()(scope, receive, exchange.send)
+        if not self.gate.keyring.required:
+            foreign = self._foreign(scope["path"], _text(headers.get(b"host")), _text(origin))
+            if foreign is not None:
+                await foreign.response()(scope, receive, exchange.send)
                 return
+        if origin is not None:
             exchange.extra += answer_headers(origin)
         if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
             private = headers.get(b"access-control-request-private-network") == b"true"
@@ -115,6 +116,24 @@ class GateMiddleware:
             return
         scope.setdefault("state", {})["identity"] = identity
         await self._inside(scope, lambda: self.app(scope, receive, exchange.send), receive, exchange)
+
+    def _foreign(self, path: str, host: str | None, origin: str | None) -> Failure | None:
+        """Why a server without keys does not listen to who asks. Open routes have any name: what they give, they give
+        without a key too, and devices come to them through a proxy."""
+        if path not in self.gate.open_paths and not is_local_host(host):
+            return Failure(
+                403,
+                "A server that has no keys answers to localhost and loopback addresses only, and was asked by another "
+                "name: make a key, and it answers to any.",
+                code="host_not_allowed",
+            )
+        if origin is not None and not is_local_origin(origin):
+            return Failure(
+                403,
+                "Pages of other machines may not use a server that has no keys: make one, and they may.",
+                code="origin_not_allowed",
+            )
+        return None
 
     async def _inside(
         self, scope: Scope, work: Callable[[], Awaitable[None]], receive: Receive, exchange: _Exchange
@@ -158,14 +177,6 @@ def _refused(presented: bool) -> Failure:
     if presented:
         return unauthorized("Incorrect API key provided.")
     return unauthorized("No API key provided: send it as `Authorization: Bearer KEY`.")
-
-
-def _foreign() -> Failure:
-    return Failure(
-        403,
-        "Pages of other machines may not use a server that has no keys: make one, and they may.",
-        code="origin_not_allowed",
-    )
 
 
 def _text(header: bytes | None) -> str | None:

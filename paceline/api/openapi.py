@@ -198,7 +198,7 @@ def _headers(status: int) -> Json:
 
 def _refusals(route: Route) -> set[int]:
     statuses = {500, *route.refusals}
-    statuses |= {403} if route.open else {401, 403}  # 403: also a page that may not ask
+    statuses |= {403} if route.open else {401, 403}  # 403: also a page or a name that may not ask
     if route.method == "POST":
         statuses |= {400, 408, 413, 429, 503}
     if route.query is not None:

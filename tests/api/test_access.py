@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from paceline.api.cors import is_local_host
 from paceline.api.keys import Keyring, check_exposure, parse_keys
 from paceline.errors import ConfigError
 from tests.api.conftest import BODY
-from tests.api.scripted import Script, ScriptedService, client_of, request, said, serving
+from tests.api.scripted import WAIT, Script, ScriptedService, client_of, request, said, serving
 from tests.api.test_requests import fault, post
 
 CHAT = "/v1/chat/completions"
@@ -141,6 +144,52 @@ def test_without_keys_only_pages_of_this_machine_may_ask(url: str, service: Scri
         assert preflight(url, origin).status_code == 403
         fault(request("POST", url + CHAT, json=BODY, headers={"origin": origin}), 403)
     assert not service.requests
+
+
+LOCAL_HOSTS = ["127.0.0.1:8001", "127.9.9.9", "localhost", "LOCALHOST:80", "app.localhost:8001", "[::1]:8001", "[::1]"]
+FOREIGN_HOSTS = [
+    "evil.example",
+    "evil.example:8001",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "evillocalhost",
+    "192.168.1.2",
+    "0.0.0.0",
+    "[::2]:1",
+    "evil.example#@localhost",
+    "localhost@evil.example",
+    "[",
+    "",
+]
+
+
+def test_without_keys_only_names_of_this_machine_are_answered_to(url: str, service: ScriptedService) -> None:
+    """A page whose name points to this machine by now asks as if it were at home: browsers name no origin then."""
+    for host in LOCAL_HOSTS:
+        assert request("GET", url + "/v1/models", headers={"host": host}).status_code == 200, host
+    for host in FOREIGN_HOSTS:
+        for method, path in (("GET", "/v1/models"), ("GET", "/x"), ("POST", CHAT)):
+            response = request(method, url + path, headers={"host": host})
+            assert fault(response, 403)["code"] == "host_not_allowed", host
+            assert response.headers["x-request-id"]
+        asked = {"host": host, "origin": "http://localhost:3000", "access-control-request-method": "POST"}
+        assert request("OPTIONS", url + CHAT, headers=asked).status_code == 403
+        assert request("GET", url + "/healthz", headers={"host": host}).status_code == 200, "open to all in any case"
+    assert not service.requests
+
+
+def test_a_request_without_any_host_is_not_answered_without_keys(url: str) -> None:
+    assert not is_local_host(None)
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname or "", address.port or 0), WAIT) as client:
+        client.sendall(b"GET /v1/models HTTP/1.0\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65_536), b""))
+    assert answer.startswith(b"HTTP/1.1 403 ") and b"host_not_allowed" in answer
+
+
+def test_with_keys_a_server_has_any_name(keyed: tuple[ScriptedService, str]) -> None:
+    headers = {"host": "llm.example.org", "authorization": "Bearer sk-open"}
+    assert request("GET", keyed[1] + "/v1/models", headers=headers).status_code == 200
 
 
 # ---- what is not said -----------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def send_and_leave(url: str, body: dict[str, object], until: Signal) -> None:
     """Ask, wait for `until`, and go away without reading."""
     parts = urlsplit(url)
     payload = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(payload)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(payload)}\r\n\r\n"
     with socket.create_connection((parts.hostname or "", parts.port or 0)) as client:
         client.sendall(head.encode() + payload)
         assert until.wait()

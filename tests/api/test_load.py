@@ -23,7 +23,8 @@ async def test_two_hundred_streams_are_open_at_once_and_all_end() -> None:
     service, go_on = ScriptedService(), Signal()
     service.script = Script([Piece("first", 1), go_on, Piece("last", 1), done()])
     body = json.dumps(BODY | {"stream": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
     with serving(service) as url:
         address = urlsplit(url)
 
