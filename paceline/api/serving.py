@@ -16,6 +16,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from paceline.api.connections import HttpConnection
 from paceline.api.gate import Gate
 from paceline.errors import ConfigError
 from paceline.runtime.transport import MAX_QUEUED_FRAMES
@@ -74,7 +75,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http="h11",
+                http=HttpConnection,
                 ws="websockets-sansio",
                 lifespan="off",
                 log_config=None,
