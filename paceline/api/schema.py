@@ -120,7 +120,7 @@ class Message(Schema):
 
 
 class Function(Schema):
-    """One that the model may call. `strict` is always so."""
+    """One that the model may call. Not `strict`: what of the parameters cannot be kept to is left out."""
 
     name: Name
     description: str | None = None
@@ -180,7 +180,7 @@ class JsonFormat(Schema):
 
 
 class NamedSchema(Schema):
-    """`strict` is always so: the answer follows the schema to the letter."""
+    """Not `strict`: what of the schema cannot be kept to is left out."""
 
     name: Name
     description: str | None = None

@@ -35,13 +35,14 @@ class ToolUse:
     def constraint(self, content: Constraint | None) -> Constraint:
         """`content`: what the answer must look like where nothing is called."""
         tools = [
-            {"name": function.name, "parameters": parameters_of(function)}
+            {"name": function.name, "parameters": parameters_of(function), "strict": function.strict}
             for function in self.functions
             if function.name in self.callable
         ]
         said: dict[str, object] = {"tools": tools, "required": self.required, "parallel": self.parallel}
         if content is not None and not self.required:
-            said["content"] = json.loads(content.text) if content.kind == "json_schema" else {"type": "object"}
+            said["content"] = json.loads(content.text) if content.text else {"type": "object"}
+            said["content_strict"] = content.kind == "json_schema"
         return Constraint("tools", json.dumps(said, ensure_ascii=False))
 
     def told(self) -> str:
@@ -163,11 +164,11 @@ def format_constraint(asked: ChatRequest) -> Constraint | None:
         return None
     if not isinstance(wanted, SchemaFormat):
         return Constraint("json_object")
-    schema = wanted.json_schema.schema_
+    schema, strict = wanted.json_schema.schema_, wanted.json_schema.strict
     where = "response_format.json_schema.schema"
     if size_of_schema(schema, where) > MAX_SCHEMAS:
         raise RequestError(f"The schema takes more than {MAX_SCHEMAS} characters.", param=where)
-    return Constraint("json_schema", json.dumps(schema, ensure_ascii=False))
+    return Constraint("json_schema" if strict else "loose_schema", json.dumps(schema, ensure_ascii=False))
 
 
 def format_told(asked: ChatRequest, tools: ToolUse | None) -> str | None:

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-ConstraintKind = Literal["json_object", "json_schema", "tools"]
+ConstraintKind = Literal["json_object", "json_schema", "loose_schema", "tools"]
 MAX_TEXT = 262_144  # characters of a constraint's text
 
 
@@ -21,10 +21,12 @@ MAX_TEXT = 262_144  # characters of a constraint's text
 class Constraint:
     """One for the whole answer.
 
-    text: nothing for `json_object`; the schema as JSON for `json_schema`; for `tools` a JSON object `{"tools":
-    [{"name", "parameters"}], "required": bool, "parallel": bool}`: text that may hold, or must be (`required`), calls
-    `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`, one or, if `parallel`, several. With a schema
-    under the key `content`, text without calls is JSON of it, and no text stands before calls.
+    text: nothing for `json_object`; the schema as JSON for `json_schema`, which is kept to the letter or refused, and
+    `loose_schema`, of which what cannot be kept is left out; for `tools` a JSON object `{"tools": [{"name",
+    "parameters", "strict": bool}], "required": bool, "parallel": bool}`: text that may hold, or must be (`required`),
+    calls `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`, one or, if `parallel`, several. With a
+    schema under the key `content` (to the letter if `content_strict`), text without calls is JSON of it, and no text
+    stands before calls.
     """
 
     kind: ConstraintKind

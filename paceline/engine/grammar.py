@@ -2,20 +2,21 @@
 
 A mask is exact: a token is allowed if its bytes can go on to a text that keeps the constraint, whichever way that text
 is cut into tokens. White space is bounded (at most one blank behind a comma or colon), so that no model, however bad,
-can fill an answer with it. The only module that knows llguidance.
+can fill an answer with it. The only module that calls llguidance; `dialect` writes what it reads.
+
+Of a schema that is not strict the mask keeps what it can: keywords and formats that llguidance does not know are left
+out, `oneOf` is `anyOf`, and where that is not enough patterns and bounds of numbers go, too.
 
 Not handled: limits on the length of an answer; a constraint is cut off by `max_tokens` like any text.
 """
 
 from __future__ import annotations
 
-import json
+import copy
 import logging
-import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Sequence
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -23,22 +24,18 @@ from numpy.typing import NDArray
 
 from paceline.core.constraint import MAX_TEXT, Constraint, ConstraintKind, Mask
 from paceline.engine.contract import TextModel
+from paceline.engine.dialect import content_of, grammar
 from paceline.errors import RequestError
 
 log = logging.getLogger("paceline.grammar")
 
-KEPT = 64  # compiled constraints
-MAX_REMAINDERS = 50_000  # a second of compiling
-# Of llguidance's JSON: what Python's json.dumps and what JSON.stringify write.
-_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-# `no_forcing`: else, where only one text can follow, only one way to cut it into tokens would be allowed.
-_HEAD = '%llguidance {"no_forcing": true}\n'
+KEPT = 64  # constraints, compiled or refused
 _PARAM: dict[ConstraintKind, str] = {
     "json_object": "response_format",
     "json_schema": "response_format",
+    "loose_schema": "response_format",
     "tools": "tools",
 }
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 class Grammars:
@@ -49,7 +46,7 @@ class Grammars:
         self._ends = frozenset(end for end in tokenizer.eos_ids if 0 <= end < tokenizer.vocab_size)
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()  # fresh ones, to be copied
+        self._known: OrderedDict[Constraint, LLMatcher | RequestError] = OrderedDict()  # to be copied
 
     def warm(self) -> None:
         """Read the vocabulary: about a second for 152,000 tokens, in which no other thread runs."""
@@ -62,39 +59,46 @@ class Grammars:
 
         Raises RequestError, naming the request's field, for one that cannot be kept.
         """
-        with self._lock:
-            known = self._compiled.get(constraint)
-            if known is not None:
-                self._compiled.move_to_end(constraint)
-                return GrammarMask(known.deep_copy(), self._model.vocab_size, self._ends)
-        self.warm()
-        fresh = self._compile(constraint)
-        with self._lock:
-            self._compiled[constraint] = fresh
-            if len(self._compiled) > KEPT:
-                self._compiled.popitem(last=False)
-            return GrammarMask(fresh.deep_copy(), self._model.vocab_size, self._ends)
-
-    def _compile(self, constraint: Constraint) -> LLMatcher:
         param = _PARAM[constraint.kind]
-        if self._vocabulary is None:
-            raise RequestError("This model has no end-of-text token, so no answer can be held to a form.", param=param)
         if len(constraint.text) > MAX_TEXT:
-            what = "schema" if constraint.kind == "json_schema" else "tools"
+            what = "tools" if constraint.kind == "tools" else "schema"
             raise RequestError(f"The {what} may have {MAX_TEXT} characters at most.", param=param, code="too_large")
+        with self._lock:
+            known = self._known.get(constraint)
+            if known is not None:
+                self._known.move_to_end(constraint)
+        if known is None:
+            self.warm()
+            if self._vocabulary is None:
+                raise RequestError("This model has no end-of-text token: no answer can be held to a form.", param=param)
+            known = self._compiled(constraint, self._vocabulary)
+            with self._lock:
+                self._known[constraint] = known
+                if len(self._known) > KEPT:
+                    self._known.popitem(last=False)
+        if isinstance(known, RequestError):
+            raise copy.copy(known)  # its own for each who asks: an error gathers where it was raised
+        with self._lock:
+            return GrammarMask(known.deep_copy(), self._model.vocab_size, self._ends)
+
+    def _compiled(self, constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher | RequestError:
+        param = _PARAM[constraint.kind]
         try:
-            text = _grammar(constraint)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RequestError(f"This is not a JSON Schema: {error}", param=param) from error
-        matcher = LLMatcher(self._vocabulary, text, log_level=0)
+            text = grammar(constraint, lambda _: True)
+            matcher = _matcher(vocabulary, text)
+            if matcher.is_error():
+                looser = grammar(constraint, lambda part: not _matcher(vocabulary, part).is_error())
+                matcher = matcher if looser == text else _matcher(vocabulary, looser)
+        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
+            return RequestError(f"This is not a JSON Schema: {error}", param=param)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # the first one may take 30 ms; copies of the matcher have it from here
-        if matcher.is_error():
-            reason = _sentence(matcher.get_error())
-            if constraint.kind == "tools" and "content" in (asked := json.loads(constraint.text)):
-                self._compile(Constraint("json_schema", json.dumps(asked["content"])))  # raises, if it is to blame
-            raise RequestError(f"This schema cannot be kept to: {reason}.", param=param, code="invalid_json_schema")
-        return matcher
+            return matcher
+        if constraint.kind == "tools" and (content := content_of(constraint)) is not None:
+            blamed = self._compiled(content, vocabulary)
+            if isinstance(blamed, RequestError):
+                return blamed
+        reason = _sentence(matcher.get_error())
+        return RequestError(f"This schema cannot be kept to: {reason}.", param=param, code="invalid_json_schema")
 
 
 class GrammarMask:
@@ -197,90 +201,26 @@ def _vocabulary(model: TextModel, ends: frozenset[int]) -> LLTokenizer:
     return LLTokenizer(wrapper, n_vocab=model.vocab_size, eos_token=sorted(ends))
 
 
-# ---- grammars, in llguidance's dialect of Lark ----------------------------------------------------------------------
-def _grammar(constraint: Constraint) -> str:
-    """Raises ValueError, KeyError or TypeError for a text that is not what `Constraint` says."""
-    match constraint.kind:
-        case "json_object":
-            return f"{_HEAD}start: {_json({'type': 'object'})}\n"
-        case "json_schema":
-            return f"{_HEAD}start: {_json(_read(constraint.text))}\n"
-        case "tools":
-            return _tools(_read(constraint.text))
-
-
-def _read(text: str) -> dict[str, object]:
-    """Refuses what would take too long: a number's remainder is followed by as many states as it can have."""
-    read = _object(json.loads(text))
-    remainders = math.lcm(*_divisors(read))
-    if remainders > MAX_REMAINDERS:
-        raise ValueError(f"the least common multiple of its multipleOf is {remainders}, more than {MAX_REMAINDERS}")
-    return read
-
-
-def _divisors(value: object) -> Iterator[int]:
-    """What stands behind multipleOf, without the decimal point."""
-    if isinstance(value, dict):
-        divisor = value.get("multipleOf")
-        if isinstance(divisor, int | float) and math.isfinite(divisor) and divisor > 0:
-            digits, exponent = Decimal(str(divisor)).as_tuple()[1:]
-            yield int("".join(map(str, digits))) * 10 ** max(int(exponent), 0)
-    if isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _divisors(inner)
-
-
-def _json(schema: Mapping[str, object]) -> str:
-    """A part of its own: references in a schema count from its own root."""
-    return f"%json {json.dumps({**schema, 'x-guidance': _LAYOUT})}"
-
-
-def _tools(asked: Mapping[str, object]) -> str:
-    """Text, then calls, then the end; without `required` either may be missing. As Qwen2.5 and Hermes write calls."""
-    tools = asked["tools"]
-    if not isinstance(tools, list) or not tools:
-        raise ValueError("there are no tools")
-    lines: list[str] = []
-    for place, tool in enumerate(tools):
-        name, parameters = str(tool["name"]), _parameters(tool.get("parameters"))
-        begin = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
-        lines += [f'tool_{place}: {begin} arguments_{place} "}}"', f"arguments_{place}: {_json(parameters)}"]
-    lines.append("call: " + " | ".join(f"tool_{place}" for place in range(len(tools))))
-    first = f'"\\n" call "\\n{_CLOSE}"'
-    more = f' ("\\n{_OPEN}\\n" call "\\n{_CLOSE}")*' if asked["parallel"] else ""
-    if asked["required"]:
-        lines.append(f'start: "{_OPEN}" {first}{more}')
-    elif asked.get("content") is not None:
-        lines += [f'start: content | "{_OPEN}" {first}{more}', f"content: {_json(_object(asked['content']))}"]
-    else:
-        # The lazy lexeme ends at the first opening mark, so no text goes on behind one that is not a call.
-        lines += [
-            f"start: TEXT | open {first}{more}",
-            f'open[lazy]: /(.|\\n)*/ "{_OPEN}"',
-            "TEXT: /(.|\\n)*/",
-        ]
-    return _HEAD + "\n".join(lines) + "\n"
-
-
-def _parameters(schema: object) -> dict[str, object]:
-    """A function without any takes an empty object; arguments are an object in any case."""
-    if schema is None:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
-    return {"type": "object", **_object(schema)}
-
-
-def _object(value: object) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise ValueError(f"it must be an object, not {json.dumps(value)[:80]}")
-    return value
+# ---- llguidance ------------------------------------------------------------------------------------------------------
+def _matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
+    """At its beginning. The first mask may take 30 ms; copies of the matcher have it from here."""
+    matcher = LLMatcher(vocabulary, grammar, log_level=0)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return matcher
 
 
 def _sentence(error: str) -> str:
     """The first line of what llguidance says, without the place in a grammar that the client never saw.
 
-    Of what is wrong with a pattern the last line tells.
+    Of what is wrong with a pattern a later line tells. What it says of itself is put in words.
     """
+    if error.startswith("panic"):
+        return "it is too large"
+    if error.startswith("NoExtension"):
+        return "no text fits it, as where a reference leads to itself"
     lines = error.strip().partition("\n<state>")[0].splitlines() or ["for no reason that is known"]
     _, found, rest = lines[0].partition("failed to compile JSON schema: ")
     first = rest if found else lines[0]
-    return (f"{first} {lines[-1].strip()}" if first.endswith(":") else first).rstrip(".")[:500]
+    why = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
+    return f"{first} {why}".strip().rstrip(".")[:500]

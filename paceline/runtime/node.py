@@ -458,6 +458,10 @@ class Node:
             except RequestError as error:
                 session.refuse(str(error))
                 return
+            except Exception:  # whatever it is, the peer must hear that nobody will take part
+                log.exception("a peer's constraint could not be compiled")
+                session.refuse("its constraint cannot be kept here")
+                return
         messages = [{"role": message.role, "content": message.content} for message in opening.messages]
         room = min(opening.max_tokens, self._info.max_positions // 2)
         try:

@@ -171,6 +171,23 @@ def test_a_schema_that_cannot_be_kept_is_refused_before_the_stream(
         assert (error["param"], error["code"]) == (param, "invalid_json_schema")
 
 
+ODD = {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}}}
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_who_asks_for_no_strictness_is_not_refused_for_a_keyword(http: httpx.Client, strict: bool | None) -> None:
+    function = {"name": "f", "parameters": ODD, "strict": strict}
+    for fields in (
+        {"response_format": schema_format(schema=ODD, strict=strict)},
+        {"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
+    ):
+        answer = http.post("/v1/chat/completions", json=BODY | GREEDY | fields | {"max_tokens": 5})
+        if strict:
+            assert "uniqueItems" in str(fault(answer)["message"])
+        else:
+            assert answer.status_code == 200
+
+
 def test_a_conversation_that_is_too_long_is_refused_as_openai_words_it(http: httpx.Client) -> None:
     messages = [{"role": "user", "content": "x" * 5000}]
     for streamed in (False, True):

@@ -92,12 +92,16 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 
 # ---- what the service is asked for ----------------------------------------------------------------------------------
 def test_the_model_is_told_of_its_tools_and_held_to_them(http: httpx.Client, service: ScriptedService) -> None:
-    request = asked(http, service, tools=TOOLS)
+    strict = {"type": "function", "function": {"name": "time", "description": "Tells the time.", "strict": True}}
+    request = asked(http, service, tools=[WEATHER, strict])
     system, user = request.messages
     assert (system["role"], user) == ("system", {"role": "user", "content": "Hi"})
     assert f"<tools>\n{json.dumps(WEATHER)}\n" in system["content"] and "<tool_call>" in system["content"]
     nothing = {"type": "object", "properties": {}, "additionalProperties": False}
-    tools = [{"name": "weather", "parameters": CITY}, {"name": "time", "parameters": nothing}]
+    tools = [
+        {"name": "weather", "parameters": CITY, "strict": False},
+        {"name": "time", "parameters": nothing, "strict": True},
+    ]
     assert constraint(request) == {"tools": tools, "required": False, "parallel": True}
 
 
@@ -231,7 +235,7 @@ def test_what_an_assistant_did_before_is_accepted(
     [
         ({"type": "json_object"}, "json_object", ""),
         (schema_format(schema=CITY, strict=True), "json_schema", json.dumps(CITY)),
-        (schema_format(schema={"enum": [None, "é"]}, strict=None), "json_schema", '{"enum": [null, "é"]}'),
+        (schema_format(schema={"enum": [None, "é"]}, strict=None), "loose_schema", '{"enum": [null, "é"]}'),
     ],
 )
 def test_a_format_is_a_constraint(
@@ -253,12 +257,17 @@ def test_an_answer_of_a_format_may_be_a_call_instead(
     http: httpx.Client, service: ScriptedService, wanted: Json, content: Json | None
 ) -> None:
     request = asked(http, service, response_format=wanted, tools=TOOLS)
-    assert constraint(request).get("content") == content
+    assert constraint(request).get("content") == content and not constraint(request).get("content_strict")
     assert "content" not in constraint(
         asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="required")
     )
     told = request.messages[0]["content"]
     assert "<tools>" in told and ("Answer with JSON" in told) is (wanted["type"] == "json_schema")
+
+
+def test_a_strict_format_is_strict_beside_tools(http: httpx.Client, service: ScriptedService) -> None:
+    request = asked(http, service, response_format=schema_format(schema=CITY, strict=True), tools=TOOLS)
+    assert constraint(request)["content_strict"] is True
 
 
 def test_text_is_no_constraint(http: httpx.Client, service: ScriptedService) -> None:

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from paceline.core.constraint import MAX_TEXT, Constraint
 from paceline.engine.bytetext import EOS, ByteTokenizer
-from paceline.engine.grammar import GrammarMask, Grammars
+from paceline.engine.grammar import GrammarMask, Grammars, _sentence
 from paceline.errors import RequestError
 
 SYLLABLES = (b'{"', b'": ', b'", "', b'"}', b'"}}', b"}}", b"true", b"12", b"\xc3", b"\n<tool_call>\n", b"<tool")
@@ -211,6 +211,13 @@ REFUSED: dict[str, object] = {
     "a keyword that cannot be kept": {"type": "array", "uniqueItems": True},
     "too many remainders": {"anyOf": [{"type": "integer", "multipleOf": 9973}, {"type": "number", "multipleOf": 0.97}]},
     "far too many": {"type": "number", "multipleOf": 1e300},
+    "more than a double holds": {"type": "integer", "multipleOf": 10**400},
+    "too many below a name of data": {"properties": {"enum": {"default": {}, "multipleOf": 1_000_003}}},
+    "a truth for a number": {"type": "integer", "multipleOf": True},
+    "a bound beyond a double": {"type": "number", "maximum": 10**400},
+    "a reference to itself": {"$ref": "#"},
+    "an unserved pattern": {"type": "string", "pattern": "^(?!a)"},
+    "every long integer": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
     "overlapping alternatives": {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]},
     "deep": '{"items":' * 5000 + "{}" + "}" * 5000,
     "very deep": '{"items":' * 20_000 + "{}" + "}" * 20_000,
@@ -225,7 +232,8 @@ def test_a_schema_that_cannot_be_kept_is_refused_with_a_sentence(value: object) 
     for constraint in (
         Constraint("json_schema", text),
         Constraint(
-            "tools", f'{{"tools": [{{"name": "f", "parameters": {text}}}], "required": true, "parallel": true}}'
+            "tools",
+            f'{{"tools": [{{"name": "f", "parameters": {text}, "strict": true}}], "required": true, "parallel": true}}',
         ),
     ):
         with pytest.raises(RequestError) as refused:
@@ -234,6 +242,96 @@ def test_a_schema_that_cannot_be_kept_is_refused_with_a_sentence(value: object) 
         assert refused.value.param == ("tools" if constraint.kind == "tools" else "response_format")
         assert "\n" not in str(refused.value) and len(str(refused.value)) < 700
         assert str(refused.value).endswith(".") or "JSON" in str(refused.value)
+        assert "NoExtension" not in str(refused.value) and "^" not in str(refused.value)
+
+
+def test_what_llguidance_says_of_itself_is_put_in_words() -> None:
+    assert _sentence("panic: assertion failed: lexer.rs:12\n<state>\n...") == "it is too large"
+    with pytest.raises(RequestError, match="no text fits it"):
+        schema({"$ref": "#"})
+    with pytest.raises(RequestError, match="look-around, including look-ahead and look-behind, is not supported"):
+        schema({"pattern": "^(?!a)"})
+
+
+def test_a_refusal_is_remembered_and_each_who_asks_has_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, refused = Grammars(ByteTokenizer()), Constraint("json_schema", '{"type": "frob"}')
+    with pytest.raises(RequestError) as first:
+        grammars.mask(refused)
+    first.value.param = "text.format"  # as the endpoint of responses does
+    monkeypatch.setattr(Grammars, "_compiled", None)
+    with pytest.raises(RequestError, match="frob") as second:
+        grammars.mask(refused)
+    assert (second.value.status, second.value.param) == (400, "response_format")
+
+
+DATA: dict[str, object] = {
+    "a default": {"default": {"multipleOf": 1_000_003}},
+    "a constant": {"const": {"multipleOf": 1_000_003}},
+    "one of several": {"enum": [{"multipleOf": 1_000_003}, {"multipleOf": True}, {"multipleOf": 10**300}]},
+    "an example": {"examples": [{"multipleOf": 9973}], "default": {"multipleOf": 9967}},
+    "a name": {"properties": {"multipleOf": {"type": "integer", "multipleOf": 5}}},
+}
+
+
+@pytest.mark.parametrize("value", DATA.values(), ids=DATA.keys())
+def test_what_is_only_data_is_no_keyword(value: Mapping[str, object]) -> None:
+    assert schema(value).allowed([]).any()
+
+
+ANY = {"type": "string"}
+LOOSE: dict[str, tuple[dict[str, object], object, object]] = {  # a schema, what fits it, what does not fit its rest
+    "unique items": ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, [1], ["a"]),
+    "contains": ({"type": "array", "contains": {"const": 1}, "minItems": 1}, [1], []),
+    "not": ({"type": "string", "not": {"const": "a"}, "maxLength": 1}, "b", "bb"),
+    "if": ({"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}} | CLOSED, {}, {"a": 1}),
+    "names of properties": ({"type": "object", "propertyNames": {"pattern": "^a"}}, {"a": 1}, [1]),
+    "dependent": ({"properties": {"a": ANY}, "dependentRequired": {"a": ["b"]}} | CLOSED, {"a": "x"}, {"a": 1}),
+    "alternatives": ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "abcde", 5),
+    "a password": ({"type": "string", "format": "password"}, "secret", 5),
+    "a reference": ({"type": "string", "format": "uri-reference", "maxLength": 3}, "a/b", "a/bc"),
+    "look-ahead": ({"type": "string", "pattern": "^(?=.*[0-9])", "maxLength": 3}, "a1", "a1bc"),
+    "look-behind in a name": (
+        {"patternProperties": {"(?<!a)b": {"type": "integer"}}, "required": ["b"]} | CLOSED,
+        {"b": 1},
+        {"c": 1},
+    ),
+    "a bad pattern": ({"type": "string", "pattern": "((", "maxLength": 1}, "a", "aa"),
+    "every long integer": ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, -5, "5"),
+    "remainders": ({"type": "integer", "multipleOf": 1_000_003}, 1_000_003, "a"),
+    "many remainders": ({"type": "integer", "multipleOf": 10**400}, 0, "a"),
+}
+
+
+@pytest.mark.parametrize(("value", "fits", "breaks"), LOOSE.values(), ids=LOOSE.keys())
+def test_what_cannot_be_kept_is_left_out_of_a_schema_that_is_not_strict(
+    value: dict[str, object], fits: object, breaks: object
+) -> None:
+    loose = BYTES.mask(Constraint("loose_schema", json.dumps(value)))
+    assert written(loose, json.dumps(fits)) and not written(loose, json.dumps(breaks))
+    inside = {"type": "object", "properties": {"a": value}, "required": ["a"]} | CLOSED
+    strict = {"name": "weather", "parameters": WEATHER, "strict": True}
+    for named in (
+        [strict, {"name": "f", "parameters": inside}],
+        [{"name": "f", "parameters": inside, "strict": False}],
+    ):
+        mask = tools(required=True, parallel=False, named=named)
+        call = '<tool_call>\n{"name": "f", "arguments": {"a": %s}}\n</tool_call>'
+        assert written(mask, call % json.dumps(fits)) and not written(mask, call % json.dumps(breaks))
+
+
+def test_one_tool_that_cannot_be_kept_loosens_no_other() -> None:
+    patterned = {"name": "f", "parameters": {"properties": {"a": {"type": "string", "pattern": "^x$"}}} | CLOSED}
+    odd = {"name": "g", "parameters": {"properties": {"a": {"type": "string", "pattern": "^(?!x)"}}} | CLOSED}
+    mask = tools(required=True, parallel=False, named=[patterned, odd])
+    call = '<tool_call>\n{"name": "%s", "arguments": {"a": "%s"}}\n</tool_call>'
+    assert written(mask, call % ("f", "x")) and written(mask, call % ("g", "y"))
+    assert not written(mask, call % ("f", "y"))
+
+
+def test_a_schema_that_can_be_kept_is_kept_strict_or_not() -> None:
+    value = {"type": "string", "pattern": "^[a-c]{2}$"}
+    loose = BYTES.mask(Constraint("loose_schema", json.dumps(value)))
+    assert written(loose, '"ab"') and not written(loose, '"ad"')
 
 
 @pytest.mark.parametrize(

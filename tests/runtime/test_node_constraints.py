@@ -41,18 +41,25 @@ async def test_a_constraint_that_cannot_be_kept_is_refused_before_anything_start
         await collect(await bench.device.prepare(YES))
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RequestError("This schema cannot be kept to: too much."), "This schema cannot be kept to: too much."),
+        (ArithmeticError("nobody thought of it"), "its constraint cannot be kept here"),
+    ],
+)
 async def test_a_peer_that_cannot_keep_it_says_so_and_the_answer_goes_on_without_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with nodes() as (bench, _):
 
         def fails(_: Constraint) -> Mask:
-            raise RequestError("This schema cannot be kept to: too much.")
+            raise error
 
         monkeypatch.setattr(bench.cloud._grammars, "mask", fails)
         with caplog.at_level(logging.WARNING):
             text, done = await collect(await bench.device.prepare(YES))
-        assert "refused: This schema cannot be kept to: too much." in caplog.text
+        assert f"refused: {said}" in caplog.text
         assert json.loads(text) in ("yes", "no")
         assert (done.reason, done.degraded) == ("stop", "cloud_lost")
 
