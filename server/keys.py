@@ -146,7 +146,8 @@ class Keys:
             yield keys
 
 
-_CURRENT = "SELECT digest, scopes, device, coalesce(revoked_at, expires_at) FROM keys"
+# A key that was revoked held until 1970: until the moment of its revocation it would hold again if the clock went back.
+_CURRENT = "SELECT digest, scopes, device, CASE WHEN revoked_at IS NULL THEN expires_at ELSE 0 END FROM keys"
 
 
 def _stored(row: tuple[bytes, str | None, str | None, float | None]) -> StoredKey:

@@ -106,9 +106,14 @@ class Keyring:
 
 
 def parse_keys(entries: Iterable[str]) -> dict[str, str | None]:
-    """`KEY` or `KEY=DEVICE`, as the setting `api_keys` has them. The `=` that ends a base64 key belongs to the key."""
+    """`KEY` or `KEY=DEVICE`, as the setting `api_keys` has them. The `=` that ends a base64 key belongs to the key.
+
+    Raises ConfigError for one that no client could send: what is beyond ASCII has no meaning in a header.
+    """
     keys: dict[str, str | None] = {}
-    for entry in entries:
+    for number, entry in enumerate(entries, 1):
+        if not (entry.isascii() and entry.isprintable()):
+            raise ConfigError(f"Key {number} of api_keys has characters that no header can carry: use ASCII only.")
         bound = _BOUND.fullmatch(entry)
         key, device = (bound["key"], bound["device"]) if bound else (entry, None)
         if keys.get(key, device) != device:

@@ -89,11 +89,23 @@ def test_only_this_machine_may_be_served_without_keys() -> None:
         check_exposure(host, Keyring({"k": None}))
 
 
+@pytest.mark.parametrize("key", ["k\xe9y", "schl\xfcssel=phone", "\u9375", "a\x00b", "a\nb", "sk-\udcff"])
+def test_a_key_that_no_client_could_send_is_refused_without_being_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match="Key 2 of api_keys") as refused:
+        parse_keys(["fine", key])
+    assert key not in str(refused.value)
+
+
 def test_a_keyring_takes_odd_headers() -> None:
-    keyring = Keyring({"k\xe9y": None})
-    assert keyring.identify("Bearer k\xe9y") is not None
-    assert keyring.identify("Bearer \udcff") is None
-    assert keyring.identify("") is None
+    keyring = Keyring({"key": None})
+    for odd in ("Bearer k\xe9y", "Bearer \udcff", "", "Bearer", "\xff"):
+        assert keyring.identify(odd) is None
+    assert keyring.identify("bearer  key ") is not None
+
+
+def test_a_key_beyond_latin_1_on_the_wire_is_only_wrong(keyed: tuple[ScriptedService, str]) -> None:
+    headers = {b"authorization": "Bearer schlüssel鍵".encode()}
+    assert httpx.get(keyed[1] + "/v1/models", headers=headers).status_code == 401  # type: ignore[arg-type]  # raw bytes
 
 
 # ---- origins --------------------------------------------------------------------------------------------------------

@@ -84,6 +84,16 @@ def test_the_last_key_revoked_opens_nothing(keys: Keys, clock: Clock) -> None:
         assert ring.required and ring.identify(None) is None and ring.identify(bearer(key)) is not None
         assert keys.revoke("only") and not keys.revoke("only")
         assert ring.required and ring.identify(bearer(key)) is None and ring.identify(None) is None
+        assert not ring.holds()
+
+
+def test_a_revoked_key_does_not_hold_again_when_the_clock_goes_back(keys: Keys, clock: Clock) -> None:
+    key = keys.create("gone", days=3)
+    keys.revoke("gone")
+    clock.now -= DAY_S
+    with keys.current() as stored:
+        ring = Keyring({}, stored, now=clock)
+        assert ring.identify(bearer(key)) is None and not ring.holds()
 
 
 def test_stored_keys_count_where_others_can_reach(keys: Keys, clock: Clock) -> None:
