@@ -1,5 +1,7 @@
 """Several admitted generations, read at the same time into one bounded queue.
 
+A slow reader holds no generation back: what it has not taken waits in the generation, `max_tokens` pieces at most.
+
 Whoever waits here for the next event can be told of a silence without anything being cancelled. Leaving the context
 cancels what still runs and closes what never began, so that nothing is left behind.
 """
@@ -14,7 +16,7 @@ from typing import Self
 from paceline.errors import PacelineError
 from paceline.runtime.service import Done, GenerateEvent, GenerateRequest, Prepared, Service
 
-QUEUE_LIMIT = 64  # events; a slow reader then holds the generation back
+QUEUE_LIMIT = 64  # events of all choices together
 
 
 async def prepare_all(service: Service, generations: Sequence[GenerateRequest]) -> list[Prepared]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import BaseModel
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.api.body import read_body, while_connected
-from paceline.api.choices import prepare_all
+from paceline.api.choices import close_all, prepare_all
 from paceline.api.completion_answers import CompletionEnvelope, CompletionStream, CompletionWhole, Echo
 from paceline.api.completions_request import CompletionCall, CompletionRequest, completion_call
 from paceline.api.encoding import decode_object
@@ -76,19 +76,29 @@ class CompletionsEndpoint:
         return StreamedAnswer(prepared, CompletionStream(envelope), self._keep_alive, envelope.id)
 
     async def _begin(self, call: CompletionCall) -> tuple[CompletionEnvelope, Sequence[Prepared]]:
+        """A prompt is scored once its answers are admitted: nothing is computed for what will be refused."""
         prompts = [await self._tokens(prompt) for prompt in call.prompts]
-        echoes = await self._echoes(call, prompts) if call.echo else ()
-        envelope = CompletionEnvelope(
+        for prompt in prompts if call.echo else ():
+            self._service.check(replace(call.generation, prompt=prompt), room=int(call.write))
+        if not call.write:
+            unwritten = [_Unwritten(len(prompt)) for prompt in prompts for _ in range(call.n)]
+            return await self._envelope(call, prompts), unwritten
+        prepared = await prepare_all(self._service, call.generations(prompts))
+        try:
+            return await self._envelope(call, prompts), prepared
+        except BaseException:  # cancellation too: the client may leave while its prompts are scored
+            await close_all(prepared)
+            raise
+
+    async def _envelope(self, call: CompletionCall, prompts: Sequence[Tokens]) -> CompletionEnvelope:
+        return CompletionEnvelope(
             id=f"cmpl-{secrets.token_hex(12)}",
             created=int(time.time()),
             fingerprint=f"fp_{call.model.fingerprint[:12]}",
             call=call,
             prompt_tokens=tuple(map(len, prompts)),
-            echoes=echoes,
+            echoes=await self._echoes(call, prompts) if call.echo else (),
         )
-        if not call.write:
-            return envelope, [_Unwritten(len(prompt)) for prompt in prompts for _ in range(call.n)]
-        return envelope, await prepare_all(self._service, call.generations(prompts))
 
     async def _tokens(self, prompt: Input) -> Tokens:
         return await self._service.tokenise(prompt) if isinstance(prompt, str) else prompt
@@ -96,8 +106,6 @@ class CompletionsEndpoint:
     async def _echoes(self, call: CompletionCall, prompts: Sequence[Tokens]) -> tuple[Echo, ...]:
         """Equal prompts are scored once."""
         scored: dict[Tokens, tuple[Logprobs, ...] | None] = {}
-        for prompt in prompts:
-            self._service.check_prompt(prompt, room=int(call.write))
         for prompt in prompts:
             if call.logprobs is not None and prompt not in scored:
                 scored[prompt] = tuple(await self._service.score(prompt, call.logprobs))

@@ -49,6 +49,7 @@ log = logging.getLogger("paceline.node")
 MAX_ANSWERS = 1024  # admitted at once; further requests get 429
 RETRY_AFTER_S = 1
 MAX_PASSAGES = 64  # a peer may ask this side to read
+LEAST_ROOM = 256  # tokens that documents leave for an answer whose request sets no limit, in a context that has them
 JOINT_PRIVACY = ("open", "document-private")  # levels at which two sides write together
 
 
@@ -186,8 +187,10 @@ class Node:
     async def spell(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
         return await asyncio.to_thread(spelled, self._tokenizer, tokens)
 
-    def check_prompt(self, prompt: Sequence[int], *, room: int) -> None:
-        raw_reading(prompt, self._info.max_positions, self._vocab_size, room=room)
+    def check(self, request: GenerateRequest, *, room: int) -> None:
+        choose_strategy(request, self._situation(*self._peer_for(request), 0))
+        choose_rule(request)
+        raw_reading(request.prompt or (), self._info.max_positions, self._vocab_size, room=room)
 
     async def score(self, prompt: Sequence[int], top: int) -> Sequence[Logprobs]:
         return await self._scorer.score(prompt, top)
@@ -316,7 +319,8 @@ class Node:
     async def _read(self, request: GenerateRequest, selection: Selection) -> Reading:
         if request.prompt is not None:
             return raw_reading(request.prompt, self._info.max_positions, self._vocab_size)
-        room = min(request.max_tokens or self._max_tokens_default or 1, self._info.max_positions // 2)
+        least = min(LEAST_ROOM, self._info.max_positions // 8)
+        room = min(request.max_tokens or self._max_tokens_default or least, self._info.max_positions // 2)
         reading = await read(
             request.messages,
             self._store,

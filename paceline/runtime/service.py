@@ -149,9 +149,9 @@ class Service(Protocol):
     async def spell(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
         """What each token of a raw prompt stands for in its text; special tokens by their names."""
 
-    def check_prompt(self, prompt: Sequence[int], *, room: int) -> None:
-        """Raises RequestError for a raw prompt that is empty, that holds unknown ids, or behind which the context has
-        not room for so many tokens."""
+    def check(self, request: GenerateRequest, *, room: int) -> None:
+        """Raises RequestError for what `prepare` would not do to raw tokens, without doing anything: also for a prompt
+        that is empty, that holds unknown ids, or behind which the context has not room for so many tokens."""
 
     async def score(self, prompt: Sequence[int], top: int) -> Sequence[Logprobs]:
         """Of every token of a raw prompt but the first, given those before it, with the `top` most probable ones.

@@ -18,6 +18,8 @@ import pytest
 from paceline.core.segments import Batch, Segment, SeqId
 from paceline.engine.contract import Output
 from paceline.engine.fake import FakeEngine
+from paceline.errors import EngineError
+from paceline.runtime import node
 from tests.api.real import MAX_POSITIONS, serving_node
 from tests.api.scripted import WAIT, client_of
 from tests.api.test_requests import fault
@@ -212,6 +214,52 @@ def test_a_client_that_leaves_frees_what_its_prompt_took(tmp_path: Path, more: d
         engine.free.set()
         with client_of(url) as client:
             assert client.post(ROUTE, json=asked(**more)).status_code == 200
+
+
+class Counted(FakeEngine):
+    """Counts what it is asked, and scores nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(3, spread=0.3, max_positions=MAX_POSITIONS)
+        self.forwards = 0
+
+    def forward(self, batch: Batch) -> Output:
+        self.forwards += 1
+        if any(segment.logits == "all" for segment in batch.segments):
+            raise EngineError("Nothing is scored here.")
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"paceline": {"strategy": "aggregate"}},
+        {"paceline": {"privacy": "answer-private"}},
+        {"paceline": {"aggregator": "coin"}},
+        {"prompt": [PROMPT, [300]]},
+    ],
+)
+def test_what_is_refused_is_not_scored_before(tmp_path: Path, max_tokens: int, more: dict[str, object]) -> None:
+    with serving_node(tmp_path, engine := Counted()) as (url, _), client_of(url) as http:
+        fields = asked(prompt=[PROMPT] * 3, echo=True, logprobs=1, max_tokens=max_tokens)
+        fault(http.post(ROUTE, json=fields | more), 400)
+    assert engine.forwards == 0
+
+
+def test_what_finds_no_place_is_not_scored_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "MAX_ANSWERS", 2)
+    with serving_node(tmp_path, engine := Counted()) as (url, _), client_of(url) as http:
+        fault(http.post(ROUTE, json=asked(prompt=[PROMPT] * 3, echo=True, logprobs=1)), 429)
+        assert http.get("/readyz").json()["answers"] == 0
+    assert engine.forwards == 0
+
+
+def test_a_prompt_that_cannot_be_scored_leaves_no_answer_behind(tmp_path: Path) -> None:
+    with serving_node(tmp_path, engine := Counted()) as (url, _), client_of(url) as http:
+        fault(http.post(ROUTE, json=asked(prompt=[PROMPT] * 3, echo=True, logprobs=1)), 500)
+        assert http.get("/readyz").json()["answers"] == 0
+    assert engine.forwards
 
 
 def test_the_alternatives_are_as_many_as_asked_for_and_hold_the_chosen(client: openai.OpenAI) -> None:
