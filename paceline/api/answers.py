@@ -204,14 +204,15 @@ def _tier(call: ChatCall) -> Json:
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
 def usage(dones: Sequence[Done]) -> Json:
-    """Tokens of the whole call: the prompt once, completions summed."""
+    """Tokens of the whole call: the prompt once, and so what of it was cached; completions summed."""
     prompt = dones[0].prompt_tokens if dones else 0
     completions = sum(done.completion_tokens for done in dones)
+    cached = max((int(done.stats.get("cached_tokens", 0)) for done in dones), default=0)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completions,
         "total_tokens": prompt + completions,
-        "prompt_tokens_details": {"cached_tokens": _total(dones, "cached_tokens"), "audio_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
         "completion_tokens_details": {
             "reasoning_tokens": 0,
             "audio_tokens": 0,

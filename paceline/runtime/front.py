@@ -204,7 +204,7 @@ class FrontSession(Session):
                 degraded=self._degraded,
                 citations=self._cited(),
                 found=plan.citations,
-                stats=dict(finish.stats),
+                stats={**finish.stats, "cached_tokens": self._cached},
                 end=None if self._stopped or finish.end is None else self._logprobs(finish.end),
             )
         )

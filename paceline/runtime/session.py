@@ -50,6 +50,7 @@ class Session(ABC):
         self._timer: asyncio.TimerHandle | None = None
         self._driver = Driver(machine, self)
         self._prefixes: Sequence[Prefix] = ()  # what its prompts begin with
+        self._cached = 0  # tokens that one prompt begins with and that need not be computed, at most
         self.link: Link | None = None
         self._number: int | None = None  # of this session on `link`
 
@@ -81,6 +82,8 @@ class Session(ABC):
                 self.deliver(Scored(ticket, result, self._loop.time(), self._worker.answered))
 
         prefix = next((prefix for prefix in self._prefixes if prefix.begins(segment)), None)
+        if prefix is not None and prefix.rows is not None:
+            self._cached = max(self._cached, len(prefix.tokens))
         self._worker.forward(segment, answer, prefix)
 
     def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:

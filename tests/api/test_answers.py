@@ -80,6 +80,8 @@ def test_usage_comes_once_in_a_last_chunk_without_choices(http: httpx.Client, se
     details = last["usage"]["completion_tokens_details"]
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (5, 2)
     assert last["usage"] == whole(http)["usage"]
+    several = whole(http, n=3)["usage"]
+    assert several["prompt_tokens"] == 7 and several["prompt_tokens_details"]["cached_tokens"] == 4, "one prompt"
 
 
 def test_include_usage_false_or_absent_means_no_usage(http: httpx.Client) -> None:

@@ -85,6 +85,7 @@ class Pair:
 
     def __init__(self, nodes: dict[Side, Node], stores: dict[Side, DocumentStore], files: dict[Side, KvStore]) -> None:
         self.nodes, self.stores, self.files = nodes, stores, files
+        self.last: Done | None = None  # of the last answer
 
     def rows(self) -> int:
         """Computed so far, on both sides."""
@@ -99,7 +100,9 @@ class Pair:
         async for event in session.run():
             assert isinstance(event, Piece | Done)
             text += event.text if isinstance(event, Piece) else ""
-            assert not isinstance(event, Done) or event.degraded is None
+            if isinstance(event, Done):
+                assert event.degraded is None
+                self.last = event
         return text
 
 
@@ -161,11 +164,16 @@ async def test_the_text_is_the_same_without_the_store_at_the_first_and_at_later_
     async with pair(tmp_path, make) as first:
         assert await first.text(strategy) == expected
         assert first.adopted() == 0
+        assert first.last is not None and first.last.stats["cached_tokens"] == 0
     sides = 1 if strategy == "autoregressive" else 2
     assert sum(len(first.files[side].groups()) for side in SIDES) == sides
     async with pair(tmp_path, make) as later:
         assert await later.text(strategy) == expected
         assert later.adopted() > 50 * sides
+        assert later.last is not None
+        assert 50 < later.last.stats["cached_tokens"] < later.last.prompt_tokens, "of this side's prompt alone"
+        if sides == 1:
+            assert later.last.stats["cached_tokens"] == later.adopted()
         if strategy == "autoregressive":  # two sides draft as far ahead as the other lets them
             assert later.rows() == most - later.adopted()
 
@@ -182,6 +190,22 @@ async def test_damaged_files_cost_time_and_nothing_else(tmp_path: Path, make: Ca
     async with pair(tmp_path, make) as healed:
         assert await healed.text("autoregressive") == expected
         assert healed.adopted() > 0
+
+
+async def test_documents_leave_room_for_an_answer_whose_request_sets_no_limit(tmp_path: Path) -> None:
+    positions, least = 512, 64
+    cited = 0
+    for words in range(40, 100, 4):
+        with DocumentStore.open(tmp_path / str(words), HashEmbedder()) as store:
+            store.add_text("boat.md", "red boat " * words, zone="device")
+            model = LoadedModel(FakeEngine(3, spread=0.3, max_positions=positions), ByteTokenizer())
+            async with asyncio.timeout(60), Node("device", model, store) as node:
+                sampling = SamplingParams(seed=5, logit_bias={256: -100.0})
+                request = replace(REQUEST, max_tokens=None, strategy="autoregressive", sampling=sampling)
+                done = [event async for event in (await node.prepare(request)).run()][-1]
+        assert isinstance(done, Done) and done.reason == "length" and done.completion_tokens >= least
+        cited += len(done.citations)
+    assert cited, "some are short enough, or are cut"
 
 
 class Alone:
