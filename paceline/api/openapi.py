@@ -32,7 +32,7 @@ _LIST = re.compile(r"(SyncPage|SyncCursorPage)\[([\w.]+)\]")
 _MEANING = {
     400: "The request cannot be read or used; `param` names the field.",
     401: "There is no valid key.",
-    403: "The key does not allow this, or the page that asks is not allowed to.",
+    403: "The key does not allow this, or, without keys, a page or a name of another machine asks.",
     404: "It is not here.",
     408: "The body did not arrive in time.",
     409: "It is in a state that does not allow this.",
