@@ -159,13 +159,6 @@ class Drafter:
         if accepted and self._pairs is not None and before is not None:
             self._pairs.blend(pair_key(before, token), ids, probs, _WEIGHT)
 
-    def harvest(self, tokens: Sequence[int], dists: Sequence[Dist]) -> None:
-        """The target's laws after these tokens of a prompt, which follow each other."""
-        before: int | None = None
-        for token, dist in zip(tokens, dists, strict=True):
-            self.learn(token, dist, before=before)
-            before = token
-
     # ---- what is asked ----------------------------------------------------------------------------------------------
     def tree(self, budget: int, position: int) -> DraftedTree:
         """At most `budget` nodes below the last observed token, best first. position: of the next output token."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SeqId = NewType("SeqId", int)
-Wanted = Literal["all", "last", "none"]
+Wanted = Literal["all", "last", "none"] | int  # a number: at most so many of the last rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,8 @@ class Segment:
     def wanted(self) -> tuple[int, ...]:
         """Indices of the rows whose distributions are asked for."""
         n = len(self.tokens)
-        return {"all": tuple(range(n)), "last": (n - 1,), "none": ()}[self.logits]
+        count = self.logits if isinstance(self.logits, int) else {"all": n, "last": 1, "none": 0}[self.logits]
+        return tuple(range(max(0, n - count), n))
 
 
 class Step(NamedTuple):

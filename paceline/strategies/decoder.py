@@ -69,6 +69,8 @@ class Decoder:
         self._batch: tuple[Node, ...] = ()  # what the forward under way will score
         self._answers: dict[int, tuple[Dist, ...]] = {}  # branch -> rows of `_batch`
         self._rows: dict[Node, tuple[Dist, ...]] = {}  # each branch's, of the batch answered last
+        self._harvesting = False  # the last prompt's answer will have more rows than its last
+        self._harvest: tuple[Dist, ...] = ()
         self._since: float | None = None  # when it was asked for
 
     @property
@@ -86,14 +88,26 @@ class Decoder:
         """Can this side hold so many output tokens?"""
         return self.room is None or length <= self.room
 
-    def start(self, branches: Sequence[Branch], prefix: Sequence[int], head: Node, room: int | None) -> list[Effect]:
-        """Prefill every prompt, followed by the output tokens decided so far; `head` is their node."""
+    def start(
+        self,
+        branches: Sequence[Branch],
+        prefix: Sequence[int],
+        head: Node,
+        room: int | None,
+        *,
+        harvest: int = 0,
+    ) -> list[Effect]:
+        """Prefill every prompt, followed by the output tokens decided so far; `head` is their node.
+
+        harvest: laws of so many tokens of the last prompt's end, or of fewer, for `harvested`; none behind a prefix.
+        """
         self.started, self.room = True, room
         self._branches = tuple(branches)
         self._weights = tuple(0.0 if branch.score is None else branch.score for branch in branches)
         self._prefix = tuple(prefix)
         self._committed = list(prefix)
         head.cached = True
+        self._harvesting = harvest > 0 and not prefix and bool(branches)
         self._batch, self._root = (head,), head
         self._foretold = [[] for _ in branches]
         self._judged = min(len(prefix), JUDGED) if self._rescoring else 0
@@ -102,7 +116,8 @@ class Decoder:
         effects: list[Effect] = []
         for i, branch in enumerate(branches):
             prompt = (*branch.prompt, *early)
-            effects.append(self._forward(i, Segment(SeqId(i), 0, prompt)))
+            more = harvest if not prefix and i == len(branches) - 1 else 0
+            effects.append(self._forward(i, Segment(SeqId(i), 0, prompt, None, 1 + more if more else "last")))
             if late:
                 effects.append(self._forward(i, Segment(SeqId(i), len(prompt), late, None, "all")))
         return effects
@@ -175,7 +190,10 @@ class Decoder:
         branch = self._asked.pop(ticket, None)
         if branch is None:
             return ()
-        self._answers[branch] = (*self._answers.get(branch, ()), *self._foretell(branch, dists))
+        rows = self._foretell(branch, dists)
+        if self._harvesting and branch == len(self._branches) - 1:
+            self._harvest, rows, self._harvesting = tuple(rows[:-1]), rows[-1:], False
+        self._answers[branch] = (*self._answers.get(branch, ()), *rows)
         if self._asked:
             return ()
         answers = [self._answers[index] for index in range(len(self._branches))]
@@ -200,6 +218,12 @@ class Decoder:
         """What each branch said after each node answered last. Once: it is forgotten here, as laws are large."""
         rows, self._rows = self._rows, {}
         return rows
+
+    def harvested(self) -> tuple[Sequence[int], Sequence[Dist]]:
+        """Tokens of the last prompt's end, all but its very last, and the laws after them. Once."""
+        laws, self._harvest = self._harvest, ()
+        tokens = self._branches[-1].prompt[-1 - len(laws) : -1] if laws else ()
+        return tokens, [law.within(self._vocab_size) for law in laws]
 
     def plain(self, dists: Sequence[Dist]) -> Dist:
         """The mixture of what the branches said, nothing else done to it."""

@@ -109,7 +109,8 @@ class LookupTree:
                 return [Retrieve()]
             case Retrieved(branches, room):
                 self._prompts = branches
-                effects = self._decoder.start(branches, self._task.targets, self._paths.head, room)
+                rows = min(LEARNT_IDS // self._task.vocab_size, LEARNT_ROWS)
+                effects = self._decoder.start(branches, self._task.targets, self._paths.head, room, harvest=rows)
                 return [*effects, WakeAt(self._began + HEAD_START)]
             case Scored(ticket, dists, now, step):
                 self._step = step
@@ -152,7 +153,7 @@ class LookupTree:
         if reason is not None:
             return [*effects, self._finish(reason, end)]
         self._unobserved += output
-        if lessons := self._lessons(head):
+        if lessons := [*self._harvest(), *self._lessons(head)]:
             self._later = [*self._later, *lessons][-2 * LEARNT_ROWS :]
         if not self._overlap:
             self._learn()
@@ -238,6 +239,15 @@ class LookupTree:
         aside = [node for node in rows if node not in path][: most - len(path)]
         ordered = [*((node, False) for node in aside), *((node, True) for node in reversed(path))]
         return [partial(self._learn_row, *self._context(node), rows[node], accepted) for node, accepted in ordered]
+
+    def _harvest(self) -> list[Callable[[], None]]:
+        """What the model thought at the prompt's end, from the forward that read it."""
+        tokens, laws = self._decoder.harvested()
+        befores = (None, *tokens)
+        return [
+            partial(self._drafter.learn, token, law, before=before)
+            for before, token, law in zip(befores, tokens, laws, strict=False)
+        ]
 
     def _learn_row(self, before: int | None, token: int, dists: Sequence[Dist], accepted: bool) -> None:
         self._drafter.learn(token, self._decoder.plain(dists), before=before, accepted=accepted)

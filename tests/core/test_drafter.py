@@ -241,5 +241,6 @@ def test_what_was_told_of_a_large_vocabulary_is_its_head(rows: int = 3) -> None:
     drafter = Drafter(table, SamplingParams(temperature=0.0))
     logits: NDArray[np.float64] = np.random.default_rng(0).normal(size=(rows, 50_000))
     dists = [Dist.from_logits(row) for row in logits]
-    drafter.harvest(range(rows), dists)
+    for token, dist in enumerate(dists):
+        drafter.learn(token, dist)
     assert table.successors(1)[0] == np.argsort(-logits[1])[:K].tolist()

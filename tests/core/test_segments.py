@@ -54,7 +54,9 @@ def test_masks_and_positions_follow_from_paths_however_much_of_a_tree_is_open(da
     assert segment.positions() == segment.tree_positions()[open_rows:]
 
 
-@pytest.mark.parametrize(("logits", "rows"), [("all", (0, 1, 2)), ("last", (2,)), ("none", ())])
+@pytest.mark.parametrize(
+    ("logits", "rows"), [("all", (0, 1, 2)), ("last", (2,)), ("none", ()), (2, (1, 2)), (9, (0, 1, 2))]
+)
 def test_the_rows_asked_for(logits: Wanted, rows: tuple[int, ...]) -> None:
     assert Segment(SeqId(1), 0, (1, 2, 3), None, logits).wanted() == rows
 

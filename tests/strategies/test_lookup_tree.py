@@ -9,14 +9,29 @@ import pytest
 from paceline.core.drafter import Drafter
 from paceline.core.experience import Experience
 from paceline.core.guard import Fixed
-from paceline.core.lookup import LookupTable
+from paceline.core.lookup import LookupTable, pair_key
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.world import World
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.lookup_tree import LookupTree
-from paceline.strategies.machine import Cancelled, Drafting, Emit, Finish, Forward, Machine, Strategy, Task, WakeAt
+from paceline.strategies.machine import (
+    Branch,
+    Cancelled,
+    Drafting,
+    Emit,
+    Finish,
+    Forward,
+    Machine,
+    Retrieved,
+    Scored,
+    Started,
+    Strategy,
+    Task,
+    WakeAt,
+    Woke,
+)
 from tests.strategies import oracle
-from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, SAMPLINGS, VOCAB, Hand, engines, found, job, point
+from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Hand, engines, found, job, point
 
 GREEDY = SamplingParams(temperature=0.0)
 CYCLE = (10, 11, 12, 13)
@@ -82,8 +97,6 @@ def test_no_token_and_no_row_beyond_the_limit(limit: int) -> None:
 
 
 def played_from(room: int | None) -> Sequence[object]:
-    from paceline.strategies.machine import Started
-
     return [Started(0.0), found(room=room)]
 
 
@@ -105,7 +118,35 @@ def test_a_step_is_learnt_from_while_the_next_one_runs() -> None:
     kinds = [type(effect) for effect in effects]
     assert kinds.index(Forward) < kinds.index(WakeAt) and len(table) == 0
     played.wake()
-    assert len(table) == 1
+    assert len(table) == len(set(PROMPT))
+
+
+def test_the_end_of_a_prompt_is_learnt_from_the_forward_that_read_it() -> None:
+    prompt = tuple(range(20, 30))
+    table = LookupTable(VOCAB)
+    machine = LookupTree(Task("cloud", True, GREEDY, 40, EOS, VOCAB, table=table))
+    machine.on(Started(0.0))
+    (read,) = [e for e in machine.on(Retrieved((Branch(prompt, None),), None)) if isinstance(e, Forward)]
+    laws = tuple(point(prompt[row] + 10) for row in read.segment.wanted())
+    assert len(laws) == len(prompt)
+    machine.on(Scored(read.ticket, laws, 0.1))
+    machine.on(Woke(0.2))
+    assert all(table.successors(token)[0][0] == token + 10 for token in prompt)
+    assert table.pairs is not None and table.pairs.successors(pair_key(20, 21))[0][0] == 31
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_prompt_that_came_in_parts_teaches_by_the_last_of_them(rows: int) -> None:
+    """A scheduler that cuts a prompt asks for rows of its last part alone."""
+    prompt = tuple(range(20, 30))
+    table = LookupTable(VOCAB)
+    machine = LookupTree(Task("cloud", True, GREEDY, 40, EOS, VOCAB, table=table))
+    machine.on(Started(0.0))
+    (read,) = [e for e in machine.on(Retrieved((Branch(prompt, None),), None)) if isinstance(e, Forward)]
+    effects = machine.on(Scored(read.ticket, tuple(point(token + 10) for token in prompt[-rows:]), 0.1))
+    assert [effect.token for effect in effects if isinstance(effect, Emit)] == [39]
+    machine.on(Woke(0.2))
+    assert [token for token in prompt if table.successors(token)[0]] == list(prompt[-rows:])
 
 
 def test_without_overlap_it_is_learnt_before() -> None:
@@ -113,7 +154,7 @@ def test_without_overlap_it_is_learnt_before() -> None:
     played = cycling(hand(max_tokens=40, table=table, overlap=False))
     played.on(*played_from(None))
     effects = played.answer_one()
-    assert len(table) == 1 and not any(isinstance(effect, WakeAt) for effect in effects)
+    assert len(table) == len(set(PROMPT)) and not any(isinstance(effect, WakeAt) for effect in effects)
 
 
 def test_a_request_that_wants_no_drafts_gets_none() -> None:
