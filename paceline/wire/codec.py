@@ -58,6 +58,8 @@ _LANES = bytes(range(3))
 _INDEX = re.compile(r"\$\[(\d+)\]")
 _FIELDS = {struct.__struct_config__.tag: struct.__struct_fields__ for struct in get_args(Message)}
 
+_NO_LAWS = bytes([0x90 + len(Drafts.__struct_fields__)])  # MessagePack's head of an array without its last field
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _array_decoder: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[Any])
@@ -67,6 +69,8 @@ def encode(message: Message) -> bytes:
     """One frame. Raises LocalProtocolError when it is larger than a peer may accept, or holds text that is not text."""
     try:
         data = _encoder.encode(message)
+        if isinstance(message, Drafts) and not message.laws:
+            data = _NO_LAWS + data[1:-1]  # of what is sent for every token no byte is spent on an empty list
     except (UnicodeEncodeError, OverflowError) as error:
         raise LocalProtocolError(f"a {_tag(message)} message cannot be encoded: {error}") from error
     limit = _limit(message)

@@ -155,7 +155,8 @@ class Drafts(_Message, frozen=True, tag="d"):
     session: SessionNumber
     epoch: Count
     nodes: Annotated[bytes, msgspec.Meta(max_length=65_536)]
-    laws: Annotated[list[DistPayload], msgspec.Meta(max_length=256)]  # one a node; none where choices are shipped
+    # One a node; none where choices are shipped, and then the field is left out.
+    laws: Annotated[list[DistPayload], msgspec.Meta(max_length=256)] = []
 
 
 class Weight(_Message, frozen=True, tag="w"):

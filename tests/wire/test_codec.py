@@ -56,7 +56,7 @@ def test_every_message_comes_back_as_it_was(message: Message) -> None:
 def test_what_is_sent_for_every_token_takes_few_bytes() -> None:
     assert len(encode(replace(targets(3), start=100, tokens=[5], lanes=b"\x01"))) == 11
     assert len(encode(replace(targets(3), start=100, tokens=[5], lanes=b""))) == 10
-    assert len(encode(choice(3))) == 16
+    assert len(encode(choice(3))) == 15
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,16 @@ def test_drafts_beyond_the_vocabulary_are_a_fault() -> None:
     assert decode(encode(choice(1)), vocab_size=10) == choice(1)
     assert "outside the vocabulary" in str(refusal(encode(choice(1)), vocab_size=9))  # one of its choices is 9
     assert "outside the vocabulary" in str(refusal(encode(draft(1)), vocab_size=5))  # one of its edges is 5
+
+
+def test_no_byte_is_spent_on_laws_that_are_not_there() -> None:
+    """Array, tag, session, epoch, nodes: what a token of `coin` costs besides its packed node."""
+    message = choice(5)
+    data = encode(message)
+    assert len(data) == 1 + 2 + 1 + 1 + 2 + len(message.nodes)
+    assert decode(data) == message
+    with_list = msgspec.msgpack.encode(message)
+    assert len(with_list) == len(data) + 1 and decode(with_list) == message
 
 
 def test_a_bad_law_is_left_to_who_reads_it() -> None:
