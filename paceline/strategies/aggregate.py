@@ -15,7 +15,6 @@ Where scores follow the text (`Task.rescoring`), they are kept per prefix as law
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from paceline.core.dist import Dist
 from paceline.core.experience import Experience
@@ -29,7 +28,6 @@ from paceline.strategies.forecast import Forecast
 from paceline.strategies.growth import Growth
 from paceline.strategies.machine import (
     Cancelled,
-    Drafting,
     Drop,
     Effect,
     Emit,
@@ -89,7 +87,7 @@ class Aggregate:
             task.side,
             self._rule,
             task.sampling,
-            self._drafting(),
+            task.own_drafting,
             task.eos_ids,
             experience,
             weigh=self._weighing.at,
@@ -111,11 +109,6 @@ class Aggregate:
         self._epoch = task.epoch
         self._meet_peer()
 
-    def _drafting(self) -> Drafting:
-        """A device that may only ship choices ships one a position: several would tell of the law behind them."""
-        private = self._task.private and self._task.side == "device"
-        return replace(self._task.drafting, width=1) if private and self._rule.name == "coin" else self._task.drafting
-
     def _meet_peer(self) -> None:
         """Nothing is known of the peer (any more)."""
         self._paths.forget_told()
@@ -132,14 +125,7 @@ class Aggregate:
         self._told_pace: Speed | None = None
         self._undecided: tuple[Node, bool, int] | None = None  # what was known when the rule last had no answer
         self._shipped_all = False  # since the last wake
-        self._placement = Placement(FIRST_HOLDER, fixed=self._fixed())
-
-    def _fixed(self) -> Side | None:
-        """Where the decision must stay: with the device, if what it computes may not leave it.
-
-        Also for logprobs: only the side that decides has the distributions.
-        """
-        return "device" if self._task.wide or (self._task.private and self._rule.name != "coin") else None
+        self._placement = Placement(FIRST_HOLDER, fixed=self._task.holder)
 
     # ---- events -----------------------------------------------------------------------------------------------------
     def on(self, event: Event) -> Sequence[Effect]:
@@ -255,7 +241,7 @@ class Aggregate:
     @property
     def _may_ship(self) -> bool:
         """What this side computes may leave it."""
-        return self._fixed() != self._task.side
+        return self._task.holder != self._task.side
 
     def _advance(self) -> list[Effect]:
         """Do all that can be done with what is known."""
@@ -434,7 +420,7 @@ class Aggregate:
     def _tell_pace(self) -> list[Effect]:
         """Once it is known, and when it has changed; nobody asks where the decision cannot move."""
         speed, told = self._speed(), self._told_pace
-        if self._fixed() is not None or self._decoder.timed is None:
+        if self._task.holder is not None or self._decoder.timed is None:
             return []
         if told is not None and abs(speed.decode_s - told.decode_s) <= TELL_PACE * told.decode_s:
             return []
@@ -454,7 +440,7 @@ class Aggregate:
 
     @property
     def _may_hold(self) -> bool:
-        return self._fixed() in (None, self._task.side)
+        return self._task.holder in (None, self._task.side)
 
     def _follow(self, message: Targets) -> list[Effect]:
         """Take the targets that are new; those that come too early wait for the ones they follow."""

@@ -8,7 +8,7 @@ message from a peer raises.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from paceline.core.constraint import Mask
@@ -70,6 +70,20 @@ class Task:
     experience: Experience | None = None  # of earlier answers; None: begin without any
     mask: Mask | None = None  # what the answer is held to; asked only after `Retrieved`
     table: LookupTable | None = None  # what the client's earlier answers have shown; read and written
+
+    @property
+    def holder(self) -> Side | None:
+        """Where the decision must stay: with the device, if what it computes may not leave it. None: anywhere.
+
+        Also for logprobs: only the side that decides has the distributions.
+        """
+        return "device" if self.wide or (self.private and self.rule != "coin") else None
+
+    @property
+    def own_drafting(self) -> Drafting:
+        """A device that may only ship choices ships one a position: several would tell of the law behind them."""
+        choices = self.private and self.side == "device" and self.rule == "coin"
+        return replace(self.drafting, width=1) if choices else self.drafting
 
 
 # ---- events: facts --------------------------------------------------------------------------------------------------
