@@ -76,7 +76,7 @@ class Replay(WrappedEngine):
     def forward(self, batch: Batch) -> Output:
         began = time.perf_counter()
         super().forward(batch)
-        if batch.segments[0].start:
+        if batch.segments[0].start > self._first:  # not a part of a long prompt
             self.seconds += time.perf_counter() - began
         return Output(tuple(self._said(segment) for segment in batch.segments))
 

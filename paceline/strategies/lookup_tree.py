@@ -241,13 +241,14 @@ class LookupTree:
         return [partial(self._learn_row, *self._context(node), rows[node], accepted) for node, accepted in ordered]
 
     def _harvest(self) -> list[Callable[[], None]]:
-        """What the model thought at the prompt's end, from the forward that read it."""
+        """What the model thought at the prompt's end, from the forward that read it; of many prompts less of each."""
         tokens, laws = self._decoder.harvested()
         befores = (None, *tokens)
-        return [
+        lessons = [
             partial(self._drafter.learn, token, law, before=before)
             for before, token, law in zip(befores, tokens, laws, strict=False)
         ]
+        return lessons[-max(1, LEARNT_ROWS // max(1, self._step.sequences)) :]
 
     def _learn_row(self, before: int | None, token: int, dists: Sequence[Dist], accepted: bool) -> None:
         self._drafter.learn(token, self._decoder.plain(dists), before=before, accepted=accepted)
