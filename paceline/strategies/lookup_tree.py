@@ -244,7 +244,7 @@ class LookupTree:
         """What the model thought at the prompt's end, from the forward that read it; of many prompts less of each."""
         tokens, laws = self._decoder.harvested()
         befores = (None, *tokens)
-        lessons = [
+        lessons: list[Callable[[], None]] = [
             partial(self._drafter.learn, token, law, before=before)
             for before, token, law in zip(befores, tokens, laws, strict=False)
         ]
