@@ -37,7 +37,7 @@ async def test_an_agent_killed_at_any_token_leaves_a_whole_marked_answer(tmp_pat
         reading = await reading_of_the_cloud(tmp_path)
         model, sampling = fake_model(0), SamplingParams(temperature=1.0, seed=SEED)
 
-        def ask(kill_at: int | None) -> tuple[str, str | None, str | None]:
+        def ask(kill_at: int | None, drafts: str = "tree") -> tuple[str, str | None, str | None]:
             """(text, finish reason, degraded)"""
             text, reason, degraded = "", None, None
             stream = pair.client("cloud").chat.completions.create(
@@ -47,7 +47,7 @@ async def test_an_agent_killed_at_any_token_leaves_a_whole_marked_answer(tmp_pat
                 temperature=1.0,
                 seed=SEED,
                 stream=True,
-                extra_body={"paceline": {"device": "laptop", "report": True}},
+                extra_body={"paceline": {"device": "laptop", "report": True, "drafts": drafts}},
             )
             delivered = 0
             for chunk in stream:
@@ -74,14 +74,16 @@ async def test_an_agent_killed_at_any_token_leaves_a_whole_marked_answer(tmp_pat
         possible = {continued(joint[:kept]): kept for kept in range(len(joint) + 1)}
         assert len(joint) >= 3 * KILLS, "the answer is too short to be killed at so many places"
         marked = 0
-        for kill_at in range(0, len(joint), -(-len(joint) // KILLS)):
-            text, reason, degraded = ask(kill_at)
+        for number, kill_at in enumerate(range(0, len(joint), -(-len(joint) // KILLS))):
+            drafts = ("none", "tree")[number % 2]
+            text, reason, degraded = ask(kill_at, drafts)
             # Some prefix of the joint answer, at least what had been delivered, then the cloud alone over it.
             assert text in possible or text == together, kill_at
             assert text[:kill_at] == together[:kill_at]
             assert reason in ("stop", "length")
-            marked += degraded == "device_lost"
-            assert degraded == "device_lost" or text == together
+            assert degraded == "device_lost" or text == together, kill_at
+            marked += drafts == "none" and degraded == "device_lost"
             pair.restart_agent()
-        # A kill that comes when all targets are already on their way changes nothing; most must come before.
-        assert marked >= KILLS - 3
+        # A kill changes nothing when all targets are on their way already: soon, where both sides foretell an answer
+        # that they have written before; token by token at its end alone, and a token need not be a piece of text.
+        assert marked >= KILLS // 2 - 2
