@@ -246,6 +246,8 @@ class Aggregate:
     def _advance(self) -> list[Effect]:
         """Do all that can be done with what is known."""
         effects: list[Effect] = []
+        if self._forecast is not None and len(self._targets) > len(self._task.targets):
+            self._forecast.read()  # not sooner: the first token would wait for it
         while not self._ended and (decided := self._decide()) is not None:
             effects += decided
         if self._ended:
@@ -314,13 +316,11 @@ class Aggregate:
             return []
         head = self._paths.head
         effects = self._decoder.settle(head)
-        limit = (
-            self._task.max_tokens if self._decoder.room is None else min(self._task.max_tokens, self._decoder.room + 1)
-        )
-        behind = self._decoder.behind(head)
+        room = self._decoder.room
+        limit = self._task.max_tokens if room is None else min(self._task.max_tokens, room + 1)
         delay = self._rtt or 0.0 if self._ships else 0.0
         picked = self._growth.select(head, self._seconds, delay, limit, alone=not self._linked)
-        nodes = [*behind, *(node for node in picked if node is not head)]
+        nodes = [*self._decoder.behind(head), *(node for node in picked if node is not head)]
         if nodes:
             return [*effects, *self._decoder.feed(nodes, head, self._now)]
         burst, self._burst = self._burst, []

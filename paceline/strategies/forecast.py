@@ -21,6 +21,8 @@ class Forecast:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
+        self._unread: list[Sequence[int]] = []  # prompts
+        self._output: list[int] = []  # what goes on from the last of them, while it is unread
         self._ending: tuple[int | None, int | None] = None, None  # the two tokens before the head
         self._head: Node | None = None  # what the contexts hang on
         self._contexts: dict[Node, Context] = {}
@@ -33,11 +35,21 @@ class Forecast:
         return Forecast(Drafter(task.table, task.sampling, ends=task.eos_ids, skill=experience.drafting))
 
     def start(self, branches: Sequence[Branch], targets: Sequence[int]) -> None:
-        """The prompts are known."""
-        for branch in branches[:-1]:
-            self._drafter.read(branch.prompt[-READ:])
-        for token in (*branches[-1].prompt[-READ:], *targets):
-            self._observe(token)
+        """The prompts are known. Nothing is guessed until `read` has been called for each of them."""
+        self._unread = [branch.prompt[-READ:] for branch in branches]
+        self._output = list(targets)
+        self._ending = _last_two((*branches[-1].prompt[-2:], *targets))
+
+    def read(self) -> None:
+        """The next prompt, if one is left: it takes milliseconds, for which nothing else should wait."""
+        if not self._unread:
+            return
+        text = self._unread.pop(0)
+        if self._unread:
+            self._drafter.read(text)
+            return
+        for token in (*text, *self._output):
+            self._drafter.observe(token)
 
     def decided(self, head: Node, token: int) -> None:
         """The target after `head`.
@@ -49,14 +61,17 @@ class Forecast:
         before, last = self._ending
         if last is None:
             return  # before the prompts are known: then it comes with them
-        self._observe(token)
-        self._head = None
+        if self._unread:
+            self._output.append(token)
+        else:
+            self._drafter.observe(token)
+        self._ending, self._head = (last, token), None
         if head.plain is not None:
             self._drafter.learn(last, head.plain, before=before)
 
     def children(self, node: Node, head: Node) -> Sequence[tuple[int, float]]:
         """Tokens that may follow, each with the probability that it does."""
-        if self._ending[1] is None:
+        if self._unread or self._ending[1] is None:
             return ()
         if self._head is not head:
             self._head, self._contexts = head, {head: self._drafter.root(head.position)}
@@ -69,6 +84,7 @@ class Forecast:
             known = self._contexts[node] = self._drafter.child(self._context(node.parent), node.token)
         return known
 
-    def _observe(self, token: int) -> None:
-        self._drafter.observe(token)
-        self._ending = self._ending[1], token
+
+def _last_two(text: Sequence[int]) -> tuple[int | None, int | None]:
+    before, last = (None, None, *text)[-2:]
+    return before, last

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from paceline.core.drafter import Drafter
 from paceline.core.lookup import K, LookupTable, pair_key
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.world import World
 from paceline.strategies.aggregate import Aggregate
+from paceline.strategies.forecast import Forecast
 from paceline.strategies.lookup_tree import LookupTree
-from paceline.strategies.machine import SIDES, MachineFactory, Side, Started
+from paceline.strategies.machine import SIDES, Branch, MachineFactory, Side, Started
+from paceline.strategies.paths import Paths
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.drafts import unpack_nodes
 from paceline.wire.messages import Drafts
@@ -53,6 +56,27 @@ class Only:
 
     def complete(self, _: Sequence[int]) -> bool:
         return False
+
+
+def test_a_first_token_waits_for_no_reading_and_nothing_decided_meanwhile_is_lost() -> None:
+    branches = [Branch((1, 2, 3, 4, 5, 6), 0.0), Branch((7, 2, 3, 8, 9), 0.0)]
+    forecasts = [Forecast(Drafter(LookupTable(VOCAB), SamplingParams(temperature=0.0))) for _ in range(2)]
+    at_once, late = forecasts
+    for forecast in forecasts:
+        forecast.start(branches, (1,))
+    paths = Paths(1)
+    for _ in branches:
+        at_once.read()
+    for token in (2, 3):
+        for forecast in forecasts:
+            forecast.decided(paths.head, token)
+        paths.advance(token)
+    late.read()
+    assert not late.children(paths.head, paths.head)  # the second prompt has not been read
+    late.read()
+
+    assert late.children(paths.head, paths.head) == at_once.children(paths.head, paths.head)
+    assert [token for token, _ in late.children(paths.head, paths.head)] == [4]  # what followed 1, 2, 3
 
 
 EVERY_MACHINE = pytest.mark.parametrize("machine", [Aggregate, LookupTree])
