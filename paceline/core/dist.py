@@ -87,7 +87,7 @@ class Dist:
 
     def argmax(self) -> int:
         """The most probable of `ids`; of equals the lowest id. Raises ValueError when nothing is kept."""
-        return int(self.ids[int(np.argmax(self.probs))])
+        return int(self.ids[int(self.probs.argmax())])
 
     def top(self, k: int) -> list[tuple[int, float]]:
         """At most k (token, probability) by falling probability, equals by rising id. Zeros are left out."""

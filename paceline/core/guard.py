@@ -35,7 +35,7 @@ FIRST_PLAIN: Final = 2  # plain steps before the first drafts on an engine that 
 FEWEST: Final = 6  # nodes of a tree that is built to see whether it pays
 REFRESH: Final = 4  # steps between two looks at what steps take: a look costs as much as a small tree
 SOON: Final = 2  # plain steps after a tree without a node,
-LATER: Final = 8  # and after many in a row: nothing repeats, and to find that out costs as well
+LATER: Final = 16  # and after many in a row: nothing repeats, and to find that out costs as well
 MANY: Final = 8
 RETRY: Final = 16  # plain steps between two attempts while drafts do not pay
 
@@ -180,7 +180,7 @@ class Guard:
         self._own = Account(OWN_CREDIT)
         self._sequences = 1  # of all answers, in the last step
         self._since_plain = self._since_draft = 0
-        self._steps = self._plain_steps = self._tries = 0
+        self._draft_steps = self._plain_steps = self._tries = 0
         self._trying = False
         self._chosen = FEWEST  # drafts of late
         self._pause = 0  # steps until the next one is built
@@ -217,36 +217,38 @@ class Guard:
         rows, sequences = step
         if seconds <= 0.0 or rows > MOST_ROWS:
             return
-        self._sequences = max(1, sequences)
-        expected = self._record.seconds(rows) if drafted else 0.0
-        self._record.took(step, seconds)
-        self._steps += 1
+        record = self._record
+        self._sequences = sequences or 1
         if drafted == 0:
+            record.took(step, seconds)
             self._plain_steps += 1
-            self._record.plain += 1
+            record.plain += 1
             self._since_plain = 0
             self._since_draft += 1
             self._own.plain(1)
-            self._record.account.plain(self._sequences)
+            record.account.plain(self._sequences)
             return
+        expected = record.seconds(rows)
+        record.took(step, seconds)
+        self._draft_steps += 1
         self._tries += self._trying
         self._since_plain, self._since_draft = self._since_plain + 1, 0
         self._share.add(promised, stood)
-        self._record.share.add(promised, stood)
+        record.share.add(promised, stood)
         # Against a step of the same answers without drafts. A stall is no fault of the drafts.
-        plain = self._record.seconds(self._sequences)
-        longer = min(seconds, 1.5 * max(expected, self._record.seconds(rows))) / plain - 1.0
+        plain = record.seconds(self._sequences)
+        longer = min(seconds, 1.5 * max(expected, record.seconds(rows))) / plain - 1.0
         # One answer's drafts hold up all that run beside it: this is the loss of all by these drafts.
         shared = self._sequences * drafted / max(rows - self._sequences, drafted)
         saved = stood - shared * longer
         self._gained += saved
         self._own.drafted(saved)
-        self._record.account.drafted(saved / self._sequences)
+        record.account.drafted(saved / self._sequences)
 
     def stats(self) -> dict[str, float]:
         return {
             "plain_steps": float(self._plain_steps),
-            "draft_steps": float(self._steps - self._plain_steps),
+            "draft_steps": float(self._draft_steps),
             "tries": float(self._tries),
             "kept": self._share.kept,
             "saved_steps": self._gained,

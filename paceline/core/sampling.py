@@ -101,8 +101,11 @@ def _warp_in_logs(dist: Dist, places: IndexArray, shifts: ProbArray, exponent: f
 
 def _shifts(dist: Dist, params: SamplingParams, counts: Mapping[int, int]) -> tuple[IndexArray, ProbArray]:
     """Where scores change, and by how much: OpenAI's formula, bias - count * frequency - (count > 0) * presence."""
+    penalised = params.presence_penalty or params.frequency_penalty
+    if not (penalised or params.logit_bias):
+        return _NOWHERE, _NO_SHIFTS
     by_token = dict(params.logit_bias)
-    if params.presence_penalty or params.frequency_penalty:
+    if penalised:
         for token, count in counts.items():
             if count > 0:
                 penalty = count * params.frequency_penalty + params.presence_penalty
@@ -112,6 +115,8 @@ def _shifts(dist: Dist, params: SamplingParams, counts: Mapping[int, int]) -> tu
     return places, np.array([shift for _, shift in found], dtype=np.float64)
 
 
+_NOWHERE: IndexArray = np.empty(0, dtype=np.intp)
+_NO_SHIFTS: ProbArray = np.empty(0, dtype=np.float64)
 _FEW = 512  # up to here the noise of all ids costs less than finding out whose is needed
 
 
@@ -180,7 +185,7 @@ def choose(dist: Dist, params: SamplingParams, position: int) -> int:
     Of equals the lowest id. A token of probability 0 is never chosen, and the tail cannot be: truncate or certify
     first. Raises ValueError when no id has any probability. position: absolute output position.
     """
-    first = int(np.argmax(dist.probs)) if len(dist.probs) else 0
+    first = int(dist.probs.argmax()) if len(dist.probs) else 0
     if len(dist.probs) == 0 or not dist.probs[first] > 0.0:
         raise ValueError("no token has a probability above 0")
     if params.temperature == 0.0:

@@ -43,6 +43,10 @@ class Segment:
             if any(not -1 <= parent < i for i, parent in enumerate(self.parents)):
                 raise ValueError(f"each parent must come before its child: {self.parents}")
 
+    def of(self, seq: SeqId) -> Segment:
+        """The same rows for another sequence."""
+        return Segment(seq, self.start, self.tokens, self.parents, self.logits)
+
     @property
     def open_rows(self) -> int:
         """m: rows of the tree that are cached already; 0 for a chain and for a tree that begins."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from paceline.core.segments import Segment, SeqId
@@ -105,7 +104,7 @@ class Driver:
         ports = self._ports
         match effect:
             case Forward(ticket, segment):
-                ports.forward(ticket, replace(segment, seq=self._seq(segment.seq)))
+                ports.forward(ticket, segment.of(self._seq(segment.seq)))
             case Emit():
                 ports.emit(effect)
             case Send(message):

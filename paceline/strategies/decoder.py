@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from paceline.core.segments import Segment, SeqId, Wanted
 from paceline.strategies.machine import Branch, Commit, Effect, Forward
 from paceline.strategies.paths import Node
 
+NO_COUNTS: Mapping[int, int] = {}
 JUDGED = 48  # tokens of a prefix that are looked back on: what lies further back counts less than a score can say
 LEAST = 1e-30  # in place of a probability of 0, whose logarithm there is not
 
@@ -242,7 +243,7 @@ class Decoder:
                     node.plain = mix_heads(rows, self._weights, K)
 
     def _mixed(self, node: Node, laws: Sequence[Dist]) -> Dist:
-        counts = Counter(self._path(node) if self._penalised else ())
+        counts = Counter(self._path(node)) if self._penalised else NO_COUNTS
         merits = node.merits or (0.0,) * len(laws)
         weights = [weight + merit for weight, merit in zip(self._weights, merits, strict=True)]
         return mix([warp(law, self._sampling, counts) for law in laws], weights)
@@ -268,6 +269,8 @@ class Decoder:
 
         As soon as they come, branch by branch: all their laws together would be gigabytes.
         """
+        if not self._judged:
+            return dists
         known = self._foretold[branch]
         more = dists[: self._judged - len(known)]
         for place, dist in enumerate(more, len(self._prefix) - self._judged + len(known)):

@@ -92,11 +92,11 @@ class LookupTree:
         self._later: list[Callable[[], None]] = []  # what can be learnt while a forward runs
         self._unobserved: list[int] = []  # output that the drafter has not been told
         self._woken = False  # since the forward under way was asked for
-        self._drafted = NO_DRAFT  # below the head, in the forward under way
+        self._drafted = NO_DRAFT  # below the head, the last time that there was anything
         self._step = UNKNOWN
         self._attention = 0.0  # rows that may be learnt from
         self._ending: tuple[int | None, int] = None, 0  # the last two tokens before the output
-        self._drafts = self._accepted = self._steps = 0
+        self._drafts = self._accepted = 0
         self._began = 0.0  # s
         self._finished = False
 
@@ -149,7 +149,8 @@ class LookupTree:
             head = self._paths.advance(token)
             if head.position >= self._task.max_tokens or not self._decoder.fits(head.position):
                 reason = "length"
-        self._account(len(output) - (reason != "stop"))
+        if self._decoder.timed is not None:  # it was no prefill
+            self._account(len(output) - (reason != "stop"), *self._decoder.timed)
         if reason is not None:
             return [*effects, self._finish(reason, end)]
         self._unobserved += output
@@ -178,18 +179,15 @@ class LookupTree:
             nodes.append(above.child(token) if above is not None and fits and token not in self._task.eos_ids else None)
         return [node for node in nodes if node is not None]
 
-    def _account(self, accepted: int) -> None:
+    def _account(self, accepted: int, own_rows: int, seconds: float) -> None:
         """The forward that was answered, in the guard's books and the report's."""
-        timed, drafted = self._decoder.timed, self._drafted
-        self._drafted = NO_DRAFT
-        if timed is None:
-            return  # a prefill
-        own_rows, seconds = timed
-        self._steps += 1
+        step = self._step if self._step.rows else Step(own_rows, 1)
+        if own_rows == 1:
+            self._budget.stepped(0, 0.0, 0, step, seconds)
+            return
         self._drafts += own_rows - 1
         self._accepted += accepted
-        step = self._step if self._step.rows else Step(own_rows, 1)
-        self._budget.stepped(own_rows - 1, sum(drafted.probs), accepted, step, seconds)
+        self._budget.stepped(own_rows - 1, sum(self._drafted.probs), accepted, step, seconds)
 
     # ---- what is learnt ---------------------------------------------------------------------------------------------
     def _learn(self, most: int | None = None) -> None:
@@ -221,7 +219,7 @@ class LookupTree:
 
     def _lessons(self, head: Node) -> list[Callable[[], None]]:
         """What the model thought after each row: those that were output overwrite what was known, and come last."""
-        rows = self._decoder.taken()
+        rows = self._decoder.taken()  # in any case: laws are large
         sequences = max(1, self._step.sequences)
         rate = SELDOM if self._budget.resting else LEARNT_IDS / self._task.vocab_size  # of one step, of all answers
         self._attention += min(rate, LEARNT_ROWS / sequences) / sequences
@@ -243,6 +241,8 @@ class LookupTree:
     def _harvest(self) -> list[Callable[[], None]]:
         """What the model thought at the prompt's end, from the forward that read it; of many prompts less of each."""
         tokens, laws = self._decoder.harvested()
+        if not laws:
+            return []
         befores = (None, *tokens)
         lessons: list[Callable[[], None]] = [
             partial(self._drafter.learn, token, law, before=before)
