@@ -43,7 +43,7 @@ class Size:
     identity: int = 200  # sampled answers that are compared with plain decoding, besides all prompts greedily
     replayed: int = 6  # answers
     forward_s: float = 0.01  # of an adversarial engine
-    rounds: int = 4
+    rounds: int = 8
 
 
 QUICK = Size(tokens=24, prompts=1, identity=6, replayed=1, rounds=1)

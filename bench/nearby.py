@@ -218,7 +218,10 @@ def _told(model: LoadedModel) -> tuple[str, str, str, list[str]]:
 
 # ---- the other process ----------------------------------------------------------------------------------------------
 def _cloud(setting: Setting) -> None:
-    os.nice(5)  # another machine would take nothing from the device: here it takes what the device leaves
+    # Another machine would take nothing from the device: here it takes what the device leaves.
+    os.nice(19)
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     torch.set_num_threads(1)
     asyncio.run(_served(setting))
 

@@ -80,7 +80,7 @@ class Workload:
     device: Shape = SMALL
     cloud: Shape = SHALLOW
     regimes: tuple[Regime, ...] = REGIMES
-    rounds: int = 11
+    rounds: int = 25
 
 
 QUICK = Workload(regimes=REGIMES[:1], rounds=5)
