@@ -20,6 +20,7 @@ from paceline.core.segments import Batch
 from paceline.engine.contract import ModelInfo, Output
 from paceline.engine.fake import FakeEngine
 from paceline.engine.wrapped import WrappedEngine
+from paceline.runtime.garbage import long_lived_spared
 from paceline.runtime.worker import EngineWorker
 from paceline.strategies.machine import Machine, Task
 
@@ -114,11 +115,12 @@ async def measure(setting: Setting, *, forward_s: float, rounds: int) -> dict[st
     worker = EngineWorker(engine)
     await worker.start()
     try:
-        for number in range(rounds):
-            engine.turn(number)
-            for way, answers in told.items():
-                machine: Callable[[], Machine] = partial(make[way], task, memory)
-                answers += await together(worker, [machine] * setting.batch, [engine.prompt()] * setting.batch)
+        with long_lived_spared():  # as in the programs
+            for number in range(rounds):
+                engine.turn(number)
+                for way, answers in told.items():
+                    machine: Callable[[], Machine] = partial(make[way], task, memory)
+                    answers += await together(worker, [machine] * setting.batch, [engine.prompt()] * setting.batch)
     finally:
         await worker.stop()
     rates = {way: sum(a.timed for a in given) / sum(a.seconds for a in given) for way, given in told.items()}

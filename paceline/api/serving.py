@@ -7,12 +7,10 @@ links stay up, answers end; a second one cuts. Both end the process normally, so
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from types import FrameType
 
 import uvicorn
@@ -21,6 +19,7 @@ from fastapi import FastAPI
 from paceline.api.connections import HttpConnection
 from paceline.api.gate import Gate
 from paceline.errors import ConfigError
+from paceline.runtime.garbage import long_lived_spared
 from paceline.runtime.transport import MAX_QUEUED_FRAMES
 from paceline.wire.codec import MAX_FRAME_BYTES
 
@@ -138,22 +137,8 @@ class HttpServer(uvicorn.Server):
 async def serve(app: FastAPI, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
     """Serve until a signal has drained it. `app` comes from `create_app`."""
     _allow_files()
-    with _long_lived_spared():
+    with long_lived_spared():
         await HttpServer(app, on_ready).serve(sockets=[listener])
-
-
-@contextmanager
-def _long_lived_spared() -> Iterator[None]:
-    """What is there now stays for good: looking through it for garbage again and again holds every stream up for 60 ms.
-
-    What answers leave behind is still looked for, and that takes a few.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _allow_files() -> None:

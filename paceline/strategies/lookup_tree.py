@@ -248,7 +248,8 @@ class LookupTree:
             partial(self._drafter.learn, token, law, before=before)
             for before, token, law in zip(befores, tokens, laws, strict=False)
         ]
-        return lessons[-max(1, LEARNT_ROWS // max(1, self._step.sequences)) :]
+        most = min(LEARNT_ROWS, LEARNT_IDS // self._task.vocab_size) // max(1, self._step.sequences)
+        return lessons[-most:] if most else []
 
     def _learn_row(self, before: int | None, token: int, dists: Sequence[Dist], accepted: bool) -> None:
         self._drafter.learn(token, self._decoder.plain(dists), before=before, accepted=accepted)
