@@ -1,7 +1,8 @@
 """Two sides on this machine, with random models of given shapes: the device in this process, the cloud in another.
 
 For benches of what happens before the first token: nodes, engines, searches and the link are the program's own. A
-second line to the cloud is there for baselines. All goes over a socket behind an emulated network.
+second line to the cloud is there for baselines. All goes over a socket behind an emulated network, which is kept up by
+the cloud's process: a network is no work of the device's.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ class Setting:
     folder: Path
     shapes: Mapping[Side, Shape]
     documents: Mapping[Side, str]
+    emulation: Emulation
 
     @property
     def socket(self) -> Path:
@@ -165,7 +167,7 @@ class Near:
 
 
 @asynccontextmanager
-async def two_sides(setting: Setting, emulation: Emulation) -> AsyncIterator[Near]:
+async def two_sides(setting: Setting) -> AsyncIterator[Near]:
     """Linked, each with one document whose KV is computed and stored when this begins."""
     with ExitStack() as opened:
         stores: dict[Side, DocumentStore] = {}
@@ -182,10 +184,7 @@ async def two_sides(setting: Setting, emulation: Emulation) -> AsyncIterator[Nea
                 if not cloud.is_alive():
                     raise EngineError("the bench's other process has ended")
                 await asyncio.sleep(0.05)
-            link, wire = [
-                await running.enter_async_context(emulated(await _dial(setting, kind), emulation))
-                for kind in (_LINK, _LINE)
-            ]
+            link, wire = [await _dial(setting, kind) for kind in (_LINK, _LINE)]
             running.push_async_callback(wire.close, 1000, "")
             await running.enter_async_context(_linked(node, model, link))
             yield Near(node, model, stores, files, wire)
@@ -241,12 +240,13 @@ async def _served(setting: Setting) -> None:
         ended = {kind: asyncio.Event() for kind in (_LINK, _LINE)}
 
         async def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            transport = StreamTransport(reader, writer)
-            kind = await transport.recv_bytes()
-            if kind == _LINK:
-                await _linking(node, model, transport)
-            else:
-                await _answering(setting, store, transport)
+            stream = StreamTransport(reader, writer)
+            kind = await stream.recv_bytes()
+            async with emulated(stream, setting.emulation) as transport:
+                if kind == _LINK:
+                    await _linking(node, model, transport)
+                else:
+                    await _answering(setting, store, transport)
             writer.close()
             ended[kind].set()
 

@@ -141,8 +141,9 @@ async def _all(load: Workload) -> list[dict[str, object]]:
     for regime in load.regimes:
         texts = {side: _text(WORDS[side], regime.documents, tokenizer) for side in SIDES}
         with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-            setting = Setting(Path(folder), {"cloud": load.cloud, "device": load.device}, texts)
-            async with two_sides(setting, Emulation(rtt=regime.rtt, rate=regime.rate)) as near:
+            emulation = Emulation(rtt=regime.rtt, rate=regime.rate)
+            setting = Setting(Path(folder), {"cloud": load.cloud, "device": load.device}, texts, emulation)
+            async with two_sides(setting) as near:
                 bench = _Bench(near, load.device)
                 setting.prepared.write_bytes(await bench.prepared())
                 rows += await _measured(bench, load.rounds, regime)
