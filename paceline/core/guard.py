@@ -34,10 +34,9 @@ PLAIN_EVERY: Final = 100  # drafting steps, to know what a plain one takes now
 FIRST_PLAIN: Final = 2  # plain steps before the first drafts on an engine that nothing is known of
 FEWEST: Final = 6  # nodes of a tree that is built to see whether it pays
 REFRESH: Final = 4  # steps between two looks at what steps take: a look costs as much as a small tree
-SOON: Final = 2  # plain steps after a tree without a node,
-LATER: Final = 16  # and after many in a row: nothing repeats, and to find that out costs as well
-MANY: Final = 8
-RETRY: Final = 16  # plain steps between two attempts while drafts do not pay
+SOON: Final = 2  # plain steps after a tree without a node
+MANY: Final = 8  # such trees in a row: nothing repeats, and to find that out costs as well
+RETRY: Final = 16  # plain steps between two attempts then, and while drafts do not pay
 
 
 def step_class(rows: int) -> int:
@@ -205,7 +204,7 @@ class Guard:
         record = self._record
         record.idle = 0 if count else record.idle + 1
         # A tree that nobody verifies costs time as well; where nothing is known yet, little, and that soon changes.
-        self._pause = min((1 << min(record.idle, 8)) - 1, RETRY if probs else LATER if record.idle > MANY else SOON)
+        self._pause = min((1 << min(record.idle, 8)) - 1, RETRY if probs or record.idle > MANY else SOON)
         return count
 
     @property

@@ -44,7 +44,7 @@ class Segment:
                 raise ValueError(f"each parent must come before its child: {self.parents}")
 
     def of(self, seq: SeqId) -> Segment:
-        """The same rows for another sequence."""
+        """The same rows for another sequence. Once a forward: `dataclasses.replace` takes twice as long."""
         return Segment(seq, self.start, self.tokens, self.parents, self.logits)
 
     @property
