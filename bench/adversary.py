@@ -17,7 +17,7 @@ import numpy as np
 from paceline.core.dist import Dist
 from paceline.core.sampling import SamplingParams
 from paceline.core.segments import Batch
-from paceline.engine.contract import ModelInfo, Output
+from paceline.engine.contract import Output
 from paceline.engine.fake import FakeEngine
 from paceline.engine.wrapped import WrappedEngine
 from paceline.runtime.garbage import long_lived_spared
@@ -32,7 +32,7 @@ Kind = Literal["random", "trap", "bait"]
 SMALL, HUGE = 2048, 151936  # vocabularies
 PROMPT: Final = 24  # tokens
 TRAPPED: Final = 48  # tokens that repeat, before those that do not
-_BYTES: Final = 256  # tokens that the inner engine knows
+BEYOND: Final = 512  # of the script, where drafts may stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Scripted(WrappedEngine):
     """After each row the script's token of the next position is nearly certain, whatever the row's own token was."""
 
     def __init__(self, setting: Setting, forward_s: float) -> None:
-        super().__init__(FakeEngine())
+        super().__init__(FakeEngine(vocab_size=setting.vocab))
         self._setting, self._forward_s = setting, forward_s
         self._flat = np.full(setting.vocab, 0.05 / setting.vocab)
         self._script: list[int] = []
@@ -68,18 +68,13 @@ class Scripted(WrappedEngine):
 
     def turn(self, number: int) -> None:
         """Another text: nothing learnt from the last one helps."""
-        length = PROMPT + self._setting.tokens + 2 * _BYTES  # and what drafts may stand beyond
+        length = PROMPT + self._setting.tokens + BEYOND
         noise = np.random.default_rng(number).integers(8, self._setting.vocab, length)
         self._script = [self._token(position, int(noise[position])) for position in range(length)]
 
-    @property
-    def info(self) -> ModelInfo:
-        return replace(self._inner.info, vocab_size=self._setting.vocab)
-
     def forward(self, batch: Batch) -> Output:
         began = time.perf_counter()
-        known = [replace(s, tokens=tuple(t % _BYTES for t in s.tokens), logits="none") for s in batch.segments]
-        super().forward(Batch(tuple(known)))
+        super().forward(Batch(tuple(replace(segment, logits="none") for segment in batch.segments)))
         dists = tuple(tuple(self._dist(s.positions()[row]) for row in s.wanted()) for s in batch.segments)
         wanted = sum(len(some) for some in dists)
         left = began + self._forward_s * (1.0 + self._setting.row * (wanted - 1)) - time.perf_counter()

@@ -1,8 +1,10 @@
-"""Two sides on this machine, with random models of given shapes: the device in this process, the cloud in another.
+"""Two sides on this machine: the device in this process, with a random model of a given shape, the cloud in another.
 
-For benches of what happens before the first token: nodes, engines, searches and the link are the program's own. A
-second line to the cloud is there for baselines. All goes over a socket behind an emulated network, which is kept up by
-the cloud's process: a network is no work of the device's.
+For benches of what happens before the first token: nodes, searches and the link are the program's own. The device's
+forwards are computed, on a core of their own. Of the cloud's, which another machine would compute, only the time
+passes: what computes beside the device, on cores that share their units or their caches with its, slows the device
+down. A second line to the cloud is there for baselines. All goes over a socket behind an emulated network, which is
+kept up by the cloud's process: a network is no work of the device's.
 """
 
 from __future__ import annotations
@@ -20,10 +22,14 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from paceline.core.segments import Batch
 from paceline.core.sides import SIDES, Side
-from paceline.engine.contract import Engine, LoadedModel, ModelInfo
+from paceline.engine.contract import Engine, LoadedModel, ModelInfo, Output
+from paceline.engine.fake import FakeEngine, arbitrary
+from paceline.engine.paced import PacedEngine
 from paceline.engine.paged import PagedEngine, paged_engine
 from paceline.engine.tokenizer import Tokenizer
+from paceline.engine.wrapped import WrappedEngine
 from paceline.errors import EngineError
 from paceline.models import DEVICE
 from paceline.rag.document_kv import FOLDER, KvStore
@@ -68,6 +74,40 @@ class Shape:
     @property
     def _kv(self) -> int:
         return self.kv_heads * (self.hidden // self.heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A forward on another machine."""
+
+    forward_s: float = 0.006
+    row_s: float = 0.0003  # each further row
+
+    @property
+    def summary(self) -> str:
+        return f"{1e3 * self.forward_s:g} ms, and {1e3 * self.row_s:g} for each further row"
+
+    def engine(self, vocab_size: int) -> Engine:
+        """Arbitrary laws, and no core of this machine while a forward lasts."""
+        return PacedEngine(arbitrary(FakeEngine(vocab_size=vocab_size)), self.forward_s, self.row_s)
+
+
+class OnCore(WrappedEngine):
+    """`inner`, whose thread keeps to one core, where the machine lets it."""
+
+    def __init__(self, inner: Engine, core: int) -> None:
+        super().__init__(inner)
+        self._core: int | None = core
+
+    def forward(self, batch: Batch) -> Output:
+        if self._core is not None and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {self._core})
+            self._core = None
+        return super().forward(batch)
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
 
 
 def random_engine(shape: Shape, vocab_size: int, name: str) -> Engine:
@@ -131,7 +171,8 @@ class Setting:
     """What both processes must know. Everything lies in `folder`."""
 
     folder: Path
-    shapes: Mapping[Side, Shape]
+    device: Shape
+    cloud: Elsewhere
     documents: Mapping[Side, str]
     emulation: Emulation
 
@@ -152,7 +193,10 @@ class Setting:
 
     def model(self, side: Side) -> LoadedModel:
         tokenizer = Tokenizer.load(DEVICE)
-        return LoadedModel(random_engine(self.shapes[side], tokenizer.vocab_size, f"bench {side}"), tokenizer)
+        size = tokenizer.vocab_size
+        if side == "cloud":
+            return LoadedModel(self.cloud.engine(size), tokenizer)
+        return LoadedModel(OnCore(random_engine(self.device, size, "bench device"), _cores()[0]), tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +261,11 @@ def _told(model: LoadedModel) -> tuple[str, str, str, list[str]]:
 
 # ---- the other process ----------------------------------------------------------------------------------------------
 def _cloud(setting: Setting) -> None:
-    # Another machine would take nothing from the device: here it takes what the device leaves.
+    # Another machine would take nothing from the device: what the cloud does here comes after that.
     os.nice(19)
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        os.sched_setaffinity(0, _cores()[1:] or _cores())
     torch.set_num_threads(1)
     asyncio.run(_served(setting))
 

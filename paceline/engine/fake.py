@@ -55,7 +55,7 @@ class _Row:
     token: int
     position: int
     digest: int  # hash of all tokens up to here
-    recent: tuple[int, ...]  # the last tokens, newest last: enough for the base, the mark and `order`
+    recent: tuple[int, ...]  # the last tokens as they are read, newest last: enough for the base, the mark and `order`
     answered: int  # rows since the end of the last mark, or since the beginning
 
 
@@ -74,17 +74,22 @@ class FakeEngine:
         spread: float = SPREAD,
         max_positions: int = 4096,
         capacity_rows: int | None = None,
+        vocab_size: int = VOCAB,
     ) -> None:
+        """vocab_size: ids beyond the bytes and the end are read as one of these, and never said."""
         if not 0.0 <= spread <= 1.0 or (order is not None and order < 1):
             raise EngineError(f"spread must be in 0..1 and order at least 1, got {spread} and {order}")
-        identity = sha256(f"paceline fake 1 {seed} {order} {spread}".encode()).hexdigest()
-        self._info = ModelInfo("fake", identity, VOCAB, max_positions, "float64", "fake")
+        if vocab_size < VOCAB:
+            raise EngineError(f"the fake model knows {VOCAB} ids, not {vocab_size}")
+        wider = "" if vocab_size == VOCAB else f" {vocab_size}"
+        identity = sha256(f"paceline fake 1 {seed} {order} {spread}{wider}".encode()).hexdigest()
+        self._info = ModelInfo("fake", identity, vocab_size, max_positions, "float64", "fake")
         self._key = _mixed(seed & _MASK ^ _ROOT)
         self._order, self._spread = order, spread
         self._remember = max(len(_MARK), order or 0)
         self._table = WordTable(seed)
         self._capacity = capacity_rows
-        self._ledger = Ledger(vocab_size=VOCAB, max_positions=max_positions)
+        self._ledger = Ledger(vocab_size=vocab_size, max_positions=max_positions)
         self._rows: dict[SeqId, list[_Row]] = {}
 
     @property
@@ -136,9 +141,9 @@ class FakeEngine:
         self._ledger.adopt(seq, rows.tokens)
         digests = rows.keys.astype(np.int64).view(np.uint64).ravel().tolist()
         rest = rows.values.reshape(-1, 3).tolist()
-        tokens = [token for token, _, _ in rest]
+        read = [token % VOCAB for token, _, _ in rest]
         self._rows[seq] = [
-            _Row(token, position, digests[i], tuple(tokens[: i + 1][-self._remember :]), answered)
+            _Row(token, position, digests[i], tuple(read[: i + 1][-self._remember :]), answered)
             for i, (token, position, answered) in enumerate(rest)
         ]
 
@@ -180,8 +185,8 @@ class FakeEngine:
 
     def _row(self, above: _Row | None, token: int) -> _Row:
         if above is None:
-            return _Row(token, 0, _mixed(self._key + token), (token,), 1)
-        recent = (*above.recent, token)[-self._remember :]
+            return _Row(token, 0, _mixed(self._key + token), (token % VOCAB,), 1)
+        recent = (*above.recent, token % VOCAB)[-self._remember :]
         answered = 0 if recent[-len(_MARK) :] == _MARK else above.answered + 1
         digest = _mixed((above.digest * 3 + token) & _MASK)
         return _Row(token, above.position + 1, digest, recent, answered)
@@ -194,7 +199,7 @@ class FakeEngine:
             for token in row.recent[-self._order :]:
                 key = _mixed((key * 3 + token) & _MASK)
         own = np.log(_uniforms(key, len(support))) ** 2  # squared exponentials: uneven, so that prompts do differ
-        probs = np.zeros(VOCAB)
+        probs = np.zeros(self._info.vocab_size)
         probs[support] = (1.0 - self._spread) * base + self._spread * (own / own.sum())
         if self._table.may_end(row.recent[-3:]):
             end = self._end(row)

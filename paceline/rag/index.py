@@ -10,7 +10,8 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,20 @@ from numpy.typing import NDArray
 IVF_ROWS = 50_000
 _SAMPLE = 64  # training vectors per list; faiss asks for at least 39
 _logger = logging.getLogger("paceline.rag")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """For one query: FAISS wakes a team of threads even for that, and waits for milliseconds where cores are taken.
+
+    OpenMP keeps the number per calling thread.
+    """
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 class VectorIndex:
@@ -73,7 +88,8 @@ class VectorIndex:
                 parameters = faiss.SearchParametersIVF()
                 parameters.nprobe = self._index.nlist
             parameters.sel = selector
-        scores, ids = self._index.search(vector.reshape(1, -1), k, params=parameters)
+        with _one_thread():
+            scores, ids = self._index.search(vector.reshape(1, -1), k, params=parameters)
         return [(int(i), float(score)) for i, score in zip(ids[0], scores[0], strict=True) if i >= 0]
 
     def image(self, stamp: str) -> IndexImage:

@@ -21,6 +21,7 @@ SUBJECTS = [
     "fake",
     "fake-order-3",
     "fake-noisy",
+    "fake-wide",
     *(f"{backend}-{name}" for backend in ("hf", "paged") for name in ARCHITECTURES),
 ]
 SUBJECTS += ["recompute-llama"]
@@ -64,7 +65,8 @@ def load(checkpoint: Callable[[str], Path]) -> Callable[[str], Engine]:
 
 def _made(subject: str, checkpoint: Callable[[str], Path]) -> Engine:
     if subject.startswith("fake"):
-        engine = FakeEngine(seed=3, order=3 if subject == "fake-order-3" else None, max_positions=checkpoints.POSITIONS)
+        order, vocab_size = 3 if subject == "fake-order-3" else None, 2048 if subject == "fake-wide" else 257
+        engine = FakeEngine(seed=3, order=order, max_positions=checkpoints.POSITIONS, vocab_size=vocab_size)
         return noisy(engine, 0.5) if subject == "fake-noisy" else engine
     backend, name = subject.split("-")
     if backend == "recompute":

@@ -11,7 +11,7 @@ REGIMES = (ttft.Regime(40, 1e9, 0.0), ttft.Regime(20, 1e9, 0.001))
 
 
 def test_each_way_computes_and_fetches_what_it_must() -> None:
-    load = ttft.Workload(device=TINY, cloud=TINY, regimes=REGIMES, rounds=1)
+    load = ttft.Workload(device=TINY, regimes=REGIMES, rounds=1)
     report = ttft.run(Options(), load)
     assert [row["way"] for row in report.rows] == ["device only", "ours", "DRCG/Text", "DRCG/KV"] * len(REGIMES)
     alone, ours, text, kv = report.rows[:4]
