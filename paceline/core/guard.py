@@ -140,6 +140,10 @@ class Budget(Protocol):
         included; one object for all of them. seconds: since the answer before."""
 
     @property
+    def pausing(self) -> bool:
+        """The next step is plain whatever the last one was."""
+
+    @property
     def resting(self) -> bool:
         """No drafts are to be expected soon."""
 
@@ -160,6 +164,10 @@ class Fixed:
 
     def stepped(self, drafted: int, promised: float, stood: int, step: Step, seconds: float) -> None:
         """Nothing is learnt."""
+
+    @property
+    def pausing(self) -> bool:
+        return self._rows == 0
 
     @property
     def resting(self) -> bool:
@@ -206,6 +214,10 @@ class Guard:
         # A tree that nobody verifies costs time as well; where nothing is known yet, little, and that soon changes.
         self._pause = min((1 << min(record.idle, 8)) - 1, RETRY if probs or record.idle > MANY else SOON)
         return count
+
+    @property
+    def pausing(self) -> bool:
+        return self._pause > 0
 
     @property
     def resting(self) -> bool:

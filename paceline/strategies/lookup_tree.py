@@ -91,6 +91,7 @@ class LookupTree:
         self._prompts: tuple[Branch, ...] = ()  # not read yet
         self._later: list[Callable[[], None]] = []  # what can be learnt while a forward runs
         self._unobserved: list[int] = []  # output that the drafter has not been told
+        self._untold: list[tuple[Step, float]] = []  # plain steps that the budget has not been told
         self._woken = False  # since the forward under way was asked for
         self._drafted = NO_DRAFT  # below the head, the last time that there was anything
         self._step = UNKNOWN
@@ -119,6 +120,7 @@ class LookupTree:
                 self._woken = True
                 self._read()
                 self._observe()
+                self._tell()
                 self._learn(max(1, AT_ONCE // self._task.vocab_size))
                 return [WakeAt(now)] if self._later else []
             case Cancelled(reason):
@@ -149,12 +151,14 @@ class LookupTree:
             head = self._paths.advance(token)
             if head.position >= self._task.max_tokens or not self._decoder.fits(head.position):
                 reason = "length"
-        if self._decoder.timed is not None:  # it was no prefill
-            self._account(len(output) - (reason != "stop"), *self._decoder.timed)
+        timed = self._decoder.timed
+        if timed is not None:
+            self._account(len(output) - (reason != "stop"), *timed)
         if reason is not None:
             return [*effects, self._finish(reason, end)]
         self._unobserved += output
-        if lessons := [*self._harvest(), *self._lessons(head)]:
+        harvested = self._harvest() if timed is None else []  # it was the prompts' forward
+        if lessons := [*harvested, *self._lessons(head)]:
             self._later = [*self._later, *lessons][-2 * LEARNT_ROWS :]
         if not self._overlap:
             self._learn()
@@ -183,11 +187,20 @@ class LookupTree:
         """The forward that was answered, in the guard's books and the report's."""
         step = self._step if self._step.rows else Step(own_rows, 1)
         if own_rows == 1:
-            self._budget.stepped(0, 0.0, 0, step, seconds)
+            self._untold.append((step, seconds))
+            if not self._budget.pausing:
+                self._tell()
             return
+        self._tell()
         self._drafts += own_rows - 1
         self._accepted += accepted
         self._budget.stepped(own_rows - 1, sum(self._drafted.probs), accepted, step, seconds)
+
+    def _tell(self) -> None:
+        """The budget of plain steps. While it pauses this waits for the next forward: it changes nothing before."""
+        for step, seconds in self._untold:
+            self._budget.stepped(0, 0.0, 0, step, seconds)
+        self._untold.clear()
 
     # ---- what is learnt ---------------------------------------------------------------------------------------------
     def _learn(self, most: int | None = None) -> None:
@@ -262,6 +275,7 @@ class LookupTree:
 
     def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
         self._finished = True
+        self._tell()
         stats = {
             "forwards": float(self._decoder.forwards),
             "rows": float(self._decoder.rows),

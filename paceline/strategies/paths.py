@@ -86,10 +86,13 @@ class Paths:
         self.head = before.child(token)
         for sibling in before.children.values():
             if sibling is not self.head:
-                for node in sibling.below():
+                for node in list(sibling.below()):
                     node.alive, node.dead = False, True
                     node.own, node.theirs, node.laws = None, None, ()  # a law of a large vocabulary is a megabyte
-        before.alive, before.children = False, {token: self.head}
+                    node.children.clear()
+        # Nodes then know those above them alone: no cycles, of which each answer would leave the collector a thousand.
+        before.alive = False
+        before.children.clear()
         before.own = before.plain = before.theirs = before.own_guess = before.their_guess = None
         if self.head.merits is not None:
             before.laws = ()
@@ -100,6 +103,13 @@ class Paths:
     def decided(self, position: int) -> Node | None:
         """The node of the first `position` targets; None when they are not known here (any more, or yet)."""
         return self._decided.get(position)
+
+    def known(self, parent: Node, token: int) -> Node | None:
+        """The child of that token where there is one. Above the head only what is decided has one; a dead node none."""
+        if parent.alive:
+            return parent.children.get(token)
+        child = self._decided.get(parent.position + 1)
+        return child if child is not None and child.parent is parent and child.token == token else None
 
     def full(self) -> bool:
         return sum(1 for _ in self.head.below()) >= MAX_NODES

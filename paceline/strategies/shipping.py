@@ -155,10 +155,10 @@ class Shipping:
                     node.hear(replace(share, log_h=log_h), number)
 
     def _below(self, parent: Node | None, token: int | None, *, room: bool) -> Node | None:
-        """The child of that token. Above the head only what is decided has one, and a dead node has none."""
+        """The child of that token, a new one where there is room."""
         if parent is None or token is None:
             return None
-        return parent.child(token) if parent.alive and room else parent.children.get(token)
+        return parent.child(token) if parent.alive and room else self._paths.known(parent, token)
 
     def forget_dead(self) -> None:
         """Names of what the targets cannot go through any more. The head's parents are still hung on for a while."""

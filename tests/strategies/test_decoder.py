@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ def test_the_law_of_every_row_is_that_of_a_fresh_prefill_of_its_path(side: Side,
             expected, _ = oracle.side_law(fresh, BRANCHES[side], [*play.prefix, *path(node)], SAMPLINGS[how])
             np.testing.assert_allclose(law.probs, expected.probs, atol=1e-12)
             deepest = max(deepest, node.position)
-        trees += sum(len(node.children) > 1 for node, _ in play.scored)
+        trees += sum(siblings > 1 for siblings in Counter(node.parent for node, _ in play.scored).values())
     assert deepest > 10 and trees > 50  # otherwise nothing was tried
 
 

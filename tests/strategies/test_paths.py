@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 from paceline.core.rules import Share
@@ -91,3 +92,18 @@ def test_it_is_full_when_as_many_as_may_be_are_alive() -> None:
     assert paths.full()
     paths.advance(0)
     assert not paths.full()
+
+
+def test_what_an_answer_leaves_needs_no_collector() -> None:
+    """Else each leaves a thousand objects, and looking through those of some answers holds all the others up."""
+    gc.collect()
+    gc.disable()
+    try:
+        paths = Paths(0)
+        for position in range(20_000):  # deep: freeing one node frees the next
+            paths.head.child(position + 1).child(7)
+            paths.advance(position)
+        del paths
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
