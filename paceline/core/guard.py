@@ -37,6 +37,8 @@ REFRESH: Final = 4  # steps between two looks at what steps take: a look costs a
 SOON: Final = 2  # plain steps after a tree without a node
 MANY: Final = 8  # such trees in a row: nothing repeats, and to find that out costs as well
 RETRY: Final = 16  # plain steps between two attempts then, and while drafts do not pay
+LONGER: Final = 32  # trees in a row, after each of which one RETRY more is waited: a tree takes a hundredth of a step
+LONGEST: Final = 4  # times RETRY
 
 
 def step_class(rows: int) -> int:
@@ -212,7 +214,8 @@ class Guard:
         record = self._record
         record.idle = 0 if count else record.idle + 1
         # A tree that nobody verifies costs time as well; where nothing is known yet, little, and that soon changes.
-        self._pause = min((1 << min(record.idle, 8)) - 1, RETRY if probs or record.idle > MANY else SOON)
+        longest = RETRY * min(1 + record.idle // LONGER, LONGEST) if probs or record.idle > MANY else SOON
+        self._pause = min((1 << min(record.idle, 8)) - 1, longest)
         return count
 
     @property

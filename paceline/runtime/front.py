@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Final
 
 from paceline.core.constraint import Mask
 from paceline.engine.contract import TextModel
@@ -35,6 +36,8 @@ from paceline.strategies.machine import (
 from paceline.wire.messages import CloseSession, Found, OpenSession, SessionMessage
 
 log = logging.getLogger("paceline.session")
+
+PAUSE_S: Final = 60.0  # that an answer waits for a peer which was lost, where the client wants that
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class FrontSession(Session):
         self._lanes: Counter[Side] = Counter()
         self._tokens: list[int] = []
         self._degraded = plan.missing
+        self._given_up: asyncio.TimerHandle | None = None  # while a lost peer is waited for
         self._peer_found: tuple[Citation, ...] = ()
 
     async def run(self) -> AsyncIterator[GenerateEvent]:
@@ -118,11 +122,11 @@ class FrontSession(Session):
             self.link.send(self.plan.opening(self._number, targets, epoch))
         except LinkError as error:  # gone, too many sessions on it, or a conversation too long for a frame
             log.info("the %s cannot take part: %s", other(self.plan.side), error)
-            self.link_lost()
+            self.link_lost(returns=isinstance(error, LinkClosed))
 
     def drop(self) -> None:
-        log.warning("the %s takes too long; the answer goes on alone", other(self.plan.side))
-        self.link_lost()
+        log.warning("the %s takes too long", other(self.plan.side))
+        self.link_lost(returns=False)
 
     def _heard(self, message: SessionMessage | Found | CloseSession) -> None:
         match message:
@@ -134,26 +138,46 @@ class FrontSession(Session):
                 )
             case CloseSession(_, reason):
                 log.warning("the %s left an answer: %s", other(self.plan.side), reason)
-                self.link_lost()
+                self.link_lost(returns=False)
             case _:
                 self.deliver(Received(message, self._loop.time()))
 
-    def link_lost(self) -> None:
-        """The peer is gone: the answer goes on alone, if the client wants that."""
+    def link_lost(self, *, returns: bool = True) -> None:
+        """The peer is gone: the answer goes on alone, or waits, or ends, as the client wants.
+
+        returns: `link_back` may follow; else nothing is worth waiting for.
+        """
         if self.link is not None and self._number is not None:
             self.link.detach(self._number)
         self.link, self._number = None, None
-        lost = f"{other(self.plan.side)}_lost"
-        if self.plan.request.on_loss == "fail":
-            self.fail(PacelineError(f"the {other(self.plan.side)} was lost, and the answer was not to go on alone"))
+        wanted, peer = self.plan.request.on_loss, other(self.plan.side)
+        if wanted == "fail" or (wanted == "pause" and not returns):
+            self.fail(PacelineError(f"the {peer} was lost, and the answer was not to go on alone"))
             return
-        self._degraded = self._degraded or lost
+        if wanted == "pause":
+            self._stop_waiting()
+            self._given_up = self._loop.call_later(PAUSE_S, self._give_up)
+        else:
+            self._degraded = self._degraded or f"{peer}_lost"
         self.deliver(LinkLost())
 
     def link_back(self, link: Link) -> None:
         if self.link is None and not self._driver.finished:
+            self._stop_waiting()
             self.link = link
             self.deliver(LinkBack())
+
+    def _give_up(self) -> None:
+        self.fail(PacelineError(f"the {other(self.plan.side)} was lost and has not come back within {PAUSE_S:g} s"))
+
+    def _stop_waiting(self) -> None:
+        if self._given_up is not None:
+            self._given_up.cancel()
+            self._given_up = None
+
+    def _end(self, reason: str) -> None:
+        super()._end(reason)
+        self._stop_waiting()
 
     # ---- ports ------------------------------------------------------------------------------------------------------
     def retrieve(self) -> None:

@@ -219,7 +219,7 @@ class Node:
         selection = Selection(request.collections, request.among)
         own = 0 if self._store is None else await asyncio.to_thread(self._store.count, selection)
         choice = choose_strategy(request, self._situation(name, link, own))
-        if choice.missing and request.on_loss == "fail":
+        if choice.missing and request.on_loss != "continue":
             raise RequestError(
                 f"The {other(self._side)} is not there, and the request does not want an answer without it.",
                 status=503,
@@ -259,6 +259,7 @@ class Node:
         )
         task = replace(
             self._task(request.sampling, max_tokens, front=True, linked=strategy.needs_peer),
+            patient=request.on_loss == "pause",
             rule=joint.rule,
             wide=joint.wide,
             rescoring=request.rescoring,

@@ -22,7 +22,7 @@ from paceline.strategies.machine import FinishReason, Side
 if TYPE_CHECKING:
     from paceline.rag.library import Library
 
-OnLoss = Literal["continue", "fail"]
+OnLoss = Literal["continue", "pause", "fail"]
 Privacy = Literal["open", "document-private", "answer-private", "local-only"]
 Drafts = Literal["tree", "chain", "sequence", "none"]  # how far and how broadly the sides draft
 

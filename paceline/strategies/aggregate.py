@@ -259,7 +259,7 @@ class Aggregate:
 
     def _decide(self) -> list[Effect] | None:
         if not self._linked:
-            return self._decide_alone()
+            return None if self._task.patient else self._decide_alone()
         return self._decide_together() if self._decides else None
 
     def _decide_alone(self) -> list[Effect] | None:

@@ -60,6 +60,7 @@ class Task:
     targets: tuple[int, ...] = ()  # output tokens already decided
     epoch: int = 0
     linked: bool = False  # a peer takes part
+    patient: bool = False  # without the peer nothing is decided: it is waited for
     rule: RuleName = "mixture"  # of aggregation
     wide: bool = False  # distributions are wanted for logprobs, not for the choice alone
     private: bool = True  # distributions that the device computes from its documents never go up

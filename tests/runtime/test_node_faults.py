@@ -17,9 +17,12 @@ from paceline.engine.contract import LoadedModel
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage
 from paceline.rag.store import DocumentStore
+from paceline.runtime import front as front_module
 from paceline.runtime import node as node_module
+from paceline.runtime.link import Link
 from paceline.runtime.node import Node
 from paceline.runtime.service import Done, Piece
+from paceline.runtime.session import PeerSession
 from paceline.strategies import aggregate as aggregate_module
 from paceline.wire import codec
 from paceline.wire.messages import Drafts, OpenSession
@@ -195,6 +198,46 @@ async def test_a_peer_that_falls_silent_is_as_good_as_lost(on_loss: str, monkeyp
         else:
             _, done = await collect(await bench.device.prepare(request))
             assert (done.completion_tokens, done.degraded) == (4, "cloud_lost")
+
+
+async def test_an_answer_that_pauses_goes_on_as_if_nothing_had_been_lost() -> None:
+    request = replace(REQUEST, max_tokens=24, sampling=ENDLESS, on_loss="pause")
+    async with nodes() as (bench, tasks):
+        whole, _ = await collect(await bench.device.prepare(request))
+        for length in (0, 1, 7, 23):
+            session = await bench.device.prepare(request)
+            events, text = session.run(), ""
+            while len(text.encode()) < length:
+                piece = await anext(events)
+                assert isinstance(piece, Piece)
+                text += piece.text
+            await bench.unlink()
+            waiting = asyncio.ensure_future(anext(events))
+            await bench.link(tasks)
+            event = await waiting
+            while isinstance(event, Piece):
+                text += event.text
+                event = await anext(events)
+            assert isinstance(event, Done) and text == whole
+            assert event.degraded is None and event.stats["alone"] == 0
+
+
+async def test_a_pause_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_module, "PAUSE_S", 0.01)
+    async with nodes() as (bench, _):
+        session = await bench.device.prepare(replace(REQUEST, on_loss="pause"))
+        await bench.unlink()
+        with pytest.raises(PacelineError, match="has not come back within"):
+            await collect(session)
+
+
+async def test_nobody_pauses_for_a_peer_that_is_there_and_does_not_take_part() -> None:
+    async with nodes() as (bench, _):
+        bench.cloud._peers = {cast(PeerSession, object()): cast(Link, None) for _ in range(node_module.MAX_ANSWERS)}
+        session = await bench.device.prepare(replace(REQUEST, on_loss="pause"))
+        with pytest.raises(PacelineError, match="not to go on alone"):
+            await collect(session)
+        bench.cloud._peers.clear()
 
 
 async def test_a_link_that_goes_before_the_answer_begins_is_a_loss_too() -> None:

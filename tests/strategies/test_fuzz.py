@@ -103,7 +103,9 @@ class Run:
             rtt=chance.choice((None, 0.5, 0.5)),
             rescoring=chance.random() < 0.3,
             table=LookupTable(VOCAB) if chance.random() < 0.6 else None,
+            patient=chance.random() < 0.2,
         )
+        self._linked = self.task.linked
         self._strategy = strategy
         may_move = self.task.linked and not self.task.wide and (self.task.rule == "coin" or not self.task.private)
         self._moved = may_move and chance.random() < 0.4  # the cloud decides
@@ -166,6 +168,11 @@ class Run:
 
     def _tell(self, event: Event) -> None:
         self.log.append(event)
+        match event:
+            case LinkLost():
+                self._linked = False
+            case LinkBack():
+                self._linked = self.task.linked or self._strategy.needs_peer
         effects = list(self.machine.on(event))
         self.effects += effects
         for effect in effects:
@@ -182,6 +189,7 @@ class Run:
                 raise AssertionError("no machine truncates any more")
             case Emit(token):
                 assert self.front and len(self.known) < self.task.max_tokens
+                assert self._linked or not (self.task.patient and self._strategy.needs_peer), "it does not wait"
                 self.known.append(token)
                 self._at = len(self.known)
             case Open(targets, epoch):
