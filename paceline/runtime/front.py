@@ -242,6 +242,6 @@ class FrontSession(Session):
         return "length" if reason == "stop" and mask is not None and not mask.complete(self._tokens) else reason
 
     def _cited(self) -> tuple[Citation, ...]:
-        """The passages of the sides that decided at least one token."""
-        found = (*self.plan.citations, *self._peer_found)
-        return tuple(citation for citation in found if self._lanes[citation.side])
+        """The passages that were read by the sides that decided at least one token."""
+        own = self.plan.citations if self._lanes[self.plan.side] else ()
+        return (*own, *(self._peer_found if self._lanes[other(self.plan.side)] else ()))

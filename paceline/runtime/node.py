@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -20,7 +20,7 @@ from paceline.core.rules import RuleName
 from paceline.core.sampling import SamplingParams
 from paceline.engine.contract import LoadedModel, ModelInfo
 from paceline.engine.grammar import Grammars, PromisedMask
-from paceline.errors import PacelineError, RequestError
+from paceline.errors import LinkError, PacelineError, RequestError
 from paceline.rag.document_kv import KvStore
 from paceline.rag.library import Library
 from paceline.rag.prompt import passages_text, query_of
@@ -30,8 +30,18 @@ from paceline.runtime.documents import WATCH_S, DocumentKv
 from paceline.runtime.embedding import TextEmbedder
 from paceline.runtime.front import FrontSession, Plan
 from paceline.runtime.link import Link
-from paceline.runtime.plan import DRAFTINGS, RULES, Joint, Situation, choose_rule, choose_strategy, drafting_from_wire
+from paceline.runtime.plan import (
+    DRAFTINGS,
+    RULES,
+    Joint,
+    Situation,
+    choose_rule,
+    choose_strategy,
+    drafting_from_wire,
+    opening_for,
+)
 from paceline.runtime.profiling import PREFIX, Timed, forward_times
+from paceline.runtime.public import SEARCH, answer_search, public_passages, told
 from paceline.runtime.reading import Reading, raw_reading, read, too_long
 from paceline.runtime.scoring import PromptScorer
 from paceline.runtime.service import Citation, EmbedderInfo, Embeddings, GenerateRequest, Logprobs, Readiness
@@ -41,8 +51,8 @@ from paceline.runtime.text import spelled
 from paceline.runtime.worker import EngineWorker
 from paceline.strategies.machine import Side, Task, other
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.codec import constraint_from_wire, constraint_to_wire, sampling_from_wire, sampling_to_wire
-from paceline.wire.messages import ChatMessage, CloseSession, Drafting, Found, FoundPassage, OpenSession
+from paceline.wire.codec import constraint_from_wire, sampling_from_wire
+from paceline.wire.messages import CloseSession, Found, FoundPassage, OpenSession
 
 log = logging.getLogger("paceline.node")
 
@@ -111,7 +121,7 @@ class Node:
             self._library = await asyncio.to_thread(Library, self._store, self._side)
             self._library.start()
         if self._kv is not None:
-            self._tasks.add(asyncio.get_running_loop().create_task(self._fill(self._kv)))
+            self._run(self._fill(self._kv))
         return self
 
     async def __aexit__(
@@ -219,7 +229,9 @@ class Node:
         selection = Selection(request.collections, request.among)
         own = 0 if self._store is None else await asyncio.to_thread(self._store.count, selection)
         choice = choose_strategy(request, self._situation(name, link, own))
-        if choice.missing and request.on_loss != "continue":
+        public = await self._public(request, link)
+        missing = choice.missing or public is None
+        if missing and request.on_loss != "continue":
             raise RequestError(
                 f"The {other(self._side)} is not there, and the request does not want an answer without it.",
                 status=503,
@@ -229,7 +241,7 @@ class Node:
         strategy = STRATEGIES[choice.strategy]
         joint = self._joint(request)
         mask = None if request.constraint is None else await self._mask(request.constraint)
-        reading = await self._read(request, selection)
+        reading = await self._read(request, selection, public or ())
         max_tokens = self._limit(request, reading)
         link = None if name is None else self._links.get(name)  # it may have gone or come back meanwhile
         plan = Plan(
@@ -239,20 +251,13 @@ class Node:
             why=choice.why,
             branches=reading.branches,
             room=self._info.max_positions - reading.longest,
-            citations=tuple(
-                Citation(
-                    self._side,
-                    passage.document,
-                    passages_text(passage),
-                    passage.score,
-                    passage.file_id,
-                    passage.collection,
-                )
-                for passage in reading.passages
+            citations=(
+                *(_citation(self._side, passage) for passage in reading.passages),
+                *(_citation(other(self._side), passage) for passage in reading.others),
             ),
             prompt_tokens=reading.longest,
-            opening=self._opening(request, strategy.name, joint, max_tokens),
-            missing=f"{other(self._side)}_missing" if choice.missing else None,
+            opening=opening_for(request, strategy.name, joint, max_tokens),
+            missing=f"{other(self._side)}_missing" if missing else None,
             peer_name=name if strategy.needs_peer else None,
             prefixes=reading.prefixes,
             mask=mask,
@@ -285,9 +290,7 @@ class Node:
     def _table(self, owner: str) -> LookupTable:
         table = self._tables.table(owner)
         if self._tables.full and (self._shrinking is None or self._shrinking.done()):
-            self._shrinking = asyncio.get_running_loop().create_task(self._tables.shrink())
-            self._tasks.add(self._shrinking)
-            self._shrinking.add_done_callback(self._tasks.discard)
+            self._shrinking = self._run(self._tables.shrink())
         return table
 
     async def _mask(self, constraint: Constraint) -> Mask:
@@ -317,7 +320,18 @@ class Node:
             peer_documents=0 if peer is None else peer.documents,
         )
 
-    async def _read(self, request: GenerateRequest, selection: Selection) -> Reading:
+    async def _public(self, request: GenerateRequest, link: Link | None) -> Sequence[Passage] | None:
+        """What the cloud finds for an answer that it must not see; None where it cannot be asked."""
+        if request.privacy != "answer-private" or request.prompt is not None or request.documents == 0:
+            return ()
+        try:
+            if link is not None:
+                return await public_passages(link, query_of(request.messages), request.documents)
+        except LinkError as error:
+            log.info("the cloud's documents are not read: %s", error)
+        return None if self._expects_peer or link is not None else ()
+
+    async def _read(self, request: GenerateRequest, selection: Selection, others: Sequence[Passage]) -> Reading:
         if request.prompt is not None:
             return raw_reading(request.prompt, self._info.max_positions, self._vocab_size)
         least = min(LEAST_ROOM, self._info.max_positions // 8)
@@ -331,6 +345,7 @@ class Node:
             kv=self._kv,
             selection=selection,
             min_score=request.min_score,
+            others=others,
         )
         if reading.plain_tokens >= self._info.max_positions:
             raise too_long(self._info.max_positions, reading.plain_tokens, "messages")
@@ -340,35 +355,6 @@ class Node:
         """Tokens to write at most. What does not fit the context is clamped, as OpenAI does."""
         room = self._info.max_positions - reading.longest
         return min(request.max_tokens or self._max_tokens_default or room, room)
-
-    def _opening(
-        self, request: GenerateRequest, strategy: str, joint: Joint, max_tokens: int
-    ) -> Callable[[int, tuple[int, ...], int], OpenSession]:
-        """What the peer needs of the request; the session, the targets and the epoch come when it is opened."""
-        messages = [ChatMessage(message["role"], message["content"]) for message in request.messages]
-        query, sampling = query_of(request.messages), sampling_to_wire(request.sampling)
-        drafting, constraint = joint.drafting, constraint_to_wire(request.constraint)
-
-        def opening(session: int, targets: tuple[int, ...], epoch: int) -> OpenSession:
-            return OpenSession(
-                session=session,
-                strategy=strategy,
-                messages=messages,
-                query=query,
-                sampling=sampling,
-                max_tokens=max_tokens,
-                top_k_documents=request.documents,
-                privacy=request.privacy,
-                rule=joint.rule,
-                wide=joint.wide,
-                rescoring=request.rescoring,
-                drafting=Drafting(drafting.width, drafting.rows, drafting.ahead, drafting.burst),
-                targets=list(targets),
-                epoch=epoch,
-                constraint=constraint,
-            )
-
-        return opening
 
     def _experience(self, rule: RuleName, sampling: SamplingParams) -> Experience:
         """What answers of this kind have taught this side."""
@@ -414,6 +400,10 @@ class Node:
 
     def _opened(self, link: Link, peer: str, opening: OpenSession) -> None:
         """The peer wants this side to take part in an answer."""
+        if opening.strategy == SEARCH and self._side == "cloud":
+            link.attach(opening.session, lambda _: None)
+            self._run(answer_search(link, opening, self._store, most=MAX_PASSAGES))
+            return
         strategy = STRATEGIES.get(opening.strategy)
         if strategy is None or not strategy.needs_peer:
             why = f"it does not know '{opening.strategy}'"
@@ -445,9 +435,7 @@ class Node:
         )
 
         def retrieve(session: PeerSession) -> None:
-            job = asyncio.get_running_loop().create_task(self._retrieve(session, opening, mask))
-            self._tasks.add(job)
-            job.add_done_callback(self._tasks.discard)
+            self._run(self._retrieve(session, opening, mask))
 
         def closed(session: PeerSession) -> None:
             self._peers.pop(session, None)
@@ -494,4 +482,16 @@ class Node:
         """What the peer may know of a passage that is read here: of a device's, that there is one."""
         if self._side == "device":
             return FoundPassage(document="", text="", score=0.0)
-        return FoundPassage(passage.document[:1024], passages_text(passage)[:16_384], passage.score)
+        return told(passage)
+
+    def _run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """In the background, and no longer than this node lives."""
+        job = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(job)
+        job.add_done_callback(self._tasks.discard)
+        return job
+
+
+def _citation(side: Side, passage: Passage) -> Citation:
+    text = passages_text(passage)
+    return Citation(side, passage.document, text, passage.score, passage.file_id, passage.collection)

@@ -1,16 +1,19 @@
-"""Which strategy writes an answer, and why. Pure: decides from what is there, asks nothing and starts nothing."""
+"""Which strategy writes an answer, and why; and what a peer is told of it. Pure: asks nothing and starts nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
 from paceline.core.rules import RuleName, default_rule
 from paceline.errors import RequestError
+from paceline.rag.prompt import query_of
 from paceline.runtime.service import Drafts, GenerateRequest
 from paceline.strategies.machine import Drafting, Side, other
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire import messages
+from paceline.wire.codec import constraint_to_wire, sampling_to_wire
 
 AUTO = "auto"
 ALONE = "lookup_tree"  # where no second side takes part
@@ -78,9 +81,10 @@ def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:
     if request.strategy != AUTO and request.strategy not in STRATEGIES:
         known = ", ".join((AUTO, *STRATEGIES))
         raise RequestError(f"Unknown strategy '{request.strategy}'. Known: {known}.", param="paceline.strategy")
-    if request.privacy == "answer-private":
+    if request.privacy == "answer-private" and situation.side == "cloud":
         raise RequestError(
-            "The privacy level 'answer-private' is not offered yet; 'local-only' keeps everything on one side.",
+            "The privacy level 'answer-private' keeps the conversation from the cloud, which has read it now: ask the "
+            "device.",
             param="paceline.privacy",
         )
     asked = request.strategy != AUTO and STRATEGIES[request.strategy].needs_peer
@@ -90,17 +94,20 @@ def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:
             "side alone.",
             param="paceline.strategy",
         )
+    # At that level the other side is asked for passages, whatever writes the answer.
+    unheard = request.privacy == "answer-private" and situation.expected and not situation.linked
     if not asked and request.strategy != AUTO:
-        return Choice(request.strategy, "the request asks for it")
+        return Choice(request.strategy, "the request asks for it", missing=unheard)
     if request.prompt is not None:
         return Choice(ALONE, "raw tokens are continued by one side alone")
-    if request.privacy == "local-only":
+    if request.privacy in ("answer-private", "local-only"):
         if asked:
             raise RequestError(
-                f"The strategy '{request.strategy}' needs the {peer}, which the privacy level 'local-only' forbids.",
+                f"The strategy '{request.strategy}' needs the {peer}, which the privacy level '{request.privacy}' "
+                "forbids.",
                 param="paceline.privacy",
             )
-        return Choice(ALONE, "the request's privacy level keeps everything on this side")
+        return Choice(ALONE, "the request's privacy level has this side alone write", missing=unheard)
     if request.top_logprobs is not None and situation.side == "cloud":
         if asked:
             raise RequestError(
@@ -124,3 +131,33 @@ def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:
         return Choice(ALONE, "neither side has documents")
     num_documents = situation.own_documents + situation.peer_documents
     return Choice(wanted, f"the {peer} is linked and the two sides hold {num_documents} documents")
+
+
+def opening_for(
+    request: GenerateRequest, strategy: str, joint: Joint, max_tokens: int
+) -> Callable[[int, tuple[int, ...], int], messages.OpenSession]:
+    """What the peer needs of the request; the session, the targets and the epoch come when it is opened."""
+    said = [messages.ChatMessage(message["role"], message["content"]) for message in request.messages]
+    query, sampling = query_of(request.messages), sampling_to_wire(request.sampling)
+    drafting, constraint = joint.drafting, constraint_to_wire(request.constraint)
+
+    def opening(session: int, targets: tuple[int, ...], epoch: int) -> messages.OpenSession:
+        return messages.OpenSession(
+            session=session,
+            strategy=strategy,
+            messages=said,
+            query=query,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            top_k_documents=request.documents,
+            privacy=request.privacy,
+            rule=joint.rule,
+            wide=joint.wide,
+            rescoring=request.rescoring,
+            drafting=messages.Drafting(drafting.width, drafting.rows, drafting.ahead, drafting.burst),
+            targets=list(targets),
+            epoch=epoch,
+            constraint=constraint,
+        )
+
+    return opening

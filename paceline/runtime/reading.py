@@ -26,6 +26,7 @@ class Reading:
     passages: tuple[Passage, ...]  # one a branch; none where nothing was found
     plain_tokens: int  # of the conversation without a document
     prefixes: tuple[Prefix, ...] = ()  # what the prompts begin with, where that is stored or worth storing
+    others: tuple[Passage, ...] = ()  # one a branch behind those of `passages`: of the other side's documents
 
     @property
     def longest(self) -> int:
@@ -43,13 +44,17 @@ async def read(
     kv: DocumentKv | None = None,
     selection: Selection = MANAGED,
     min_score: float = MIN_SCORE,
+    others: Sequence[Passage] = (),
 ) -> Reading:
     """Search and tokenise, off the event loop. A passage that leaves no room within `max_prompt` rows is left out.
 
-    `query`: what to search for; by default what the conversation asks. `selection`: in which documents. The
-    conversation itself is never cut; the caller must refuse it when `plain_tokens` is too large.
+    `query`: what to search for; by default what the conversation asks. `selection`: in which documents. `others`: what
+    the other side has found, which is read as well. The conversation itself is never cut; the caller must refuse it
+    when `plain_tokens` is too large.
     """
-    return await asyncio.to_thread(_read, messages, store, tokenizer, k, max_prompt, query, kv, selection, min_score)
+    return await asyncio.to_thread(
+        _read, messages, store, tokenizer, k, max_prompt, query, kv, selection, min_score, others
+    )
 
 
 def raw_reading(prompt: Sequence[int], positions: int, vocab_size: int, *, room: int = 1) -> Reading:
@@ -84,23 +89,29 @@ def _read(
     kv: DocumentKv | None,
     selection: Selection,
     min_score: float,
+    others: Sequence[Passage],
 ) -> Reading:
     plain = tokenizer.chat(messages)
     branches: list[Branch] = []
     passages: list[Passage] = []
+    public: list[Passage] = []
     prefixes: list[Prefix] = []
     query = query_of(messages) if query is None else query
     room = max_prompt - len(plain)
-    if store is not None and k > 0 and query and room > 0:
-        for passage in store.search(query, k, selection, min_score=min_score):
-            parts = prompt_parts(messages, passage, tokenizer.document_prompt, max_document_tokens=room)
-            if parts is None or sum(map(len, parts)) > max_prompt:
-                continue
-            preamble, document, tail = parts
-            branches.append(Branch((*preamble, *document, *tail), relevance(passage)))
-            passages.append(passage)
-            if kv is not None:
-                prefixes.append(kv.prefix(passage, (*preamble, *document)))
+    searched = store is not None and k > 0 and query and room > 0
+    found = store.search(query, k, selection, min_score=min_score) if searched and store is not None else []
+    for place, passage in enumerate((*found, *others)):
+        parts = prompt_parts(messages, passage, tokenizer.document_prompt, max_document_tokens=room)
+        if parts is None or sum(map(len, parts)) > max_prompt:
+            continue
+        preamble, document, tail = parts
+        branches.append(Branch((*preamble, *document, *tail), relevance(passage)))
+        if place >= len(found):
+            public.append(passage)
+            continue
+        passages.append(passage)
+        if kv is not None:
+            prefixes.append(kv.prefix(passage, (*preamble, *document)))
     if not branches:
         branches.append(Branch(tuple(plain), None))
-    return Reading(tuple(branches), tuple(passages), len(plain), tuple(prefixes))
+    return Reading(tuple(branches), tuple(passages), len(plain), tuple(prefixes), tuple(public))

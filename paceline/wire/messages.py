@@ -109,6 +109,9 @@ class Constraint(_Part, frozen=True):
 class OpenSession(_Message, frozen=True, tag="open"):
     """The front asks its peer to take part in one generation, from `targets` on.
 
+    With the strategy `search` a device asks for passages alone: `query` and `top_k_documents` count, the rest is empty,
+    and the answer is `Found`.
+
     Session numbers are chosen by the opener: even by the cloud, odd by the device, never used twice on a connection.
     """
 

@@ -45,9 +45,20 @@ def test_local_only_never_takes_a_peer() -> None:
     assert refused.value.param == "paceline.privacy"
 
 
+def test_an_answer_that_is_private_is_written_by_the_device_alone() -> None:
+    request = replace(REQUEST, privacy="answer-private")
+    device = replace(LINKED, side="device")
+    for strategy, written in (("auto", "lookup_tree"), ("autoregressive", "autoregressive")):
+        for linked in (True, False):
+            choice = choose_strategy(replace(request, strategy=strategy), replace(device, linked=linked))
+            assert (choice.strategy, choice.missing) == (written, not linked)
+    with pytest.raises(RequestError, match="'answer-private' forbids"):
+        choose_strategy(replace(request, strategy="aggregate"), device)
+
+
 def test_what_cannot_be_kept_is_refused_by_name() -> None:
-    with pytest.raises(RequestError, match="answer-private"):
-        choose_strategy(replace(REQUEST, privacy="answer-private"), LINKED)
+    with pytest.raises(RequestError, match="ask the device"):
+        choose_strategy(replace(REQUEST, privacy="answer-private"), replace(LINKED, side="cloud"))
     with pytest.raises(RequestError, match="autoregressive, lookup_tree, aggregate") as unknown:
         choose_strategy(replace(REQUEST, strategy="magic"), LINKED)
     assert unknown.value.param == "paceline.strategy"
