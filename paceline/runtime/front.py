@@ -119,7 +119,8 @@ class FrontSession(Session):
             if self.link is None:
                 raise LinkClosed("the link was lost before the session was opened")
             self._number = self.link.open_session(self._heard)
-            self.link.send(self.plan.opening(self._number, targets, epoch))
+            opening = self.plan.opening(self._number, targets, epoch)
+            self.egress.sent(opening, self.link.send(opening))
         except LinkError as error:  # gone, too many sessions on it, or a conversation too long for a frame
             log.info("the %s cannot take part: %s", other(self.plan.side), error)
             self.link_lost(returns=isinstance(error, LinkClosed))
@@ -228,7 +229,7 @@ class FrontSession(Session):
                 degraded=self._degraded,
                 citations=self._cited(),
                 found=plan.citations,
-                stats={**finish.stats, "cached_tokens": self._cached},
+                stats={**finish.stats, "cached_tokens": self._cached, **self.egress.stats()},
                 end=None if self._stopped or finish.end is None else self._logprobs(finish.end),
             )
         )

@@ -27,6 +27,7 @@ from paceline.rag.prompt import passages_text, query_of
 from paceline.rag.records import Passage, Selection
 from paceline.rag.store import DocumentStore
 from paceline.runtime.documents import WATCH_S, DocumentKv
+from paceline.runtime.egress import Egress
 from paceline.runtime.embedding import TextEmbedder
 from paceline.runtime.front import FrontSession, Plan
 from paceline.runtime.link import Link
@@ -229,7 +230,8 @@ class Node:
         selection = Selection(request.collections, request.among)
         own = 0 if self._store is None else await asyncio.to_thread(self._store.count, selection)
         choice = choose_strategy(request, self._situation(name, link, own))
-        public = await self._public(request, link)
+        egress = Egress()
+        public = await self._public(request, link, egress)
         missing = choice.missing or public is None
         if missing and request.on_loss != "continue":
             raise RequestError(
@@ -284,6 +286,7 @@ class Node:
             link if strategy.needs_peer else None,
             self._fronts.discard,
         )
+        front.egress = egress
         self._fronts.add(front)
         return front
 
@@ -320,13 +323,13 @@ class Node:
             peer_documents=0 if peer is None else peer.documents,
         )
 
-    async def _public(self, request: GenerateRequest, link: Link | None) -> Sequence[Passage] | None:
+    async def _public(self, request: GenerateRequest, link: Link | None, egress: Egress) -> Sequence[Passage] | None:
         """What the cloud finds for an answer that it must not see; None where it cannot be asked."""
         if request.privacy != "answer-private" or request.prompt is not None or request.documents == 0:
             return ()
         try:
             if link is not None:
-                return await public_passages(link, query_of(request.messages), request.documents)
+                return await public_passages(link, query_of(request.messages), request.documents, egress)
         except LinkError as error:
             log.info("the cloud's documents are not read: %s", error)
         return None if self._expects_peer or link is not None else ()

@@ -19,6 +19,7 @@ from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store import DocumentStore
 from paceline.runtime.connection import Link
+from paceline.runtime.egress import Egress
 from paceline.wire.codec import sampling_to_wire
 from paceline.wire.messages import CloseSession, Drafting, Found, FoundPassage, OpenSession, SessionMessage
 
@@ -55,8 +56,11 @@ def search_opening(session: int, query: str, count: int) -> OpenSession:
     )
 
 
-async def public_passages(link: Link, query: str, count: int) -> tuple[Passage, ...]:
-    """What the cloud finds. Raises LinkError where it refuses, is lost, or takes longer than PATIENCE_S."""
+async def public_passages(link: Link, query: str, count: int, egress: Egress) -> tuple[Passage, ...]:
+    """What the cloud finds. `egress` is told what goes up.
+
+    Raises LinkError where the cloud refuses, is lost, or takes longer than PATIENCE_S.
+    """
     answered: asyncio.Future[tuple[Passage, ...]] = asyncio.get_running_loop().create_future()
 
     def heard(message: SessionMessage | Found | CloseSession) -> None:
@@ -78,7 +82,8 @@ async def public_passages(link: Link, query: str, count: int) -> tuple[Passage, 
     lost = asyncio.ensure_future(link.closed.wait())
     lost.add_done_callback(gone)
     try:
-        link.send(search_opening(number, query, count))
+        opening = search_opening(number, query, count)
+        egress.sent(opening, link.send(opening))
         async with asyncio.timeout(PATIENCE_S):
             return await answered
     except TimeoutError:

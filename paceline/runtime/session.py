@@ -14,6 +14,7 @@ from paceline.core.dist import Dist
 from paceline.core.segments import Segment, SeqId
 from paceline.errors import EngineError, LinkClosed, PacelineError
 from paceline.runtime.driver import Driver
+from paceline.runtime.egress import Egress
 from paceline.runtime.link import Link
 from paceline.runtime.prefixes import Prefix
 from paceline.runtime.steps import Control
@@ -53,6 +54,7 @@ class Session(ABC):
         self._cached = 0  # tokens that one prompt begins with and that need not be computed, at most
         self.link: Link | None = None
         self._number: int | None = None  # of this session on `link`
+        self.egress = Egress()
 
     def deliver(self, event: Event) -> None:
         """Tell the machine. A fault in it ends this session, not the program."""
@@ -128,7 +130,7 @@ class Session(ABC):
         if self.link is None:
             return
         with contextlib.suppress(LinkClosed):  # the node will say so with `link_lost`, once for all its sessions
-            self.link.send(message)
+            self.egress.sent(message, self.link.send(message))
 
     def _end(self, reason: str) -> None:
         """Close the session with the peer and let go of the clock."""
@@ -138,6 +140,8 @@ class Session(ABC):
             self._post(CloseSession(self._number, reason))
             self.link.detach(self._number)
         self.link, self._number = None, None
+        if self.egress:
+            log.info("sent to the other side for an answer: %s", self.egress)
 
 
 class PeerSession(Session):

@@ -11,6 +11,7 @@ from paceline.errors import LinkError, RequestError
 from paceline.rag.records import Passage
 from paceline.rag.store import DocumentStore
 from paceline.runtime import public as public_module
+from paceline.runtime.egress import Egress
 from paceline.runtime.link import Link
 from paceline.runtime.public import public_passages
 from paceline.runtime.service import Done
@@ -85,6 +86,8 @@ async def test_only_the_query_goes_up_and_the_answer_is_that_of_one_side_with_al
             ("cloud", "harbour.md", HARBOUR.text),
         ]
         assert done.citations == done.found
+        assert [stat for stat in done.stats if stat.startswith("sent_")] == ["sent_open_bytes"]
+        assert len(question) < done.stats["sent_open_bytes"] < len(question) + 100
 
         give(bench, Passages(LANDLORD, HARBOUR), Passages())
         alone, _ = await collect(await bench.device.prepare(replace(PRIVATE, privacy="local-only")))
@@ -132,7 +135,7 @@ async def test_a_device_is_searched_by_nobody() -> None:
         store = Passages(LANDLORD)
         give(bench, store, Passages())
         with pytest.raises(LinkError, match="does not know 'search'"):
-            await public_passages(cloud_end(bench), "who is my landlord?", 3)
+            await public_passages(cloud_end(bench), "who is my landlord?", 3, Egress())
         assert not store.queries
 
 
