@@ -37,8 +37,8 @@ REFRESH: Final = 4  # steps between two looks at what steps take: a look costs a
 SOON: Final = 2  # plain steps after a tree without a node
 MANY: Final = 8  # such trees in a row: nothing repeats, and to find that out costs as well
 RETRY: Final = 16  # plain steps between two attempts then, and while drafts do not pay
-LONGER: Final = 32  # trees in a row, after each of which one RETRY more is waited: a tree takes a hundredth of a step
-LONGEST: Final = 4  # times RETRY
+LONGER: Final = 32  # so many more such trees, of all answers: one RETRY more, as a tree takes a hundredth of a step
+LONGEST: Final = 4  # times RETRY; no more often than this answer has built such trees itself
 
 
 def step_class(rows: int) -> int:
@@ -142,10 +142,6 @@ class Budget(Protocol):
         included; one object for all of them. seconds: since the answer before."""
 
     @property
-    def pausing(self) -> bool:
-        """The next step is plain whatever the last one was."""
-
-    @property
     def resting(self) -> bool:
         """No drafts are to be expected soon."""
 
@@ -166,10 +162,6 @@ class Fixed:
 
     def stepped(self, drafted: int, promised: float, stood: int, step: Step, seconds: float) -> None:
         """Nothing is learnt."""
-
-    @property
-    def pausing(self) -> bool:
-        return self._rows == 0
 
     @property
     def resting(self) -> bool:
@@ -193,6 +185,7 @@ class Guard:
         self._trying = False
         self._chosen = FEWEST  # drafts of late
         self._pause = 0  # steps until the next one is built
+        self._idle = 0  # trees of this answer in a row of which nothing was worth a row
         self._gained = 0.0  # plain steps that drafting has saved
 
     def most(self) -> int:
@@ -214,13 +207,12 @@ class Guard:
         record = self._record
         record.idle = 0 if count else record.idle + 1
         # A tree that nobody verifies costs time as well; where nothing is known yet, little, and that soon changes.
-        longest = RETRY * min(1 + record.idle // LONGER, LONGEST) if probs or record.idle > MANY else SOON
+        self._idle = 0 if count else self._idle + 1
+        longest = RETRY * min(1 + min(record.idle // LONGER, self._idle), LONGEST)
+        if not probs and record.idle <= MANY:
+            longest = SOON
         self._pause = min((1 << min(record.idle, 8)) - 1, longest)
         return count
-
-    @property
-    def pausing(self) -> bool:
-        return self._pause > 0
 
     @property
     def resting(self) -> bool:

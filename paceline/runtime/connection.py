@@ -104,11 +104,12 @@ class Link:
         """Hand this session's messages to `handler`, up to and including its CloseSession."""
         self._handlers[session] = handler
 
-    def detach(self, session: int) -> None:
-        """Forget the session's handler; if the session is still open, close it as cancelled."""
+    def detach(self, session: int) -> int:
+        """Forget the session's handler; if the session is still open, close it as cancelled. The bytes that took."""
         self._handlers.pop(session, None)
         if session in self._machine.sessions and not self.closed.is_set():
-            self.send(CloseSession(session=session, reason="cancelled"))
+            return self.send(CloseSession(session=session, reason="cancelled"))
+        return 0
 
     def send(self, message: Outgoing) -> int:
         """Queue a message of a session, never waits. The bytes it takes; 0 if the session has just ended.

@@ -4,28 +4,54 @@ from __future__ import annotations
 
 from collections import Counter
 
-from paceline.wire.messages import CloseSession, Found, OpenSession, SessionMessage
+from paceline.wire.messages import (
+    CloseSession,
+    Drafts,
+    Found,
+    Handover,
+    Have,
+    OpenSession,
+    Pace,
+    SessionMessage,
+    Targets,
+    Wanted,
+    Weight,
+)
 
-_NAMES: dict[type, str] = {OpenSession: "open", CloseSession: "close"}  # others go by their own
+KINDS: dict[type, str] = {  # as reports and logs name them
+    OpenSession: "open",
+    CloseSession: "close",
+    Found: "found",
+    Drafts: "drafts",
+    Weight: "weight",
+    Wanted: "wanted",
+    Targets: "targets",
+    Handover: "handover",
+    Pace: "pace",
+    Have: "have",
+}
 
 
 class Egress:
-    """Of one answer, at one side."""
+    """Of one answer, at one side. Bytes of messages; what the connection adds is not counted."""
 
     def __init__(self) -> None:
-        self._bytes: Counter[str] = Counter()  # by kind, frames' own included
+        self._bytes: Counter[str] = Counter()
+        self._sessions: set[int] = set()
 
     def sent(self, message: OpenSession | CloseSession | Found | SessionMessage, num_bytes: int) -> None:
         """num_bytes: 0 if it was not sent after all."""
         if num_bytes:
-            self._bytes[_NAMES.get(type(message)) or type(message).__name__.lower()] += num_bytes
+            self._bytes[KINDS[type(message)]] += num_bytes
+            self._sessions.add(message.session)
 
     def __bool__(self) -> bool:
         return bool(self._bytes)
 
     def __str__(self) -> str:
-        return ", ".join(f"{kind} {num_bytes} bytes" for kind, num_bytes in sorted(self._bytes.items()))
+        sessions = ", ".join(map(str, sorted(self._sessions)))
+        return f"session {sessions}: " + ", ".join(f"{kind} {size} bytes" for kind, size in sorted(self._bytes.items()))
 
     def stats(self) -> dict[str, float]:
         """For an answer's report."""
-        return {f"sent_{kind}_bytes": float(num_bytes) for kind, num_bytes in sorted(self._bytes.items())}
+        return {f"sent_{kind}_bytes": float(size) for kind, size in sorted(self._bytes.items())}

@@ -127,7 +127,7 @@ class FrontSession(Session):
 
     def drop(self) -> None:
         log.warning("the %s takes too long", other(self.plan.side))
-        self.link_lost(returns=False)
+        self.link_lost()  # it may be gone without a word, which the link notices about as late
 
     def _heard(self, message: SessionMessage | Found | CloseSession) -> None:
         match message:
@@ -149,22 +149,21 @@ class FrontSession(Session):
         returns: `link_back` may follow; else nothing is worth waiting for.
         """
         if self.link is not None and self._number is not None:
-            self.link.detach(self._number)
+            self.egress.sent(CloseSession(self._number, ""), self.link.detach(self._number))
         self.link, self._number = None, None
         wanted, peer = self.plan.request.on_loss, other(self.plan.side)
         if wanted == "fail" or (wanted == "pause" and not returns):
             self.fail(PacelineError(f"the {peer} was lost, and the answer was not to go on alone"))
             return
         if wanted == "pause":
-            self._stop_waiting()
-            self._given_up = self._loop.call_later(PAUSE_S, self._give_up)
+            if self._given_up is None:
+                self._given_up = self._loop.call_later(PAUSE_S, self._give_up)
         else:
             self._degraded = self._degraded or f"{peer}_lost"
         self.deliver(LinkLost())
 
     def link_back(self, link: Link) -> None:
         if self.link is None and not self._driver.finished:
-            self._stop_waiting()
             self.link = link
             self.deliver(LinkBack())
 
@@ -187,6 +186,7 @@ class FrontSession(Session):
     def emit(self, token: Emit) -> None:
         if self._stopped:
             return
+        self._stop_waiting()  # not sooner: a link that comes and goes must not keep the client for ever
         self._tokens.append(token.token)
         self._pending_tokens += 1
         if token.lane is not None:

@@ -23,7 +23,7 @@ from paceline.engine.grammar import Grammars, PromisedMask
 from paceline.errors import LinkError, PacelineError, RequestError
 from paceline.rag.document_kv import KvStore
 from paceline.rag.library import Library
-from paceline.rag.prompt import passages_text, query_of
+from paceline.rag.prompt import query_of
 from paceline.rag.records import Passage, Selection
 from paceline.rag.store import DocumentStore
 from paceline.runtime.documents import WATCH_S, DocumentKv
@@ -40,12 +40,13 @@ from paceline.runtime.plan import (
     choose_strategy,
     drafting_from_wire,
     opening_for,
+    peer_missing,
 )
 from paceline.runtime.profiling import PREFIX, Timed, forward_times
-from paceline.runtime.public import SEARCH, answer_search, public_passages, told
+from paceline.runtime.public import SEARCH, PublicSearch, Searches, told
 from paceline.runtime.reading import Reading, raw_reading, read, too_long
 from paceline.runtime.scoring import PromptScorer
-from paceline.runtime.service import Citation, EmbedderInfo, Embeddings, GenerateRequest, Logprobs, Readiness
+from paceline.runtime.service import EmbedderInfo, Embeddings, GenerateRequest, Logprobs, Readiness
 from paceline.runtime.session import PeerSession
 from paceline.runtime.tables import TableStore
 from paceline.runtime.text import spelled
@@ -104,6 +105,7 @@ class Node:
         self._fronts: set[FrontSession] = set()
         self._preparing = 0  # requests that will be fronts
         self._peers: dict[PeerSession, Link] = {}
+        self._search, self._searches = PublicSearch(), Searches()  # for passages alone: of this side, and of peers
         self._tasks: set[asyncio.Task[None]] = set()
         self._tokenizer = model.tokenizer
         self._library: Library | None = None
@@ -220,30 +222,32 @@ class Node:
                 code="rate_limit_exceeded",
             )
         self._preparing += 1  # a place, before anything is waited for
+        egress = Egress()
         try:
-            return await self._prepare(request)
+            return await self._prepare(request, egress)
+        except BaseException:
+            if egress:
+                log.info("sent to the other side for an answer that was not begun: %s", egress)
+            raise
         finally:
             self._preparing -= 1
 
-    async def _prepare(self, request: GenerateRequest) -> FrontSession:
+    async def _prepare(self, request: GenerateRequest, egress: Egress) -> FrontSession:
         name, link = self._peer_for(request)
         selection = Selection(request.collections, request.among)
         own = 0 if self._store is None else await asyncio.to_thread(self._store.count, selection)
         choice = choose_strategy(request, self._situation(name, link, own))
-        egress = Egress()
-        public = await self._public(request, link, egress)
-        missing = choice.missing or public is None
-        if missing and request.on_loss != "continue":
-            raise RequestError(
-                f"The {other(self._side)} is not there, and the request does not want an answer without it.",
-                status=503,
-                type="server_error",
-                code=f"{other(self._side)}_missing",
-            )
+        if choice.missing and request.on_loss != "continue":
+            raise peer_missing(other(self._side))
         strategy = STRATEGIES[choice.strategy]
         joint = self._joint(request)
         mask = None if request.constraint is None else await self._mask(request.constraint)
-        reading = await self._read(request, selection, public or ())
+        reading = await self._read(request, selection)
+        public = await self._public(request, link, egress)  # now that nothing here speaks against the request
+        if public is None and request.on_loss != "continue":
+            raise peer_missing(other(self._side))
+        if public:
+            reading = await self._read(request, selection, public)
         max_tokens = self._limit(request, reading)
         link = None if name is None else self._links.get(name)  # it may have gone or come back meanwhile
         plan = Plan(
@@ -253,13 +257,10 @@ class Node:
             why=choice.why,
             branches=reading.branches,
             room=self._info.max_positions - reading.longest,
-            citations=(
-                *(_citation(self._side, passage) for passage in reading.passages),
-                *(_citation(other(self._side), passage) for passage in reading.others),
-            ),
+            citations=reading.citations(self._side),
             prompt_tokens=reading.longest,
             opening=opening_for(request, strategy.name, joint, max_tokens),
-            missing=f"{other(self._side)}_missing" if missing else None,
+            missing=f"{other(self._side)}_missing" if choice.missing or public is None else None,
             peer_name=name if strategy.needs_peer else None,
             prefixes=reading.prefixes,
             mask=mask,
@@ -329,12 +330,12 @@ class Node:
             return ()
         try:
             if link is not None:
-                return await public_passages(link, query_of(request.messages), request.documents, egress)
+                return await self._search.passages(link, query_of(request.messages), request.documents, egress)
         except LinkError as error:
             log.info("the cloud's documents are not read: %s", error)
         return None if self._expects_peer or link is not None else ()
 
-    async def _read(self, request: GenerateRequest, selection: Selection, others: Sequence[Passage]) -> Reading:
+    async def _read(self, request: GenerateRequest, selection: Selection, others: Sequence[Passage] = ()) -> Reading:
         if request.prompt is not None:
             return raw_reading(request.prompt, self._info.max_positions, self._vocab_size)
         least = min(LEAST_ROOM, self._info.max_positions // 8)
@@ -405,7 +406,7 @@ class Node:
         """The peer wants this side to take part in an answer."""
         if opening.strategy == SEARCH and self._side == "cloud":
             link.attach(opening.session, lambda _: None)
-            self._run(answer_search(link, opening, self._store, most=MAX_PASSAGES))
+            self._run(self._searches.answer(link, opening, self._store, most=MAX_PASSAGES))
             return
         strategy = STRATEGIES.get(opening.strategy)
         if strategy is None or not strategy.needs_peer:
@@ -477,15 +478,15 @@ class Node:
         if reading.longest + len(opening.targets) >= self._info.max_positions:
             session.fail(PacelineError(f"its context of {self._info.max_positions} tokens is too short"))
             return
-        found = Found(0, [self._found(passage) for passage in reading.passages])
+        found = Found(0, self._found(reading.passages))
         left = self._info.max_positions - reading.longest
         session.retrieved(reading.branches, left, found, reading.prefixes)
 
-    def _found(self, passage: Passage) -> FoundPassage:
-        """What the peer may know of a passage that is read here: of a device's, that there is one."""
+    def _found(self, passages: Sequence[Passage]) -> list[FoundPassage]:
+        """What the peer may know of passages that are read here: of a device's, that there are some."""
         if self._side == "device":
-            return FoundPassage(document="", text="", score=0.0)
-        return told(passage)
+            return [FoundPassage(document="", text="", score=0.0)] * len(passages)
+        return told(passages)
 
     def _run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """In the background, and no longer than this node lives."""
@@ -493,8 +494,3 @@ class Node:
         self._tasks.add(job)
         job.add_done_callback(self._tasks.discard)
         return job
-
-
-def _citation(side: Side, passage: Passage) -> Citation:
-    text = passages_text(passage)
-    return Citation(side, passage.document, text, passage.score, passage.file_id, passage.collection)

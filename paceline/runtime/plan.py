@@ -95,7 +95,8 @@ def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:
             param="paceline.strategy",
         )
     # At that level the other side is asked for passages, whatever writes the answer.
-    unheard = request.privacy == "answer-private" and situation.expected and not situation.linked
+    searches = request.privacy == "answer-private" and request.documents > 0 and request.prompt is None
+    unheard = searches and situation.expected and not situation.linked
     if not asked and request.strategy != AUTO:
         return Choice(request.strategy, "the request asks for it", missing=unheard)
     if request.prompt is not None:
@@ -131,6 +132,16 @@ def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:
         return Choice(ALONE, "neither side has documents")
     num_documents = situation.own_documents + situation.peer_documents
     return Choice(wanted, f"the {peer} is linked and the two sides hold {num_documents} documents")
+
+
+def peer_missing(peer: Side) -> RequestError:
+    """For a request that wants no answer without it."""
+    return RequestError(
+        f"The {peer} is not there, and the request does not want an answer without it.",
+        status=503,
+        type="server_error",
+        code=f"{peer}_missing",
+    )
 
 
 def opening_for(

@@ -1,21 +1,22 @@
 """The cloud's passages for an answer that the device writes alone: the privacy level `answer-private`.
 
-What to search for goes up, public passages come down; the conversation, the answer and all that is computed of private
-documents stay on the device. The session has a kind of its own, in which nobody generates: opened with `SEARCH` for a
-strategy and without messages, answered with `Found`, and closed.
+What to search for goes up: the last question word for word, with the one before where it points back, 1,000 characters
+at most (`rag.prompt.query_of`). Public passages come down. The rest of the conversation, the answer and all that is
+computed of private documents stay on the device. The session has a kind of its own, in which nobody generates: opened
+with `SEARCH` for a strategy and without messages, answered with `Found`, and closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, Literal
 
 from paceline.core.sampling import SamplingParams
-from paceline.errors import LinkClosed
-from paceline.rag.prompt import passages_text
+from paceline.errors import LinkClosed, LinkError
+from paceline.rag.prompt import MAX_QUERY, passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store import DocumentStore
 from paceline.runtime.connection import Link
@@ -27,12 +28,24 @@ log = logging.getLogger("paceline.session")
 
 SEARCH: Final = "search"  # in place of a strategy
 PATIENCE_S: Final = 5.0  # for what the cloud finds
+KEPT_S: Final = 10.0  # that a search's outcome counts for the same query again
+MOST_KEPT: Final = 256  # outcomes
+MOST_SEARCHES: Final = 32  # at once, of all devices: they share threads with all else
 MOST_NAME, MOST_TEXT = 1024, 16_384  # characters, of what is told of a passage
+MOST_BYTES: Final = 1 << 19  # of all passages in one message
 
 
-def told(passage: Passage) -> FoundPassage:
-    """What a device may know of a cloud's passage: all a model reads of it."""
-    return FoundPassage(passage.document[:MOST_NAME], passages_text(passage)[:MOST_TEXT], passage.score)
+def told(passages: Sequence[Passage]) -> list[FoundPassage]:
+    """What a device may know of a cloud's passages: all a model reads of them. The first, as many as fit a frame."""
+    found: list[FoundPassage] = []
+    room = MOST_BYTES
+    for passage in passages:
+        name, text = passage.document[:MOST_NAME], passages_text(passage)[:MOST_TEXT]
+        room -= len(name.encode()) + len(text.encode())
+        if room < 0:
+            break
+        found.append(FoundPassage(name, text, passage.score))
+    return found
 
 
 def search_opening(session: int, query: str, count: int) -> OpenSession:
@@ -56,11 +69,36 @@ def search_opening(session: int, query: str, count: int) -> OpenSession:
     )
 
 
-async def public_passages(link: Link, query: str, count: int, egress: Egress) -> tuple[Passage, ...]:
-    """What the cloud finds. `egress` is told what goes up.
+class PublicSearch:
+    """The device's part. Of late searches the outcome is remembered: one answer may be prepared several times."""
 
-    Raises LinkError where the cloud refuses, is lost, or takes longer than PATIENCE_S.
-    """
+    def __init__(self) -> None:
+        self._known: dict[tuple[Link, str, int], tuple[float, tuple[Passage, ...] | str]] = {}  # or why there are none
+
+    async def passages(self, link: Link, query: str, count: int, egress: Egress) -> tuple[Passage, ...]:
+        """What the cloud finds, `count` at most. `egress` is told what goes up.
+
+        Raises LinkError where the cloud refuses, is lost, or takes longer than PATIENCE_S.
+        """
+        loop = asyncio.get_running_loop()
+        self._known = {key: kept for key, kept in self._known.items() if kept[0] > loop.time()}
+        key = link, query, count
+        if key not in self._known:
+            outcome: tuple[Passage, ...] | str
+            try:
+                outcome = await _asked(link, query, count, egress)
+            except LinkError as error:
+                outcome = str(error)
+            if len(self._known) < MOST_KEPT:
+                self._known[key] = loop.time() + KEPT_S, outcome
+        else:
+            outcome = self._known[key][1]
+        if isinstance(outcome, str):
+            raise LinkClosed(outcome)
+        return outcome
+
+
+async def _asked(link: Link, query: str, count: int, egress: Egress) -> tuple[Passage, ...]:
     answered: asyncio.Future[tuple[Passage, ...]] = asyncio.get_running_loop().create_future()
 
     def heard(message: SessionMessage | Found | CloseSession) -> None:
@@ -68,7 +106,7 @@ async def public_passages(link: Link, query: str, count: int, egress: Egress) ->
             return
         match message:
             case Found(_, passages):
-                answered.set_result(tuple(_passage(passage) for passage in passages if math.isfinite(passage.score)))
+                answered.set_result(tuple(map(_passage, passages[:count])))
             case CloseSession(_, reason):
                 answered.set_exception(LinkClosed(reason))
             case _:
@@ -91,22 +129,36 @@ async def public_passages(link: Link, query: str, count: int, egress: Egress) ->
     finally:
         answered.cancel()  # where nobody waits for it any more
         lost.cancel()
-        link.detach(number)
+        egress.sent(CloseSession(number, ""), link.detach(number))
 
 
-async def answer_search(link: Link, opening: OpenSession, store: DocumentStore | None, *, most: int) -> None:
-    """The cloud's part. Without documents nothing is found. most: passages at once."""
-    count = min(opening.top_k_documents, most)
-    try:
-        passages = [] if store is None else await asyncio.to_thread(store.search, opening.query, count)
-    except Exception:  # whatever it is, the device must hear of it
-        log.exception("a device's search failed")
+class Searches:
+    """The cloud's part."""
+
+    def __init__(self) -> None:
+        self._running = 0  # of all devices; one that was given up runs to its end
+
+    async def answer(self, link: Link, opening: OpenSession, store: DocumentStore | None, *, most: int) -> None:
+        """Without documents nothing is found. most: passages at once."""
+        egress, session = Egress(), opening.session
+        found, reason = Found(session, []), "stop"
+        if self._running >= MOST_SEARCHES:
+            reason = "refused: it is busy"
+        elif store is not None:
+            self._running += 1
+            query, count = opening.query[:MAX_QUERY], min(opening.top_k_documents, most)
+            try:
+                found = Found(session, told(await asyncio.to_thread(store.search, query, count)))
+            except Exception:  # whatever it is, the device must hear of it
+                log.exception("a device's search failed")
+                reason = "refused: its documents cannot be searched"
+            finally:
+                self._running -= 1
+        close = CloseSession(session, reason)
         with suppress(LinkClosed):
-            link.send(CloseSession(opening.session, "refused: its documents cannot be searched"))
-        return
-    with suppress(LinkClosed):
-        link.send(Found(opening.session, [told(passage) for passage in passages]))
-        link.send(CloseSession(opening.session, "stop"))
+            for message in (found, close) if reason == "stop" else (close,):
+                egress.sent(message, link.send(message))
+        log.info("sent to the other side for a search: %s", egress or "nothing, it has gone")
 
 
 def _passage(found: FoundPassage) -> Passage:

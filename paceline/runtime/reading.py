@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from paceline.engine.contract import TextModel
 from paceline.errors import RequestError
-from paceline.rag.prompt import prompt_parts, query_of, relevance
+from paceline.rag.prompt import passages_text, prompt_parts, query_of, relevance
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
 from paceline.rag.store import DocumentStore
 from paceline.runtime.documents import DocumentKv
 from paceline.runtime.prefixes import Prefix
-from paceline.strategies.machine import Branch
+from paceline.runtime.service import Citation
+from paceline.strategies.machine import Branch, Side, other
 
 Messages = Sequence[Mapping[str, object]]
 
@@ -27,6 +28,14 @@ class Reading:
     plain_tokens: int  # of the conversation without a document
     prefixes: tuple[Prefix, ...] = ()  # what the prompts begin with, where that is stored or worth storing
     others: tuple[Passage, ...] = ()  # one a branch behind those of `passages`: of the other side's documents
+
+    def citations(self, side: Side) -> tuple[Citation, ...]:
+        """One a branch that reads a document. side: this one."""
+        read = *((side, passage) for passage in self.passages), *((other(side), passage) for passage in self.others)
+        return tuple(
+            Citation(of, passage.document, passages_text(passage), passage.score, passage.file_id, passage.collection)
+            for of, passage in read
+        )
 
     @property
     def longest(self) -> int:
@@ -100,7 +109,7 @@ def _read(
     room = max_prompt - len(plain)
     searched = store is not None and k > 0 and query and room > 0
     found = store.search(query, k, selection, min_score=min_score) if searched and store is not None else []
-    for place, passage in enumerate((*found, *others)):
+    for place, passage in enumerate((*found, *others) if room > 0 else ()):
         parts = prompt_parts(messages, passage, tokenizer.document_prompt, max_document_tokens=room)
         if parts is None or sum(map(len, parts)) > max_prompt:
             continue

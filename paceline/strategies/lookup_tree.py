@@ -91,7 +91,6 @@ class LookupTree:
         self._prompts: tuple[Branch, ...] = ()  # not read yet
         self._later: list[Callable[[], None]] = []  # what can be learnt while a forward runs
         self._unobserved: list[int] = []  # output that the drafter has not been told
-        self._untold: list[tuple[Step, float]] = []  # plain steps that the budget has not been told
         self._woken = False  # since the forward under way was asked for
         self._drafted = NO_DRAFT  # below the head, the last time that there was anything
         self._step = UNKNOWN
@@ -120,7 +119,6 @@ class LookupTree:
                 self._woken = True
                 self._read()
                 self._observe()
-                self._tell()
                 self._learn(max(1, AT_ONCE // self._task.vocab_size))
                 return [WakeAt(now)] if self._later else []
             case Cancelled(reason):
@@ -187,20 +185,11 @@ class LookupTree:
         """The forward that was answered, in the guard's books and the report's."""
         step = self._step if self._step.rows else Step(own_rows, 1)
         if own_rows == 1:
-            self._untold.append((step, seconds))
-            if not self._budget.pausing:
-                self._tell()
+            self._budget.stepped(0, 0.0, 0, step, seconds)
             return
-        self._tell()
         self._drafts += own_rows - 1
         self._accepted += accepted
         self._budget.stepped(own_rows - 1, sum(self._drafted.probs), accepted, step, seconds)
-
-    def _tell(self) -> None:
-        """The budget of plain steps. While it pauses this waits for the next forward: it changes nothing before."""
-        for step, seconds in self._untold:
-            self._budget.stepped(0, 0.0, 0, step, seconds)
-        self._untold.clear()
 
     # ---- what is learnt ---------------------------------------------------------------------------------------------
     def _learn(self, most: int | None = None) -> None:
@@ -275,7 +264,6 @@ class LookupTree:
 
     def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
         self._finished = True
-        self._tell()
         stats = {
             "forwards": float(self._decoder.forwards),
             "rows": float(self._decoder.rows),

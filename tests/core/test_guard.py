@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.guard import CLASSES, Account, Fixed, Guard, Record, Yield, step_class
+from paceline.core.guard import CLASSES, LONGER, RETRY, Account, Fixed, Guard, Record, Yield, step_class
 from paceline.core.segments import Step
 
 Pace = Callable[[int], float]  # seconds of a step of so many rows
@@ -169,3 +169,19 @@ def test_a_fixed_budget_is_taken_whole() -> None:
 
 def test_classes_of_row_counts() -> None:
     assert [step_class(rows) for rows in (1, 5, 64, 65, 5000)] == [1, 6, 64, 80, CLASSES[-1]]
+
+
+def test_between_trees_that_come_to_nothing_more_is_waited_the_more_there_were_of_all_and_of_this_answer() -> None:
+    record = Record()
+    waits: dict[int, list[int]] = {}
+    for others in (0, 2 * LONGER, 100 * LONGER):
+        record.idle, guard = others, Guard(record, rows=8)
+        waits[others] = []
+        for _ in range(5):
+            assert guard.choose((1e-6,)) == 0
+            waits[others].append(guard._pause)
+    assert waits == {
+        0: [1, 3, 7, 15, RETRY],
+        2 * LONGER: [2 * RETRY, 3 * RETRY, 3 * RETRY, 3 * RETRY, 3 * RETRY],
+        100 * LONGER: [2 * RETRY, 3 * RETRY, 4 * RETRY, 4 * RETRY, 4 * RETRY],
+    }

@@ -13,9 +13,9 @@ from paceline.rag.store import DocumentStore
 from paceline.runtime import public as public_module
 from paceline.runtime.egress import Egress
 from paceline.runtime.link import Link
-from paceline.runtime.public import public_passages
+from paceline.runtime.public import MOST_BYTES, PublicSearch, Searches, told
 from paceline.runtime.service import Done
-from paceline.wire.messages import OpenSession
+from paceline.wire.messages import CloseSession, Found, OpenSession
 from tests.runtime.test_node import REQUEST, Bench, collect, nodes
 
 pytestmark = pytest.mark.anyio
@@ -130,12 +130,60 @@ async def test_a_cloud_that_finds_nothing_for_a_fault_is_said(fault: str, monkey
         assert refused.value.status == 503
 
 
+async def test_one_answer_that_is_prepared_again_searches_once() -> None:
+    async with nodes() as (bench, _):
+        cloud = Passages(HARBOUR)
+        give(bench, Passages(LANDLORD), cloud)
+        for _ in range(3):
+            _, done = await collect(await bench.device.prepare(PRIVATE))
+            assert len(done.found) == 2
+        assert len(cloud.queries) == 1
+
+
+async def test_nothing_goes_up_for_a_request_that_is_refused() -> None:
+    async with nodes(max_positions=64) as (bench, _):
+        openings = opened(bench)
+        long = replace(PRIVATE, messages=({"role": "user", "content": "Where is the harbour? " * 40},))
+        with pytest.raises(RequestError, match="maximum context length"):
+            await bench.device.prepare(long)
+        assert not openings
+
+
+async def test_the_cloud_tells_no_more_than_was_asked_for_and_the_device_takes_no_more() -> None:
+    many = [replace(HARBOUR, chunk_id=i, text=f"The harbour has {i} boats.") for i in range(9)]
+    async with nodes() as (bench, _):
+        give(bench, Passages(LANDLORD), Passages())
+        link = cloud_end(bench)
+
+        def flood(opening: OpenSession) -> None:
+            link.attach(opening.session, lambda _: None)
+            link.send(Found(opening.session, told(many)))
+            link.send(CloseSession(opening.session, "stop"))
+
+        link.on_open = flood
+        _, done = await collect(await bench.device.prepare(replace(PRIVATE, documents=2)))
+        assert [of.side for of in done.found] == ["device", "cloud", "cloud"]
+    wide = [replace(HARBOUR, text="\u0e01" * 16_000)] * 40
+    assert 0 < len(told(wide)) < 40 and sum(len(of.text.encode()) for of in told(wide)) <= MOST_BYTES
+
+
+async def test_more_searches_than_there_is_room_for_are_refused() -> None:
+    async with nodes() as (bench, _):
+        give(bench, Passages(LANDLORD), Passages(HARBOUR))
+        bench.cloud._searches._running = public_module.MOST_SEARCHES
+        _, done = await collect(await bench.device.prepare(PRIVATE))
+        assert done.degraded == "cloud_missing"
+        bench.cloud._searches = Searches()
+        _, done = await collect(await bench.device.prepare(replace(PRIVATE, documents=1)))
+        assert done.degraded is None
+
+
 async def test_a_device_is_searched_by_nobody() -> None:
     async with nodes() as (bench, _):
         store = Passages(LANDLORD)
         give(bench, store, Passages())
         with pytest.raises(LinkError, match="does not know 'search'"):
-            await public_passages(cloud_end(bench), "who is my landlord?", 3, Egress())
+            await PublicSearch().passages(cloud_end(bench), "who is my landlord?", 3, Egress())
         assert not store.queries
 
 

@@ -185,15 +185,20 @@ async def test_requests_that_come_at_once_are_admitted_one_by_one(monkeypatch: p
         await collect(await bench.cloud.prepare(REQUEST))  # refusals hold no place
 
 
-@pytest.mark.parametrize("on_loss", ["continue", "fail"])
+@pytest.mark.parametrize("on_loss", ["continue", "fail", "pause"])
 async def test_a_peer_that_falls_silent_is_as_good_as_lost(on_loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregate_module, "WAKE_INTERVAL", 0.01)
+    monkeypatch.setattr(front_module, "PAUSE_S", 0.01)
     async with nodes() as (bench, _):
         deafen_cloud(bench)
         request = replace(REQUEST, max_tokens=4, sampling=ENDLESS)
         if on_loss == "fail":
             session = await bench.device.prepare(replace(request, on_loss="fail"))
             with pytest.raises(PacelineError, match="not to go on alone"):
+                await collect(session)
+        elif on_loss == "pause":  # a link that has died without a word may be back
+            session = await bench.device.prepare(replace(request, on_loss="pause"))
+            with pytest.raises(PacelineError, match="has not come back"):
                 await collect(session)
         else:
             _, done = await collect(await bench.device.prepare(request))
@@ -229,6 +234,22 @@ async def test_a_pause_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         await bench.unlink()
         with pytest.raises(PacelineError, match="has not come back within"):
             await collect(session)
+
+
+async def test_a_link_that_comes_and_goes_does_not_prolong_a_pause() -> None:
+    async with nodes(gated=("cloud",)) as (bench, tasks):
+        session = await bench.device.prepare(replace(REQUEST, on_loss="pause"))
+        events = session.run()
+        waiting = asyncio.ensure_future(anext(events))
+        await bench.unlink()
+        first = session._given_up
+        assert first is not None and not first.cancelled()
+        await bench.link(tasks)
+        await bench.unlink()
+        assert session._given_up is first and not first.cancelled()
+        waiting.cancel()
+        await session.aclose()
+        assert first.cancelled()
 
 
 async def test_nobody_pauses_for_a_peer_that_is_there_and_does_not_take_part() -> None:

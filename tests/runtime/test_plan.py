@@ -52,6 +52,9 @@ def test_an_answer_that_is_private_is_written_by_the_device_alone() -> None:
         for linked in (True, False):
             choice = choose_strategy(replace(request, strategy=strategy), replace(device, linked=linked))
             assert (choice.strategy, choice.missing) == (written, not linked)
+    for nothing in ({"documents": 0}, {"prompt": (1, 2), "messages": ()}):
+        choice = choose_strategy(replace(request, strategy="lookup_tree", **nothing), replace(device, linked=False))
+        assert not choice.missing
     with pytest.raises(RequestError, match="'answer-private' forbids"):
         choose_strategy(replace(request, strategy="aggregate"), device)
 
