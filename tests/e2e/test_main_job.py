@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from paceline.strategies.machine import SIDES, Side
 from tests.e2e.pair import QUESTION, Pair, running_pair
@@ -120,3 +120,15 @@ def test_stop_strings_never_leak_and_cut_exactly(pair: Pair) -> None:
     assert whole.choices[0].finish_reason == "stop"
     chunks = client.chat.completions.create(**body, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text[: text.index(stop)]
+
+
+def test_at_the_level_answer_private_the_device_writes_with_what_the_cloud_finds(pair: Pair) -> None:
+    private = {"privacy": "answer-private", "report": True}
+    whole = pair.client("device").chat.completions.create(**request("sampled"), extra_body={"paceline": private})
+    assert whole.model_extra is not None
+    report = whole.model_extra["paceline"]
+    assert (report["strategy"], report["degraded"]) == ("lookup_tree", None)
+    assert {citation["side"] for citation in report["citations"]} == set(SIDES)
+    assert [stat for stat in report["stats"] if stat.startswith("sent_")] == ["sent_open_bytes"]
+    with pytest.raises(BadRequestError, match="ask the device"):
+        pair.client("cloud").chat.completions.create(**request("sampled"), extra_body={"paceline": private})
