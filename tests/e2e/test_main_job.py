@@ -124,11 +124,12 @@ def test_stop_strings_never_leak_and_cut_exactly(pair: Pair) -> None:
 
 def test_at_the_level_answer_private_the_device_writes_with_what_the_cloud_finds(pair: Pair) -> None:
     private = {"privacy": "answer-private", "report": True}
-    whole = pair.client("device").chat.completions.create(**request("sampled"), extra_body={"paceline": private})
+    body = request("sampled") | {"messages": [{"role": "user", "content": "When does the harbour library open?"}]}
+    whole = pair.client("device").chat.completions.create(**body, extra_body={"paceline": private})
     assert whole.model_extra is not None
     report = whole.model_extra["paceline"]
     assert (report["strategy"], report["degraded"]) == ("lookup_tree", None)
     assert {citation["side"] for citation in report["citations"]} == set(SIDES)
     assert [stat for stat in report["stats"] if stat.startswith("sent_")] == ["sent_open_bytes"]
     with pytest.raises(BadRequestError, match="ask the device"):
-        pair.client("cloud").chat.completions.create(**request("sampled"), extra_body={"paceline": private})
+        pair.client("cloud").chat.completions.create(**body, extra_body={"paceline": private})
