@@ -1,10 +1,10 @@
 """Two sides on this machine: the device in this process, with a random model of a given shape, the cloud in another.
 
 For benches of what happens before the first token: nodes, searches and the link are the program's own. The device's
-forwards are computed, on a core of their own. Of the cloud's, which another machine would compute, only the time
-passes: what computes beside the device, on cores that share their units or their caches with its, slows the device
-down. A second line to the cloud is there for baselines. All goes over a socket behind an emulated network, which is
-kept up by the cloud's process: a network is no work of the device's.
+forwards are computed, by a thread that keeps to one core. Of the cloud's, which another machine would compute, only
+the time passes: what computes beside the device, on cores that share their units or their caches with its, slows the
+device down. A second line to the cloud is there for baselines. All goes over a socket behind an emulated network,
+which is kept up by the cloud's process: a network is no work of the device's.
 """
 
 from __future__ import annotations

@@ -107,8 +107,9 @@ def _read(
     prefixes: list[Prefix] = []
     query = query_of(messages) if query is None else query
     room = max_prompt - len(plain)
-    searched = store is not None and k > 0 and query and room > 0
-    found = store.search(query, k, selection, min_score=min_score) if searched and store is not None else []
+    found: Sequence[Passage] = ()
+    if store is not None and k > 0 and query and room > 0:
+        found = store.search(query, k, selection, min_score=min_score)
     for place, passage in enumerate((*found, *others) if room > 0 else ()):
         parts = prompt_parts(messages, passage, tokenizer.document_prompt, max_document_tokens=room)
         if parts is None or sum(map(len, parts)) > max_prompt:
