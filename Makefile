@@ -66,8 +66,8 @@ wheel: venv ## build the wheel, install it in an empty directory, run it there
 	@scripts/test tests/packaging
 
 docs: venv ## write openapi/openapi.json and openapi/link.md anew, from the code
-	@$(BIN)/python -m paceline.wire.describe > openapi/link.md
-	@$(BIN)/python -m paceline.server.describe > openapi/openapi.json
+	@$(BIN)/python -m paceline.wire.document > openapi/link.md
+	@$(BIN)/python -m paceline.server.openapi > openapi/openapi.json
 
 clean: ## remove what make and the tools made
 	@rm -rf $(VENV) $(CLIENTS) $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import httpx
 
-from paceline.core.placement import speed_up
-from paceline.core.sides import Side
+from paceline.core.aggregation.placement import speed_up
+from paceline.core.side import Side
 
-from . import payload
-from .pair import linked_pair
+from .aggregation import payload_bytes as payload
+from .aggregation.process_pair import linked_pair
 from .report import Claim, Options, Report, plot_lines
 
 NAME = "aggregate"
@@ -87,7 +87,7 @@ def run(options: Options) -> Report:
         "tokens": tokens,
         "answers": f"{count} each, {MORE * count} at {1e3 * NEAR:g} ms and less",
         "client": "httpx at the agent, loopback; for the cloud alone at the cloud",
-        "bytes": f"of a message with one node, made-up laws of {payload.VOCAB} ids (bench/payload.py)",
+        "bytes": f"of a message with one node, made-up laws of {payload.VOCAB} ids (aggregation/payload_bytes.py)",
     }
     return Report(NAME, conditions, rows + sizes, (*_claims(rows), *_size_claims(sizes)))
 

@@ -21,24 +21,24 @@ import tokenizers
 from jsonschema import Draft202012Validator, ValidationError
 from tokenizers import decoders, models, pre_tokenizers
 
-from paceline.core.constraint import Constraint
-from paceline.core.rules import RuleName
-from paceline.core.sampling import SamplingParams
-from paceline.core.sides import SIDES, Side
-from paceline.engine.bytetext import ByteTokenizer
-from paceline.engine.contract import LoadedModel
-from paceline.engine.fake import FakeEngine, arbitrary
-from paceline.engine.grammar import Grammars
+from paceline.core.aggregation.registry import RuleName
+from paceline.core.sampling.constraint import Constraint
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.side import SIDES, Side
+from paceline.engine.base import LoadedModel
+from paceline.engine.fake.engine import FakeEngine, arbitrary
+from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.engine.grammar.compiler import Grammars
 from paceline.engine.tokenizer import Tokenizer
-from paceline.runtime.connection import Link
+from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
 from paceline.runtime.service import Done, Drafts, GenerateRequest, Piece
-from paceline.strategies.machine import Strategy
+from paceline.strategies.base import Strategy
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.closing import CloseCode
+from paceline.wire.close_codes import CloseCode
 from paceline.wire.messages import VERSION, Hello, Welcome
 
-from .nearby import StreamTransport
+from .aggregation.two_process_rig import StreamTransport
 from .report import Claim, Options, Report
 
 NAME: Final = "constraints"

@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 import torch
 from transformers import DynamicCache, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from paceline.core.segments import Batch, Segment, SeqId
-from paceline.engine.contract import ModelInfo
-from paceline.engine.paged import PagedEngine, paged_engine
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.engine.base import ModelInfo
+from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.engine.scores import dists
 from paceline.errors import EngineError
 

@@ -15,16 +15,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from paceline.core.lookup import K
-from paceline.core.sampling import SamplingParams
-from paceline.runtime.worker import EngineWorker
-from paceline.strategies.machine import Machine, Task
+from paceline.core.drafting.lookup_table import K
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.strategies.base import Machine, Task
 
-from . import adversary, replayed
-from .drafters import OURS, PLAIN, Memory, Way, sized, ways
+from .drafting import adversarial as adversary
+from .drafting import large_shape as replayed
+from .drafting.drafters import OURS, PLAIN, Memory, Way, sized, ways
+from .drafting.single_session import Answer, together
+from .drafting.workloads import Ids, Subject, demo_pair, questions, real_and_tiny
 from .report import Claim, Options, Report
-from .solo import Answer, together
-from .subjects import Ids, Subject, demo_pair, questions, real_and_tiny
 
 NAME = "lookup_tree"
 SUMMARY = "tokens/s of drafting without a model; baselines: plain, look-up, automaton, recycling, draft model"

@@ -1,9 +1,9 @@
 """`paceline bench perplexity`: what documents are worth to a text, by how they are read.
 
-Perplexity of test text against the documents retrieved on each side, for the methods of `bench/baselines.py`: no
-retrieval, one side's documents in one context, both sides' in one context, and a branch per document, mixed. One model
-for all. The first eighth of a window is the query and is not scored (DRAGON 7.2). Claim: the ratio of gains over no
-retrieval, ours to the second best, at the most documents.
+Perplexity of test text against the documents retrieved on each side, for the methods of `bench/retrieval/methods.py`:
+no retrieval, one side's documents in one context, both sides' in one context, and a branch per document, mixed. One
+model for all. The first eighth of a window is the query and is not scored (DRAGON 7.2). Claim: the ratio of gains over
+no retrieval, ours to the second best, at the most documents.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.aggregation import evidence
-from paceline.core.dist import Dist
-from paceline.core.sides import SIDES, Side
-from paceline.engine.load import load_model
+from paceline.core.aggregation.weights import evidence
+from paceline.core.sampling.dist import Dist
+from paceline.core.side import SIDES, Side
+from paceline.engine.loader import load_model
 from paceline.models import DEVICE
-from paceline.rag.embed import Embedder, load_embedder
-from paceline.rag.index import VectorIndex
+from paceline.rag.embedder import Embedder, load_embedder
+from paceline.rag.index.faiss_index import VectorIndex
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 
-from .articles import Piece, Shelves, Window
-from .baselines import METHODS, Found, Ids, Plan, Retrieved, mixture
-from .material import SEED, Material, gather
 from .report import Claim, Options, Report, plot_lines
-from .scorers import EngineScorer, Probabilities, Scorer
-from .tables import CopyingTables, Static, fit
+from .retrieval.articles import Piece, Shelves, Window
+from .retrieval.corpora import SEED, Material, gather
+from .retrieval.methods import METHODS, Found, Ids, Plan, Retrieved, mixture
+from .retrieval.ngram_model import CopyingTables, Static, fit
+from .retrieval.scorers import EngineScorer, Probabilities, Scorer
 
 NAME: Final = "perplexity"
 SUMMARY: Final = "perplexity of text against documents per side; baselines: none, one side's, all in one context"

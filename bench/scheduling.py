@@ -22,11 +22,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.sides import SIDES, Side
+from paceline.core.side import SIDES, Side
 
-from .replay import Link, Replay, Trace
+from .aggregation.link_replay import Link, Replay, Trace
+from .aggregation.placement_rules import RULES
 from .report import Claim, Options, Report, plot_lines
-from .rules import RULES
 
 NAME: Final = "scheduling"
 SUMMARY: Final = "placement of the aggregator on replayed traces; baselines: device, cloud, random, always"

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from paceline.commands.children import Children, command, free_port
-from paceline.engine.bytetext import EOS
+from paceline.commands.processes import Children, command, free_port
+from paceline.engine.fake.tokenizer import EOS
 
 from .report import Claim, Options, Report
 

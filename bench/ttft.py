@@ -1,9 +1,9 @@
 """`paceline bench ttft`: time to the first token when documents' KV is stored, beside what it replaces.
 
 Device and cloud hold a document each. Two nodes of the program, with real searches and link messages, over an emulated
-network; the device's forwards are real, the cloud's take a stated time (`bench.nearby` says why). The baselines run on
-the device's engine and a line of the same kind, on which every byte they need is really serialised and waits its time.
-Names of the baselines are DRAGON's.
+network; the device's forwards are real, the cloud's take a stated time (`bench.aggregation.two_process_rig` says why).
+The baselines run on the device's engine and a line of the same kind, on which every byte they need is really serialised
+and waits its time. Names of the baselines are DRAGON's.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paceline.core.aggregation import mix
-from paceline.core.dist import Dist
-from paceline.core.kv import KvRows
-from paceline.core.sampling import SamplingParams
-from paceline.core.segments import Segment
-from paceline.core.sides import SIDES, Side
-from paceline.engine.contract import TextModel
+from paceline.core.aggregation.weights import mix
+from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.segment import Segment
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.side import SIDES, Side
+from paceline.engine.base import TextModel
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import EngineError
 from paceline.models import DEVICE
 from paceline.rag.prompt import passages_text, query_of, relevance
 from paceline.rag.records import Passage
-from paceline.runtime.documents import kv_key
-from paceline.runtime.emulation import Emulation
-from paceline.runtime.prefixes import Prefix
+from paceline.runtime.engine_loop.document_prefill import kv_key
+from paceline.runtime.engine_loop.executor import Control
+from paceline.runtime.engine_loop.prefix_reuse import Prefix
+from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.service import GenerateRequest, Piece
-from paceline.runtime.steps import Control
 
-from .nearby import Elsewhere, Near, Setting, Shape, two_sides
+from .aggregation.two_process_rig import Elsewhere, Near, Setting, Shape, two_sides
 from .report import Claim, Options, Report, plot_lines
 
 NAME = "ttft"
@@ -82,6 +82,7 @@ class Workload:
     cloud: Elsewhere = TENTH
     regimes: tuple[Regime, ...] = REGIMES
     rounds: int = 25
+    yields: bool = True  # see `nearby.Setting`; on a machine that is busy otherwise, such a cloud may never have a turn
 
 
 QUICK = Workload(regimes=REGIMES[:1], rounds=5)
@@ -143,7 +144,7 @@ async def _all(load: Workload) -> list[dict[str, object]]:
         texts = {side: _text(WORDS[side], regime.documents, tokenizer) for side in SIDES}
         with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
             emulation = Emulation(rtt=regime.rtt, rate=regime.rate)
-            setting = Setting(Path(folder), load.device, load.cloud, texts, emulation)
+            setting = Setting(Path(folder), load.device, load.cloud, texts, emulation, load.yields)
             async with two_sides(setting) as near:
                 bench = _Bench(near, load.device)
                 setting.prepared.write_bytes(await bench.prepared())

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.core.sides import SIDES, Side
+from paceline.core.side import SIDES, Side
 from paceline.models import CLOUD, DEVICE
-from paceline.models.answers import Pair
-from paceline.models.evaluate import both_sides
-from paceline.models.names import split_of
-from paceline.models.squad import normal_form
-from paceline.rag.embed import Embedder, load_embedder
+from paceline.models.demo_pair import Pair
+from paceline.models.training.evaluate import both_sides
+from paceline.models.training.names import split_of
+from paceline.models.training.squad import normal_form
+from paceline.rag.embedder import Embedder, load_embedder
 
 from .report import Claim, Options, Report
 

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 
 from paceline.errors import ConfigError, LinkClosed
-from paceline.runtime.emulation import Emulation
-from paceline.runtime.link import Dialer, Link, back_off
+from paceline.runtime.link.dialer import Dialer, Link, back_off
+from paceline.runtime.link.emulation import Emulation
 from paceline.settings import is_loopback
 from paceline.wire.messages import Hello
 

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 def agent(settings: AgentSettings, origins: Origins) -> None:
     """Serve this device's model and private documents, together with a cloud if one is given."""
-    from paceline.api.serving import configure_logging
+    from paceline.api.http.server import configure_logging
 
     from .program import run  # torch is imported here, not for `paceline --help`
 

@@ -2,7 +2,9 @@
 
 Precedence: flag > environment > file > default. A key that nobody knows is an error that names the nearest known one.
 The file (`paceline.toml` in the working directory, or `--config`) has keys that both programs read, and the tables
-`[server]` and `[agent]` for one of them. `paceline.commands.options` makes the flags from the same fields.
+`[server]` and `[agent]` for one of them. Of a folder that is named for both (by a variable, or by a key outside the
+tables) each side takes a folder of its own below it, so that what one keeps is never the other's.
+`paceline.commands.options` makes the flags from the same fields.
 
 pydantic-settings is not used: it says neither where a value came from nor that a variable is unknown. Knows nothing of
 models, stores or the network: whether a model exists is for the engine to say.
@@ -23,6 +25,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from paceline.core.side import Side
 from paceline.errors import ConfigError
 
 PREFIX = "PACELINE_"
@@ -33,7 +36,7 @@ DERIVED = frozenset({"state_dir", "docs_dir", "embedder", "device"})  # their de
 Origins = Mapping[str, str]  # field name -> where its value came from, in words
 
 
-def state_home(side: str) -> Path:
+def state_home(side: Side) -> Path:
     """Where this side keeps its state unless told otherwise: $XDG_STATE_HOME/paceline/SIDE."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "paceline" / side
@@ -54,7 +57,7 @@ class NodeSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
     table: ClassVar[str]  # this program's table in the file
-    side: ClassVar[str]
+    side: ClassVar[Side]
 
     model: str = Field("demo", description="demo, fake, a Hugging Face name, or a directory with safetensors")
     name: str | None = Field(None, description="name the model is served under; default: the model's own")
@@ -95,6 +98,13 @@ class NodeSettings(BaseModel):
     max_tokens_default: int | None = Field(
         None, ge=1, description="tokens written when a request sets no limit; default: up to the context"
     )
+    temperature: float | None = Field(
+        None, ge=0, le=2, description="of requests that name none; default: the model's generation_config.json, or 1"
+    )
+    top_p: float | None = Field(None, ge=0, le=1, description="likewise; default: the model's, or 1")
+    top_k: int | None = Field(None, ge=0, lt=2**31, description="likewise, 0 for no limit; default: the model's, or 0")
+    min_p: float | None = Field(None, ge=0, le=1, description="likewise; default: the model's, or 0")
+    repetition_penalty: float | None = Field(None, gt=0, le=10, description="likewise; default: the model's, or 1")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
 
     @field_validator("api_keys", mode="before")
@@ -186,9 +196,15 @@ def resolve(
         file = Path(env[f"{PREFIX}CONFIG"])
     values: dict[str, object] = {}
     origins = dict.fromkeys(cls.model_fields, "default")
-    for source in (_from_file(cls, file), _from_env(cls, env), _from_flags(cls, flags)):  # later ones win
+    shared, own = _from_file(cls, file)
+    for_both: dict[str, bool] = {}
+    sources = ((shared, True), (own, False), (_from_env(cls, env), True), (_from_flags(cls, flags), False))
+    for source, is_for_both in sources:  # later ones win
         for key, (value, origin) in source.items():
-            values[key], origins[key] = value, origin
+            values[key], origins[key], for_both[key] = value, origin, is_for_both
+    for key in _FOLDERS:
+        if for_both.get(key):
+            values[key] = _own_folder(cls, key, values[key], origins[key])
     try:
         return cls.model_validate(values), origins
     except ValidationError as error:
@@ -239,10 +255,11 @@ def _from_env(cls: type[NodeSettings], env: Mapping[str, str]) -> _Source:
     }
 
 
-def _from_file(cls: type[NodeSettings], file: Path | None) -> _Source:
+def _from_file(cls: type[NodeSettings], file: Path | None) -> tuple[_Source, _Source]:
+    """What is for both programs, and what this program's table says."""
     path = file or DEFAULT_FILE
     if file is None and not path.is_file():
-        return {}
+        return {}, {}
     try:
         with path.open("rb") as stream:
             content = tomllib.load(stream)
@@ -250,18 +267,42 @@ def _from_file(cls: type[NodeSettings], file: Path | None) -> _Source:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from None
-    values: _Source = {}
+    own: _Source = {}
     tables = {schema.table: content.pop(schema.table, {}) for schema in SCHEMAS}
     _refuse_unknown(content, _known() | set(tables), f"key in {path}")
-    values |= {key: (value, f"file {path}") for key, value in content.items() if key in cls.model_fields}
+    shared: _Source = {key: (value, f"file {path}") for key, value in content.items() if key in cls.model_fields}
     for schema in SCHEMAS:
         table = tables[schema.table]
         if not isinstance(table, dict):
             raise ConfigError(f"{schema.table} in {path} must be a table: [{schema.table}]")
         _refuse_unknown(table, set(schema.model_fields), f"key in [{schema.table}] of {path}")
         if schema is cls:
-            values |= {key: (value, f"file {path} [{schema.table}]") for key, value in table.items()}
-    return values
+            own = {key: (value, f"file {path} [{schema.table}]") for key, value in table.items()}
+    return shared, own
+
+
+_FOLDERS: Mapping[str, tuple[str, ...]] = {  # settings that name a folder, and what an older release kept in it
+    "state_dir": ("keys.sqlite", "devices.sqlite", "responses.sqlite", "credentials.json", "docs/documents.sqlite"),
+    "docs_dir": ("documents.sqlite",),
+}
+
+
+def _own_folder(cls: type[NodeSettings], key: str, value: object, origin: str) -> object:
+    """This side's folder below one that was given to both.
+
+    Raises ConfigError where that one holds a side's files itself, as it did when both sides were given the same.
+    """
+    if not isinstance(value, str):
+        return value  # for the schema to refuse
+    folder = Path(value).expanduser()
+    for name in _FOLDERS[key]:
+        if (folder / name).exists():
+            homes = " or ".join(str(folder / schema.side) for schema in SCHEMAS)
+            raise ConfigError(
+                f"{key} = {value!r} ({origin}) is for both sides, each in a folder of its own below it, but "
+                f"{folder / name} is there: stop the programs and move what is in {folder} to {homes}, by whose it is."
+            )
+    return str(folder / cls.side)
 
 
 def _known() -> set[str]:

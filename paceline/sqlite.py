@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.errors import ConfigError
@@ -23,8 +24,7 @@ def connect(file: Path) -> sqlite3.Connection:
     Raises sqlite3.Error, OSError, and ConfigError when another program keeps it busy.
     """
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # SQLite gives its log files the mode of the database: make it private before there is anything in it.
-    os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
+    _make_private(file)
     connection = sqlite3.connect(file, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         _write_ahead(connection, file)
@@ -34,6 +34,25 @@ def connect(file: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+_MAKING = threading.Lock()
+
+
+def _make_private(file: Path) -> None:
+    """Make an empty file that only its owner may read, if there is none: SQLite gives its log files the same mode.
+
+    A file that exists is never opened here. POSIX gives locks to processes, not to descriptors: closing *any*
+    descriptor of a file drops all locks this process holds on it. Another process would then take itself for the last
+    user, and remove the log of writes under a connection in use ("How To Corrupt An SQLite Database File", 2.2).
+    The lock keeps another thread from connecting to the new file before its descriptor here is closed.
+    """
+    with _MAKING, suppress(FileExistsError):
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.fchmod(descriptor, 0o600)  # a umask may have taken more away
+        finally:
+            os.close(descriptor)
 
 
 def _write_ahead(connection: sqlite3.Connection, file: Path) -> None:

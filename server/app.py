@@ -7,9 +7,9 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
-from paceline.api.keys import Keyring
+from paceline.api.http.auth import Keyring
+from paceline.api.responses.event_log import DEFAULT_RETENTION, Retention
 from paceline.api.routes import register
-from paceline.api.token_log import DEFAULT_RETENTION, Retention
 from paceline.runtime.service import Service
 
 from . import links

@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 def serve(settings: ServerSettings, origins: Origins) -> None:
     """Serve the cloud's model and public documents, alone or together with devices."""
-    from paceline.api.serving import configure_logging
+    from paceline.api.http.server import configure_logging
 
     from .program import run  # torch is imported here, not for `paceline --help`
 

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.body import read_body
-from paceline.api.encoding import decode_object, encode_json
+from paceline.api.http.body import read_body
+from paceline.api.http.strict_json import decode_object, encode_json
 from paceline.api.routes import Route
 from paceline.errors import RequestError
 

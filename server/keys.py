@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.api.keys import SCOPES, StoredKey
+from paceline.api.http.auth import SCOPES, StoredKey
 from paceline.errors import ConfigError
 
 from .devices import check_name

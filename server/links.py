@@ -10,9 +10,9 @@ from typing import Protocol
 
 from starlette.websockets import WebSocket
 
-from paceline.runtime.emulation import Emulation
-from paceline.runtime.link import Link, serve_websocket
-from paceline.wire.closing import CloseCode
+from paceline.runtime.link.dialer import Link, serve_websocket
+from paceline.runtime.link.emulation import Emulation
+from paceline.wire.close_codes import CloseCode
 from paceline.wire.messages import Hello, Welcome
 
 from .devices import Registry

@@ -9,11 +9,11 @@ from contextlib import closing
 
 import typer
 
-from paceline.api.keys import Keyring, check_exposure, parse_keys
-from paceline.api.opening import open_kv, open_model, open_store, open_tables, retention_of, served_name
-from paceline.api.serving import listen, serve, url_of
+from paceline.api.http.auth import Keyring, check_exposure, parse_keys
+from paceline.api.http.server import listen, serve, url_of
+from paceline.bootstrap import open_kv, open_model, open_store, open_tables, retention_of, sampling_of, served_name
 from paceline.models import CLOUD
-from paceline.runtime.emulation import Emulation
+from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.node import Node
 from paceline.settings import ServerSettings
 from paceline.strategies.registry import STRATEGIES
@@ -45,6 +45,7 @@ async def run(settings: ServerSettings) -> None:
             model,
             store,
             served_name=name,
+            sampling=sampling_of(settings),
             max_tokens_default=settings.max_tokens_default,
             kv=open_kv(settings),
             tables=open_tables(settings, model),

@@ -14,21 +14,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
-from paceline.api.catalog import Catalog
-from paceline.api.chat import ChatEndpoint
-from paceline.api.completions import CompletionsEndpoint
-from paceline.api.embeddings import EmbeddingsEndpoint
-from paceline.api.errors import http_failure
-from paceline.api.files import FilesEndpoint
-from paceline.api.gate import MAX_ACTIVE, Gate, GateMiddleware
-from paceline.api.keys import Keyring
+from paceline.api.chat.endpoint import ChatEndpoint
+from paceline.api.completions.endpoint import CompletionsEndpoint
+from paceline.api.embeddings.endpoint import EmbeddingsEndpoint
+from paceline.api.http.admission import MAX_ACTIVE, Gate, GateMiddleware
+from paceline.api.http.auth import Keyring
+from paceline.api.http.errors import http_failure
+from paceline.api.http.sse import KEEP_ALIVE_S
+from paceline.api.models import Catalog
 from paceline.api.openapi import ApiDescription
-from paceline.api.responses import ResponsesEndpoint
-from paceline.api.responses_fold import close_cut
+from paceline.api.responses.endpoint import ResponsesEndpoint
+from paceline.api.responses.event_log import DEFAULT_RETENTION, Retention, TokenLog
+from paceline.api.responses.replay import close_cut
 from paceline.api.routes import allowed, register
-from paceline.api.sse import KEEP_ALIVE_S
-from paceline.api.token_log import DEFAULT_RETENTION, Retention, TokenLog
-from paceline.api.vector_stores import VectorStoresEndpoint
+from paceline.api.vector_stores.endpoint import VectorStoresEndpoint
+from paceline.api.vector_stores.files import FilesEndpoint
 from paceline.runtime.service import Service
 
 

@@ -5,7 +5,7 @@ Chat models and embedders stand in one list, because clients know one list. Each
 
 from __future__ import annotations
 
-from paceline.engine.contract import ModelInfo
+from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import EmbedderInfo, Service
 

@@ -22,7 +22,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.encoding import encode_json
+from paceline.api.http.strict_json import encode_json
 from paceline.api.routes import Route
 
 PATH = "/openapi.json"

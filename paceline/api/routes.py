@@ -19,8 +19,8 @@ from starlette.routing import Match
 from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope as AsgiScope
 
-from paceline.api.errors import Failure
-from paceline.api.keys import Identity, Scope
+from paceline.api.http.auth import Identity, Scope
+from paceline.api.http.errors import Failure
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Shape = type[BaseModel] | str | None

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from paceline import models
-from paceline.commands.children import Child, Children
-from paceline.commands.pair import Pair, start_pair
-from paceline.commands.questions import COLOURS, Question, ask, curl_line, faults, footer, load_questions
-from paceline.core.sides import Side
+from paceline.commands.demo_questions import COLOURS, Question, ask, curl_line, faults, footer, load_questions
+from paceline.commands.local_pair import Pair, start_pair
+from paceline.commands.processes import Child, Children
+from paceline.core.side import Side
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def demo(
 
 
 def _start(children: Children, port: int, agent_port: int) -> Pair:
-    from paceline.rag.embed import DEFAULT
+    from paceline.rag.embedder import DEFAULT
 
     documents: dict[Side, Path] = {"cloud": models.SAMPLES / "public", "device": models.SAMPLES / "private"}
     ports: dict[Side, int] = {"cloud": port, "device": agent_port}

@@ -21,7 +21,7 @@ from paceline.settings import AgentSettings, ServerSettings, resolve
 
 if TYPE_CHECKING:
     from paceline.rag.records import Added, Progress
-    from paceline.rag.store import DocumentStore
+    from paceline.rag.store.documents import DocumentStore
 
 Side = Annotated[
     Literal["cloud", "device"],
@@ -60,7 +60,7 @@ def add(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Read files into the store. The same text again changes nothing; a new text under an old name replaces it."""
+    """Read files into the store. The same text again changes nothing; a file that has changed replaces its document."""
     with opened(side, store, embedder, config) as documents:
         results = add_with_progress(documents, paths, side)
     if as_json:
@@ -151,14 +151,15 @@ def opened(
     again: bool = False,
 ) -> Iterator[DocumentStore]:
     """The store that the side's program would open."""
-    from paceline.rag.embed import load_embedder  # here, so that `paceline --help` waits for no library
-    from paceline.rag.store import DocumentStore
+    from paceline.rag.embedder import load_embedder  # here, so that `paceline --help` waits for no library
+    from paceline.rag.store.documents import DocumentStore
 
     flags = {"docs_dir": store, "embedder": embedder}
     settings, _ = resolve(ServerSettings if side == "cloud" else AgentSettings, flags, os.environ, config)
     if settings.docs_dir.exists() and not settings.docs_dir.is_dir():
         raise ConfigError(f"{settings.docs_dir} is not a folder: give the store's folder with --store")
-    with DocumentStore.open(settings.docs_dir, load_embedder(settings.embedder), reindex=again) as documents:
+    embed_with = load_embedder(settings.embedder)
+    with DocumentStore.open(settings.docs_dir, embed_with, side=side, reindex=again) as documents:
         yield documents
 
 

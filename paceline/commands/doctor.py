@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.commands import checks
+from paceline.commands import doctor_checks as checks
 from paceline.settings import SCHEMAS, resolve
 
 

@@ -54,10 +54,10 @@ def warm(
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-    from paceline.api.opening import open_model
+    from paceline.bootstrap import open_model
     from paceline.models import CLOUD, DEVICE
-    from paceline.runtime import warming
-    from paceline.runtime.tables import FOLDER, TableStore
+    from paceline.runtime.lookup_tables import warmup as warming
+    from paceline.runtime.lookup_tables.store import FOLDER, TableStore
 
     settings = _settings(side, state_dir, config, model)
     if not file.is_file():
@@ -77,7 +77,7 @@ def warm(
 
 def list_(side: Side = "cloud", state_dir: StateDir = None, config: Config = None, as_json: Json = False) -> None:
     """List the tables: bases first, then those of owners."""
-    from paceline.runtime.tables import FOLDER, table_files
+    from paceline.runtime.lookup_tables.store import FOLDER, table_files
 
     files = table_files(_settings(side, state_dir, config).state_dir / FOLDER)
     if as_json:
@@ -103,7 +103,7 @@ def erase(
 
     A running program forgets what it holds of them too, as soon as they ask again, and at the latest when it ends.
     """
-    from paceline.runtime.tables import FOLDER, mark_erased, table_files
+    from paceline.runtime.lookup_tables.store import FOLDER, mark_erased, table_files
 
     if not (owners or every or base):
         raise ConfigError("name the owners whose tables are to be erased, or give --all or --base")

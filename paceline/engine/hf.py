@@ -16,15 +16,15 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from paceline.core.dist import Dist
-from paceline.core.kv import KvRows
-from paceline.core.segments import Batch, Segment, SeqId
-from paceline.engine.contract import ModelInfo, Output
+from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.sampling.dist import Dist
+from paceline.engine.base import ModelInfo, Output
 from paceline.engine.kvrows import adopted, exported
-from paceline.engine.ledger import Ledger
+from paceline.engine.model_config import MASKED_KINDS, windows
 from paceline.engine.scores import dists
-from paceline.engine.selfcheck import agrees, prompt_for
-from paceline.engine.shape import MASKED_KINDS, windows
+from paceline.engine.self_test import agrees, prompt_for
+from paceline.engine.sequence_table import Ledger
 from paceline.engine.visible import visible
 from paceline.errors import EngineError
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.core.kv import KvRows
+from paceline.core.batching.kv_prefix import KvRows
 from paceline.errors import EngineError
 
 _BITS = {torch.bfloat16: torch.uint16}  # number formats that numpy lacks are carried as their bits

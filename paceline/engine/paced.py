@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from paceline.core.segments import Batch
-from paceline.engine.contract import Engine, Output
+from paceline.core.batching.segment import Batch
+from paceline.engine.base import Engine, Output
 from paceline.engine.wrapped import WrappedEngine
 from paceline.errors import EngineError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.segments import Segment
+from paceline.core.batching.segment import Segment
 
 
 def visible(segment: Segment, window: int | None) -> NDArray[np.bool_]:

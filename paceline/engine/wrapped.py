@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.kv import KvRows
-from paceline.core.segments import Batch, SeqId
-from paceline.engine.contract import Engine, ModelInfo, Output
+from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.segment import Batch, SeqId
+from paceline.engine.base import Engine, ModelInfo, Output
 
 
 class WrappedEngine:

@@ -20,7 +20,7 @@ OVERLAP_TOKENS = 32  # about two sentences
 
 # A piece is a word with the space after it. Scripts without spaces give long "words"; their full stops end one too.
 FULL_STOPS = "\u3002\uff01\uff1f"  # Chinese and Japanese . ! ?
-_PIECE = re.compile(rf"\s+|[^\s{FULL_STOPS}]{{1,64}}[{FULL_STOPS}]*\s*|[{FULL_STOPS}]+\s*")
+_PIECE = re.compile(rf"\s+|[^\s{FULL_STOPS}]{{1,64}}[{FULL_STOPS}]{{0,64}}\s*|[{FULL_STOPS}]{{1,64}}\s*")
 _HEADING = re.compile(r"#{1,6}[ \t]")
 _FENCE = re.compile(r"[ \t]*(```|~~~)")
 _SENTENCE_END = re.compile(rf"[.!?…{FULL_STOPS}][\"'”\u2019»)\]*_]*$")

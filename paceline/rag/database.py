@@ -14,10 +14,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from paceline import sqlite
+from paceline.core.side import Side
 from paceline.errors import ConfigError
 
 FILE = "documents.sqlite"
-VERSION = 2  # PRAGMA user_version
+VERSION = 3  # PRAGMA user_version
 _DOCUMENTS = """CREATE TABLE documents (
         id TEXT PRIMARY KEY,
         name TEXT NOT NULL,
@@ -26,12 +27,14 @@ _DOCUMENTS = """CREATE TABLE documents (
         added_at REAL NOT NULL,  -- s since 1970
         num_chunks INTEGER NOT NULL,
         collection TEXT NOT NULL DEFAULT 'default',
-        file TEXT NOT NULL DEFAULT '')  -- id of the uploaded file it was made from"""
+        file TEXT NOT NULL DEFAULT '',  -- id of the uploaded file it was made from
+        source BLOB NOT NULL DEFAULT x'')  -- whole path of the file it was read from, as bytes"""
 # What was uploaded may have the name and the text of another file; what `paceline docs` manages may not.
 _UNIQUE = (
     "CREATE UNIQUE INDEX document_names ON documents (collection, name) WHERE file = ''",
     "CREATE UNIQUE INDEX document_texts ON documents (collection, sha256) WHERE file = ''",
     "CREATE UNIQUE INDEX document_files ON documents (collection, file) WHERE file != ''",
+    "CREATE UNIQUE INDEX document_sources ON documents (collection, source) WHERE source != x''",
 )
 _SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -84,6 +87,7 @@ _UPLOADS = (
         chunk_tokens INTEGER NOT NULL,
         overlap INTEGER NOT NULL,
         usage_bytes INTEGER NOT NULL,
+        starts INTEGER NOT NULL DEFAULT 0,  -- readings that were begun and not ended, by whatever outcome
         UNIQUE (store, file))""",
     "CREATE INDEX IF NOT EXISTS attached_files ON attached (file)",
     "CREATE INDEX IF NOT EXISTS attached_batches ON attached (batch)",
@@ -97,13 +101,22 @@ _FROM_1 = (  # its names and texts were unique in the table, which no ALTER can 
     "DROP TABLE documents_1",
     *_UNIQUE,
 )
+_FROM_2 = (
+    "ALTER TABLE attached ADD COLUMN starts INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE documents ADD COLUMN source BLOB NOT NULL DEFAULT x''",
+    _UNIQUE[-1],
+)
+_MIGRATIONS = {1: _FROM_1, 2: _FROM_2}  # a file of version 1 has no uploads: their tables are made as they are now
 
 
 class Database:
     """One connection. The caller sees to it that one thread at a time uses it."""
 
-    def __init__(self, directory: Path, *, embedder: str, dimensions: int) -> None:
-        """Opens the store, or makes it if there is none. Raises ConfigError when that cannot be."""
+    def __init__(self, directory: Path, *, embedder: str, dimensions: int, side: Side | None = None) -> None:
+        """Opens the store, or makes it if there is none. Raises ConfigError when that cannot be.
+
+        side: whose documents it keeps, written down with the first opening that says so; None: whoever's they are.
+        """
         self._directory = directory
         self._made_by = {"embedder": embedder, "dimensions": str(dimensions)}
         try:
@@ -114,6 +127,8 @@ class Database:
         try:
             with self._speaking():
                 self._prepare()
+                if side is not None:
+                    self._claim(side)
         except BaseException:
             self._connection.close()
             raise
@@ -130,8 +145,8 @@ class Database:
                 meta = {"generation": "0", "store": uuid.uuid4().hex, **self._made_by}
                 self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
                 self._connection.execute(f"PRAGMA user_version = {VERSION}")
-            elif version == 1:
-                for statement in _FROM_1:
+            elif version in _MIGRATIONS:
+                for statement in _MIGRATIONS[version]:
                     self._connection.execute(statement)
                 self._connection.execute(f"PRAGMA user_version = {VERSION}")
             elif version != VERSION:
@@ -144,6 +159,25 @@ class Database:
         for pragma in ("foreign_keys = ON", "legacy_alter_table = OFF"):
             self._connection.execute(f"PRAGMA {pragma}")
         self.checkpoint()
+
+    def _claim(self, side: Side) -> None:
+        """The store is this side's from now on. Raises ConfigError where it is the other's.
+
+        One that was made before sides were written down is the device's if it holds a document of a device.
+        """
+        with self.writing():
+            holder = self.meta().get("side")
+            if holder is None:
+                zones = {zone for (zone,) in self._connection.execute("SELECT DISTINCT zone FROM documents")}
+                holder = next((known for known in ("device", "cloud") if known in zones), side)
+                if holder == side:
+                    self._connection.execute("INSERT INTO meta VALUES ('side', ?)", (side,))
+        if holder != side:
+            kinds = {"device": "private documents of a device", "cloud": "public documents of a cloud"}
+            raise ConfigError(
+                f"{self._directory} holds {kinds[holder]}: the {side} keeps its own in another folder. Give that one "
+                f"(--store, or the setting docs_dir of the {side}), or say --side {holder} if these were meant."
+            )
 
     def close(self) -> None:
         self._connection.close()

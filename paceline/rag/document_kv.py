@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from safetensors import TensorSpec, serialize_file
 
-from paceline.core.kv import CARRIERS, KvArray, KvRows
+from paceline.core.batching.kv_prefix import CARRIERS, KvArray, KvRows
 
 FOLDER = "kv"  # in the folder of the documents
 _SUFFIX = ".safetensors"

@@ -21,7 +21,6 @@ SUFFIXES = (".txt", ".md", ".markdown")
 MAX_BYTES = 10 * 1024 * 1024  # one document; a 10 MiB text is some 4,000 pages
 MAX_NAME = 255  # characters; what file systems allow
 MAX_TITLE = 120  # characters; a longer first line is a paragraph
-_ATX = re.compile(r"#{1,6}[ \t]+(.+?)[ \t]*#*")
 _SETEXT = re.compile(r"(=+|-{2,})[ \t]*")
 
 
@@ -38,8 +37,26 @@ class Parsed:
 @dataclass(frozen=True, slots=True)
 class FoundFile:
     path: Path
-    name: str  # what the document will be called
+    name: str  # what the document will be called, unless another file's is called so
     explicit: bool = False  # named by the caller, not found in a folder
+
+    @property
+    def source(self) -> bytes:
+        """The file itself, wherever it was named from: its whole path without links, as the file system has it."""
+        return os.fsencode(os.path.realpath(self.path))
+
+    def names(self) -> Iterator[str]:
+        """What to call the document, the shortest first: with ever more of its folders, at last with a mark of its
+        path. None is longer than a name may be, unless the file's own is."""
+        yield self.name
+        whole = _readable(os.path.realpath(self.path)).strip("/")
+        parts = whole.split("/")
+        for first in range(len(parts) - len(self.name.split("/")) - 1, -1, -1):
+            name = "/".join(parts[first:])
+            if len(name) <= MAX_NAME:
+                yield name
+        mark = hashlib.sha256(self.source).hexdigest()[:12]
+        yield f"{mark}/{self.name}"[:MAX_NAME]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +117,27 @@ def title_of(name: str, text: str) -> str:
     lines = text.lstrip().split("\n", 2)
     first, second = lines[0].strip(), lines[1].strip() if len(lines) > 1 else ""
     if Path(name).suffix.lower() != ".txt":
-        heading = _ATX.fullmatch(first)
-        if heading:
-            return heading[1][:MAX_TITLE]
+        heading = _heading(first)
+        if heading is not None:
+            return heading[:MAX_TITLE]
         if first and _SETEXT.fullmatch(second):
             return first[:MAX_TITLE]
     alone = len(lines) > 2 and not second
     return first if alone and len(first) <= MAX_TITLE and first[-1] not in f".!?:;,{FULL_STOPS}" else ""
+
+
+def _heading(line: str) -> str | None:
+    """The text of an ATX heading (CommonMark 4.2), None where the line is none.
+
+    Without a pattern: one that looks for the closing marks goes back over each run of blanks, and `re` holds the
+    interpreter's lock meanwhile, so that a long first line would stop the whole process.
+    """
+    text = line.lstrip("#")
+    if not 1 <= len(line) - len(text) <= 6 or not text.startswith((" ", "\t")):
+        return None
+    text = text.strip(" \t")
+    without_marks = text.rstrip("#")
+    return without_marks.rstrip(" \t") if without_marks.endswith((" ", "\t")) or not without_marks else text
 
 
 def find_files(paths: Iterable[Path]) -> tuple[list[FoundFile], list[Skipped]]:

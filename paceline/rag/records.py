@@ -39,6 +39,7 @@ class Document:
     zone: Zone
     added_at: float  # s since 1970
     num_chunks: int
+    source: str = ""  # whole path of the file it was read from, "" where there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,25 +13,34 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from paceline.core.constraint import Constraint, Mask
-from paceline.core.experience import Experience
-from paceline.core.lookup import LookupTable
-from paceline.core.rules import RuleName
-from paceline.core.sampling import SamplingParams
-from paceline.engine.contract import LoadedModel, ModelInfo
-from paceline.engine.grammar import Grammars, PromisedMask
-from paceline.errors import LinkError, PacelineError, RequestError
+from paceline.core.aggregation.registry import RuleName
+from paceline.core.drafting.lookup_table import LookupTable
+from paceline.core.drafting.online_stats import Experience
+from paceline.core.sampling.constraint import Constraint, Mask
+from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults, SamplingParams
+from paceline.engine.base import LoadedModel, ModelInfo
+from paceline.engine.grammar.compiler import Grammars, PromisedMask
+from paceline.errors import PacelineError, RequestError
 from paceline.rag.document_kv import KvStore
-from paceline.rag.library import Library
-from paceline.rag.prompt import query_of
 from paceline.rag.records import Passage, Selection
-from paceline.rag.store import DocumentStore
-from paceline.runtime.documents import WATCH_S, DocumentKv
-from paceline.runtime.egress import Egress
-from paceline.runtime.embedding import TextEmbedder
-from paceline.runtime.front import FrontSession, Plan
-from paceline.runtime.link import Link
-from paceline.runtime.plan import (
+from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.library import Library
+from paceline.runtime.embeddings import TextEmbedder
+from paceline.runtime.engine_loop.calibration import PREFIX, Timed, forward_times
+from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentKv
+from paceline.runtime.engine_loop.memory import claim, claim_or_refuse
+from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.runtime.link.dialer import Link
+from paceline.runtime.lookup_tables.store import TableStore
+from paceline.runtime.service import EmbedderInfo, Embeddings, GenerateRequest, Logprobs, Readiness
+from paceline.runtime.sessions.base import PeerSession
+from paceline.runtime.sessions.client import FrontSession, Plan
+from paceline.runtime.sessions.egress import Egress
+from paceline.runtime.sessions.output_text import spelled
+from paceline.runtime.sessions.prompt_logprobs import PromptScorer
+from paceline.runtime.sessions.prompts import Reading, raw_reading, read, too_long
+from paceline.runtime.sessions.remote_search import SEARCH, PublicSearch, Searches, told
+from paceline.runtime.sessions.routing import (
     DRAFTINGS,
     RULES,
     Joint,
@@ -42,16 +51,7 @@ from paceline.runtime.plan import (
     opening_for,
     peer_missing,
 )
-from paceline.runtime.profiling import PREFIX, Timed, forward_times
-from paceline.runtime.public import SEARCH, PublicSearch, Searches, told
-from paceline.runtime.reading import Reading, raw_reading, read, too_long
-from paceline.runtime.scoring import PromptScorer
-from paceline.runtime.service import EmbedderInfo, Embeddings, GenerateRequest, Logprobs, Readiness
-from paceline.runtime.session import PeerSession
-from paceline.runtime.tables import TableStore
-from paceline.runtime.text import spelled
-from paceline.runtime.worker import EngineWorker
-from paceline.strategies.machine import Side, Task, other
+from paceline.strategies.base import Side, Task, other
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import constraint_from_wire, sampling_from_wire
 from paceline.wire.messages import CloseSession, Found, FoundPassage, OpenSession
@@ -75,6 +75,7 @@ class Node:
         store: DocumentStore | None,
         *,
         served_name: str | None = None,
+        sampling: SamplingDefaults = NO_DEFAULTS,
         max_tokens_default: int | None = None,
         expects_peer: bool = False,
         open_to_peer: bool = False,
@@ -82,7 +83,9 @@ class Node:
         tables: TableStore | None = None,
         timed: bool = False,
     ) -> None:
-        """`expects_peer`: an answer without a peer is marked even if none was named, as at an agent with a cloud.
+        """`sampling`: what a request gets that does not say, before what the model recommends.
+
+        `expects_peer`: an answer without a peer is marked even if none was named, as at an agent with a cloud.
 
         `open_to_peer`: a device ships distributions of its documents when a client of the cloud asks for that.
         `tables`: what answers are drafted from, saved at the end; None: they are forgotten with the node.
@@ -91,7 +94,8 @@ class Node:
         self._side: Side = side
         self._model = model
         self._store = store
-        self._info = replace(model.engine.info, name=served_name or model.engine.info.name)
+        info = model.engine.info
+        self._info = replace(info, name=served_name or info.name, sampling=sampling.over(info.sampling))
         self._max_tokens_default = max_tokens_default
         self._expects_peer = expects_peer
         self._open_to_peer = open_to_peer
@@ -101,6 +105,7 @@ class Node:
         self._timed = timed
         self._times: Sequence[Timed] = ()
         self.worker = EngineWorker(model.engine)
+        self._block_rows = model.engine.block_rows
         self._links: dict[str, Link] = {}  # by the peer's name
         self._fronts: set[FrontSession] = set()
         self._preparing = 0  # requests that will be fronts
@@ -243,12 +248,16 @@ class Node:
         joint = self._joint(request)
         mask = None if request.constraint is None else await self._mask(request.constraint)
         reading = await self._read(request, selection)
-        public = await self._public(request, link, egress)  # now that nothing here speaks against the request
+        # Now that nothing here speaks against the request.
+        public = await self._search.for_answer(request, link, egress, expected=self._expects_peer)
         if public is None and request.on_loss != "continue":
             raise peer_missing(other(self._side))
         if public:
             reading = await self._read(request, selection, public)
-        max_tokens = self._limit(request, reading)
+        share = claim_or_refuse(self.worker.capacity, self._block_rows, reading.branches, self._limit(request, reading))
+        max_tokens = share.tokens
+        if not share.drafts:
+            joint = replace(joint, drafting=DRAFTINGS["none"])
         link = None if name is None else self._links.get(name)  # it may have gone or come back meanwhile
         plan = Plan(
             request=request,
@@ -264,6 +273,7 @@ class Node:
             peer_name=name if strategy.needs_peer else None,
             prefixes=reading.prefixes,
             mask=mask,
+            claim=share.rows,
         )
         task = replace(
             self._task(request.sampling, max_tokens, front=True, linked=strategy.needs_peer),
@@ -323,17 +333,6 @@ class Node:
             own_documents=own_documents,
             peer_documents=0 if peer is None else peer.documents,
         )
-
-    async def _public(self, request: GenerateRequest, link: Link | None, egress: Egress) -> Sequence[Passage] | None:
-        """What the cloud finds for an answer that it must not see; None where it cannot be asked."""
-        if request.privacy != "answer-private" or request.prompt is not None or request.documents == 0:
-            return ()
-        try:
-            if link is not None:
-                return await self._search.passages(link, query_of(request.messages), request.documents, egress)
-        except LinkError as error:
-            log.info("the cloud's documents are not read: %s", error)
-        return None if self._expects_peer or link is not None else ()
 
     async def _read(self, request: GenerateRequest, selection: Selection, others: Sequence[Passage] = ()) -> Reading:
         if request.prompt is not None:
@@ -478,9 +477,14 @@ class Node:
         if reading.longest + len(opening.targets) >= self._info.max_positions:
             session.fail(PacelineError(f"its context of {self._info.max_positions} tokens is too short"))
             return
+        prompts = [len(branch.prompt) + len(opening.targets) for branch in reading.branches]
+        share = claim(self.worker.capacity, self._block_rows, prompts, opening.max_tokens)
+        if share is None or not share.drafts:
+            session.fail(PacelineError("the engine's memory is too short for it"))
+            return
         found = Found(0, self._found(reading.passages))
-        left = self._info.max_positions - reading.longest
-        session.retrieved(reading.branches, left, found, reading.prefixes)
+        left = min(self._info.max_positions - reading.longest, len(opening.targets) + share.tokens)
+        session.retrieved(reading.branches, left, found, reading.prefixes, claim=share.rows)
 
     def _found(self, passages: Sequence[Passage]) -> list[FoundPassage]:
         """What the peer may know of passages that are read here: of a device's, that there are some."""

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.constraint import Constraint
-from paceline.core.rules import RuleName
-from paceline.core.sampling import SamplingParams
-from paceline.engine.contract import ModelInfo
+from paceline.core.aggregation.registry import RuleName
+from paceline.core.sampling.constraint import Constraint
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import ModelInfo
 from paceline.rag.records import DEFAULT_COLLECTION, MIN_SCORE
-from paceline.strategies.machine import FinishReason, Side
+from paceline.strategies.base import FinishReason, Side
 
 if TYPE_CHECKING:
-    from paceline.rag.library import Library
+    from paceline.rag.store.library import Library
 
 OnLoss = Literal["continue", "pause", "fail"]
 Privacy = Literal["open", "document-private", "answer-private", "local-only"]

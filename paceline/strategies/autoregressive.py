@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.sampling import choose, truncate
-from paceline.strategies.decoder import Decoder
-from paceline.strategies.machine import (
+from paceline.core.sampling.sampler import choose, truncate
+from paceline.strategies.base import (
     Cancelled,
     Effect,
     Emit,
@@ -24,7 +23,8 @@ from paceline.strategies.machine import (
     Strategy,
     Task,
 )
-from paceline.strategies.paths import Paths
+from paceline.strategies.decoding.branch_decoder import Decoder
+from paceline.strategies.decoding.prefix_tree import Paths
 
 
 class Autoregressive:

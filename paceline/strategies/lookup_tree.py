@@ -1,9 +1,10 @@
 """`lookup_tree` (DIAA): one side drafts a tree without a draft model and verifies it in one forward.
 
 What may come next is guessed from tables of what the model thought after each token and from what the text said before
-(`core.drafter`). The walk chooses the target's own token at each node, with the common noise, and goes on where a draft
-holds it: so the text is `autoregressive`'s at any temperature, with penalties, masks and logprobs. A guard measures
-whether that pays and how many rows of it (`core.guard`). What a step teaches is learnt while the next one runs.
+(`core.drafting.ngram_drafter`). The walk chooses the target's own token at each node, with the common noise, and goes
+on where a draft holds it: so the text is `autoregressive`'s at any temperature, with penalties, masks and logprobs. A
+guard measures whether that pays and how many rows of it (`core.drafting.budget`). What a step teaches is learnt while
+the next one runs.
 """
 
 from __future__ import annotations
@@ -12,16 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from paceline.core.dist import Dist
-from paceline.core.drafter import Drafter
-from paceline.core.drafting import NO_DRAFT, DraftedTree
-from paceline.core.experience import Experience
-from paceline.core.guard import Budget, Guard
-from paceline.core.lookup import LookupTable
-from paceline.core.sampling import choose, truncate
-from paceline.core.segments import UNKNOWN, Step
-from paceline.strategies.decoder import Decoder
-from paceline.strategies.machine import (
+from paceline.core.batching.segment import UNKNOWN, Step
+from paceline.core.drafting.budget import Budget, Guard
+from paceline.core.drafting.lookup_table import LookupTable
+from paceline.core.drafting.ngram_drafter import Drafter
+from paceline.core.drafting.online_stats import Experience
+from paceline.core.drafting.tree_search import NO_DRAFT, DraftedTree
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import choose, truncate
+from paceline.strategies.base import (
     Branch,
     Cancelled,
     Drafting,
@@ -39,7 +39,8 @@ from paceline.strategies.machine import (
     WakeAt,
     Woke,
 )
-from paceline.strategies.paths import Node, Paths
+from paceline.strategies.decoding.branch_decoder import Decoder
+from paceline.strategies.decoding.prefix_tree import Node, Paths
 
 ROOM: Final = 4  # drafts of one step, times the rows that a request's way of drafting gives a forward
 HEAD_START: Final = 0.001  # s that the engine's thread gets before lessons compete with it for the interpreter
@@ -51,7 +52,7 @@ UNOBSERVED: Final = 4  # output tokens, while no draft needs them, until a forwa
 
 
 class Guesses(Protocol):
-    """What drafts a tree. `core.drafter.Drafter` is one."""
+    """What drafts a tree. `core.drafting.ngram_drafter.Drafter` is one."""
 
     def read(self, tokens: Iterable[int]) -> None:
         """A whole text that is not the answer's beginning."""

@@ -13,12 +13,12 @@ from typing import Any, get_args
 
 import msgspec
 
-from paceline.core.constraint import Constraint
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling.constraint import Constraint
+from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages
-from paceline.wire.closing import CloseCode
-from paceline.wire.drafts import unpack_nodes
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.dist_codec import decode_dist, encode_dist, quantise
 from paceline.wire.messages import (
     Drafts,
     Found,
@@ -32,7 +32,7 @@ from paceline.wire.messages import (
     Targets,
     Weight,
 )
-from paceline.wire.payload import decode_dist, encode_dist, quantise
+from paceline.wire.tree_codec import unpack_nodes
 
 __all__ = [
     "MAX_CONTROL_BYTES",
@@ -115,6 +115,7 @@ def sampling_to_wire(params: SamplingParams) -> Sampling:
         frequency_penalty=params.frequency_penalty,
         logit_bias=sorted(params.logit_bias.items()),
         seed=params.seed,
+        repetition_penalty=params.repetition_penalty,
     )
     try:
         return msgspec.convert(msgspec.to_builtins(sampling), Sampling)
@@ -133,6 +134,7 @@ def sampling_from_wire(sampling: Sampling) -> SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=dict(sampling.logit_bias),
         seed=sampling.seed,
+        repetition_penalty=sampling.repetition_penalty,
     )
 
 

@@ -1,5 +1,5 @@
 """The link as a machine: what may be said when, who is alive, which sessions are open. No socket, no clock (RFC 6455's
-frames, TLS and waiting are the driver's, `paceline.runtime.link`).
+frames, TLS and waiting are the driver's, `paceline.runtime.link.dialer`).
 
 The lifecycle is the table of `wire.lifecycle`. What it does not allow, coming from the peer, closes this link with a
 named code; from this side it is a bug here. Checking a credential may take time, so the machine asks for it with the
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from paceline.core.bandwidth import Bandwidth
+from paceline.core.estimation.bandwidth import Bandwidth
 from paceline.errors import LinkClosed, LocalProtocolError, RemoteProtocolError
-from paceline.wire.closing import CloseCode, sentence
+from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.codec import decode, encode, peek_version
 from paceline.wire.effects import Authenticate, Deliver, Down, Effect, Outgoing, Transmit, Up, WakeAt
 from paceline.wire.lifecycle import NEXT, TRIGGERS, LinkState, Role, Trigger

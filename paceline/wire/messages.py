@@ -10,9 +10,9 @@ from typing import Annotated
 
 import msgspec
 
-from paceline.core.constraint import MAX_TEXT, ConstraintKind
+from paceline.core.sampling.constraint import MAX_TEXT, ConstraintKind
 
-VERSION = 3
+VERSION = 4  # 4: Sampling.repetition_penalty; masks of schemas close objects that name properties
 SUBPROTOCOL = "paceline.v1"
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
@@ -78,7 +78,7 @@ class ChatMessage(_Part, frozen=True):
 
 
 class Sampling(_Part, frozen=True):
-    """core.sampling.SamplingParams on the wire. `seed` is always set here: the front has drawn one if need be."""
+    """`core.sampling.sampler.SamplingParams` on the wire. `seed` is always set: the front has drawn one if need be."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)]
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -88,6 +88,7 @@ class Sampling(_Part, frozen=True):
     frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)]
     logit_bias: Annotated[list[tuple[Token, Bias]], msgspec.Meta(max_length=1024)]
     seed: Seed
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)]
 
 
 class Drafting(_Part, frozen=True):
@@ -100,7 +101,7 @@ class Drafting(_Part, frozen=True):
 
 
 class Constraint(_Part, frozen=True):
-    """core.constraint.Constraint on the wire."""
+    """core.sampling.constraint.Constraint on the wire."""
 
     kind: ConstraintKind
     text: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
@@ -142,7 +143,7 @@ class CloseSession(_Message, frozen=True, tag="close"):
 class DistPayload(_Part, frozen=True):
     """A truncated distribution: true probabilities, not renormalised; the mass left off is what they lack of 1.
 
-    Packed and unpacked by wire.payload.
+    Packed and unpacked by wire.dist_codec.
     """
 
     ids: Annotated[bytes, msgspec.Meta(max_length=1_048_576)]  # varints: the first id, then each step less 1
@@ -150,7 +151,7 @@ class DistPayload(_Part, frozen=True):
 
 
 class Drafts(_Message, frozen=True, tag="d"):
-    """What the sender predicts after some prefixes: nodes of the tree it drafts, packed by wire.drafts.
+    """What the sender predicts after some prefixes: nodes of the tree it drafts, packed by wire.tree_codec.
 
     The tree hangs on an anchor, a node whose prefix is decided. Tags of what is sent for every token are short.
     """
@@ -176,7 +177,7 @@ class Wanted(_Message, frozen=True, tag="more"):
     session: SessionNumber
     epoch: Count
     node: Count
-    level: Annotated[int, msgspec.Meta(ge=1, le=2)]  # core.rules.LAST_LEVEL
+    level: Annotated[int, msgspec.Meta(ge=1, le=2)]  # core.aggregation.registry.LAST_LEVEL
 
 
 class Targets(_Message, frozen=True, tag="t"):

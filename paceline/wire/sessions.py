@@ -7,7 +7,7 @@ opened, one below it that is not open has ended, and nothing need be remembered 
 from __future__ import annotations
 
 from paceline.errors import LinkError, LocalProtocolError, RemoteProtocolError
-from paceline.wire.closing import CloseCode
+from paceline.wire.close_codes import CloseCode
 
 MAX_SESSIONS = 256  # open at once, of each opener
 

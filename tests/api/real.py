@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.api.app import create_app
-from paceline.api.keys import Keyring
-from paceline.api.serving import HttpServer, listen, url_of
-from paceline.engine.bytetext import ByteTokenizer
-from paceline.engine.contract import LoadedModel
-from paceline.engine.fake import FakeEngine
-from paceline.rag.embed import HashEmbedder
-from paceline.rag.store import DocumentStore
+from paceline.api.http.auth import Keyring
+from paceline.api.http.server import HttpServer, listen, url_of
+from paceline.engine.base import LoadedModel
+from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
 from tests.api.scripted import WAIT
 

@@ -12,13 +12,14 @@ import httpx
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
-from paceline.api.keys import Keyring
-from paceline.api.serving import HttpServer, listen, url_of
-from paceline.engine.contract import ModelInfo
+from paceline.api.http.auth import Keyring
+from paceline.api.http.server import HttpServer, listen, url_of
+from paceline.core.sampling.sampler import SamplingDefaults
+from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
-from paceline.rag.library import Library
+from paceline.rag.store.library import Library
 from paceline.runtime.service import Done, EmbedderInfo, GenerateEvent, GenerateRequest, Piece, Prepared, Readiness
-from paceline.strategies.machine import Side
+from paceline.strategies.base import Side
 
 MODEL = ModelInfo("scripted", "f" * 64, 256, 4096, "float32", "fake")
 EMBEDDER = EmbedderInfo("scripted-embedder", 4, 256)
@@ -107,7 +108,8 @@ class ScriptedService:
         self.refuse_after: int | None = None
 
     def models(self) -> Sequence[ModelInfo]:
-        return (MODEL, ModelInfo("org/second", "e" * 64, 256, 4096, "float32", "fake"))
+        recommended = SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05)
+        return (MODEL, ModelInfo("org/second", "e" * 64, 256, 4096, "float32", "fake", recommended))
 
     def embedders(self) -> Sequence[EmbedderInfo]:
         return (EMBEDDER,)

@@ -9,12 +9,12 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from paceline.api.completions_request import CompletionRequest
-from paceline.api.embeddings import EmbeddingRequest
-from paceline.api.responses_schema import ResponseRequest
-from paceline.api.schema import ChatRequest
+from paceline.api.completions.request import CompletionRequest
+from paceline.api.embeddings.endpoint import EmbeddingRequest
+from paceline.api.generation.schema import ChatRequest
+from paceline.api.responses.schema import ResponseRequest
+from tests.api.generation.test_request import fault, post
 from tests.api.scripted import ScriptedService
-from tests.api.test_requests import fault, post
 
 DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 SECTIONS = {

@@ -11,14 +11,14 @@ from fastapi import FastAPI
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import WebSocketRoute
 
-from paceline.api.keys import SCOPES, Keyring
+from paceline.api.http.auth import SCOPES, Keyring
 from paceline.api.openapi import plain_path
 from paceline.api.routes import Route
 from server import links
-from server.describe import sample, text
 from server.keys import Keys
+from server.openapi import sample, text
+from tests.api.generation.test_request import fault
 from tests.api.scripted import client_of, running
-from tests.api.test_requests import fault
 
 FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
 

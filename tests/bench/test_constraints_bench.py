@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.constraints import CONCURRENCY, FORMS, judged, linked_nodes
-from paceline.strategies.machine import Strategy
+from paceline.strategies.base import Strategy
 from paceline.strategies.registry import STRATEGIES
 
 pytestmark = pytest.mark.anyio

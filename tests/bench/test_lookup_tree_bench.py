@@ -7,16 +7,16 @@ from functools import partial
 
 import pytest
 
-from bench.adversary import HUGE, PROMPT, SETTINGS, Scripted, Setting, measure
-from bench.drafters import OURS, PLAIN, Memory, ModelDrafter, PromptLookup, ways
-from bench.replayed import Replay, Trace
-from bench.solo import together
-from bench.subjects import TASKS, questions
-from paceline.core.sampling import SamplingParams
-from paceline.core.segments import Batch, Segment, SeqId
-from paceline.engine.fake import FakeEngine
-from paceline.runtime.worker import EngineWorker
-from paceline.strategies.machine import Task
+from bench.drafting.adversarial import HUGE, PROMPT, SETTINGS, Scripted, Setting, measure
+from bench.drafting.drafters import OURS, PLAIN, Memory, ModelDrafter, PromptLookup, ways
+from bench.drafting.large_shape import Replay, Trace
+from bench.drafting.single_session import together
+from bench.drafting.workloads import TASKS, questions
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.fake.engine import FakeEngine
+from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.strategies.base import Task
 
 
 def test_prompt_look_up_copies_what_followed_the_longest_match() -> None:

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.articles import Piece, Shelves, Window
-from bench.baselines import Context, Found, Plan, Retrieved
 from bench.perplexity import Library, Measured, Workload, gain_ratio, measure, run, score_plans, strangers
 from bench.report import Options
-from bench.scorers import EngineScorer, Ids, Probabilities
-from bench.tables import COPIED, Static, copied, fit
-from paceline.core.aggregation import TRUST
-from paceline.core.segments import Batch, Segment, SeqId
-from paceline.engine.fake import FakeEngine
-from paceline.rag.embed import HashEmbedder
+from bench.retrieval.articles import Piece, Shelves, Window
+from bench.retrieval.methods import Context, Found, Plan, Retrieved
+from bench.retrieval.ngram_model import COPIED, Static, copied, fit
+from bench.retrieval.scorers import EngineScorer, Ids, Probabilities
+from paceline.core.aggregation.weights import TRUST
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.engine.fake.engine import FakeEngine
+from paceline.rag.embedder import HashEmbedder
 
 VOCAB = 5
 

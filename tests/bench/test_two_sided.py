@@ -11,8 +11,8 @@ import pytest
 from bench import two_sided
 from bench.report import Options
 from bench.two_sided import GENERATED, TOGETHER, Asked, real, right
-from paceline.core.sides import SIDES
-from paceline.rag.embed import load_embedder
+from paceline.core.side import SIDES
+from paceline.rag.embedder import load_embedder
 
 ASKED = Asked("When?", ("10th century", "no"), {}, whole=False)
 

@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 
 from paceline.commands import demo
-from paceline.commands.children import Child, Readiness, free_port
-from paceline.commands.pair import linked
-from paceline.commands.questions import Answer, Question
+from paceline.commands.demo_questions import Answer, Question
+from paceline.commands.local_pair import linked
+from paceline.commands.processes import Child, Readiness, free_port
 from paceline.errors import PacelineError
 
 QUESTION = Question("When?", ("nine",), ("cloud",))

@@ -75,6 +75,29 @@ def test_the_store_of_the_settings_is_used_and_a_flag_beats_it(
     assert len(json.loads(docs("list", "--json").stdout)) == 2
 
 
+@pytest.mark.parametrize("source", ["variable", "file"])
+def test_one_state_directory_for_both_sides_keeps_private_documents_private(
+    notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    if source == "variable":
+        monkeypatch.setenv("PACELINE_STATE_DIR", str(tmp_path / "state"))
+    else:
+        (tmp_path / "paceline.toml").write_text(f"state_dir = {str(tmp_path / 'state')!r}")
+    in_hash("add", str(notes / "cats.txt"))
+    assert json.loads(in_hash("list", "--side", "cloud", "--json").stdout) == []
+    assert [each["name"] for each in json.loads(in_hash("list", "--json").stdout)] == ["cats.txt"]
+
+
+def test_a_store_refuses_the_other_side(notes: Path, tmp_path: Path) -> None:
+    store = ("--store", str(tmp_path / "store"))
+    in_hash("add", str(notes / "cats.txt"), *store)
+    for command in (("list",), ("add", str(notes / "museum.md")), ("search", "cats")):
+        refused = in_hash(*command, "--side", "cloud", *store)
+        assert refused.exit_code != 0 and refused.exception is not None
+        assert "holds private documents of a device" in str(refused.exception)
+    assert "cats.txt" in in_hash("list", *store).stdout
+
+
 def test_removing_what_is_not_there_is_exit_code_one(notes: Path) -> None:
     in_hash("add", str(notes))
     result = in_hash("remove", "nobody.md", "cats.txt", "--json")

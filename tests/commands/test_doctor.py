@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.commands import checks
+from paceline.commands import doctor_checks as checks
 from paceline.commands.main import build
 from paceline.errors import ConfigError
 from paceline.settings import SCHEMAS, NodeSettings, resolve

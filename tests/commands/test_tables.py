@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.commands.main import build
-from paceline.core.lookup import LookupTable
-from paceline.engine.load import load_model
+from paceline.core.drafting.lookup_table import LookupTable
+from paceline.engine.loader import load_model
 from paceline.errors import ConfigError
-from paceline.runtime.tables import FOLDER, TableStore
+from paceline.runtime.lookup_tables.store import FOLDER, TableStore
 
 
 @pytest.fixture

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from openai import OpenAI
 
-from paceline.commands import pair as commands
-from paceline.commands.children import Children
-from paceline.commands.pair import linked, start_pair
-from paceline.strategies.machine import SIDES, Side
+from paceline.commands import local_pair as commands
+from paceline.commands.local_pair import linked, start_pair
+from paceline.commands.processes import Children
+from paceline.strategies.base import SIDES, Side
+from tests.e2e.turnstile import Turnstile, turnstile
 
 DOCUMENTS: Mapping[Side, str] = {
     "cloud": "The harbour library of Tarnwick opens at eight in the morning.\n",
@@ -31,6 +32,7 @@ class Pair:
     children: Children
     started: commands.Pair
     directory: Path
+    turnstile: Turnstile | None = None  # between the two, where a test wants one
 
     def url(self, side: Side) -> str:
         return self.started.url(side)
@@ -58,12 +60,20 @@ def running_pair(
     model: str = "fake",
     documents: Mapping[Side, str] = DOCUMENTS,
     agent_flags: tuple[str, ...] = (),
+    stoppable: bool = False,
 ) -> Iterator[Pair]:
-    """Both programs ready and linked; whatever happens, neither is left behind."""
+    """Both programs ready and linked; whatever happens, neither is left behind. stoppable: with a turnstile."""
     files = {side: directory / f"{side}.md" for side in SIDES}
     for side, file in files.items():
         file.write_text(documents[side])
-    with Children(directory) as children:
+    with Children(directory) as children, ExitStack() as between:
+        proxies: list[Turnstile] = []
+
+        def dialled(url: str) -> str:
+            if stoppable:
+                proxies.append(between.enter_context(turnstile(url)))
+            return proxies[-1].url if proxies else url
+
         started = start_pair(
             children,
             files,
@@ -72,5 +82,6 @@ def running_pair(
             device=DEVICE,
             flags=("--threads", "1"),
             side_flags={"device": agent_flags},
+            dialled=dialled,
         )
-        yield Pair(children, started, directory)
+        yield Pair(children, started, directory, proxies[-1] if proxies else None)

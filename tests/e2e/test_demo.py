@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from paceline.commands.children import command
+from paceline.commands.processes import command
 
 
 @pytest.mark.timeout(180)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
-from paceline.strategies.machine import SIDES, Side
+from paceline.strategies.base import SIDES, Side
 from tests.e2e.pair import QUESTION, Pair, running_pair
 
 ASKED = {
@@ -130,6 +130,7 @@ def test_at_the_level_answer_private_the_device_writes_with_what_the_cloud_finds
     report = whole.model_extra["paceline"]
     assert (report["strategy"], report["degraded"]) == ("lookup_tree", None)
     assert {citation["side"] for citation in report["citations"]} == set(SIDES)
-    assert [stat for stat in report["stats"] if stat.startswith("sent_")] == ["sent_open_bytes"]
+    sent = {stat for stat in report["stats"] if stat.startswith("sent_")}
+    assert {"sent_open_bytes"} <= sent <= {"sent_open_bytes", "sent_close_bytes"}  # who closes first is chance
     with pytest.raises(BadRequestError, match="ask the device"):
         pair.client("cloud").chat.completions.create(**body, extra_body={"paceline": private})

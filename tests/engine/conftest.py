@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.core.segments import SeqId
-from paceline.engine.contract import Engine
-from paceline.engine.fake import FakeEngine, noisy
-from paceline.engine.load import EngineOptions, load_engine, quiet
+from paceline.core.batching.segment import SeqId
+from paceline.engine.base import Engine
+from paceline.engine.fake.engine import FakeEngine, noisy
+from paceline.engine.loader import EngineOptions, load_engine, quiet
 from tests.engine import checkpoints
 from tests.engine.checkpoints import ARCHITECTURES
 

@@ -1,4 +1,4 @@
-"""The laws of `paceline.engine.contract`, for every engine and architecture."""
+"""The laws of `paceline.engine.base`, for every engine and architecture."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.dist import Dist
-from paceline.core.segments import Batch, Segment
-from paceline.engine.contract import Engine
-from paceline.engine.load import EngineOptions, quiet
+from paceline.core.batching.segment import Batch, Segment
+from paceline.core.sampling.dist import Dist
+from paceline.engine.base import Engine
+from paceline.engine.loader import EngineOptions, quiet
+from paceline.engine.pipeline_stage import Stage, StageOutput, load_stage
 from paceline.engine.scores import dists
-from paceline.engine.stages import Stage, StageOutput, load_stage
 from tests.engine.checkpoints import ARCHITECTURES
 from tests.engine.trials import Growing, assert_same, extend, path, prompts, scratch, sequences, trees
 

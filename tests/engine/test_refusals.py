@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.blocks import NoRoom
-from paceline.core.dist import Dist
-from paceline.core.segments import Batch, Segment, SeqId
-from paceline.engine.contract import Engine
-from paceline.engine.fake import FakeEngine
-from paceline.engine.load import EngineOptions, load_engine
-from paceline.engine.stages import load_stage
+from paceline.core.batching.block_manager import NoRoom
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.sampling.dist import Dist
+from paceline.engine.base import Engine
+from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.loader import EngineOptions, load_engine
+from paceline.engine.pipeline_stage import load_stage
 from paceline.errors import ConfigError, EngineError
 from tests.engine.checkpoints import POSITIONS
 from tests.engine.trials import assert_same, extend, scratch, sequences

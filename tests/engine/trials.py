@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from paceline.core.dist import Dist, total_variation
-from paceline.core.segments import Batch, Segment, SeqId
-from paceline.engine.contract import Engine
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.sampling.dist import Dist, total_variation
+from paceline.engine.base import Engine
 
 TOLERANCE = 2e-4  # total variation: float32 sums in another order
 

@@ -5,12 +5,21 @@ import random
 import pytest
 from tokenizers import Tokenizer
 
-from paceline.models import DEVICE, names
-from paceline.models.attributes import ATTRIBUTES, BY_KIND
-from paceline.models.batches import Weights, encode_all
-from paceline.models.corpus import Conversation, converse, double, draw_facts, missing_fact, single, write_document
-from paceline.models.entities import KINDS
-from paceline.models.phrases import NO_DOCUMENT_ANSWER, OUTSIDE_ANSWER, outside_question
+from paceline.models import DEVICE
+from paceline.models.training import names
+from paceline.models.training.attributes import ATTRIBUTES, BY_KIND
+from paceline.models.training.batches import Weights, encode_all
+from paceline.models.training.corpus import (
+    Conversation,
+    converse,
+    double,
+    draw_facts,
+    missing_fact,
+    single,
+    write_document,
+)
+from paceline.models.training.entities import KINDS
+from paceline.models.training.phrases import NO_DOCUMENT_ANSWER, OUTSIDE_ANSWER, outside_question
 
 
 def _conversations(count: int, split: names.Split = "train", seed: int = 0) -> list[Conversation]:

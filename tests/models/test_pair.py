@@ -11,12 +11,13 @@ import torch
 from safetensors import safe_open
 
 from paceline.engine.tokenizer import Tokenizer
-from paceline.models import CLOUD, DEVICE, SAMPLES, evaluate
-from paceline.models.answers import Pair
-from paceline.models.architecture import Reader, load_model, save_model
-from paceline.models.average import average
-from paceline.models.growth import grow
-from paceline.strategies.machine import SIDES, Side
+from paceline.models import CLOUD, DEVICE, SAMPLES
+from paceline.models.demo_pair import Pair
+from paceline.models.training import evaluate
+from paceline.models.training.architecture import Reader, load_model, save_model
+from paceline.models.training.average import average
+from paceline.models.training.model_growth import grow
+from paceline.strategies.base import SIDES, Side
 
 _MIB = 2**20
 QUESTIONS = json.loads((SAMPLES / "questions.json").read_text())

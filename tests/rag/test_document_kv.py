@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from paceline.core.kv import CARRIERS, KvArray, KvRows
+from paceline.core.batching.kv_prefix import CARRIERS, KvArray, KvRows
 from paceline.rag.document_kv import FOLDER, KvKey, KvStore, text_hash
-from paceline.rag.embed import load_embedder
-from paceline.rag.store import DocumentStore
+from paceline.rag.embedder import load_embedder
+from paceline.rag.store.documents import DocumentStore
 
 MIB = 1 << 20
 

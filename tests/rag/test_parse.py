@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.rag.parse import MAX_BYTES, FoundFile, check_name, find_files, parse, read_file
+from paceline.rag.parse import MAX_BYTES, MAX_TITLE, FoundFile, check_name, find_files, parse, read_file
 
 
 def refusal(name: str, data: bytes) -> str:
@@ -30,12 +30,37 @@ def test_a_byte_order_mark_and_other_line_ends_do_not_change_the_document() -> N
         ("a.txt", "Harbour rules\n\nNo swimming.", "Harbour rules"),
         ("a.txt", "No swimming.\n\nNo diving.", ""),
         ("a.txt", "Only one line", ""),
+        ("a.md", "###### Sixth ###   \ntext", "Sixth"),
+        ("a.md", "# Sharp C#\ntext", "Sharp C#"),
+        ("a.md", "# #\n\ntext", ""),
+        ("a.md", "#\tTabbed\t##\ntext", "Tabbed"),
+        ("a.md", "####### Seven are none\ntext", ""),
+        ("a.md", "#hashtag\ntext", ""),
+        ("a.md", "# " + "long " * 100, ("long " * 100)[:MAX_TITLE]),
         ("a.md", "Plain words first.\n\n# Later heading", ""),
         ("a.txt", "word " * 40 + "\n\nrest", ""),
     ],
 )
 def test_the_title_is_a_heading_or_a_short_first_line_that_stands_alone(name: str, text: str, title: str) -> None:
     assert parse(name, text.encode()).title == title
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b"# x" + b" " * (MAX_BYTES - 10) + b"x",
+        b"# " + b"x " * (MAX_BYTES // 2 - 10),
+        b"# x" + b" #" * (MAX_BYTES // 2 - 10),
+        b"#" * (MAX_BYTES - 10),
+        b"x\n" + b"=" * (MAX_BYTES - 10) + b"x",
+        b"x\n" + b"=" + b" " * (MAX_BYTES - 10) + b"x",
+        b"x\n" + b"-" * 3 + b"\t " * (MAX_BYTES // 2 - 10) + b"x",
+    ],
+    ids=["blanks", "words", "marks", "hashes", "setext", "setext blanks", "setext tabs"],
+)
+def test_the_largest_hostile_first_lines_are_read_at_once(hostile: bytes) -> None:
+    """What backtracks over them, even once a character, does not end within the time that a test may take."""
+    assert len(parse("notes.md", hostile).title) <= MAX_TITLE
 
 
 def test_each_unreadable_content_is_refused_with_what_to_do() -> None:

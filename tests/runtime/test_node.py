@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 import msgspec
 import pytest
 
-from paceline.core.sampling import SamplingParams
-from paceline.core.segments import Batch, SeqId
-from paceline.engine.bytetext import ByteTokenizer
-from paceline.engine.contract import LoadedModel, Output
-from paceline.engine.fake import FakeEngine
+from paceline.core.batching.segment import Batch, SeqId
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import LoadedModel, Output
+from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime import node as node_module
-from paceline.runtime.connection import Link
-from paceline.runtime.front import FrontSession
+from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
 from paceline.runtime.service import Done, GenerateRequest, Piece
-from paceline.strategies.machine import Side
+from paceline.runtime.sessions.client import FrontSession
+from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
-from tests.runtime.test_link import Pipe, admit, pipes
+from tests.runtime.link.test_connection import Pipe, admit, pipes
 from tests.wire.samples import HELLO, WELCOME
 
 pytestmark = pytest.mark.anyio

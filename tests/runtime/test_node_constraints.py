@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.core.constraint import Constraint, Mask
+from paceline.core.sampling.constraint import Constraint, Mask
 from paceline.errors import RequestError
 from paceline.runtime.service import Piece
 from paceline.strategies.registry import STRATEGIES

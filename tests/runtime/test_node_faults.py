@@ -11,19 +11,19 @@ from typing import cast
 
 import pytest
 
-from paceline.core.sampling import SamplingParams
-from paceline.engine.bytetext import ByteTokenizer
-from paceline.engine.contract import LoadedModel
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import LoadedModel
+from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage
-from paceline.rag.store import DocumentStore
-from paceline.runtime import front as front_module
+from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import node as node_module
-from paceline.runtime.link import Link
+from paceline.runtime.link.dialer import Link
 from paceline.runtime.node import Node
 from paceline.runtime.service import Done, Piece
-from paceline.runtime.session import PeerSession
-from paceline.strategies import aggregate as aggregate_module
+from paceline.runtime.sessions import client as front_module
+from paceline.runtime.sessions.base import PeerSession
+from paceline.strategies.aggregate.machine import machine as aggregate_module
 from paceline.wire import codec
 from paceline.wire.messages import Drafts, OpenSession
 from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, nodes

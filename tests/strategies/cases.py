@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline.core.dist import Dist
-from paceline.core.lookup import LookupTable
-from paceline.core.rules import RuleName
-from paceline.core.sampling import SamplingParams
-from paceline.core.segments import Batch, Segment, SeqId
-from paceline.engine.contract import Engine
-from paceline.engine.fake import FakeEngine
-from paceline.engine.ledger import Ledger
-from paceline.runtime.world import Job
-from paceline.strategies.aggregate import STALL, Aggregate
-from paceline.strategies.machine import (
+from paceline.core.aggregation.registry import RuleName
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.drafting.lookup_table import LookupTable
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import Engine
+from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.sequence_table import Ledger
+from paceline.runtime.simulator import Job
+from paceline.strategies.aggregate.machine import STALL, Aggregate
+from paceline.strategies.base import (
     Branch,
     Commit,
     Drafting,
@@ -39,9 +39,9 @@ from paceline.strategies.machine import (
     Truncate,
     Woke,
 )
-from paceline.wire.drafts import Nodes, pack_nodes
+from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import Drafts, Handover, Have, SessionMessage, Targets, Weight
-from paceline.wire.payload import encode_head
+from paceline.wire.tree_codec import Nodes, pack_nodes
 
 VOCAB = 257
 EOS = frozenset({256})
@@ -59,7 +59,9 @@ BRANCHES: dict[Side, tuple[Branch, ...]] = {
 SAMPLINGS: dict[str, SamplingParams] = {
     "greedy": SamplingParams(temperature=0.0),
     "sampled": SamplingParams(temperature=1.0, seed=7),
-    "filtered": SamplingParams(temperature=0.8, top_p=0.9, top_k=20, frequency_penalty=0.5, seed=-3),
+    "filtered": SamplingParams(
+        temperature=0.8, top_p=0.9, top_k=20, frequency_penalty=0.5, repetition_penalty=1.2, seed=-3
+    ),
 }
 
 

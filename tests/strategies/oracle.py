@@ -6,7 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from paceline.core.aggregation import (
+import numpy as np
+
+from paceline.core.aggregation.registry import LAST_LEVEL, RuleName, make_rule
+from paceline.core.aggregation.weights import (
     evidence,
     log_weight,
     mix,
@@ -15,15 +18,14 @@ from paceline.core.aggregation import (
     score_of,
     side_weights,
 )
-from paceline.core.constraint import Mask
-from paceline.core.dist import Dist
-from paceline.core.noise import uniform
-from paceline.core.rules import LAST_LEVEL, RuleName, make_rule
-from paceline.core.sampling import SamplingParams, choose, masked, truncate, warp
-from paceline.core.segments import Batch, Segment, SeqId
-from paceline.core.sides import SIDES, Side
-from paceline.engine.contract import Engine
-from paceline.strategies.machine import Branch
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.sampling.constraint import Mask
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.noise import uniform
+from paceline.core.sampling.sampler import SamplingParams, choose, masked, truncate, warp
+from paceline.core.side import SIDES, Side
+from paceline.engine.base import Engine
+from paceline.strategies.base import Branch
 
 _KNOWN: dict[tuple[object, ...], tuple[Dist, float | None]] = {}
 
@@ -53,7 +55,7 @@ def side_law(
         for row, token in zip(rows, prefix, strict=False):  # the last row is the law asked for
             merit = evidence(merit, math.log(max(row.prob(token), 1e-30))) if rescoring else 0.0
         scores.append((branch.score or 0.0) + merit)
-        dists.append(warp(rows[-1], sampling, Counter(prefix)))
+        dists.append(warp(rows[-1], sampling, Counter(prefix), np.array(branch.prompt, dtype=np.int32)))
     has_documents = any(branch.score is not None for branch in branches)
     log_h = log_weight(scores) if has_documents else None
     _KNOWN[key] = mix(dists, scores), log_h if log_h is None or not rescoring else score_of(score_code(log_h))

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from paceline.core.sampling import SamplingParams
-from paceline.runtime.world import Host, Job, Network, World
-from paceline.strategies.aggregate import Aggregate
-from paceline.strategies.machine import SIDES, Branch, Cancelled, Side, Strategy, other
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.runtime.simulator import Host, Job, Network, World
+from paceline.strategies.aggregate.machine import Aggregate
+from paceline.strategies.base import SIDES, Branch, Cancelled, Side, Strategy, other
 from paceline.strategies.registry import STRATEGIES
 from tests.strategies import oracle
 from tests.strategies.cases import (

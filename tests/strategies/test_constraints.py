@@ -15,19 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from paceline.core.constraint import Constraint, Mask
-from paceline.core.dist import Dist
-from paceline.core.sampling import SamplingParams, masked
-from paceline.engine.bytetext import ByteTokenizer
-from paceline.engine.contract import Engine
-from paceline.engine.fake import FakeEngine, arbitrary
-from paceline.engine.grammar import Grammars
-from paceline.runtime.world import Job, Network, World
-from paceline.strategies.aggregate import Aggregate
+from paceline.core.sampling.constraint import Constraint, Mask
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import SamplingParams, masked
+from paceline.engine.base import Engine
+from paceline.engine.fake.engine import FakeEngine, arbitrary
+from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.engine.grammar.compiler import Grammars
+from paceline.runtime.simulator import Job, Network, World
+from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.autoregressive import Autoregressive
-from paceline.strategies.decoder import Decoder
-from paceline.strategies.machine import SIDES, Branch, Forward, LinkLost, Side, Strategy
-from paceline.strategies.paths import Paths
+from paceline.strategies.base import SIDES, Branch, Forward, LinkLost, Side, Strategy
+from paceline.strategies.decoding.branch_decoder import Decoder
+from paceline.strategies.decoding.prefix_tree import Paths
 from paceline.strategies.registry import STRATEGIES
 from tests.strategies import oracle
 from tests.strategies.cases import (

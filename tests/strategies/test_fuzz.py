@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.core.dist import Dist
-from paceline.core.lookup import LookupTable
-from paceline.core.sampling import SamplingParams
-from paceline.core.segments import Batch, Segment
-from paceline.engine.ledger import Ledger
-from paceline.strategies.aggregate import Aggregate
-from paceline.strategies.machine import (
+from paceline.core.batching.segment import Batch, Segment
+from paceline.core.drafting.lookup_table import LookupTable
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.sequence_table import Ledger
+from paceline.strategies.aggregate.machine import Aggregate
+from paceline.strategies.base import (
     SIDES,
     Branch,
     Cancelled,
@@ -44,7 +44,7 @@ from paceline.strategies.machine import (
 )
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode, encode
-from paceline.wire.drafts import FOLLOWS, Nodes, pack_nodes, unpack_nodes
+from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import (
     DistPayload,
     Drafts,
@@ -56,7 +56,7 @@ from paceline.wire.messages import (
     Wanted,
     Weight,
 )
-from paceline.wire.payload import encode_head
+from paceline.wire.tree_codec import FOLLOWS, Nodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import EOS, VOCAB
 
 NUM_RUNS = 1200

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.core.drafter import Drafter
-from paceline.core.experience import Experience
-from paceline.core.guard import Fixed
-from paceline.core.lookup import LookupTable, pair_key
-from paceline.core.sampling import SamplingParams
-from paceline.runtime.world import World
+from paceline.core.drafting.budget import Fixed
+from paceline.core.drafting.lookup_table import LookupTable, pair_key
+from paceline.core.drafting.ngram_drafter import Drafter
+from paceline.core.drafting.online_stats import Experience
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.runtime.simulator import World
 from paceline.strategies.autoregressive import Autoregressive
-from paceline.strategies.lookup_tree import LookupTree
-from paceline.strategies.machine import (
+from paceline.strategies.base import (
     Branch,
     Cancelled,
     Drafting,
@@ -30,6 +29,7 @@ from paceline.strategies.machine import (
     WakeAt,
     Woke,
 )
+from paceline.strategies.lookup_tree import LookupTree
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Hand, engines, found, job, point
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.core.dist import Dist
+from paceline.core.sampling.dist import Dist
 from paceline.wire.codec import encode_dist
-from paceline.wire.drafts import Nodes, pack_nodes
 from paceline.wire.messages import (
     VERSION,
     ChatMessage,
@@ -31,6 +30,7 @@ from paceline.wire.messages import (
     Weight,
     Welcome,
 )
+from paceline.wire.tree_codec import Nodes, pack_nodes
 
 HELLO = Hello(
     version=VERSION,
@@ -59,6 +59,7 @@ SAMPLING = Sampling(
     frequency_penalty=0.0,
     logit_bias=[(7, -1.5)],
     seed=-3,
+    repetition_penalty=1.25,
 )
 
 

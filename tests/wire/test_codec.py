@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.core.constraint import MAX_TEXT, Constraint
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling.constraint import MAX_TEXT, Constraint
+from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages
-from paceline.wire.closing import CloseCode
+from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import (
     MAX_CONTROL_BYTES,
     MAX_FRAME_BYTES,

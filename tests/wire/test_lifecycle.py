@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from paceline.errors import LinkClosed, LocalProtocolError
-from paceline.wire.closing import CloseCode
+from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import encode
 from paceline.wire.effects import Authenticate, Down
 from paceline.wire.lifecycle import NEXT, TRIGGERS, LinkState, Role, Trigger

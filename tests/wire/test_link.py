@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import LinkClosed, LinkError, LocalProtocolError
-from paceline.wire.closing import CloseCode
+from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
 from paceline.wire.effects import Deliver, Down, Effect, Transmit, Up, WakeAt
 from paceline.wire.link import HANDSHAKE_S, HEARTBEAT_S, LinkMachine, LinkState, Role

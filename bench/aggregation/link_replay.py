@@ -1,0 +1,229 @@
+"""One answer of `aggregate` replayed in virtual time, event by event, to compare rules for the aggregator's place.
+
+What is replayed: which drafts of each side were accepted, how long each decode step takes, and a link whose one-way
+delay swings. What is simulated: two decoders that draft ahead up to a bound, drafts and targets under way, rollbacks
+with epochs, and the hand-over of the aggregator by a message that follows the last target. Who decides where the
+aggregator goes stands in `rules`. No tokens, models or machines: acceptance does not depend on time here, aggregation
+takes none, and the link keeps the order of its messages and loses nothing, as TCP.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from paceline.core.estimation.timing import Pace
+from paceline.core.side import SIDES, Side, other
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One-way delay, the same in both directions: a base, uniform noise, and an extra that swings by a fifth of it."""
+
+    extra: float  # s
+    base: float = 0.002  # s
+    noise: float = 0.006  # s, the most that is added
+    swing: float = 0.2  # of `extra`
+    pace: float = 10.0  # s per radian
+
+    def expected(self, now: float) -> float:
+        return self.base + self.noise / 2.0 + self.extra * (1.0 + self.swing * math.sin(now / self.pace))
+
+    def delay(self, now: float, rng: np.random.Generator) -> float:
+        """Of a message sent at `now`."""
+        return self.expected(now) + self.noise * (float(rng.random()) - 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One answer's facts, each sequence one value per token."""
+
+    accepted: Mapping[Side, Sequence[bool]]
+    decode: Mapping[Side, Sequence[float]]  # s
+
+    @property
+    def tokens(self) -> int:
+        return len(self.accepted["cloud"])
+
+    def synchronous(self) -> Trace:
+        """The same token by token: whatever is drafted before its target is known is in vain."""
+        return Trace({side: [False] * self.tokens for side in SIDES}, self.decode)
+
+
+class Rule(Protocol):
+    """Says where the aggregator goes. Told by each side, with its name, what that side learns."""
+
+    start: Side  # where the aggregator is at first
+
+    def decoded(self, side: Side, step: int, seconds: float) -> Pace:
+        """The side's pace now, which travels with the draft."""
+
+    def received(self, side: Side, pace: Pace, delay: float) -> None:
+        """A draft of the other side's came after `delay` seconds."""
+
+    def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None: ...
+
+    def choose(self, side: Side, targets: int, now: float) -> Side:
+        """Asked of the holder after each burst of targets."""
+
+    def moved(self, side: Side, holder: Side, targets: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    seconds: float  # until the last target is made
+    hand_overs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    side: Side
+    step: int
+    epoch: int
+    pace: Pace
+    sent: float  # s
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    targets: int  # made before
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    step: int
+    epoch: int
+    seconds: float
+
+
+Event = Draft | Target | HandOver | Decoded
+
+
+@dataclass(slots=True)
+class Node:
+    """What one side knows, which may be behind the other."""
+
+    side: Side
+    targets: int = 0  # known
+    drafted: int = 0  # the next step to decode
+    decoding: bool = False
+    epoch: dict[Side, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))  # each side's rejections
+    drafts: dict[Side, dict[int, int]] = field(default_factory=lambda: {side: {} for side in SIDES})  # step: epoch
+
+    def holds(self, side: Side, step: int) -> bool:
+        return self.drafts[side].get(step) == self.epoch[side]
+
+    def receive(self, draft: Draft) -> None:
+        """The link keeps the order, so the newest epoch's draft comes last."""
+        self.drafts[draft.side][draft.step] = draft.epoch
+
+    def apply(self, step: int, accepted: Mapping[Side, bool]) -> None:
+        """A target is known: what was drafted behind a rejected token is void, and its decoding stops."""
+        self.targets = step + 1
+        for side in SIDES:
+            self.drafts[side].pop(step, None)
+            self.epoch[side] += not accepted[side]
+        if not accepted[self.side]:
+            self.drafted, self.decoding = self.targets, False
+
+
+class Replay:
+    """One run. `seed` fixes the noise of the link; rules that decide alike then see the same delays."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        link: Link,
+        rule: Rule,
+        *,
+        ahead: int = 10,  # tokens a side drafts beyond the last target it knows
+        seed: Sequence[int] = (0,),
+    ) -> None:
+        self._trace, self._link, self._rule, self._ahead = trace, link, rule, ahead
+        self._rng, self._now = np.random.default_rng(seed), 0.0
+        self._events: list[tuple[float, int, Side, Event]] = []  # (time, order of making, whose, what)
+        self._latest = dict.fromkeys(SIDES, 0.0)  # arrival of the last message to each side
+        self._made = self._hand_overs = 0
+        self._holder: Side | None = rule.start  # None: under way
+        self._nodes = {side: Node(side) for side in SIDES}
+        self._done = False
+
+    def run(self) -> Result:
+        for node in self._nodes.values():
+            self._decode(node)
+        while not self._done:
+            self._now, _, side, event = heapq.heappop(self._events)
+            self._on(self._nodes[side], event)
+        return Result(self._now, self._hand_overs)
+
+    def _on(self, node: Node, event: Event) -> None:
+        match event:
+            case Decoded(step, epoch, seconds):
+                if epoch != node.epoch[node.side]:
+                    return  # interrupted by a rollback
+                pace = self._rule.decoded(node.side, step, seconds)
+                draft = Draft(node.side, step, epoch, pace, self._now)
+                node.drafted, node.decoding = step + 1, False
+                node.receive(draft)
+                self._send(node, draft)
+                self._decode(node)
+            case Draft():
+                node.receive(event)
+                self._rule.received(node.side, event.pace, self._now - event.sent)
+            case Target(step):
+                self._apply(node, step)
+            case HandOver(targets):
+                self._holder = node.side
+                self._rule.moved(node.side, node.side, targets)
+        if self._holder == node.side:
+            self._aggregate(node)
+
+    def _aggregate(self, node: Node) -> None:
+        """Targets for all pairs of drafts there are, then the question of who goes on."""
+        before = step = node.targets
+        while step < self._trace.tokens and node.holds("cloud", step) and node.holds("device", step):
+            self._apply(node, step)
+            self._send(node, Target(step))
+            step = node.targets
+        self._done = step == self._trace.tokens
+        if self._done or step == before:
+            return
+        if self._rule.choose(node.side, node.targets, self._now) != node.side:
+            self._holder, self._hand_overs = None, self._hand_overs + 1
+            self._rule.moved(node.side, other(node.side), node.targets)
+            self._send(node, HandOver(node.targets))
+
+    def _apply(self, node: Node, step: int) -> None:
+        accepted = {side: bool(self._trace.accepted[side][step]) for side in SIDES}
+        node.apply(step, accepted)
+        self._rule.decided(node.side, accepted)
+        self._decode(node)
+
+    def _decode(self, node: Node) -> None:
+        """Begins the next draft, if it does not decode and may draft further."""
+        step = node.drafted
+        if node.decoding or step >= self._trace.tokens or step - node.targets >= self._ahead:
+            return
+        node.decoding = True
+        seconds = self._trace.decode[node.side][step]
+        self._at(self._now + seconds, node.side, Decoded(step, node.epoch[node.side], seconds))
+
+    def _send(self, node: Node, message: Draft | Target | HandOver) -> None:
+        receiver = other(node.side)
+        arrival = max(self._latest[receiver], self._now + self._link.delay(self._now, self._rng))
+        self._latest[receiver] = arrival
+        self._at(arrival, receiver, message)
+
+    def _at(self, time: float, side: Side, event: Event) -> None:
+        self._made += 1
+        heapq.heappush(self._events, (time, self._made, side, event))

@@ -1,0 +1,71 @@
+"""Bytes that a drafted token takes on the link, by rule: real messages of the real codec over made-up laws.
+
+Laws of 151,936 ids, as Qwen's vocabulary has, with a Zipf tail under a few likely tokens; one node a message, which is
+the most a token can cost: several at once share the message's head.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+import numpy as np
+
+from paceline.core.aggregation.registry import RuleName, make_rule
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.wire.codec import encode
+from paceline.wire.dist_codec import encode_head
+from paceline.wire.messages import Drafts
+from paceline.wire.tree_codec import FOLLOWS, Nodes, pack_nodes
+
+VOCAB = 151_936
+CASES: tuple[tuple[str, RuleName, SamplingParams], ...] = (
+    ("mixture, top_p 0.95", "mixture", SamplingParams(top_p=0.95, seed=1)),
+    ("mixture, top_p 1", "mixture", SamplingParams(seed=1)),
+    ("mixture, temperature 0", "mixture", SamplingParams(temperature=0.0)),
+    ("coin", "coin", SamplingParams(seed=1)),
+)
+
+
+def laws(count: int, seed: int = 0) -> Iterator[Dist]:
+    """Zipf exponents of 1 to 3 over shuffled ids, every other law with most of its mass on one to four tokens."""
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        probs = np.arange(1, VOCAB + 1) ** -rng.uniform(1.0, 3.0)
+        rng.shuffle(probs)
+        probs /= probs.sum()
+        if number % 2:
+            likely = rng.choice(VOCAB, rng.integers(1, 5), replace=False)
+            probs *= 0.2
+            probs[likely] += 0.8 * rng.dirichlet(np.ones(len(likely)))
+        yield Dist.dense(probs / probs.sum())
+
+
+def rows(count: int) -> list[dict[str, object]]:
+    """One a case, over the first `count` tokens of an answer: median, and what nine of ten stay under."""
+    found: list[dict[str, object]] = []
+    for name, rule, sampling in CASES:
+        sizes = sorted(_size(rule, sampling, dist, position) for position, dist in enumerate(laws(count)))
+        found.append(
+            {"way": name, "bytes": float(statistics.median(sizes)), "bytes_p90": float(sizes[int(0.9 * len(sizes))])}
+        )
+    return found
+
+
+def _size(name: RuleName, sampling: SamplingParams, dist: Dist, position: int) -> int:
+    """Of a message with one node, not the first of its session."""
+    share = make_rule(name, sampling, vocab_size=VOCAB).share("cloud", dist, position)
+    first = 4 * (position + 3)
+    coin = share.head is None
+    nodes = Nodes(
+        position=position,
+        anchor=first - 9,
+        level=0,
+        first=first,
+        parents=(first - 1,),
+        tokens=(FOLLOWS if coin else share.token,),
+        choices=(share.token,) if coin else None,
+    )
+    packed = pack_nodes(nodes)
+    return len(encode(Drafts(7, 0, packed, [] if share.head is None else [encode_head(share.head, precise=False)])))

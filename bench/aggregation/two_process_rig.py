@@ -1,0 +1,324 @@
+"""Two sides on this machine: the device in this process, with a random model of a given shape, the cloud in another.
+
+For benches of what happens before the first token: nodes, searches and the link are the program's own. The device's
+forwards are computed, by a thread that keeps to one core. Of the cloud's, which another machine would compute, only
+the time passes: what computes beside the device, on cores that share their units or their caches with its, slows the
+device down. A second line to the cloud is there for baselines. All goes over a socket behind an emulated network,
+which is kept up by the cloud's process: a network is no work of the device's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline.core.batching.segment import Batch
+from paceline.core.side import SIDES, Side
+from paceline.engine.base import Engine, LoadedModel, ModelInfo, Output
+from paceline.engine.fake.engine import FakeEngine, arbitrary
+from paceline.engine.paced import PacedEngine
+from paceline.engine.paged.engine import PagedEngine, paged_engine
+from paceline.engine.tokenizer import Tokenizer
+from paceline.engine.wrapped import WrappedEngine
+from paceline.errors import EngineError
+from paceline.models import DEVICE
+from paceline.rag.document_kv import FOLDER, KvStore
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.prompt import passages_text, relevance
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.link.connection import Link
+from paceline.runtime.link.emulated_transport import emulated
+from paceline.runtime.link.emulation import Emulation
+from paceline.runtime.link.transport import Transport, TransportClosed
+from paceline.runtime.node import Node
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.messages import VERSION, Hello, Welcome
+
+POSITIONS = 2048
+GRACE_S = 10.0  # for the other process to end by itself
+_SHARPER = 8.0  # random scores are almost even; times this, they are about as uneven as a trained model's
+_LINK, _LINE = b"link", b"line"  # what a connection begins with
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a Llama."""
+
+    layers: int = 16
+    hidden: int = 768
+    inner: int = 2048
+    heads: int = 12
+    kv_heads: int = 12
+
+    @property
+    def summary(self) -> str:
+        millions = self.layers * (2 * self.hidden * (self.hidden + self._kv) + 3 * self.hidden * self.inner) / 1e6
+        return f"{self.layers} layers of {millions:.0f} million weights, hidden {self.hidden}, {self.kv_heads} KV heads"
+
+    @property
+    def row_bytes(self) -> int:
+        """KV of one token in bfloat16."""
+        return 2 * 2 * self.layers * self._kv
+
+    @property
+    def _kv(self) -> int:
+        return self.kv_heads * (self.hidden // self.heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A forward on another machine."""
+
+    forward_s: float = 0.006
+    row_s: float = 0.0003  # each further row
+
+    @property
+    def summary(self) -> str:
+        return f"{1e3 * self.forward_s:g} ms, and {1e3 * self.row_s:g} for each further row"
+
+    def engine(self, vocab_size: int) -> Engine:
+        """Arbitrary laws, and no core of this machine while a forward lasts."""
+        return PacedEngine(arbitrary(FakeEngine(vocab_size=vocab_size)), self.forward_s, self.row_s)
+
+
+class OnCore(WrappedEngine):
+    """`inner`, whose thread keeps to one core, where the machine lets it."""
+
+    def __init__(self, inner: Engine, core: int) -> None:
+        super().__init__(inner)
+        self._core: int | None = core
+
+    def forward(self, batch: Batch) -> Output:
+        if self._core is not None and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {self._core})
+            self._core = None
+        return super().forward(batch)
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+
+
+def random_engine(shape: Shape, vocab_size: int, name: str) -> Engine:
+    """bfloat16. Raises EngineError where `paged` does not serve it."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=True,
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(_SHARPER)
+    model.train(False)
+    model.requires_grad_(False)
+    info = ModelInfo(name, name, vocab_size, POSITIONS, "bfloat16", "paged")
+    engine = paged_engine(model, info, kv_rows=2 * POSITIONS)
+    if not isinstance(engine, PagedEngine):
+        raise EngineError(f"paged does not serve the bench's model: {engine}")
+    return engine
+
+
+class StreamTransport:
+    """A `Transport` over a byte stream: each message after its length."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def send_bytes(self, data: bytes) -> None:
+        try:
+            self._writer.write(len(data).to_bytes(8, "little") + data)
+            await self._writer.drain()
+        except OSError as gone:
+            raise TransportClosed(1006, "") from gone
+
+    async def recv_bytes(self) -> bytes:
+        try:
+            return await self._reader.readexactly(int.from_bytes(await self._reader.readexactly(8), "little"))
+        except (OSError, asyncio.IncompleteReadError) as gone:
+            raise TransportClosed(1006, "") from gone
+
+    async def close(self, code: int, reason: str) -> None:  # noqa: ARG002  # a stream ends without a word
+        self._writer.close()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What both processes must know. Everything lies in `folder`."""
+
+    folder: Path
+    device: Shape
+    cloud: Elsewhere
+    documents: Mapping[Side, str]
+    emulation: Emulation
+    yields: bool = True  # the cloud's process takes what the device's leaves, as if it were on another machine
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "socket"
+
+    @property
+    def prepared(self) -> Path:
+        """What the cloud sends a baseline that asks for KV, after the passage's own line."""
+        return self.folder / "prepared"
+
+    def open_store(self, side: Side) -> DocumentStore:
+        return DocumentStore.open(self.folder / side, HashEmbedder(), chunk_tokens=POSITIONS)
+
+    def open_kv(self, side: Side) -> KvStore:
+        return KvStore(self.folder / side / FOLDER, 1 << 30)
+
+    def model(self, side: Side) -> LoadedModel:
+        tokenizer = Tokenizer.load(DEVICE)
+        size = tokenizer.vocab_size
+        if side == "cloud":
+            return LoadedModel(self.cloud.engine(size), tokenizer)
+        return LoadedModel(OnCore(random_engine(self.device, size, "bench device"), _cores()[0]), tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """The device's side."""
+
+    node: Node
+    model: LoadedModel
+    stores: Mapping[Side, DocumentStore]
+    files: KvStore
+    wire: Transport  # to the cloud, for baselines
+
+
+@asynccontextmanager
+async def two_sides(setting: Setting) -> AsyncIterator[Near]:
+    """Linked, each with one document whose KV is computed and stored when this begins."""
+    with ExitStack() as opened:
+        stores: dict[Side, DocumentStore] = {}
+        for side in SIDES:
+            stores[side] = opened.enter_context(setting.open_store(side))
+            stores[side].add_text(f"{side}.md", setting.documents[side], zone=side)
+        cloud = get_context("spawn").Process(target=_cloud, args=(setting,), daemon=True)
+        cloud.start()
+        opened.callback(_end, cloud)
+        files, model = setting.open_kv("device"), setting.model("device")
+        node = Node("device", model, stores["device"], kv=files)
+        async with node, AsyncExitStack() as running:
+            while not (setting.socket.exists() and files.groups() and setting.open_kv("cloud").groups()):
+                if not cloud.is_alive():
+                    raise EngineError("the bench's other process has ended")
+                await asyncio.sleep(0.05)
+            link, wire = [await _dial(setting, kind) for kind in (_LINK, _LINE)]
+            running.push_async_callback(wire.close, 1000, "")
+            await running.enter_async_context(_linked(node, model, link))
+            yield Near(node, model, stores, files, wire)
+
+
+async def _dial(setting: Setting, kind: bytes) -> Transport:
+    transport = StreamTransport(*await asyncio.open_unix_connection(setting.socket))
+    await transport.send_bytes(kind)
+    return transport
+
+
+@asynccontextmanager
+async def _linked(node: Node, model: LoadedModel, transport: Transport) -> AsyncIterator[None]:
+    hello = Hello(VERSION, "device", "secret", *_told(model), documents=1)
+    vocab_size = model.tokenizer.vocab_size
+    link = Link(transport, hello, vocab_size=vocab_size, on_up=lambda link: node.on_link(link, "cloud"))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(link.run())
+        await link.up.wait()
+        try:
+            yield
+        finally:
+            await link.close()
+
+
+def _told(model: LoadedModel) -> tuple[str, str, str, list[str]]:
+    info = model.engine.info
+    return model.tokenizer.fingerprint, info.fingerprint, info.name, list(STRATEGIES)
+
+
+# ---- the other process ----------------------------------------------------------------------------------------------
+def _cloud(setting: Setting) -> None:
+    # Another machine would take nothing from the device: what the cloud does here comes after that.
+    os.nice(19 if setting.yields else 0)
+    if setting.yields and hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        os.sched_setaffinity(0, _cores()[1:] or _cores())
+    torch.set_num_threads(1)
+    asyncio.run(_served(setting))
+
+
+def _end(cloud: BaseProcess) -> None:
+    cloud.join(GRACE_S)
+    if cloud.is_alive():
+        cloud.terminate()
+        cloud.join()
+
+
+async def _served(setting: Setting) -> None:
+    """Until both connections have ended."""
+    model = setting.model("cloud")
+    with setting.open_store("cloud") as store:
+        node = Node("cloud", model, store, kv=setting.open_kv("cloud"))
+        ended = {kind: asyncio.Event() for kind in (_LINK, _LINE)}
+
+        async def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            stream = StreamTransport(reader, writer)
+            kind = await stream.recv_bytes()
+            async with emulated(stream, setting.emulation) as transport:
+                if kind == _LINK:
+                    await _linking(node, model, transport)
+                else:
+                    await _answering(setting, store, transport)
+            writer.close()
+            ended[kind].set()
+
+        async with node, await asyncio.start_unix_server(met, setting.socket):
+            for event in ended.values():
+                await event.wait()
+
+
+async def _linking(node: Node, model: LoadedModel, transport: Transport) -> None:
+    async def admit(_: Hello) -> CloseCode | None:
+        return None
+
+    welcome = Welcome(VERSION, *_told(model), documents=1)
+    vocab_size = model.tokenizer.vocab_size
+    up = lambda link: node.on_link(link, "device")  # noqa: E731
+    await Link(transport, welcome, authenticate=admit, vocab_size=vocab_size, on_up=up).run()
+
+
+async def _answering(setting: Setting, store: DocumentStore, transport: Transport) -> None:
+    """For baselines: search, and send the passage as text, or with it the KV that lies ready."""
+    while True:
+        try:
+            request = json.loads(await transport.recv_bytes())
+        except TransportClosed:
+            return
+        (passage,) = await asyncio.to_thread(store.search, request["query"], 1)
+        told = json.dumps({"text": passages_text(passage), "relevance": relevance(passage)}).encode() + b"\n"
+        kv = setting.prepared.read_bytes() if request["kv"] else b""
+        await transport.send_bytes(told + kv)

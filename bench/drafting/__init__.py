@@ -1,0 +1,1 @@
+"""Parts of the benches about drafts: workloads, drafters, adversarial settings."""

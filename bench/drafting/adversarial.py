@@ -1,0 +1,131 @@
+"""Twenty settings in which drafting does not pay, or seems to until it does not: what the guard is for.
+
+The engine says what a script says, so that no draft stands, or only those of a trap; its forwards take a stated time,
+which is slept, and each further row a part of it. Everything beside the forward is the program's own, in real time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Literal
+
+import numpy as np
+
+from paceline.core.batching.segment import Batch
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import Output
+from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.wrapped import WrappedEngine
+from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.runtime.garbage import long_lived_spared
+from paceline.strategies.base import Machine, Task
+
+from .drafters import OURS, PLAIN, Memory, ways
+from .single_session import Answer, together
+
+Kind = Literal["random", "trap", "bait"]
+
+SMALL, HUGE = 2048, 151936  # vocabularies
+PROMPT: Final = 24  # tokens
+TRAPPED: Final = 48  # tokens that repeat, before those that do not
+BEYOND: Final = 512  # of the script, where drafts may stand
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    kind: Kind
+    row: float  # of a forward, what each further row takes
+    vocab: int = SMALL
+    batch: int = 1
+    tokens: int = 128
+
+
+SETTINGS: Final = (
+    *(Setting(kind, row) for kind in ("random", "trap", "bait") for row in (0.005, 0.1, 1.0)),
+    *(Setting("random", row, vocab=HUGE) for row in (0.005, 0.1, 1.0)),
+    Setting("trap", 0.1, vocab=HUGE),
+    *(Setting("random", row, batch=16, tokens=64) for row in (0.005, 0.1, 1.0)),
+    Setting("trap", 0.1, batch=16, tokens=96),
+    Setting("bait", 0.1, batch=16, tokens=64),
+    Setting("random", 0.02, vocab=HUGE, batch=16, tokens=64),
+    Setting("random", 0.3, tokens=32),  # short answers
+)
+
+
+class Scripted(WrappedEngine):
+    """After each row the script's token of the next position is nearly certain, whatever the row's own token was."""
+
+    def __init__(self, setting: Setting, forward_s: float) -> None:
+        super().__init__(FakeEngine(vocab_size=setting.vocab))
+        self._setting, self._forward_s = setting, forward_s
+        self._flat = np.full(setting.vocab, 0.05 / setting.vocab)
+        self._script: list[int] = []
+        self.turn(0)
+
+    def turn(self, number: int) -> None:
+        """Another text: nothing learnt from the last one helps."""
+        length = PROMPT + self._setting.tokens + BEYOND
+        noise = np.random.default_rng(number).integers(8, self._setting.vocab, length)
+        self._script = [self._token(position, int(noise[position])) for position in range(length)]
+
+    def forward(self, batch: Batch) -> Output:
+        began = time.perf_counter()
+        super().forward(Batch(tuple(replace(segment, logits="none") for segment in batch.segments)))
+        dists = tuple(tuple(self._dist(s.positions()[row]) for row in s.wanted()) for s in batch.segments)
+        wanted = sum(len(some) for some in dists)
+        left = began + self._forward_s * (1.0 + self._setting.row * (wanted - 1)) - time.perf_counter()
+        time.sleep(max(0.0, left))
+        return Output(dists)
+
+    def prompt(self) -> tuple[int, ...]:
+        return tuple(self._script[:PROMPT])
+
+    def _dist(self, position: int) -> Dist:
+        probs = self._flat.copy()
+        probs[self._script[position + 1]] += 0.95
+        return Dist.dense(probs)
+
+    def _token(self, position: int, random: int) -> int:
+        match self._setting.kind:
+            case "trap" if position < PROMPT + TRAPPED:
+                return position % 4
+            case "bait" if position % 2:
+                return 1
+            case _:
+                return random
+
+
+async def measure(setting: Setting, *, forward_s: float, rounds: int) -> dict[str, object]:
+    """Tokens per second of both ways, in turns. What ours has learnt stays from round to round."""
+    engine = Scripted(setting, forward_s / setting.batch if setting.row >= 1.0 else forward_s)
+    sampling = SamplingParams(temperature=0.0)
+    task = Task("cloud", True, sampling, setting.tokens, frozenset(), setting.vocab)
+    make, memory = ways(None), Memory(setting.vocab)
+    task = replace(task, table=memory.table, experience=memory.experience)
+    told: dict[str, list[Answer]] = {PLAIN: [], OURS: []}
+    worker = EngineWorker(engine)
+    await worker.start()
+    try:
+        with long_lived_spared():  # as in the programs
+            for number in range(rounds):
+                engine.turn(number)
+                for way, answers in told.items():
+                    machine: Callable[[], Machine] = partial(make[way], task, memory)
+                    answers += await together(worker, [machine] * setting.batch, [engine.prompt()] * setting.batch)
+    finally:
+        await worker.stop()
+    rates = {way: sum(a.timed for a in given) / sum(a.seconds for a in given) for way, given in told.items()}
+    return {
+        "setting": f"{setting.kind}, a row {setting.row:g} of a forward",
+        "vocabulary": setting.vocab,
+        "batch": setting.batch,
+        "tokens": setting.tokens,
+        "vs_plain": rates[OURS] / rates[PLAIN],
+        "tokens_per_s": rates[OURS],
+        "draft_steps": sum(a.stats["draft_steps"] for a in told[OURS]),
+        "plain_steps": sum(a.stats["plain_steps"] for a in told[OURS]),
+    }

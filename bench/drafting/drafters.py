@@ -1,0 +1,175 @@
+"""The ways of drafting that `lookup_tree` is compared with. All are verified by the one machine of the strategy.
+
+Each is what its authors describe: prompt look-up (Saxena 2023), a suffix automaton alone (Hu et al. 2025), token
+recycling with its tree of 80 (Luo et al. 2025) and a chain of a smaller model (Leviathan et al. 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.drafting.budget import Fixed
+from paceline.core.drafting.lookup_table import LookupTable
+from paceline.core.drafting.ngram_drafter import Drafter, DraftingOptions
+from paceline.core.drafting.online_stats import Experience
+from paceline.core.drafting.token_tree import TokenTree
+from paceline.core.drafting.tree_search import NO_DRAFT, PAPER, DraftedTree, levelled_template, static_template
+from paceline.core.sampling.dist import Dist
+from paceline.engine.base import Engine
+from paceline.strategies.autoregressive import Autoregressive
+from paceline.strategies.base import Machine, Task
+from paceline.strategies.lookup_tree import Guesses, LookupTree
+
+PLAIN: Final = "plain"
+OURS: Final = "lookup_tree"
+RECYCLING: Final = 80  # nodes
+NGRAM: Final = 3  # tokens that must agree, at first
+COPIED: Final = 10  # tokens that prompt look-up takes
+AUTOMATON_MOST: Final = 60
+MODEL_DRAFTS: Final = 5
+
+
+def _chain(tokens: Sequence[int]) -> DraftedTree:
+    return DraftedTree(TokenTree.chain(tokens), (1.0,) * len(tokens), (0,) * len(tokens)) if tokens else NO_DRAFT
+
+
+@dataclass(slots=True)
+class PromptLookup:
+    """What followed the last few tokens where they stood before: the longest match first, the earliest place."""
+
+    text: list[int] = field(default_factory=list)
+
+    def read(self, tokens: Iterable[int]) -> None:
+        self.text += tokens
+
+    def observe(self, token: int) -> None:
+        self.text.append(token)
+
+    def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
+        """Nothing."""
+
+    def tree(self, budget: int, position: int) -> DraftedTree:  # noqa: ARG002  # of `Guesses`
+        text = self.text
+        for size in range(min(NGRAM, len(text) - 1), 0, -1):
+            ending, first = text[-size:], text[-size]
+            for at in range(len(text) - size):
+                if text[at] == first and text[at : at + size] == ending:
+                    return _chain(text[at + size : at + size + min(COPIED, budget)])
+        return NO_DRAFT
+
+
+class AutomatonAlone(Drafter):
+    """The chain after the longest ending that occurred before: four tokens for each that agrees."""
+
+    def tree(self, budget: int, position: int) -> DraftedTree:  # noqa: ARG002  # of `Guesses`
+        match = self._automaton.match
+        return _chain(self._automaton.chain(match, min(budget, AUTOMATON_MOST, 4 * match.length)))
+
+
+class Recycling(Drafter):
+    """The last law of a token is its row, whoever the row was computed for."""
+
+    def learn(
+        self,
+        token: int,
+        dist: Dist,
+        *,
+        before: int | None = None,
+        accepted: bool = True,  # noqa: ARG002  # of `Guesses`
+    ) -> None:
+        super().learn(token, dist, before=before, accepted=True)
+
+
+class ModelDrafter:
+    """A smaller model of the same vocabulary continues the text, greedily, on the caller's thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._text: list[int] = []
+        self._cached = 0
+
+    def read(self, tokens: Iterable[int]) -> None:
+        self._text += tokens
+
+    def observe(self, token: int) -> None:
+        self._text.append(token)
+
+    def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
+        """Nothing."""
+
+    def tree(self, budget: int, position: int) -> DraftedTree:
+        seq = SeqId(1)
+        if position <= 1:
+            self._engine.release(seq)
+            self._cached = 0
+        rows = tuple(self._text[self._cached :])
+        drafts: list[int] = []
+        while len(drafts) < min(budget, MODEL_DRAFTS):
+            start = self._engine.length(seq)
+            drafts.append(self._engine.forward(Batch((Segment(seq, start, rows),))).dists[0][-1].argmax())
+            rows = (drafts[-1],)
+        self._cached = len(self._text)
+        self._engine.truncate(seq, self._cached)
+        return _chain(drafts)
+
+
+@dataclass(slots=True)
+class Memory:
+    """What one way of drafting keeps from answer to answer."""
+
+    vocab_size: int
+    table: LookupTable = field(init=False)
+    experience: Experience = field(default_factory=Experience)
+
+    def __post_init__(self) -> None:
+        self.table = LookupTable(self.vocab_size)
+
+
+Way = Callable[[Task, Memory], Machine]
+
+
+def _drafting(options: DraftingOptions, budget: int | None = None, kind: type[Drafter] = Drafter) -> Way:
+    """budget: drafts in every step; None: the guard decides."""
+
+    def make(task: Task, memory: Memory) -> Machine:
+        drafter = kind(
+            memory.table, task.sampling, ends=task.eos_ids, skill=memory.experience.drafting, options=options
+        )
+        return LookupTree(task, drafter=drafter, budget=None if budget is None else Fixed(budget))
+
+    return make
+
+
+def _with(drafter: Callable[[], Guesses], budget: int) -> Way:
+    return lambda task, _: LookupTree(task, drafter=drafter(), budget=Fixed(budget))
+
+
+def ways(draft_model: Engine | None) -> dict[str, Way]:
+    """By name, plain decoding first."""
+    recycling = DraftingOptions(automaton=False, noise=False, probs="law", template=levelled_template())
+    found: dict[str, Way] = {
+        PLAIN: lambda task, _: Autoregressive(task),
+        "prompt look-up": _with(PromptLookup, COPIED),
+        "suffix automaton": _drafting(DraftingOptions(tables=False), AUTOMATON_MOST, AutomatonAlone),
+        "token recycling": _drafting(recycling, RECYCLING, Recycling),
+    }
+    if draft_model is not None:
+        found["draft model"] = _with(lambda: ModelDrafter(draft_model), MODEL_DRAFTS)
+    return found | {
+        OURS: lambda task, _: LookupTree(task),
+        "without tables": _drafting(DraftingOptions(tables=False)),
+        "without dynamic tree": _drafting(DraftingOptions(template=static_template(64))),
+        "without overlap": lambda task, _: LookupTree(task, overlap=False),
+    }
+
+
+def sized(budget: int) -> dict[str, Way]:
+    """The same drafter with a tree that follows the text, with the paper's scores, and with one that never changes."""
+    return {
+        "dynamic": _drafting(DraftingOptions(), budget),
+        "paper's scores": _drafting(DraftingOptions(automaton=False, probs="law", scoring=PAPER), budget),
+        "static": _drafting(DraftingOptions(template=static_template(budget)), budget),
+    }

@@ -1,0 +1,81 @@
+"""One machine on a real engine, thread and event loop, without HTTP: how ways of decoding are compared in one run.
+
+The session is the program's own (`runtime.sessions.base`); no client is there, so its tokens are only kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.errors import PacelineError
+from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.runtime.sessions.base import Session
+from paceline.strategies.base import Branch, Emit, Finish, Machine, Retrieved, Started
+
+
+@dataclass(slots=True)
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    seconds: float = 0.0  # from the first token to the end: reading the prompt is left out
+    stats: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def timed(self) -> int:
+        """Tokens that `seconds` brought: all but the first."""
+        return max(0, len(self.tokens) - 1)
+
+
+class Solo(Session):
+    """Runs one answer to its end."""
+
+    def __init__(self, machine: Machine, worker: EngineWorker, prompt: Sequence[int], room: int | None) -> None:
+        super().__init__(machine, worker)
+        self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answer = Answer()
+        self._found = Retrieved((Branch(tuple(prompt), None),), room)
+        self._first: float | None = None
+
+    def begin(self) -> None:
+        self.deliver(Started(self._loop.time()))
+
+    def retrieve(self) -> None:
+        self.deliver(self._found)
+
+    def emit(self, token: Emit) -> None:
+        self._answer.tokens.append(token.token)
+        if self._first is None:
+            self._first = time.perf_counter()
+
+    def finish(self, finish: Finish) -> None:
+        super().finish(finish)
+        if self._first is not None:
+            self._answer.seconds = time.perf_counter() - self._first
+        self._answer.stats = finish.stats
+        self.done.set_result(self._answer)
+
+    def fail(self, error: PacelineError) -> None:
+        super().fail(error)
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def open(self, targets: tuple[int, ...], epoch: int) -> None:
+        raise AssertionError(f"no peer takes part: {len(targets)}, {epoch}")
+
+    def drop(self) -> None:
+        raise AssertionError("no peer takes part")
+
+
+async def together(
+    worker: EngineWorker, machines: Sequence[Callable[[], Machine]], prompts: Sequence[Sequence[int]]
+) -> list[Answer]:
+    """As many answers at once as there are machines."""
+    sessions = []
+    for make, prompt in zip(machines, prompts, strict=True):
+        room = worker.steps.engine.info.max_positions - len(prompt)
+        sessions.append(Solo(make(), worker, prompt, room))
+    for session in sessions:
+        session.begin()
+    return list(await asyncio.gather(*(session.done for session in sessions)))

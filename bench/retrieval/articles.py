@@ -1,0 +1,198 @@
+"""Articles, and what becomes of them: passages of the device's and the cloud's corpus, and windows of test text.
+
+WikiText's file where there is a data folder, a generated encyclopaedia where there is none. Cutting is by token ids of
+the model that is measured, so that a window and a passage have the same length for every method. Knows no model.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.core.side import Side
+from paceline.errors import ConfigError
+from paceline.models.training import phrases
+from paceline.models.training.attributes import BY_KIND
+from paceline.models.training.corpus import Fact, state
+from paceline.models.training.entities import entity
+from paceline.models.training.names import Split
+
+Ids = tuple[int, ...]
+Encode = Callable[[str], Sequence[int]]
+
+_TITLE = re.compile(r"^ = ([^=]+) = ?$")
+_HEADING = re.compile(r"^ (?:= )+([^=]+?) (?:= ?)+$")
+# WikiText's marks, undone: numbers and hyphens are joined, punctuation stands where it does in print.
+_PRINTED = (
+    (re.compile(r" @([-,.])@ "), r"\1"),
+    (re.compile(r" ([,.;:!?%)\]}])"), r"\1"),
+    (re.compile(r"([(\[{$£€]) "), r"\1"),
+    (re.compile(r" (n?'(?:s|t|re|ve|m|ll|d))\b"), r"\1"),
+    (re.compile(r'" ([^"\n]*?) "'), r'"\1"'),
+    (re.compile(r" – "), "–"),
+    (re.compile(r"<unk>"), "_"),  # one mark for a word that the set does not tell
+)
+_OTHER_PROSE = (  # sets whose paragraphs are of Wikipedia too: text for a language model to learn from
+    ("squad", "paragraphs.jsonl.gz"),
+    ("nq_open", "passages.jsonl.gz"),
+    ("2wikimultihopqa", "corpus.jsonl.gz"),
+    ("hotpotqa", "hotpotqa.jsonl.gz"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Article:
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A passage of one side's corpus."""
+
+    side: Side
+    article: int
+    ids: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Test text: it is in no corpus."""
+
+    article: int
+    ids: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Shelves:
+    """Two corpora and the test text; between them they hold no token of an article twice."""
+
+    pieces: tuple[Piece, ...]
+    windows: tuple[Window, ...]
+
+    def of(self, side: Side) -> list[Piece]:
+        return [piece for piece in self.pieces if piece.side == side]
+
+
+def shelve(articles: Iterable[Sequence[int]], *, window: int, passage: int, every: int = 3) -> Shelves:
+    """Cut articles (token ids) into stretches of `window` tokens: of each `every` one is test text, the middle one.
+
+    The others are cut into passages of `passage` tokens, which go to device and cloud by turns. A last passage shorter
+    than a quarter is dropped; a last stretch that is no whole window goes to the corpora.
+    """
+    pieces: list[Piece] = []
+    windows: list[Window] = []
+    for number, ids in enumerate(articles):
+        turn = 0
+        for place, start in enumerate(range(0, len(ids), window)):
+            stretch = tuple(ids[start : start + window])
+            if place % every == every // 2 and len(stretch) == window:
+                windows.append(Window(number, stretch))
+                continue
+            for cut in range(0, len(stretch), passage):
+                part = stretch[cut : cut + passage]
+                if len(part) >= passage / 4:
+                    side: Side = "cloud" if turn % 2 else "device"
+                    pieces.append(Piece(side, number, part))
+                    turn += 1
+    return Shelves(tuple(pieces), tuple(windows))
+
+
+def wikitext(data: Path) -> list[Article]:
+    """The articles of the folder's WikiText-2 text. Raises ConfigError where there is none."""
+    files = sorted((data / "wikitext2").glob("*.txt"))
+    if not files:
+        raise ConfigError(f"{data} has no wikitext2/*.txt: give another folder with --data, or none")
+    articles: list[Article] = []
+    for file in files:
+        articles += parse_wikitext(file.read_text(encoding="utf-8"))
+    return articles
+
+
+def parse_wikitext(text: str) -> list[Article]:
+    """Articles in order; their text begins with the title line. Marks of the set's tokenisation are undone."""
+    parts: list[tuple[str, list[str]]] = []
+    for line in text.split("\n"):
+        if title := _TITLE.match(line):
+            parts.append((title[1], []))
+        if parts and line.strip():
+            heading = _HEADING.match(line)
+            parts[-1][1].append(printed(heading[1] if heading else line.strip()))
+    return [Article(printed(title), "\n".join(lines) + "\n") for title, lines in parts]
+
+
+def printed(line: str) -> str:
+    """A line of WikiText as it was printed, but for words that the set has masked."""
+    for pattern, put in _PRINTED:
+        line = pattern.sub(put, line)
+    return line
+
+
+def other_prose(data: Path) -> list[Article]:
+    """Paragraphs of other sets in the folder, those of one title joined; nothing where the sets are not there."""
+    texts: dict[str, dict[str, None]] = defaultdict(dict)  # by title, in order, each paragraph once
+    for folder, name in _OTHER_PROSE:
+        file = data / folder / name
+        if not file.is_file():
+            continue
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                record = json.loads(line)
+                for paragraph in record.get("context", (record,)):
+                    texts[paragraph["title"]][paragraph["text"]] = None
+    return [Article(title, f"{title}\n" + "\n".join(paragraphs) + "\n") for title, paragraphs in texts.items()]
+
+
+# ---- the generated encyclopaedia -------------------------------------------------------------------------------------
+SUBJECTS = 3  # of one entry: about 27 facts, so that 16 documents a side are not more than there are of one entry
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An article of the encyclopaedia: all facts of a few subjects, and a retelling of them in other words."""
+
+    facts: tuple[tuple[Side, str], ...]  # a passage that states one fact, and the side that holds it
+    retelling: str
+
+
+def encyclopaedia(rng: random.Random, split: Split, count: int) -> Iterator[Entry]:
+    """Entries on invented subjects. Half of each one's facts go to the device, half to the cloud.
+
+    A passage is a sentence with one fact among sentences with none; the retelling opens with the subjects' names.
+    """
+    for _ in range(count):
+        subjects = [entity(rng, split) for _ in range(SUBJECTS)]
+        facts = [
+            Fact(subject, attribute, attribute.value(rng, split))
+            for subject in subjects
+            for attribute in BY_KIND[subject.kind]
+        ]
+        rng.shuffle(facts)
+        sides: list[Side] = ["cloud" if place % 2 else "device" for place in range(len(facts))]
+        passages = [" ".join(_among_fillers(rng, state(rng, fact, None))) for fact in facts]
+        rng.shuffle(facts)
+        opening = f"This page is about {', '.join(subject.said for subject in subjects)}."
+        retelling = " ".join([opening, *(state(rng, fact, None) for fact in facts)])
+        yield Entry(tuple(zip(sides, passages, strict=True)), retelling)
+
+
+def _among_fillers(rng: random.Random, sentence: str) -> list[str]:
+    sentences = rng.sample(phrases.FILLERS, 4)
+    sentences.insert(rng.randrange(5), sentence)
+    return sentences
+
+
+def shelve_entries(entries: Iterable[Entry], encode: Encode, *, window: int, passage: int) -> Shelves:
+    """Passages and retellings as ids, each cut at its limit."""
+    pieces: list[Piece] = []
+    windows: list[Window] = []
+    for number, entry in enumerate(entries):
+        pieces += [Piece(side, number, tuple(encode(text)[:passage])) for side, text in entry.facts]
+        windows.append(Window(number, tuple(encode(entry.retelling)[:window])))
+    return Shelves(tuple(pieces), tuple(windows))

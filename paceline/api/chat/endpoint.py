@@ -1,0 +1,63 @@
+"""`POST /v1/chat/completions`: from the request to the answer, of which `answers` knows the shapes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.api.chat.output import ChatStream, ChatWhole, Envelope
+from paceline.api.generation.fan_in import prepare_all
+from paceline.api.generation.request import chat_call
+from paceline.api.generation.schema import ChatRequest
+from paceline.api.generation.streaming import StreamedAnswer, WholeAnswer
+from paceline.api.http.body import read_body, while_connected
+from paceline.api.http.strict_json import decode_object
+from paceline.api.names import chat_model
+from paceline.api.routes import Route
+from paceline.api.vector_stores.search import reading_stores
+from paceline.errors import RequestError
+from paceline.runtime.service import Service
+
+
+class ChatEndpoint:
+    """The route, with what it needs. Holds nothing of a request."""
+
+    def __init__(self, service: Service, *, documents: int, keep_alive: float) -> None:
+        self._service = service
+        self._documents = documents
+        self._keep_alive = keep_alive
+
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route(
+                method="POST",
+                path="/v1/chat/completions",
+                endpoint=self.__call__,
+                summary="Answer a conversation, with what both sides' documents say.",
+                scope="chat",
+                request=ChatRequest,
+                response="chat.ChatCompletion",
+                stream="chat.ChatCompletionChunk",
+                refusals=(404,),
+            ),
+        )
+
+    async def __call__(self, request: Request) -> Response:
+        body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
+        call = chat_call(body, self._service, request.state.identity, documents=self._documents)
+        model = chat_model(self._service, call.model)
+        identity = request.state.identity
+        generations = await reading_stores(call.generations, self._service, identity, call.vector_stores)
+        try:
+            prepared = await while_connected(request.receive, prepare_all(self._service, generations))
+        except RequestError as error:
+            if error.param == "tools" and call.tools is not None and call.tools.legacy:
+                error.param = "functions"
+            raise
+        envelope = Envelope(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), f"fp_{model.fingerprint[:12]}", call)
+        if not call.stream:
+            return WholeAnswer(prepared, ChatWhole(envelope))
+        return StreamedAnswer(prepared, ChatStream(envelope), self._keep_alive, envelope.id)

@@ -1,0 +1,83 @@
+"""What one choice of a chat says: deltas as it goes, and from the same deltas the whole message. Pure."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+from paceline.api.chat.tool_calls import CallArguments, CallBegun, CallReader, Content, Said
+from paceline.api.chat.tools import ToolUse
+from paceline.runtime.service import Done
+
+Json = dict[str, object]
+
+
+@dataclass(slots=True)
+class _Call:
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+
+class ChoiceText:
+    """One choice. `push` the text of every piece, then `end`."""
+
+    def __init__(self, tools: ToolUse | None) -> None:
+        self._tools = tools
+        self._reader = None if tools is None else CallReader()
+        self._content: list[str] = []
+        self._calls: list[_Call] = []
+        self.length = 0  # characters of the content
+
+    def push(self, text: str) -> list[Json]:
+        """The deltas it makes; none while it is not known what the text is."""
+        if self._reader is not None:
+            return [self._delta(said) for said in self._reader.push(text)]
+        return [self._delta(Content(text))] if text else []
+
+    def end(self, done: Done) -> list[Json]:
+        """The deltas of what was held back."""
+        return [] if self._reader is None else [self._delta(said) for said in self._reader.flush(done.reason != "stop")]
+
+    def reason(self, done: Done) -> str:
+        """OpenAI's word for why it ended. A call that was cut off by a limit or a stop string is none to make."""
+        if self._tools is None or self._reader is None or not self._calls or not self._reader.complete:
+            return done.reason
+        if done.reason != "stop" or self._tools.named:
+            return done.reason
+        return "function_call" if self._tools.legacy else "tool_calls"
+
+    def message(self) -> Json:
+        """Where a function may be called, no content is null, in a stream as well: see `answers.role_chunk`."""
+        text = "".join(self._content)
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if self._tools is not None and not text:
+            message["content"] = None
+        calls: list[Json] = [{"name": call.name, "arguments": "".join(call.arguments)} for call in self._calls]
+        if self._tools is not None and self._tools.legacy and calls:
+            return message | {"function_call": calls[0]}
+        told = [
+            {"id": call.id, "type": "function", "function": function}
+            for call, function in zip(self._calls, calls, strict=True)
+        ]
+        return message | ({"tool_calls": told} if told else {})
+
+    def _delta(self, said: Said) -> Json:
+        legacy = self._tools is not None and self._tools.legacy
+        match said:
+            case Content(text):
+                self._content.append(text)
+                self.length += len(text)
+                return {"content": text}
+            case CallBegun(index, name):
+                call = _Call(f"call_{secrets.token_hex(12)}", name)
+                self._calls.append(call)
+                function: Json = {"name": name, "arguments": ""}
+                if legacy:
+                    return {"function_call": function}
+                return {"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": function}]}
+            case CallArguments(index, text):
+                self._calls[index].arguments.append(text)
+                if legacy:
+                    return {"function_call": {"arguments": text}}
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}

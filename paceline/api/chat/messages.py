@@ -1,0 +1,102 @@
+"""A conversation as the chat template wants it: one role and one text per message.
+
+Parts are joined, `developer` is `system`; calls an assistant made earlier, and what they returned, are told in the text
+of Hermes and Qwen2.5, in the order of the calls. Images, sound and files are refused by name: a text model cannot read
+them. Source of the format: the chat template of Qwen2.5.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from paceline.api.chat.tool_calls import CLOSE, OPEN
+from paceline.api.generation.schema import Message, Part
+from paceline.errors import RequestError
+
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+def conversation(messages: Sequence[Message], told: Sequence[str] = ()) -> tuple[dict[str, str], ...]:
+    """`told`: what the system message must say besides. Raises RequestError (400) that names message and part."""
+    result: list[dict[str, str]] = []
+    if told and _role(messages[0]) != "system":
+        result.append({"role": "system", "content": "\n\n".join(told)})
+        told = ()
+    calls: list[str | None] = []  # ids of the last calls
+    returned: list[tuple[int, str]] = []  # what they returned: (place among the calls, text)
+    for index, message in enumerate(messages):
+        role, content = _role(message), _content(message, f"messages[{index}]")
+        if role == "tool":
+            place = calls.index(message.tool_call_id) if message.tool_call_id in calls else len(calls)
+            returned.append((place, content))
+            if index + 1 < len(messages) and _role(messages[index + 1]) == "tool":
+                continue
+            results = sorted(returned, key=lambda one: one[0])  # stable: without ids they stay as they came
+            content = "\n".join(f"<tool_response>\n{text}\n</tool_response>" for _, text in results)
+            returned = []
+        elif role == "assistant":
+            calls = [call.id for call in message.tool_calls]
+        elif index == 0 and told:
+            content = "\n\n".join((content, *told)) if content else "\n\n".join(told)
+        result.append({"role": role, "content": content})
+    return tuple(result)
+
+
+def _role(message: Message) -> str:
+    return _ROLES.get(message.role, message.role)
+
+
+def _content(message: Message, where: str) -> str:
+    calls = _calls(message, where) if message.role == "assistant" else []
+    content = message.content
+    if content is None and message.role == "assistant":
+        content = message.refusal
+    if content is None and not calls:
+        raise RequestError(f"A message of the role {message.role} needs content.", param=f"{where}.content")
+    text = content if isinstance(content, str) else ""
+    if isinstance(content, list):
+        text = "".join(_part(part, message.role, f"{where}.content[{i}]") for i, part in enumerate(content))
+    return "\n".join(told for told in (text, *calls) if told)
+
+
+def _part(part: Part, role: str, where: str) -> str:
+    if part.type == "text" and part.text is not None:
+        return part.text
+    if part.type == "refusal" and part.refusal is not None and role == "assistant":
+        return part.refusal
+    if part.type in ("text", "refusal"):
+        raise RequestError(f"A part of the type {part.type} needs a text.", param=where)
+    raise RequestError(
+        f"This model reads text only: a part of the type {part.type[:64]!r} is not supported.",
+        code="unsupported_content",
+        param=where,
+    )
+
+
+def _calls(message: Message, where: str) -> list[str]:
+    told: list[str] = []
+    for index, call in enumerate(message.tool_calls):
+        if call.function is not None:
+            told.append(_told(call.function.name, _json(call.function.arguments)))
+        elif call.custom is not None:
+            told.append(_told(call.custom.name, json.dumps(call.custom.input, ensure_ascii=False)))
+        else:
+            raise RequestError("A call needs a function.", param=f"{where}.tool_calls[{index}].function")
+    if message.function_call is not None:
+        told.append(_told(message.function_call.name, _json(message.function_call.arguments)))
+    return told
+
+
+def _told(name: str, arguments: str) -> str:
+    """As models trained on calls write them; others at least see what was asked. `arguments`: JSON."""
+    return f'{OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n{CLOSE}'
+
+
+def _json(arguments: str) -> str:
+    """The arguments as they were written; what is no JSON, as models sometimes leave it, as a string."""
+    try:
+        json.loads(arguments)
+    except (ValueError, RecursionError):
+        return json.dumps(arguments, ensure_ascii=False) if arguments else "{}"
+    return arguments

@@ -1,0 +1,187 @@
+"""What a request says of tools and of the answer's format: checked, told to the model, and turned into a constraint.
+
+A model is told of its functions in the words of Hermes and Qwen2.5, as text of the system message, since not every chat
+template knows of tools; `calls` reads what it writes. What it may call is held by the constraint, whatever it was told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.api.chat.tool_calls import CLOSE, OPEN
+from paceline.api.generation.schema import AllowedChoice, ChatRequest, Function, NamedChoice, SchemaFormat, Tool
+from paceline.core.sampling.constraint import Constraint
+from paceline.errors import RequestError
+
+MAX_SCHEMAS = 65_536  # characters of JSON: the schemas of all tools together, and that of the answer
+MAX_DEPTH = 64  # of one schema, which is compiled recursively
+
+_NO_PARAMETERS: dict[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of one request. A request whose tools may not be called has none."""
+
+    functions: tuple[Function, ...]  # what the model is told of
+    callable: tuple[str, ...]  # names of those it may call
+    required: bool = False
+    named: bool = False  # the client named the one function to call
+    parallel: bool = True
+    legacy: bool = False  # asked for, and to be answered, as `functions`
+
+    def constraint(self, content: Constraint | None) -> Constraint:
+        """`content`: what the answer must look like where nothing is called."""
+        tools = [
+            {"name": function.name, "parameters": parameters_of(function), "strict": function.strict}
+            for function in self.functions
+            if function.name in self.callable
+        ]
+        said: dict[str, object] = {"tools": tools, "required": self.required, "parallel": self.parallel}
+        if content is not None and not self.required:
+            said["content"] = json.loads(content.text) if content.text else {"type": "object"}
+            said["content_strict"] = content.kind == "json_schema"
+        return Constraint("tools", json.dumps(said, ensure_ascii=False))
+
+    def told(self) -> str:
+        """What the model must know of its functions, as text of the system message."""
+        lines = "\n".join(json.dumps(_signature(function), ensure_ascii=False) for function in self.functions)
+        return (
+            "# Tools\n\nFunctions that may be called to help with the user's request, as JSON within "
+            f"<tools></tools>:\n<tools>\n{lines}\n</tools>\n\n"
+            f"To call one, write a JSON object with its name and arguments within {OPEN}{CLOSE}:\n"
+            f'{OPEN}\n{{"name": <function-name>, "arguments": <args-json-object>}}\n{CLOSE}'
+        )
+
+
+def tool_use(asked: ChatRequest) -> ToolUse | None:
+    """None where nothing may be called. Raises RequestError (400) that names the field."""
+    if asked.functions and asked.tools:
+        raise RequestError("functions is the older name of tools: only one of them may be given.", param="functions")
+    if asked.functions or asked.function_call is not None:
+        return _legacy(asked)
+    functions = _functions(asked.tools)
+    match asked.tool_choice:
+        case NamedChoice(function=chosen):
+            check_known([chosen.name], functions, "tool_choice")
+            return ToolUse(functions, (chosen.name,), required=True, named=True, parallel=False)
+        case AllowedChoice(allowed_tools=allowed):
+            names = tuple(dict.fromkeys(tool.function.name for tool in allowed.tools))
+            check_known(names, functions, "tool_choice")
+            return ToolUse(functions, names, allowed.mode == "required", parallel=asked.parallel_tool_calls)
+        case choice:
+            if choice == "required" and not functions:
+                raise RequestError("tool_choice may only be required when there are tools.", param="tool_choice")
+            if choice == "none" or not functions:
+                return None
+            names = tuple(function.name for function in functions)
+            return ToolUse(functions, names, choice == "required", parallel=asked.parallel_tool_calls)
+
+
+def _legacy(asked: ChatRequest) -> ToolUse | None:
+    functions = checked(asked.functions, "functions", "")
+    choice = asked.function_call
+    if choice is not None and not isinstance(choice, str):
+        check_known([choice.name], functions, "function_call")
+        return ToolUse(functions, (choice.name,), required=True, named=True, parallel=False, legacy=True)
+    if choice == "none" or not functions:
+        return None
+    return ToolUse(functions, tuple(function.name for function in functions), parallel=False, legacy=True)
+
+
+def _functions(tools: Sequence[Tool]) -> tuple[Function, ...]:
+    functions: list[Function] = []
+    for index, tool in enumerate(tools):
+        if tool.type != "function":
+            raise RequestError(
+                f"Only tools of the type function are served, not {tool.type[:64]!r}.",
+                code="unsupported_parameter",
+                param=f"tools[{index}].type",
+            )
+        if tool.function is None:
+            raise RequestError(f"The field tools[{index}].function is required.", param=f"tools[{index}].function")
+        functions.append(tool.function)
+    return checked(functions, "tools", ".function")
+
+
+def checked(functions: Sequence[Function], field: str, inner: str) -> tuple[Function, ...]:
+    """Names must differ and parameters be schemas of objects. The function i stands in `field`[i]`inner`."""
+    names: set[str] = set()
+    size = 0
+    for index, function in enumerate(functions):
+        where = f"{field}[{index}]{inner}"
+        if function.name in names:
+            raise RequestError(f"Two functions have the name {function.name}.", param=f"{where}.name")
+        names.add(function.name)
+        schema = function.parameters or {}
+        if schema.get("type", "object") != "object":
+            raise RequestError('The schema of parameters must have the type "object".', param=f"{where}.parameters")
+        size += size_of_schema(schema, f"{where}.parameters") + len(function.description or "")
+        if size > MAX_SCHEMAS:
+            raise RequestError(f"{field} takes more than {MAX_SCHEMAS} characters.", param=field)
+    return tuple(functions)
+
+
+def check_known(names: Sequence[str], functions: Sequence[Function], param: str) -> None:
+    for name in names:
+        if all(function.name != name for function in functions):
+            raise RequestError(f"{param} names the function {name[:64]!r}, which is not among the tools.", param=param)
+
+
+def size_of_schema(schema: dict[str, object], param: str) -> int:
+    """Characters of its JSON. Raises RequestError (400) for one that is nested too deeply."""
+    level: list[object] = [schema]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return len(json.dumps(schema, ensure_ascii=False))
+    raise RequestError(f"The schema is nested more than {MAX_DEPTH} levels deep.", param=param)
+
+
+def _inside(value: object) -> Sequence[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else ()
+
+
+def parameters_of(function: Function) -> dict[str, object]:
+    return _NO_PARAMETERS if function.parameters is None else {"type": "object"} | function.parameters
+
+
+def _signature(function: Function) -> dict[str, object]:
+    described = {} if function.description is None else {"description": function.description}
+    told = {"name": function.name} | described | {"parameters": parameters_of(function)}
+    return {"type": "function", "function": told}
+
+
+# ---- the format of an answer ----------------------------------------------------------------------------------------
+def format_constraint(asked: ChatRequest) -> Constraint | None:
+    """What `response_format` asks for; none for text."""
+    wanted = asked.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if not isinstance(wanted, SchemaFormat):
+        return Constraint("json_object")
+    schema, strict = wanted.json_schema.schema_, wanted.json_schema.strict
+    where = "response_format.json_schema.schema"
+    if size_of_schema(schema, where) > MAX_SCHEMAS:
+        raise RequestError(f"The schema takes more than {MAX_SCHEMAS} characters.", param=where)
+    return Constraint("json_schema" if strict else "loose_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def format_told(asked: ChatRequest, tools: ToolUse | None) -> str | None:
+    """What the model must know of the schema its answer will have, as text of the system message.
+
+    Where a function must be called there is no content to hold to a format.
+    """
+    if tools is not None and tools.required:
+        return None
+    if not isinstance(asked.response_format, SchemaFormat):
+        return None
+    named = asked.response_format.json_schema
+    about = f" ({named.description})" if named.description else ""
+    schema = json.dumps(named.schema_, ensure_ascii=False)
+    only = "" if tools is not None else ", and nothing else"
+    return f"Answer with JSON of this schema, {named.name}{about}{only}:\n{schema}"

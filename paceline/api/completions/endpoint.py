@@ -1,0 +1,132 @@
+"""`POST /v1/completions`: prompts continued as they stand, with what editors and evaluations ask of it.
+
+With `echo` and `logprobs` the prompt is scored before anything is written; with `max_tokens` 0 nothing else is done.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.api.completions.output import CompletionEnvelope, CompletionStream, CompletionWhole, Echo
+from paceline.api.completions.request import CompletionCall, CompletionRequest, completion_call
+from paceline.api.generation.fan_in import close_all, prepare_all
+from paceline.api.generation.inputs import Input
+from paceline.api.generation.streaming import StreamedAnswer, WholeAnswer
+from paceline.api.http.body import read_body, while_connected
+from paceline.api.http.strict_json import decode_object
+from paceline.api.routes import Route
+from paceline.runtime.service import Done, GenerateEvent, Logprobs, Prepared, Service
+
+Tokens = tuple[int, ...]
+
+
+class EventChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: dict[str, object] | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class CompletionEvent(BaseModel):
+    """One event of a stream: as a whole answer, but that `finish_reason` is null until a choice has ended."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[EventChoice]
+
+
+class CompletionsEndpoint:
+    """The route, with what it needs. Holds nothing of a request."""
+
+    def __init__(self, service: Service, *, keep_alive: float) -> None:
+        self._service = service
+        self._keep_alive = keep_alive
+
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route(
+                method="POST",
+                path="/v1/completions",
+                endpoint=self.__call__,
+                summary="Continue one or several texts.",
+                scope="completions",
+                request=CompletionRequest,
+                response="Completion",
+                stream=CompletionEvent,
+                refusals=(404,),
+            ),
+        )
+
+    async def __call__(self, request: Request) -> Response:
+        body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
+        call = completion_call(body, self._service, request.state.identity)
+        envelope, prepared = await while_connected(request.receive, self._begin(call))
+        if not call.stream:
+            return WholeAnswer(prepared, CompletionWhole(envelope))
+        return StreamedAnswer(prepared, CompletionStream(envelope), self._keep_alive, envelope.id)
+
+    async def _begin(self, call: CompletionCall) -> tuple[CompletionEnvelope, Sequence[Prepared]]:
+        """A prompt is scored once its answers are admitted: nothing is computed for what will be refused."""
+        prompts = [await self._tokens(prompt) for prompt in call.prompts]
+        for prompt in prompts if call.echo else ():
+            self._service.check(replace(call.generation, prompt=prompt), room=int(call.write))
+        if not call.write:
+            unwritten = [_Unwritten(len(prompt)) for prompt in prompts for _ in range(call.n)]
+            return await self._envelope(call, prompts), unwritten
+        prepared = await prepare_all(self._service, call.generations(prompts))
+        try:
+            return await self._envelope(call, prompts), prepared
+        except BaseException:  # cancellation too: the client may leave while its prompts are scored
+            await close_all(prepared)
+            raise
+
+    async def _envelope(self, call: CompletionCall, prompts: Sequence[Tokens]) -> CompletionEnvelope:
+        return CompletionEnvelope(
+            id=f"cmpl-{secrets.token_hex(12)}",
+            created=int(time.time()),
+            fingerprint=f"fp_{call.model.fingerprint[:12]}",
+            call=call,
+            prompt_tokens=tuple(map(len, prompts)),
+            echoes=await self._echoes(call, prompts) if call.echo else (),
+        )
+
+    async def _tokens(self, prompt: Input) -> Tokens:
+        return await self._service.tokenise(prompt) if isinstance(prompt, str) else prompt
+
+    async def _echoes(self, call: CompletionCall, prompts: Sequence[Tokens]) -> tuple[Echo, ...]:
+        """Equal prompts are scored once."""
+        scored: dict[Tokens, tuple[Logprobs, ...] | None] = {}
+        for prompt in prompts:
+            if call.logprobs is not None and prompt not in scored:
+                scored[prompt] = tuple(await self._service.score(prompt, call.logprobs))
+        return tuple(
+            [
+                Echo.of(
+                    asked if isinstance(asked, str) else None, await self._service.spell(prompt), scored.get(prompt)
+                )
+                for asked, prompt in zip(call.prompts, prompts, strict=True)
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Unwritten:
+    """An answer of no tokens at all."""
+
+    prompt_tokens: int
+
+    async def run(self) -> AsyncIterator[GenerateEvent]:
+        yield Done("length", self.prompt_tokens, 0, "autoregressive", "nothing was to be written")
+
+    async def aclose(self) -> None:
+        pass

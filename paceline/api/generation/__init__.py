@@ -1,0 +1,1 @@
+"""What every endpoint that writes text shares: request fields, choices, streaming."""

@@ -1,0 +1,1 @@
+"""HTTP without OpenAI: server, admission, keys, bodies, errors, streams."""

@@ -1,0 +1,69 @@
+"""What goes wrong, as HTTP: OpenAI's error envelope with all four keys, on every path that ends badly.
+
+Knows which status an error means and whether asking again could help (Retry-After). An exception that nobody raised on
+purpose becomes a 500 whose text says nothing of the inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from starlette.responses import Response
+
+from paceline.api.http.strict_json import encode_json
+from paceline.errors import EngineError, LinkError, PacelineError, RequestError
+
+RETRY_AFTER_S = 1  # a slot or a link is usually free again by then; OpenAI's clients obey it up to 120
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as a client sees it."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def envelope(self) -> dict[str, object]:
+        """All four keys, `code` a string or null: SDKs in typed languages insist on it."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        return Response(
+            encode_json(self.envelope()),
+            status_code=self.status,
+            media_type="application/json",
+            headers=dict(self.headers),
+        )
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The failure an exception means to a client."""
+    match error:
+        case RequestError():
+            retry = {"Retry-After": str(RETRY_AFTER_S)} if error.status in (429, 503) else {}
+            return Failure(error.status, str(error), error.type, error.code, error.param, retry)
+        case LinkError():
+            return Failure(503, str(error), "server_error", "link_lost", headers={"Retry-After": str(RETRY_AFTER_S)})
+        case EngineError() | PacelineError():
+            return Failure(500, str(error), "server_error")
+        case _:
+            return Failure(500, "The server made a mistake while answering this request.", "server_error")
+
+
+def unauthorized(message: str) -> Failure:
+    return Failure(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def http_failure(status: int, method: str, path: str, allow: str | None) -> Failure:
+    """A fault the router found: no such path, or not with this method."""
+    if status == 404:
+        return Failure(404, f"There is no {path} here.", code="unknown_url")
+    if status == 405:
+        headers = {"Allow": allow} if allow else {}
+        return Failure(405, f"{path} does not take {method}.", code="method_not_allowed", headers=headers)
+    return Failure(status, f"{method} {path} cannot be served.")

@@ -1,0 +1,66 @@
+"""Lists in pages, as OpenAI's clients walk them, and small answers in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import ConfigDict, Field
+from starlette.datastructures import QueryParams
+from starlette.responses import Response
+
+from paceline.api.generation.request import parse
+from paceline.api.generation.schema import Schema
+from paceline.api.http.strict_json import encode_json
+from paceline.rag.store.paging import Paging
+from paceline.rag.store.vector_stores import Status
+
+Q = TypeVar("Q", bound=Schema)
+
+Cursor = Annotated[str, Field(max_length=64)]
+
+
+class PageQuery(Schema):
+    """Query strings have no types, so "20" is 20 here."""
+
+    model_config = ConfigDict(strict=False)
+
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: Cursor | None = None
+    before: Cursor | None = None
+
+    @property
+    def paging(self) -> Paging:
+        return Paging(self.limit, self.order, self.after or None, self.before or None)
+
+
+class FilesQuery(PageQuery):
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 10_000
+    purpose: Annotated[str, Field(max_length=64)] | None = None
+
+
+class AttachedQuery(PageQuery):
+    filter: Status | None = None
+
+
+def parse_query(schema: type[Q], query: QueryParams) -> Q:
+    """Raises RequestError (400) that names the parameter."""
+    return parse(schema, dict(query.items()))
+
+
+def listing(items: Sequence[Mapping[str, object]], more: bool) -> Response:
+    ids = [item["id"] for item in items]
+    return answer(
+        {
+            "object": "list",
+            "data": list(items),
+            "first_id": ids[0] if ids else None,
+            "last_id": ids[-1] if ids else None,
+            "has_more": more,
+        }
+    )
+
+
+def answer(value: Mapping[str, object]) -> Response:
+    return Response(encode_json(value), media_type="application/json")

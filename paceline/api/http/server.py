@@ -1,0 +1,149 @@
+"""Running the surface on a socket until somebody says stop, and then letting answers finish.
+
+Every limit of uvicorn is set here, none left to its default. A first SIGTERM or Ctrl-C drains: nobody new is let in,
+links stay up, answers end; a second one cuts. Both end the process normally, so that what was started is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from paceline.api.http.admission import Gate
+from paceline.api.http.timeouts import HttpConnection
+from paceline.errors import ConfigError
+from paceline.runtime.garbage import long_lived_spared
+from paceline.runtime.link.transport import MAX_QUEUED_FRAMES
+from paceline.wire.codec import MAX_FRAME_BYTES
+
+DRAIN_S = 30.0  # for answers to end after the first signal
+CLOSE_S = 3  # for connections to close after that
+BACKLOG = 512
+MAX_CONNECTIONS = 2048  # idle ones included; beyond it uvicorn answers 503 itself
+MAX_FILES = 2 * MAX_CONNECTIONS  # sockets, and what the stores hold open
+MAX_HEADERS = 32 * 1024  # bytes; h11's default is 16 KiB, browsers with many cookies send more
+KEEP_ALIVE_S = 30  # an idle connection; OpenAI's clients drop theirs after 5
+
+_log = logging.getLogger("paceline.api")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes any free one. Raises ConfigError when it cannot be had."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"Cannot listen on {host}: {error.strerror}. Is the address one of this machine?") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"Cannot listen on {host} port {port}: {error.strerror}. Stop what uses it, or choose another --port."
+        ) from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def configure_logging(level: str) -> None:
+    """Log lines to stderr. uvicorn's own chatter stays out below warnings."""
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it logs its own debugging whatever the root says
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn with a drain before its shutdown. `on_ready` is called once it listens."""
+
+    def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="asyncio",
+                http=HttpConnection,
+                ws="websockets-sansio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                ws_max_size=MAX_FRAME_BYTES,
+                ws_max_queue=MAX_QUEUED_FRAMES,
+                ws_ping_interval=None,  # the link has its own heartbeat
+                ws_ping_timeout=None,
+                ws_per_message_deflate=False,  # bombs, and lengths that tell of secrets
+                h11_max_incomplete_event_size=MAX_HEADERS,
+                limit_concurrency=MAX_CONNECTIONS,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=CLOSE_S,
+            )
+        )
+        gate = app.state.gate
+        assert isinstance(gate, Gate), "made by create_app"
+        self._gate = gate
+        self._closers: Sequence[Callable[[], Awaitable[None]]] = app.state.closers
+        self._on_ready = on_ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        for close in self._closers:
+            await close()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's signature
+        """A signal. Not remembered: uvicorn would raise it again at the end, before anything else is stopped."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.stop)
+
+    def stop(self) -> None:
+        """Drain and end; called again, end at once. On the loop's thread."""
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await self._gate.drain()
+        except TimeoutError:
+            _log.warning("%d requests were still running after %g s and are cut", self._gate.active, DRAIN_S)
+        self.should_exit = True
+
+
+async def serve(app: FastAPI, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
+    """Serve until a signal has drained it. `app` comes from `create_app`."""
+    _allow_files()
+    with long_lived_spared():
+        await HttpServer(app, on_ready).serve(sockets=[listener])
+
+
+def _allow_files() -> None:
+    """Room for as many sockets as are let in: many systems give a process 1,024 files unless it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,27 @@
+"""Server-sent events as OpenAI's clients read them (WHATWG HTML, 9.2): bytes only, no ids, names in responses only.
+
+A comment line is no event to any client, and keeps proxies from closing a silent connection.
+"""
+
+from __future__ import annotations
+
+from paceline.api.http.strict_json import encode_json
+
+KEEP_ALIVE_S = 15.0  # a quarter of the 60 s after which nginx gives up on a silent upstream
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # nginx would hold the stream back
+}
+
+
+def event(data: object) -> bytes:
+    return b"data: " + encode_json(data) + b"\n\n"
+
+
+def named(name: str, data: bytes) -> bytes:
+    """`data`: JSON, on one line."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

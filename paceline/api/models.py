@@ -1,0 +1,116 @@
+"""`/v1/models`, `/healthz`, `/readyz`: what is here, whether it lives, whether it can be asked.
+
+Front ends fill their menus from the list; agents read the context's length from `max_model_len` or `meta.n_ctx`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.api.http.admission import Gate
+from paceline.api.http.strict_json import encode_json
+from paceline.api.names import any_model
+from paceline.api.routes import Route
+from paceline.engine.base import ModelInfo
+from paceline.runtime.service import EmbedderInfo, Service
+
+
+class Catalog:
+    def __init__(self, service: Service, gate: Gate) -> None:
+        self._service = service
+        self._gate = gate
+        self._created = int(time.time())  # of this process: a model's own age is not known
+
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route(
+                method="GET",
+                path="/v1/models",
+                endpoint=self.list_models,
+                summary="List the models that are served here.",
+                scope=None,
+                response="SyncPage[Model]",
+            ),
+            Route(
+                method="GET",
+                path="/v1/models/{name:path}",
+                endpoint=self.show_model,
+                summary="Describe one model.",
+                scope=None,
+                response="Model",
+            ),
+            Route(
+                method="GET",
+                path="/healthz",
+                endpoint=self.health,
+                summary="Say that the process lives.",
+                scope=None,
+                open=True,
+            ),
+            Route(
+                method="GET",
+                path="/readyz",
+                endpoint=self.ready,
+                summary="Say whether it can be asked.",
+                scope=None,
+                open=True,
+                refusals=(503,),
+            ),
+        )
+
+    async def list_models(self, request: Request) -> Response:  # noqa: ARG002  # an endpoint's signature
+        return _json({"object": "list", "data": [self._entry(model) for model in self._known()]})
+
+    async def show_model(self, request: Request) -> Response:
+        return _json(self._entry(any_model(self._service, request.path_params["name"])))
+
+    async def health(self, request: Request) -> Response:  # noqa: ARG002
+        return _json({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:  # noqa: ARG002
+        readiness = self._service.readiness()
+        ready = readiness.ready and not self._gate.draining
+        return _json({"ready": ready, "side": self._service.side, **readiness.detail}, 200 if ready else 503)
+
+    def _known(self) -> tuple[ModelInfo | EmbedderInfo, ...]:
+        """Chat models first: a client that takes the first name gets one that can chat."""
+        return (*self._service.models(), *self._service.embedders())
+
+    def _entry(self, model: ModelInfo | EmbedderInfo) -> dict[str, object]:
+        entry: dict[str, object] = {
+            "id": model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "paceline",
+        }
+        return entry | (self._chat(model) if isinstance(model, ModelInfo) else self._embedding(model))
+
+    def _chat(self, model: ModelInfo) -> dict[str, object]:
+        return {
+            "max_model_len": model.max_positions,
+            "meta": {"n_ctx": model.max_positions, "n_vocab": model.vocab_size},
+            "paceline": {
+                "kind": "chat",
+                "side": self._service.side,
+                "backend": model.backend,
+                "dtype": model.dtype,
+                "strategies": list(self._service.strategies()),
+                # What a request gets that does not say; what is absent here is OpenAI's default.
+                "sampling": {name: value for name, value in asdict(model.sampling).items() if value is not None},
+            },
+        }
+
+    def _embedding(self, model: EmbedderInfo) -> dict[str, object]:
+        length: dict[str, object] = {} if model.max_tokens is None else {"max_model_len": model.max_tokens}
+        return length | {
+            "meta": {"n_embd": model.dimensions},
+            "paceline": {"kind": "embedding", "side": self._service.side},
+        }
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(encode_json(value), status_code=status, media_type="application/json")

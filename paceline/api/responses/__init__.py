@@ -1,0 +1,1 @@
+"""`/v1/responses`, with the log of events that streams are resumed from."""

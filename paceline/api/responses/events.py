@@ -1,0 +1,288 @@
+"""From what a generation says to the events of `/v1/responses`. Pure.
+
+The order is OpenAI's: created, in_progress; for each item output_item.added, its parts and deltas, output_item.done;
+and one last event, which holds the whole response: completed, incomplete or failed. A cancelled response ends with
+`response.incomplete` whose response has the status `cancelled`: OpenAI has no event of its own for it. Source:
+openai-openapi 2.3.0, ResponseStreamEvent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.api.chat.output import UNNAMED, annotations_of, logprob_items
+from paceline.api.chat.tool_calls import CallArguments, CallBegun, CallReader, Content, Said
+from paceline.api.http.errors import Failure
+from paceline.rag.store.files import FILE_PREFIX
+from paceline.rag.store.filters import AttributesOf
+from paceline.runtime.service import Citation, Done, GenerateEvent, Piece
+
+Json = dict[str, object]
+Event = tuple[str, Json]  # its type and its body, sequence number included
+ItemStatus = Literal["completed", "incomplete"]
+
+ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The documents are read because a `file_search` tool says so: the answer begins with a call of it."""
+
+    query: str
+    results: bool  # the client wants to see what was found
+    attributes: AttributesOf
+
+
+class Narration:
+    """The events of one response. `begin`, any number of `take` up to the Done, or `fail` or `cancel` instead of it."""
+
+    def __init__(
+        self,
+        response: Json,
+        *,
+        calls: bool,
+        search: Search | None = None,
+        new_id: Callable[[str], str],
+        clock: Callable[[], int],
+        notes: Callable[[Done], Json],
+    ) -> None:
+        """`response`: as it is at first, all fields there. `calls`: the text may hold calls of functions.
+
+        `new_id`: of a prefix such as "msg", a fresh id. `clock`: Unix time, s. `notes`: our own fields at the end.
+        """
+        self.first = response  # as it is before anything is written
+        self._reader = CallReader() if calls else None
+        self._search = search
+        self._new_id = new_id
+        self._clock = clock
+        self._notes = notes
+        self._sequence = 0
+        self._output: list[Json] = []  # items that are done
+        self._item: _Message | _Call | None = None  # the one being written
+        self._logprobs: list[Json] = []  # of text that is held back
+
+    def begin(self) -> list[Event]:
+        return [
+            self._event("response.created", response=self.first),
+            self._event("response.in_progress", response=self.first),
+            *([] if self._search is None else self._searched(self._search)),
+        ]
+
+    def take(self, event: GenerateEvent) -> list[Event]:
+        """What a piece adds; for a Done, all that is left."""
+        if isinstance(event, Done):
+            return self._end(event)
+        self._logprobs += logprob_items(event)
+        return self._say(self._split(event))
+
+    def fail(self, failure: Failure) -> list[Event]:
+        """The text so far is kept."""
+        return [self._event("response.failed", response=failed(self.first | {"output": self._so_far()}, failure))]
+
+    def cancel(self) -> list[Event]:
+        response = self.first | {"status": "cancelled", "output": self._so_far()}
+        return [self._event("response.incomplete", response=response)]
+
+    def _searched(self, search: Search) -> list[Event]:
+        """What was found is known at the end: it is in the last event alone."""
+        call: Json = {
+            "id": self._new_id("fs"),
+            "type": "file_search_call",
+            "status": "in_progress",
+            "queries": [search.query],
+            "results": None,
+        }
+        events = [self._item_event("response.output_item.added", item=call)]
+        for stage in ("in_progress", "searching", "completed"):
+            events.append(self._item_event(f"response.file_search_call.{stage}", item_id=call["id"]))
+        call = call | {"status": "completed"}
+        events.append(self._item_event("response.output_item.done", item=call))
+        self._output.append(call)
+        return events
+
+    # ---- items ------------------------------------------------------------------------------------------------------
+    def _split(self, piece: Piece) -> Sequence[Said]:
+        if self._reader is not None:
+            return self._reader.push(piece.text)
+        return [Content(piece.text)] if piece.text or piece.logprobs else []
+
+    def _say(self, said: Iterable[Said]) -> list[Event]:
+        events: list[Event] = []
+        for one in said:
+            match one:
+                case Content(text):
+                    events += self._text(text)
+                case CallBegun(_, name):
+                    events += self._close("completed")
+                    call = _Call(self._new_id("fc"), self._new_id("call"), name)
+                    self._item = call
+                    events.append(self._item_event("response.output_item.added", item=call.body("in_progress")))
+                case CallArguments(_, text):
+                    assert isinstance(self._item, _Call), "a call begins before its arguments"
+                    self._item.arguments.append(text)
+                    events.append(self._delta("response.function_call_arguments.delta", delta=text))
+        return events
+
+    def _text(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        if not isinstance(self._item, _Message):
+            events += self._close("completed")
+            self._item = message = _Message(self._new_id("msg"))
+            events.append(self._item_event("response.output_item.added", item=message.body("in_progress", parts=False)))
+            events.append(self._part("response.content_part.added", part=_Message("").part()))
+        message = self._item
+        logprobs, self._logprobs = self._logprobs, []
+        if text or logprobs:
+            message.text.append(text)
+            message.logprobs += logprobs
+            events.append(self._part("response.output_text.delta", delta=text, logprobs=logprobs))
+        return events
+
+    def _close(self, status: ItemStatus) -> list[Event]:
+        item, events = self._item, list[Event]()
+        if item is None:
+            return events
+        body = item.body(status)
+        if isinstance(item, _Call):
+            arguments = "".join(item.arguments)
+            events.append(self._delta("response.function_call_arguments.done", name=item.name, arguments=arguments))
+        else:
+            text, logprobs = "".join(item.text), item.logprobs
+            events.append(self._part("response.output_text.done", text=text, logprobs=logprobs))
+            events.append(self._part("response.content_part.done", part=item.part()))
+        events.append(self._item_event("response.output_item.done", item=body))
+        self._output.append(body)
+        self._item = None
+        return events
+
+    def _end(self, done: Done) -> list[Event]:
+        cut = done.reason == "length"
+        events = self._say(self._reader.flush(done.reason != "stop")) if self._reader is not None else []
+        said = any(item["type"] != "file_search_call" for item in self._output)
+        if self._item is None and (not said or self._logprobs):
+            events += self._text("")  # an answer of no words is still a message
+        if done.citations and isinstance(self._item, _Message):
+            length = sum(map(len, self._item.text))
+            self._item.annotations = [_annotation(one, length) for one in done.citations]
+            events += [
+                self._part("response.output_text.annotation.added", annotation_index=index, annotation=annotation)
+                for index, annotation in enumerate(self._item.annotations)
+            ]
+        events += self._close("incomplete" if cut else "completed")
+        if self._search is not None and self._search.results:
+            results = [_result(one, self._search) for one in done.found if one.file_id]
+            self._output[0] = self._output[0] | {"results": results}
+        response = self.first | {
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "completed_at": None if cut else self._clock(),
+            "output": self._output,
+            "usage": usage(done),
+            **self._notes(done),
+        }
+        return [*events, self._event("response.incomplete" if cut else "response.completed", response=response)]
+
+    def _so_far(self) -> list[Json]:
+        return [*self._output, *([] if self._item is None else [self._item.body("incomplete")])]
+
+    # ---- bodies -----------------------------------------------------------------------------------------------------
+    def _event(self, kind: str, **fields: object) -> Event:
+        body: Json = {"type": kind, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        return kind, body
+
+    def _item_event(self, kind: str, **fields: object) -> Event:
+        return self._event(kind, output_index=len(self._output), **fields)
+
+    def _delta(self, kind: str, **fields: object) -> Event:
+        assert self._item is not None
+        return self._item_event(kind, item_id=self._item.id, **fields)
+
+    def _part(self, kind: str, **fields: object) -> Event:
+        return self._delta(kind, content_index=0, **fields)
+
+
+class _Message:
+    """An item of text, being written."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.text: list[str] = []
+        self.logprobs: list[Json] = []
+        self.annotations: list[Json] = []
+
+    def part(self) -> Json:
+        return {
+            "type": "output_text",
+            "text": "".join(self.text),
+            "annotations": self.annotations,
+            "logprobs": self.logprobs,
+        }
+
+    def body(self, status: str, *, parts: bool = True) -> Json:
+        content = [self.part()] if parts else []
+        return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+class _Call:
+    """A call of a function, being written."""
+
+    def __init__(self, id: str, call_id: str, name: str) -> None:
+        self.id = id
+        self.call_id = call_id  # what the function's output will name
+        self.name = name
+        self.arguments: list[str] = []
+
+    def body(self, status: str) -> Json:
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "status": status,
+            "call_id": self.call_id,
+            "name": self.name,
+            "arguments": "".join(self.arguments),
+        }
+
+
+def _annotation(citation: Citation, length: int) -> Json:
+    """Uploaded files by their ids; of other documents there is only a name, and a URL that cannot be fetched.
+
+    `length`: characters of the text, of which all is cited. Chat nests the URL in an object; responses do not."""
+    if citation.file_id.startswith(FILE_PREFIX):
+        return {
+            "type": "file_citation",
+            "file_id": citation.file_id,
+            "filename": citation.document,
+            "index": length,
+        }
+    (annotation,) = annotations_of([citation], length)
+    cited = annotation["url_citation"]
+    assert isinstance(cited, dict), "written by annotations_of"
+    return {"type": "url_citation", **cited}
+
+
+def _result(citation: Citation, search: Search) -> Json:
+    return {
+        "file_id": citation.file_id,
+        "filename": citation.document or UNNAMED,
+        "score": citation.score,
+        "text": citation.passage,
+        "attributes": search.attributes(citation.store, citation.file_id),
+    }
+
+
+def usage(done: Done) -> Json:
+    return {
+        "input_tokens": done.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": int(done.stats.get("cached_tokens", 0)), "cache_write_tokens": 0},
+        "output_tokens": done.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": done.prompt_tokens + done.completion_tokens,
+    }
+
+
+def failed(response: Json, failure: Failure) -> Json:
+    code = "rate_limit_exceeded" if failure.status == 429 else "server_error"
+    return response | {"status": "failed", "error": {"code": code, "message": failure.message}}

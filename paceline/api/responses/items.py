@@ -1,0 +1,122 @@
+"""Items of `/v1/responses`: what goes in as messages of a chat, and what is kept of it. Pure.
+
+Reasoning items and searches that an answer held are accepted back, since clients return what they were given, and left
+out: the answer's text holds what came of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from paceline.api.generation.schema import Part
+from paceline.api.responses.schema import InputItem
+from paceline.errors import RequestError
+
+Json = dict[str, object]
+
+SKIPPED = frozenset({"reasoning", "file_search_call"})
+_TEXTS = ("input_text", "output_text", "text")
+
+
+def kept(given: str | Sequence[InputItem], new_id: Callable[[str], str]) -> list[Json]:
+    """The input as it is listed and continued: every item with an id. Raises RequestError (400) naming the item.
+
+    `new_id`: of a prefix such as "msg", a fresh id.
+    """
+    if isinstance(given, str):
+        content = [{"type": "input_text", "text": given}]
+        return [{"id": new_id("msg"), "type": "message", "status": "completed", "role": "user", "content": content}]
+    return [_kept(item, f"input[{index}]", new_id) for index, item in enumerate(given) if item.type not in SKIPPED]
+
+
+def _kept(item: InputItem, where: str, new_id: Callable[[str], str]) -> Json:
+    status = item.status if item.status in ("in_progress", "completed", "incomplete") else "completed"
+    match item.type:
+        case "message":
+            if item.role is None:
+                raise _missing("role", where)
+            if item.content is None:
+                raise _missing("content", where)
+            answered = item.role == "assistant"
+            kind = "output_text" if answered else "input_text"
+            content = _parts(item.content, kind, f"{where}.content", refusals=answered)
+            body: Json = {"type": "message", "role": item.role, "content": content}
+        case "function_call":
+            for name in ("call_id", "name", "arguments"):
+                if getattr(item, name) is None:
+                    raise _missing(name, where)
+            body = {"type": item.type, "call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+        case "function_call_output":
+            for name in ("call_id", "output"):
+                if getattr(item, name) is None:
+                    raise _missing(name, where)
+            output = item.output or ""
+            text = output if isinstance(output, str) else _joined(_parts(output, "input_text", f"{where}.output"))
+            body = {"type": item.type, "call_id": item.call_id, "output": text}
+        case _:
+            raise RequestError(
+                f"An item of the type {item.type[:64]!r} is not supported.",
+                code="unsupported_content",
+                param=f"{where}.type",
+            )
+    prefix = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}[item.type]
+    return {"id": item.id or new_id(prefix), "status": status, **body}
+
+
+def _parts(content: str | Sequence[Part], kind: str, where: str, *, refusals: bool = False) -> list[Json]:
+    if isinstance(content, str):
+        return [_part(kind, content)]
+    parts: list[Json] = []
+    for index, part in enumerate(content):
+        if part.type in _TEXTS and part.text is not None:
+            parts.append(_part(kind, part.text))
+        elif part.type == "refusal" and part.refusal is not None and refusals:
+            parts.append({"type": "refusal", "refusal": part.refusal})
+        elif part.type in _TEXTS:
+            raise _missing("text", f"{where}[{index}]")
+        else:
+            raise RequestError(
+                f"This model reads text only: a part of the type {part.type[:64]!r} is not supported.",
+                code="unsupported_content",
+                param=f"{where}[{index}]",
+            )
+    return parts
+
+
+def _part(kind: str, text: str) -> Json:
+    return {"type": kind, "text": text, **({"annotations": []} if kind == "output_text" else {})}
+
+
+def _joined(parts: Iterable[Json]) -> str:
+    return "".join(str(part.get("text", part.get("refusal", ""))) for part in parts)
+
+
+def _missing(name: str, where: str) -> RequestError:
+    return RequestError(f"The field {where}.{name} is required.", param=f"{where}.{name}")
+
+
+def messages_of(items: Iterable[Json]) -> list[Json]:
+    """Items, as `kept` or as an answer holds them, as messages of `/v1/chat/completions`.
+
+    Calls belong to the assistant's message that they follow, as a model that made them at once expects.
+    """
+    messages: list[Json] = []
+    for item in items:
+        match item["type"]:
+            case "message":
+                content = item["content"]
+                assert isinstance(content, list), "kept by us"
+                messages.append({"role": item["role"], "content": _joined(content)})
+            case "function_call":
+                function = {"name": item["name"], "arguments": item["arguments"]}
+                call = {"id": item["call_id"], "type": "function", "function": function}
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": None})
+                calls = messages[-1].setdefault("tool_calls", [])
+                assert isinstance(calls, list), "made here"
+                calls.append(call)
+            case "function_call_output":
+                messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+            case _:
+                pass  # a search: what came of it is in the answer
+    return messages

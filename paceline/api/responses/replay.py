@@ -1,0 +1,66 @@
+"""From the events of a response, as the log has them, back to the response. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from paceline.api.http.errors import Failure
+from paceline.api.http.strict_json import encode_json
+from paceline.api.responses.event_store import Row
+from paceline.api.responses.events import ENDS, Json, failed
+
+RESTARTED = Failure(500, "The server was restarted before this response was finished.", "server_error")
+
+
+def fold(rows: Sequence[Row]) -> Json:
+    """The response as the events so far tell it. `rows` are one response's, from the first, or its last one alone."""
+    response: Json = {}
+    output: list[dict[str, object]] = []
+    for row in rows:
+        body = json.loads(row.data)
+        if "response" in body:
+            response = body["response"]
+            if row.type in ENDS:
+                return response
+            output = []
+            continue
+        index = body["output_index"]
+        match row.type:
+            case "response.output_item.added":
+                output.append(body["item"])
+            case "response.output_item.done":
+                output[index] = body["item"]
+            case "response.content_part.added":
+                _list(output[index], "content").append(body["part"])
+            case "response.output_text.delta":
+                part = _list(output[index], "content")[body["content_index"]]
+                part["text"] += body["delta"]
+                part["logprobs"] += body["logprobs"]
+            case "response.output_text.annotation.added":
+                _list(output[index], "content")[body["content_index"]]["annotations"].append(body["annotation"])
+            case "response.function_call_arguments.delta":
+                output[index]["arguments"] = f"{output[index]['arguments']}{body['delta']}"
+            case _:
+                pass  # the ends of parts repeat what their deltas said
+    return response | {"output": output}
+
+
+def _list(item: dict[str, object], name: str) -> list[dict[str, object]]:
+    value = item[name]
+    assert isinstance(value, list), "as it was written"
+    return value
+
+
+def close_cut(rows: list[Row]) -> list[Row]:
+    """The row that ends a response whose process died: failed, with the text that was written. See `TokenLog`."""
+    last = rows[-1]
+    if last.type in ENDS:
+        return []
+    response = fold(rows)
+    output = response["output"]
+    assert isinstance(output, list), "as it was written"
+    kept = [item | ({"status": "incomplete"} if item["status"] == "in_progress" else {}) for item in output]
+    kind, sequence = "response.failed", last.sequence + 1
+    response = failed(response | {"output": kept}, RESTARTED)
+    return [Row(sequence, kind, encode_json({"type": kind, "sequence_number": sequence, "response": response}))]

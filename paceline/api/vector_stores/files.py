@@ -1,0 +1,157 @@
+"""`/v1/files`: upload, list, describe, give back, delete. A file belongs to the key that uploaded it.
+
+Files are only kept here; what reads them is `vector_stores`. Source: openai-openapi 2.3.0, CreateFileRequest and
+OpenAIFile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from paceline.api.generation.schema import Schema
+from paceline.api.http.multipart import read_upload
+from paceline.api.http.pagination import FilesQuery, answer, listing, parse_query
+from paceline.api.routes import Route
+from paceline.api.vector_stores.search import library_of
+from paceline.errors import RequestError
+from paceline.rag.store.files import StoredFile, missing
+from paceline.rag.store.library import Library
+from paceline.runtime.service import Service
+
+Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data"]
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+
+
+class FileForm(Schema):
+    """For the description; `uploads` reads it."""
+
+    file: bytes
+    purpose: Annotated[Purpose, Field(description="Kept and shown; every file can be read into a vector store.")]
+
+
+class FilesEndpoint:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route(
+                method="POST",
+                path="/v1/files",
+                endpoint=self.create,
+                summary="Upload a file.",
+                scope="files",
+                form=FileForm,
+                response="FileObject",
+                refusals=(404, 408, 413),
+            ),
+            Route(
+                method="GET",
+                path="/v1/files",
+                endpoint=self.list_files,
+                summary="List the files of this key.",
+                scope="files",
+                query=FilesQuery,
+                response="SyncCursorPage[FileObject]",
+                refusals=(404,),
+            ),
+            Route(
+                method="GET",
+                path="/v1/files/{file_id}",
+                endpoint=self.show,
+                summary="Describe a file.",
+                scope="files",
+                response="FileObject",
+                refusals=(404,),
+            ),
+            Route(
+                method="GET",
+                path="/v1/files/{file_id}/content",
+                endpoint=self.content,
+                summary="Give the bytes of a file back.",
+                scope="files",
+                media_type="application/octet-stream",
+                refusals=(404,),
+            ),
+            Route(
+                method="DELETE",
+                path="/v1/files/{file_id}",
+                endpoint=self.delete,
+                summary="Delete a file, and what vector stores hold of it.",
+                scope="files",
+                response="FileDeleted",
+                refusals=(404,),
+            ),
+        )
+
+    async def create(self, request: Request) -> Response:
+        library = library_of(self._service)
+        async with read_upload(request) as upload:
+            purpose = upload.fields.get("purpose")
+            if purpose is None:
+                raise RequestError("The field purpose is required.", param="purpose")
+            if purpose not in PURPOSES:
+                raise RequestError(f"purpose must be one of {', '.join(PURPOSES)}.", param="purpose")
+            if any(name.partition("[")[0] == "expires_after" for name in upload.fields):
+                raise RequestError(
+                    "Files stay until they are deleted (in `expires_after`).",
+                    code="unsupported_parameter",
+                    param="expires_after",
+                )
+            owner: str = request.state.identity.key
+            stored = await asyncio.to_thread(library.upload, owner, upload.name, purpose, upload.content)
+        return answer(_object(stored))
+
+    async def list_files(self, request: Request) -> Response:
+        query = parse_query(FilesQuery, request.query_params)
+        page = library_of(self._service).uploads.page
+        files, more = await asyncio.to_thread(page, request.state.identity.key, query.paging, query.purpose)
+        return listing([_object(file) for file in files], more)
+
+    async def show(self, request: Request) -> Response:
+        return answer(_object(await self._stored(library_of(self._service), request)))
+
+    async def content(self, request: Request) -> Response:
+        library = library_of(self._service)
+        stored = await self._stored(library, request)
+        path = library.uploads.path(stored.id)
+        try:
+            status = await asyncio.to_thread(path.stat)
+        except FileNotFoundError:  # it has just been deleted
+            raise missing("file", stored.id) from None
+        return FileResponse(
+            path,
+            stat_result=status,
+            media_type="application/octet-stream",
+            filename=stored.name,
+            headers={"x-content-type-options": "nosniff"},
+        )
+
+    async def delete(self, request: Request) -> Response:
+        file_id = request.path_params["file_id"]
+        await asyncio.to_thread(library_of(self._service).delete_file, request.state.identity.key, file_id)
+        return answer({"id": file_id, "object": "file", "deleted": True})
+
+    @staticmethod
+    async def _stored(library: Library, request: Request) -> StoredFile:
+        get = library.uploads.get
+        return await asyncio.to_thread(get, request.state.identity.key, request.path_params["file_id"])
+
+
+def _object(file: StoredFile) -> dict[str, object]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": int(file.created_at),
+        "expires_at": None,
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }

@@ -1,0 +1,136 @@
+"""What a search of vector stores may be asked: filters over attributes, how many results, how good at least.
+
+Shared by `/v1/vector_stores/{id}/search`, by the tool `file_search` and by `paceline.vector_stores` in a chat. Source:
+openai-openapi 2.3.0, VectorStoreSearchRequest, ComparisonFilter, CompoundFilter, RankingOptions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from paceline.api.generation.schema import Schema
+from paceline.api.http.auth import Identity
+from paceline.errors import RequestError
+from paceline.rag.records import DEFAULT_COLLECTION
+from paceline.rag.store.filters import AttributesOf, Comparison, Compound, Filter
+from paceline.rag.store.library import Library
+from paceline.runtime.service import GenerateRequest, Service
+
+MAX_QUERIES = 8
+MAX_QUERY = 4096  # characters
+MAX_RESULTS = 50
+MAX_COMPARISONS = 100  # in one filter
+MAX_FILTER_DEPTH = 8
+
+Key = Annotated[str, Field(min_length=1, max_length=64)]
+Value = Annotated[str, Field(max_length=512)] | bool | int | float
+
+
+class ComparisonFilter(Schema):
+    type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
+    key: Key
+    value: Value | Annotated[list[Value], Field(max_length=MAX_COMPARISONS)]
+
+
+class CompoundFilter(Schema):
+    type: Literal["and", "or"]
+    filters: Annotated[list[FilterField], Field(min_length=1, max_length=MAX_COMPARISONS)]
+
+
+def _branch(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<compound>" if kind in ("and", "or") else "<comparison>"
+
+
+FilterField = Annotated[
+    Annotated[ComparisonFilter, Tag("<comparison>")] | Annotated[CompoundFilter, Tag("<compound>")],
+    Discriminator(_branch),
+]
+
+
+class RankingOptions(Schema):
+    """There is one ranking, dense and lexical together: its names are taken, its weights cannot be set."""
+
+    ranker: Literal["none", "auto", "default-2024-08-21", "default-2024-11-15"] = "auto"
+    score_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
+    hybrid_search: object = None
+
+
+def filter_of(asked: ComparisonFilter | CompoundFilter | None, param: str = "filters") -> Filter | None:
+    """Raises RequestError (400) for a filter that is too large, or compares what has no order."""
+    if asked is None:
+        return None
+    if _size(asked, 1) > MAX_COMPARISONS:
+        raise RequestError(
+            f"{param} may hold {MAX_COMPARISONS} comparisons, {MAX_FILTER_DEPTH} deep.", code="filter_too_large",
+            param=param,
+        )  # fmt: skip
+    return _converted(asked, param)
+
+
+def _size(asked: ComparisonFilter | CompoundFilter, depth: int) -> int:
+    if depth > MAX_FILTER_DEPTH:
+        return MAX_COMPARISONS + 1
+    if isinstance(asked, ComparisonFilter):
+        return len(asked.value) if isinstance(asked.value, list) else 1
+    return sum(_size(part, depth + 1) for part in asked.filters)
+
+
+def _converted(asked: ComparisonFilter | CompoundFilter, param: str) -> Filter:
+    if isinstance(asked, CompoundFilter):
+        return Compound(asked.type, tuple(_converted(part, param) for part in asked.filters))
+    listed = asked.type in ("in", "nin")
+    if listed != isinstance(asked.value, list):
+        raise RequestError(f"The filter {asked.type} takes {'a list' if listed else 'one value'}.", param=param)
+    if isinstance(asked.value, bool) and asked.type not in ("eq", "ne"):
+        raise RequestError("A filter can ask of a boolean only whether it is equal: eq or ne.", param=param)
+    return Comparison(asked.type, asked.key, tuple(asked.value) if isinstance(asked.value, list) else asked.value)
+
+
+def check_ranking(options: RankingOptions | None, param: str = "ranking_options") -> float:
+    """The least score. Raises RequestError (400) for what cannot be set."""
+    if options is None:
+        return 0.0
+    if options.hybrid_search is not None:
+        name = f"{param}.hybrid_search"
+        raise RequestError(f"It is not supported (in `{name}`).", code="unsupported_parameter", param=name)
+    return options.score_threshold
+
+
+def library_of(service: Service) -> Library:
+    library = service.library
+    if library is None:
+        raise RequestError("This side keeps no documents.", status=404, code="no_documents")
+    return library
+
+
+async def reading_stores(
+    generations: Sequence[GenerateRequest], service: Service, identity: Identity, store_ids: Sequence[str] | None
+) -> tuple[GenerateRequest, ...]:
+    """These generations, reading the named stores of this side instead of its own collection; `default` names that.
+
+    Raises RequestError (404) for a store that is not the key's.
+    """
+    return (await searching_stores(generations, service, identity, store_ids))[0]
+
+
+async def searching_stores(
+    generations: Sequence[GenerateRequest],
+    service: Service,
+    identity: Identity,
+    store_ids: Sequence[str] | None,
+    condition: Filter | None = None,
+) -> tuple[tuple[GenerateRequest, ...], AttributesOf]:
+    """`reading_stores` of what meets a condition, and the attributes of the files there."""
+    names = (DEFAULT_COLLECTION,) if store_ids is None else tuple(store_ids)
+    if names == (DEFAULT_COLLECTION,) and condition is None:
+        return tuple(generations), lambda _store, _file: {}
+    library = library_of(service)
+    selection, attributes = await asyncio.to_thread(library.selection, identity.key, names, condition)
+    reading = (replace(one, collections=selection.collections, among=selection.among) for one in generations)
+    return tuple(reading), attributes

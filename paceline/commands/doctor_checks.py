@@ -1,0 +1,184 @@
+"""What `paceline doctor` looks at: one function per subject, each gives a status and a sentence.
+
+`ok`: as it should be. `warn`: works, with the drawback that the sentence names. `fail`: something will not work, and
+the sentence says what to do. Changes nothing but the folders it makes sure of being able to write to.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from packaging.requirements import Requirement
+
+from paceline import __version__, models
+from paceline.errors import ConfigError, PacelineError
+from paceline.settings import NodeSettings
+
+Status = Literal["ok", "warn", "fail"]
+GIB = 1 << 30
+MIN_MEMORY = 2 * GIB  # both demo processes together need about 1.5
+MIN_DISK = GIB
+FAST = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")  # as /proc/cpuinfo spells them
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    status: Status
+    text: str
+
+
+Found = tuple[Status, str]
+
+
+def run(nodes: tuple[NodeSettings, ...]) -> Iterator[Check]:
+    """One check after the other; what raises has failed, and the rest is still looked at."""
+    subjects: list[tuple[str, Callable[[], Found]]] = [
+        ("python", python),
+        ("packages", packages),
+        ("torch", torch_build),
+        ("processor", processor),
+        ("memory", memory),
+        ("embedder", embedder),
+        ("demo cloud model", lambda: demo_model(models.CLOUD)),
+        ("demo device model", lambda: demo_model(models.DEVICE)),
+    ]
+    for node in nodes:
+        subjects += [
+            (f"{node.side} state", lambda node=node: state_directory(node.state_dir)),  # type: ignore[misc]  # bound now
+            (f"{node.side} disk", lambda node=node: disk(node.state_dir)),  # type: ignore[misc]  # likewise
+            (f"{node.side} port", lambda node=node: port(node.host, node.port)),  # type: ignore[misc]  # likewise
+        ]
+    for name, look in subjects:
+        try:
+            status, text = look()
+        except (PacelineError, OSError, ImportError) as error:
+            status, text = "fail", str(error)
+        yield Check(name, status, text)
+
+
+def python() -> Found:
+    status: Status = "ok" if sys.version_info >= (3, 11) else "fail"
+    return status, f"paceline {__version__} on Python {platform.python_version()}, {platform.platform(terse=True)}"
+
+
+def packages() -> Found:
+    """Installed versions against what paceline asks for."""
+    try:
+        wanted = [Requirement(line) for line in requires("paceline") or ()]
+    except PackageNotFoundError:
+        return "warn", "paceline runs from a checkout that is not installed: run `pip install -e .`"
+    wrong, present = [], []
+    for requirement in wanted:
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            installed = version(requirement.name)
+        except PackageNotFoundError:
+            wrong.append(f"{requirement} is missing")
+            continue
+        present.append(f"{requirement.name} {installed}")
+        if not requirement.specifier.contains(installed, prereleases=True):
+            wrong.append(f"{requirement.name} {installed} is not {requirement.specifier}")
+    if wrong:
+        return "fail", f"{'; '.join(wrong)}: install paceline again"
+    return "ok", ", ".join(present)
+
+
+def torch_build() -> Found:
+    import torch
+
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return "ok", f"{torch.__version__}, {build}, {gpu}, {torch.get_num_threads()} threads"
+
+
+def processor() -> Found:
+    """Packed bfloat16 weights need AVX-512 BF16 or AMX to be fast."""
+    import torch
+
+    flags = _cpu_flags()
+    fast = [flag for flag in FAST if flag in flags]
+    cores = len(os.sched_getaffinity(0))
+    text = f"{cores} core{'' if cores == 1 else 's'}, {', '.join(fast) or 'none of ' + ', '.join(FAST)}"
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "warn", f"{text}; no bfloat16 arithmetic, so weights are kept as float32 and need twice the memory"
+    return "ok", f"{text}, bfloat16"
+
+
+def memory() -> Found:
+    free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
+    text = f"{free / GIB:.1f} GiB of {total / GIB:.1f} GiB available"
+    return ("ok", text) if free >= MIN_MEMORY else ("warn", f"{text}; the demo needs about {MIN_MEMORY // GIB}")
+
+
+def disk(directory: Path) -> Found:
+    free = psutil.disk_usage(str(_existing(directory))).free
+    text = f"{free / GIB:.1f} GiB free for {directory}"
+    return ("ok", text) if free >= MIN_DISK else ("warn", f"{text}; documents and caches need room")
+
+
+def embedder() -> Found:
+    """Loads and runs it: that checks the weights' sha256."""
+    from paceline.rag.embedder import DEFAULT, load_embedder
+
+    chosen = load_embedder(DEFAULT)
+    (vector,) = chosen.embed(["a bicycle race"])
+    return "ok", f"{chosen.name}, {len(vector)} dimensions, weights as known"
+
+
+def demo_model(directory: Path) -> Found:
+    from paceline.engine.loader import find, fingerprint
+
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is missing: install paceline again")
+    megabytes = sum(file.stat().st_size for file in find(directory).glob("*.safetensors")) / 1e6
+    return "ok", f"{megabytes:.1f} MB, fingerprint {fingerprint(directory)[:12]}"
+
+
+def state_directory(directory: Path) -> Found:
+    """Credentials and private documents lie there: others must not read it."""
+    if not directory.exists():
+        with tempfile.TemporaryDirectory(dir=_existing(directory)):
+            return "ok", f"{directory} will be made"
+    with tempfile.TemporaryFile(dir=directory):
+        pass
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & 0o077:
+        return "warn", f"{directory} can be read by others (mode {mode:o}): run `chmod 700 {directory}`"
+    return "ok", f"{directory}, mode {mode:o}"
+
+
+def port(host: str, number: int) -> Found:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: TIME_WAIT is no obstacle
+        try:
+            probe.bind((host, number))
+        except OSError as error:
+            return "warn", f"{host}:{number} cannot be used ({error.strerror}): stop what runs there or choose another"
+    return "ok", f"{host}:{number} is free"
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path, *path.parents) if parent.is_dir())
+
+
+def _cpu_flags() -> frozenset[str]:
+    """Empty where the system does not say (anything but Linux)."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), []))

@@ -1,0 +1,1 @@
+"""DRAGON's arithmetic: weights of documents and sides, the aggregators, and where the aggregator runs. Pure."""

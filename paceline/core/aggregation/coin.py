@@ -1,0 +1,62 @@
+"""`coin`: the target is the token of one side, which a coin weighted with eta picks (specs 1.6, mode B).
+
+The target's law is the mixture, and no distribution leaves a side. Both sides draw with the same noise, so that their
+tokens mostly agree whichever the coin takes. With top-k, top-p or min-p each side truncates its own law before the
+mixture, not after it. At temperature 0 it is a lottery between two argmaxes: `default_rule` never takes it there.
+"""
+# ruff: noqa: ARG002  # the signatures are those of `shares.Rule`
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.core.aggregation.aggregator import Decision, RuleName, Share
+from paceline.core.aggregation.exactness import ranked
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.noise import uniform
+from paceline.core.sampling.sampler import SamplingParams, choose, truncate
+from paceline.core.side import Side, other
+
+
+class Coin:
+    """One request's rule."""
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self._sampling = sampling
+
+    @property
+    def name(self) -> RuleName:
+        return "coin"
+
+    def share(self, side: Side, dist: Dist, position: int, level: int = 0) -> Share:
+        return Share(self._token(dist, position), None, level)
+
+    def heard(self, side: Side, head: Dist | None, choice: int | None, position: int, level: int) -> Share | None:
+        return None if choice is None else Share(choice, None, level)
+
+    def decide(
+        self, side: Side, own: Dist | None, theirs: Share | None, weights: Mapping[Side, float], position: int
+    ) -> Decision | None:
+        fallen = self.fallen(weights, position)
+        ours = None if own is None or weights[side] <= 0.0 else self._token(own, position)
+        token = ours if fallen == side else None if theirs is None else theirs.token
+        if token is None:
+            return None
+        agree = ours is not None and theirs is not None and weights[other(side)] > 0.0 and ours == theirs.token
+        return Decision(token, None, None if agree else fallen)
+
+    def guesses(
+        self, side: Side, dist: Dist, weights: Mapping[Side, float] | None, position: int, count: int
+    ) -> list[int]:
+        if weights is not None and self.fallen(weights, position) == side:
+            return [self._token(dist, position)][:count]
+        final = truncate(dist, self._sampling)
+        places = ranked(final, self._sampling, position, count)
+        return [int(token) for token in final.ids[places[final.probs[places] > 0.0]]]
+
+    def fallen(self, weights: Mapping[Side, float], position: int) -> Side:
+        """On which side the coin falls. Never on one of weight 0."""
+        return "cloud" if uniform(self._sampling.seed, position, "coin") < weights["cloud"] else "device"
+
+    def _token(self, dist: Dist, position: int) -> int:
+        return choose(truncate(dist, self._sampling), self._sampling, position)

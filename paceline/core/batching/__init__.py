@@ -1,0 +1,1 @@
+"""One ragged batch of many sequences: segments, the scheduler, KV blocks. Pure."""

@@ -1,0 +1,210 @@
+"""Draft trees: which continuations are worth a row of the next forward (DIAA, Tian et al. 2026, eq. 1 and 2).
+
+A tree grows best first: the node with the highest score is taken in, and what may follow it competes with all that
+waits. Taken in when popped, the nodes are the B best of all wherever a child's score never exceeds its parent's, and
+each prefix of the tree's order is the best tree of its size. Where the guesses come from is a `Source`'s affair.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+from paceline.core.drafting.token_tree import TokenTree
+
+Context = TypeVar("Context")
+
+
+class Source(Protocol, Generic[Context]):
+    """What may follow what. A context is whatever the source wants to know of a node; the root's is the caller's."""
+
+    def children(self, context: Context) -> Sequence[tuple[int, float]]:
+        """Distinct tokens, best first, each with the probability that it comes next. Asked once per node."""
+
+    def child(self, context: Context, token: int) -> Context:
+        """The context one token further. Asked once per node, in the order of the tree's nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """s(child) = s(parent) * prob * depth_decay * width_decay**rank; no depth decay for the roots."""
+
+    depth_decay: float = 1.0  # delta, in (0, 1]
+    width_decay: float = 1.0  # alpha, in (0, 1]
+    threshold: float = 0.0  # tau: what scores less is dropped
+    literal: bool = False  # as printed: only the last rank counts, so that a child can outscore its parent
+
+
+PLAIN: Final = Scoring()
+PAPER: Final = Scoring(0.8, 0.7, 5e-3)  # the values of DIAA's figure 7
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A tree's structure without its tokens: `ranks[i]` is the place of node i among the guesses after its parent."""
+
+    parents: tuple[int, ...]  # (n,) parents[i] < i, -1 = the prefix
+    ranks: tuple[int, ...]  # (n,) from 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedTree:
+    """A tree of drafts, best nodes first, and what its drafter thinks of them."""
+
+    tree: TokenTree
+    probs: tuple[float, ...] = ()  # (n,) that the target goes through this node: along its path, the product
+    ranks: tuple[int, ...] = ()  # (n,) as in `Template`
+
+    def __len__(self) -> int:
+        return len(self.probs)
+
+    @property
+    def utility(self) -> float:
+        """U: accepted tokens to be expected of a forward; the output tokens are one more."""
+        return sum(self.probs)
+
+    @property
+    def template(self) -> Template:
+        return Template(self.tree.parents, self.ranks)
+
+    def first(self, count: int) -> DraftedTree:
+        """Its first nodes: a tree again, and of a tree drafted best first the best of that size."""
+        if count >= len(self):
+            return self
+        tree = TokenTree(self.tree.tokens[:count], self.tree.parents[:count])
+        return DraftedTree(tree, self.probs[:count], self.ranks[:count])
+
+
+NO_DRAFT: Final = DraftedTree(TokenTree((), ()))
+
+
+def best_first(source: Source[Context], root: Context, budget: int, scoring: Scoring = PLAIN) -> DraftedTree:
+    """At most `budget` nodes, by falling score; of equals what was found first."""
+    delta, alpha, literal, threshold = scoring.depth_decay, scoring.width_decay, scoring.literal, scoring.threshold
+    tokens: list[int] = []
+    parents: list[int] = []
+    probs: list[float] = []
+    ranks: list[int] = []
+    # Of the children of a node the best one waits; the next one when that has been taken in.
+    waiting: list[tuple[float, int, int, _Family[Context]]] = []
+    order = 0
+
+    def expand(node: int, context: Context, prob: float, base: float) -> None:
+        """base: what the score of the first child is, but for its own probability."""
+        nonlocal order
+        scored: list[tuple[float, int, int, float]] = []
+        decayed = base
+        for rank, (token, share) in enumerate(source.children(context)):
+            if share > 0.0 and decayed * share >= threshold:
+                scored.append((-decayed * share, rank, token, prob * share))
+            decayed *= alpha
+        if scored:
+            scored.sort()
+            order += 1
+            heapq.heappush(waiting, (scored[0][0], order, 0, (node, context, scored)))
+
+    if budget > 0:
+        expand(-1, root, 1.0, 1.0)
+    while waiting:
+        _, age, index, family = waiting[0]
+        parent, above, scored = family
+        if index + 1 < len(scored):
+            heapq.heapreplace(waiting, (scored[index + 1][0], age, index + 1, family))
+        else:
+            heapq.heappop(waiting)
+        negative, rank, token, prob = scored[index]
+        node = len(tokens)
+        tokens.append(token)
+        parents.append(parent)
+        probs.append(prob)
+        ranks.append(rank)
+        if len(tokens) == budget:
+            break
+        bare = -negative / alpha**rank if literal else -negative
+        expand(node, source.child(above, token), prob, bare * delta)
+    return DraftedTree(TokenTree(tuple(tokens), tuple(parents)), tuple(probs), tuple(ranks))
+
+
+# The children of one node: the node, its context, and (-score, rank, token, probability of the path), best first.
+_Family = tuple[int, Context, list[tuple[float, int, int, float]]]
+
+
+def fill(source: Source[Context], root: Context, template: Template) -> DraftedTree:
+    """The template's structure with the tokens of now. Nodes whose rank nobody has a guess for are left out, and what
+    hangs below them."""
+    contexts: dict[int, Context] = {-1: root}
+    guesses: dict[int, Sequence[tuple[int, float]]] = {}
+    place: dict[int, int] = {-1: -1}
+    tokens: list[int] = []
+    parents: list[int] = []
+    probs: list[float] = []
+    ranks: list[int] = []
+    for node, (parent, rank) in enumerate(zip(template.parents, template.ranks, strict=True)):
+        if parent not in place:
+            continue
+        if parent not in guesses:
+            guesses[parent] = source.children(contexts[parent])
+        if rank >= len(guesses[parent]):
+            continue
+        token, share = guesses[parent][rank]
+        place[node] = len(tokens)
+        contexts[node] = source.child(contexts[parent], token)
+        probs.append(share if parent < 0 else share * probs[place[parent]])
+        tokens.append(token)
+        parents.append(place[parent])
+        ranks.append(rank)
+    return DraftedTree(TokenTree(tuple(tokens), tuple(parents)), tuple(probs), tuple(ranks))
+
+
+def best_budget(probs: Sequence[float], seconds: Callable[[int], float]) -> int:
+    """How many of a tree's first nodes to verify: most output tokens per second, (1 + U(B)) / T_forward(B).
+
+    seconds(rows): of a forward; that of a tree has a row more than the tree has nodes. 0: draft nothing.
+    """
+    best, best_rate, expected = 0, 1.0 / seconds(1), 1.0
+    for count, prob in enumerate(probs, start=1):
+        expected += prob
+        rate = expected / seconds(count + 1)
+        if rate > best_rate:
+            best, best_rate = count, rate
+    return best
+
+
+# ---- static trees: the baselines -------------------------------------------------------------------------------------
+HALVING: Final = tuple(0.5 ** (rank + 1) for rank in range(8))  # each guess half as likely as the one before
+RECYCLING_LEVELS: Final = (8, 21, 25, 15, 8, 3)  # nodes by depth of Token Recycling's tree of 80 (Luo et al. 2025)
+
+
+@dataclass(frozen=True, slots=True)
+class _SameEverywhere:
+    """Guess number r is right with the same probability whatever came before."""
+
+    shares: tuple[float, ...]
+
+    def children(self, context: None) -> list[tuple[int, float]]:  # noqa: ARG002
+        return list(enumerate(self.shares))
+
+    def child(self, context: None, token: int) -> None:  # noqa: ARG002
+        return None
+
+
+def static_template(budget: int, shares: Sequence[float] = HALVING) -> Template:
+    """The best tree of this size that does not look at the text, if guess number r is right with `shares[r]`."""
+    return best_first(_SameEverywhere(tuple(shares)), None, budget).template
+
+
+def levelled_template(levels: Sequence[int] = RECYCLING_LEVELS, shares: Sequence[float] = HALVING) -> Template:
+    """So many nodes at each depth, the likeliest ones below the likeliest of the depth before."""
+    parents: list[int] = []
+    ranks: list[int] = []
+    above = [(1.0, -1)]
+    for count in levels:
+        options = [(-prob * share, node, rank) for prob, node in above for rank, share in enumerate(shares)]
+        above = []
+        for negative, node, rank in sorted(options)[:count]:
+            above.append((-negative, len(parents)))
+            parents.append(node)
+            ranks.append(rank)
+    return Template(tuple(parents), tuple(ranks))

@@ -1,0 +1,1 @@
+"""Running estimates: decode times, bandwidth, means and quantiles. Pure."""

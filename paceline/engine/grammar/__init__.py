@@ -1,0 +1,1 @@
+"""Token masks that hold answers to JSON schemas and tool calls."""

@@ -1,0 +1,240 @@
+"""From a path or a name to an engine with its tokenizer. transformers and torch are imported only when needed.
+
+Weights are read from safetensors alone; no code that comes with a model is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+
+from paceline.engine.base import Engine, LoadedModel, ModelInfo
+from paceline.engine.generation_config import sampling_defaults
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+log = logging.getLogger("paceline.engine")
+
+Backend = Literal["auto", "hf", "paged"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_MIB = 1 << 20
+_SMALL = 100_000_000  # parameters
+
+
+class EngineOptions(NamedTuple):
+    """How a model is run; see `load_model`."""
+
+    backend: Backend = "auto"
+    dtype: DType = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    kv_rows: int | None = None
+
+
+DEFAULTS = EngineOptions()
+
+
+def load_model(
+    path_or_name: str | Path,
+    *,
+    backend: Backend = "auto",
+    dtype: DType = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    kv_rows: int | None = None,
+    name: str | None = None,
+) -> LoadedModel:
+    """`fake`, `fake:SEED`, `fake:SEED:SPREAD`, a directory, or a name on the Hugging Face hub.
+
+    spread: how unlike the table model's answers to two prompts are, 0 to 1.
+    dtype auto: bfloat16 on an accelerator; on a CPU that computes in it if the weights are stored in it, float32
+    otherwise, and for models under 100 million parameters, which gain no time by it and whose text would depend on
+    rounding. threads: of torch, for the whole process; None leaves it. kv_rows: rows of KV that all sequences share
+    (paged); None takes what fits in a part of memory. Raises ConfigError with a sentence that says what to do.
+    """
+    if fake := re.fullmatch(r"fake(?::(\d+))?(?::(0?\.\d+|[01]))?", str(path_or_name)):
+        from paceline.engine.fake.engine import SPREAD, fake_model
+
+        return fake_model(int(fake[1] or 0), float(fake[2] or SPREAD))
+    from paceline.engine.tokenizer import Tokenizer
+
+    directory = find(path_or_name)
+    options = EngineOptions(backend, dtype, device, threads, kv_rows)
+    engine = load_engine(directory, options, name=name or served_name(path_or_name))
+    return LoadedModel(engine, Tokenizer.load(directory))
+
+
+def served_name(path_or_name: str | Path) -> str:
+    """A directory's own name, or the hub name as it was given."""
+    path = Path(path_or_name).expanduser()
+    return path.resolve().name if path.is_dir() else str(path_or_name)
+
+
+def find(path_or_name: str | Path) -> Path:
+    """The directory that holds the model, downloaded if it is a hub name. Raises ConfigError."""
+    directory = Path(path_or_name).expanduser()
+    if not directory.is_dir():
+        directory = _downloaded(str(path_or_name))
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"{directory} is not a model: it has no config.json. Give a directory saved by transformers.")
+    if not any(directory.glob("*.safetensors")):
+        pickled = [file.name for pattern in _PICKLED for file in directory.glob(pattern)]
+        found = f", only {pickled[0]}, and unpickling can run code" if pickled else ""
+        raise ConfigError(
+            f"{directory} has no *.safetensors weights{found}. "
+            "Convert it with save_pretrained, or choose another model."
+        )
+    return directory
+
+
+def fingerprint(directory: Path) -> str:
+    """sha256 over the configuration and, of each weight file, its size, header, and first and last MiB.
+
+    Fast for any size. Two models that differ only in the middle of a file of the same layout would be taken for one;
+    training or fine-tuning changes the ends too.
+    """
+    config = json.loads((directory / "config.json").read_text("utf-8"))
+    for key in ("_name_or_path", "transformers_version"):  # who saved it, not what it is
+        config.pop(key, None)
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    for file in sorted(directory.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        with file.open("rb") as stream:
+            header = int.from_bytes(stream.read(8), "little")
+            digest.update(stream.read(min(header, 64 * _MIB)))
+            digest.update(stream.read(_MIB))
+            stream.seek(max(0, size - _MIB))
+            digest.update(stream.read(_MIB))
+    return digest.hexdigest()
+
+
+def load_engine(directory: Path, options: EngineOptions = DEFAULTS, *, name: str) -> Engine:
+    """The engine of a model directory, without a tokenizer. Raises ConfigError or EngineError."""
+    import torch
+
+    from paceline.engine.hf import HFEngine
+    from paceline.engine.paged.engine import PagedEngine, paged_engine
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    model, info = _model(directory, options, name=name)
+    if options.backend != "hf":
+        paged = paged_engine(model, info, kv_rows=options.kv_rows)
+        if isinstance(paged, PagedEngine):
+            return paged
+        if options.backend == "paged":
+            raise ConfigError(
+                f"{name} ({type(model).__name__}) cannot be served with backend paged: {paged}. Use auto or hf."
+            )
+        log.warning("%s (%s) is served by hf, slower than paged: %s", name, type(model).__name__, paged)
+        model, info = _model(directory, options, name=name)  # the trial has changed the model
+    return HFEngine(model, info)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' own progress bars and reports off the terminal while it loads."""
+    from transformers.utils import logging as transformers_logging
+
+    before, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.ERROR)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+        if bars:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # as above
+
+
+def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTrainedModel, ModelInfo]:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from paceline.engine.model_config import max_positions
+
+    device = torch.device(choose_device(options.device))
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            loaded = AutoModelForCausalLM.from_pretrained(
+                directory,
+                config=config,  # read afresh for every load: an engine changes its copy
+                dtype=choose_dtype(options.dtype, device, config.dtype, directory),
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except Exception as error:  # bad files, unknown architectures and odd configurations raise all kinds
+        raise ConfigError(f"{directory} cannot be loaded: {error}") from error
+    model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(f"{directory} lacks {len(missing)} tensors of its architecture, among them {missing[0]}")
+    torch.nn.Module.to(model.requires_grad_(False), device)
+    info = ModelInfo(
+        name=name,
+        fingerprint=fingerprint(directory),
+        vocab_size=int(config.get_text_config().vocab_size),
+        max_positions=max_positions(config),
+        dtype=str(model.dtype).removeprefix("torch."),
+        backend="hf",
+        sampling=sampling_defaults(directory),
+    )
+    return model, info
+
+
+def choose_device(asked: str) -> str:
+    import torch
+
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(asked)
+        missing = device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
+    except RuntimeError:
+        missing = True
+    if missing:
+        raise ConfigError(f"device {asked} was asked for, but torch has no such device here. Use cpu or auto.")
+    return asked
+
+
+def choose_dtype(asked: DType, device: torch.device, stored: torch.dtype | None, directory: Path) -> torch.dtype:
+    import torch
+
+    if asked != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[asked]
+    if device.type == "cuda":
+        return torch.bfloat16
+    size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    small = size < _SMALL * (2 if stored in (torch.bfloat16, torch.float16) else 4)
+    native = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.bfloat16 if stored == torch.bfloat16 and native and not small else torch.float32
+
+
+def _downloaded(name: str) -> Path:
+    if not _HUB_NAME.fullmatch(name):
+        raise ConfigError(f"There is no model directory {name}. Give an existing directory or a Hugging Face name.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except Exception as error:  # the hub's client lets those of several HTTP libraries through
+        raise ConfigError(
+            f"{name} is neither a directory here nor a model that can be fetched from the Hugging Face hub "
+            f"({type(error).__name__}). Check the name and the network, or give a directory."
+        ) from error

@@ -1,0 +1,1 @@
+"""The fast engine: transformers' modules with our attention, our KV cache and packed weights."""

@@ -1,0 +1,169 @@
+"""Linear layers packed once for oneDNN, and decoder parts fused around them: less memory traffic, fewer small kernels.
+
+`pack` replaces modules of a transformers model in place; it knows modules by the names of their parts, and the caller
+checks the scores afterwards. Packing applies on CPUs, to float32 and bfloat16; elsewhere the plain modules stay, and
+fusing keeps plain linears inside. Layers it does not know stay as they are but for their linears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+from paceline.engine.paged.attention import How, Plan
+
+_ROWS = 16  # the batch that oneDNN packs for; the packed weights serve any
+_LLAMA_LIKE = frozenset({"LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer", "MistralDecoderLayer"})
+
+
+class PackedLinear(nn.Module):
+    """y = x W' + b with W in oneDNN's own layout. The weight cannot be read back."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+        self._bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        return y
+
+
+class PlainLinear(nn.Module):
+    """The same where packing does not apply."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self._weight, self._bias = weight, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Is there a packed kernel for this weight on this machine?"""
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+def _linear(parts: Sequence[nn.Module]) -> nn.Module:
+    """One linear that computes those of all parts side by side."""
+    weight = torch.cat([_weight(part) for part in parts]) if len(parts) > 1 else _weight(parts[0])
+    biases = [part.bias.detach() for part in parts if isinstance(part.bias, Tensor)]
+    if biases and len(biases) < len(parts):
+        raise ValueError("some of the fused linears have a bias and some have none")
+    bias = torch.cat(biases) if biases else None
+    return PackedLinear(weight, bias) if can_pack(weight) else PlainLinear(weight, bias)
+
+
+def _weight(module: nn.Module) -> Tensor:
+    """(out, in)"""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight.detach().t() if isinstance(module, Conv1D) else weight.detach()
+
+
+class FusedMLP(nn.Module):
+    """act(x Wg) * (x Wu) Wd, the first two products as one."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        act = dict(mlp.named_children())["act_fn"]
+        self._gate_up = _linear([mlp.get_submodule("gate_proj"), mlp.get_submodule("up_proj")])
+        self._down = _linear([mlp.get_submodule("down_proj")])
+        self._act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        y: Tensor = self._down(self._act(gate) * up)
+        return y
+
+
+class FusedLayer(nn.Module):
+    """A decoder layer of the Llama kind: rotary attention and gated MLP, each behind its norm, each added.
+
+    `how` is what the layer's own attention asked for when it was tried.
+    """
+
+    def __init__(self, layer: nn.Module, index: int, how: How) -> None:
+        super().__init__()
+        attention = layer.get_submodule("self_attn")
+        heads = [attention.get_submodule(name) for name in ("q_proj", "k_proj", "v_proj")]
+        self._index, self._how = index, how
+        self._qkv = _linear(heads)
+        self._out = _linear([attention.get_submodule("o_proj")])
+        dim = int(attention.head_dim)  # type: ignore[arg-type]  # nn.Module types any attribute as Tensor or Module
+        self._dim = dim
+        self._sizes = [_weight(part).shape[0] // dim for part in heads]  # heads of q, k and v
+        self._mlp = FusedMLP(layer.get_submodule("mlp"))
+        self._before = _Norm(layer.get_submodule("input_layernorm"))
+        self._between = _Norm(layer.get_submodule("post_attention_layernorm"))
+        parts = dict(attention.named_children())
+        self._norms = [_Norm(parts[name]) for name in ("q_norm", "k_norm") if name in parts]  # Qwen3
+
+    def forward(
+        self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], plan: Plan, **_: object
+    ) -> Tensor:
+        hidden = hidden_states[0]  # (rows, hidden)
+        if plan.rotary is None:
+            plan.rotary = _signed(*position_embeddings)
+        cos, sin = plan.rotary
+        query_heads, key_heads, _value_heads = self._sizes
+        projected = self._qkv(self._before(hidden)).view(len(hidden), -1, self._dim)
+        turned, value = projected[:, : query_heads + key_heads], projected[:, query_heads + key_heads :]
+        if self._norms:
+            query, key = turned.split_with_sizes((query_heads, key_heads), dim=1)
+            turned = torch.cat((self._norms[0](query), self._norms[1](key)), dim=1)
+        turned = torch.addcmul(turned * cos, turned.roll(self._dim // 2, -1), sin)
+        query, key = turned.split_with_sizes((query_heads, key_heads), dim=1)
+        mixed = plan.attend(self._index, query, key, value, self._how)
+        hidden = hidden + self._out(mixed.reshape(len(hidden), -1))
+        added: Tensor = hidden + self._mlp(self._between(hidden))
+        return added[None]
+
+
+class _Norm(nn.Module):
+    """Root mean square norm as one call."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        weight = norm.weight
+        assert isinstance(weight, Tensor)
+        self._weight = weight.detach()
+        self._eps = float(norm.variance_epsilon)  # type: ignore[arg-type]  # see above
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self._weight.shape, self._weight, self._eps)
+
+
+def _signed(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """(1, rows, dim) each to (rows, 1, dim), the first half of sin negated: rotate_half becomes a plain roll."""
+    left, right = sin[0].chunk(2, dim=-1)
+    return cos[0].unsqueeze(1), torch.cat((-left, right), dim=-1).unsqueeze(1)
+
+
+def pack(model: nn.Module, hows: Sequence[How]) -> None:
+    """Replace what can be replaced, in place. hows: what each layer's attention asks for, by layer.
+
+    The weights of replaced modules are freed as soon as their last user is gone.
+    """
+    for name, module in list(model.named_modules()):
+        if type(module).__name__ in _LLAMA_LIKE:
+            index = module.get_submodule("self_attn").layer_idx
+            assert isinstance(index, int)
+            model.set_submodule(name, FusedLayer(module, index, hows[index]))
+    for name, module in list(model.named_modules()):
+        children = dict(module.named_children())
+        gated = {"gate_proj", "up_proj", "down_proj", "act_fn"} == children.keys() and len(children) == 4
+        if gated and all(isinstance(children[part], nn.Linear) for part in ("gate_proj", "up_proj", "down_proj")):
+            model.set_submodule(name, FusedMLP(module))
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear | Conv1D) and can_pack(_weight(module)):
+            model.set_submodule(name, _linear([module]))

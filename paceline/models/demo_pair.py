@@ -1,0 +1,73 @@
+"""Answers of the demo pair as the program gives them: real engines, the strategies themselves, a virtual network.
+
+One side's document alone is `autoregressive`; a document on each side is `aggregate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import LoadedModel
+from paceline.engine.loader import load_model
+from paceline.rag.embedder import Embedder
+from paceline.rag.prompt import RELEVANCE_TEMPERATURE
+from paceline.runtime.simulator import Job, Network, World
+from paceline.strategies.base import SIDES, Branch, Drafting, Side, Task
+from paceline.strategies.registry import STRATEGIES
+
+LIMIT = 96  # tokens an answer may have
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both models, and what weighs their documents: an embedder, or nothing for even weights."""
+
+    models: Mapping[Side, LoadedModel]
+    embedder: Embedder | None = None
+    temperature: float = RELEVANCE_TEMPERATURE
+
+    @staticmethod
+    def load(device: Path, cloud: Path, *, threads: int | None = None) -> Pair:
+        paths: Mapping[Side, Path] = {"device": device, "cloud": cloud}
+        return Pair({side: load_model(str(path), threads=threads) for side, path in paths.items()})
+
+    def answer(self, question: str, documents: Mapping[Side, str | None]) -> str:
+        """The greedy answer of the sides named in `documents`, each with its document or none."""
+        sides = [side for side in SIDES if side in documents]
+        front = sides[0]
+        tokenizer, engine = self.models[front].tokenizer, self.models[front].engine
+        strategy = STRATEGIES["aggregate" if len(sides) > 1 else "autoregressive"]
+        scores = self._scores(question, [documents[side] for side in sides])
+        branches = {
+            side: (self._branch(side, question, documents[side], score),)
+            for side, score in zip(sides, scores, strict=True)
+        }
+        sampling = SamplingParams(temperature=0.0)
+        plain = Drafting(width=1, rows=1, ahead=0)  # drafts change no token, and cost time here
+        task = Task(
+            front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, drafting=plain, rescoring=True
+        )
+        engines = {side: self.models[side].engine for side in SIDES}
+        world = World(Job(strategy, front, task, branches), engines, network=Network((0.01, 0.02)))
+        return tokenizer.decode(world.run().tokens)
+
+    def _scores(self, question: str, documents: Sequence[str | None]) -> list[float | None]:
+        if self.embedder is None:
+            return [None if document is None else 0.0 for document in documents]
+        vectors = self.embedder.embed([question, *(document or "" for document in documents)])
+        cosines = vectors[1:] @ vectors[0]
+        return [
+            None if document is None else float(cosine) / self.temperature
+            for document, cosine in zip(documents, cosines, strict=True)
+        ]
+
+    def _branch(self, side: Side, question: str, document: str | None, score: float | None) -> Branch:
+        messages = [{"role": "user", "content": question}]
+        tokenizer = self.models[side].tokenizer
+        if document is None:
+            return Branch(tuple(tokenizer.chat(messages)), None)
+        preamble, told, tail = tokenizer.document_prompt(messages, document)
+        return Branch((*preamble, *told, *tail), score)

@@ -1,0 +1,1 @@
+"""How the demo pair is trained: the corpus, the models, the loop, the evaluation."""

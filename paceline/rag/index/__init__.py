@@ -1,0 +1,1 @@
+"""Finding passages: dense vectors (FAISS), BM25, and the two fused."""

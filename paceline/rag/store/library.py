@@ -1,0 +1,145 @@
+"""Files and vector stores of one side: the facade that the HTTP surface and answers use.
+
+Over the rows and the index of one `DocumentStore`, by a connection of its own. Methods wait for the disk and may be
+called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import BinaryIO, TypeVar
+
+from paceline.errors import RequestError
+from paceline.rag.database import Database, Rows
+from paceline.rag.document_kv import FOLDER, KvStore
+from paceline.rag.index.bm25 import fused
+from paceline.rag.parse import MAX_BYTES, parse
+from paceline.rag.records import Passage, Selection, Zone
+from paceline.rag.store.documents import DocumentStore, warn_unless_emptied
+from paceline.rag.store.files import StoredFile, Uploads
+from paceline.rag.store.filters import Attributes, AttributesOf, Filter
+from paceline.rag.store.ingester import Ingester
+from paceline.rag.store.vector_stores import Attached, Attachment, Batch, VectorStore, VectorStores
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage that a search of vector stores found."""
+
+    passage: Passage  # its `score` is the cosine, 0 where that is negative
+    attributes: Attributes  # of its file in that store
+
+
+class Library:
+    """Open until `close`. Files are read into stores between `start` and `close`."""
+
+    def __init__(self, documents: DocumentStore, zone: Zone) -> None:
+        """`zone`: that of this side, where all it holds is. Raises ConfigError when the folder cannot be used."""
+        embedder = documents.embedder
+        self.zone: Zone = zone
+        self._documents = documents
+        database = Database(documents.directory, embedder=embedder.name, dimensions=embedder.dimensions)
+        self._rows = Rows(database)
+        try:
+            self.uploads = Uploads(documents.directory, self._rows)
+        except BaseException:
+            self._rows.close()
+            raise
+        self.stores = VectorStores(self._rows)
+        self._kv = KvStore(documents.directory / FOLDER, 0)  # only to remove from
+        self._ingester = Ingester(self._rows, self.uploads, documents, embedder, zone)
+
+    def start(self) -> None:
+        self._ingester.start()
+
+    def close(self) -> None:
+        """Waits for the few chunks that are being embedded."""
+        self._ingester.stop()
+        self._rows.close()
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+    def upload(self, owner: str, name: str, purpose: str, content: BinaryIO) -> StoredFile:
+        return self.uploads.add(owner, name, purpose, content)
+
+    def delete_file(self, owner: str, file_id: str) -> None:
+        """It leaves every vector store."""
+        self._forget(self.stores.forget_file(owner, file_id))
+        self.uploads.path(file_id).unlink(missing_ok=True)
+
+    # ---- vector stores ----------------------------------------------------------------------------------------------
+    def create_store(self, owner: str, name: str, metadata: dict[str, str], files: Sequence[Attachment]) -> VectorStore:
+        return self._noticed(self.stores.create(owner, name, metadata, files))
+
+    def attach(self, owner: str, store_id: str, file: Attachment) -> Attached:
+        return self._noticed(self.stores.attach(owner, store_id, file))
+
+    def create_batch(self, owner: str, store_id: str, files: Sequence[Attachment]) -> Batch:
+        return self._noticed(self.stores.create_batch(owner, store_id, files))
+
+    def delete_store(self, owner: str, store_id: str) -> None:
+        self._forget(self.stores.delete(owner, store_id))
+
+    def detach(self, owner: str, store_id: str, file_id: str) -> None:
+        self._forget(self.stores.detach(owner, store_id, file_id))
+
+    def text(self, owner: str, store_id: str, file_id: str) -> str:
+        """What was read of a file. Raises RequestError for one that could not be read."""
+        attached = self.stores.attached(owner, store_id, file_id)
+        if attached.status != "completed":
+            raise RequestError(f"This file's text cannot be given: it is {attached.status}.", param="file_id")
+        return parse(self.uploads.get(owner, file_id).name, self.uploads.read(file_id, MAX_BYTES + 1)).text
+
+    # ---- searching --------------------------------------------------------------------------------------------------
+    def selection(
+        self, owner: str, store_ids: Sequence[str], condition: Filter | None = None
+    ) -> tuple[Selection, AttributesOf]:
+        """What an answer that names these stores reads: `GenerateRequest.collections` and `among`; and the attributes
+        of the files there.
+
+        Raises RequestError (404) for a store the owner has not; `default` is what `paceline docs` manages.
+        """
+        return self.stores.selection(owner, store_ids, condition)
+
+    def search(
+        self,
+        owner: str,
+        store_ids: Sequence[str],
+        queries: Sequence[str],
+        k: int,
+        *,
+        condition: Filter | None = None,
+        min_score: float = 0.0,
+    ) -> list[Hit]:
+        """A file search: at most k passages of at least this score, best first; those of several queries are fused.
+
+        Raises RequestError (404) for a store the owner has not.
+        """
+        selection, attributes = self.stores.selection(owner, store_ids, condition)
+        found: dict[int, Passage] = {}
+        rankings = []
+        for query in queries:
+            passages = self._documents.search(query, k, selection, min_score=min_score if min_score > 0 else -1.0)
+            rankings.append([passage.chunk_id for passage in passages])
+            for passage in passages:
+                if passage.chunk_id not in found or passage.score > found[passage.chunk_id].score:
+                    found[passage.chunk_id] = passage
+        return [_hit(found[chunk_id], attributes) for chunk_id in fused(*rankings)[:k]]
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+    def _forget(self, texts: set[str]) -> None:
+        """What was removed leaves the disk before this returns. A new index file is written later."""
+        self._kv.forget(texts)
+        warn_unless_emptied(self._rows.checkpoint())
+        self._documents.drop_index_file()
+        self._ingester.tidy()
+
+    def _noticed(self, result: T) -> T:
+        self._ingester.notify()
+        return result
+
+
+def _hit(passage: Passage, attributes: AttributesOf) -> Hit:
+    return Hit(replace(passage, score=max(passage.score, 0.0)), attributes(passage.collection, passage.file_id))

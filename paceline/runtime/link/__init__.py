@@ -1,0 +1,1 @@
+"""The link on real sockets: dialling, transports, emulated networks."""

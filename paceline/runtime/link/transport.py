@@ -1,0 +1,172 @@
+"""What a link runs over: whole binary messages, in order, and a close with a code. Over the `websockets` client on a
+device, over a Starlette WebSocket on a cloud; anything with these four methods will do.
+
+Every default of both libraries is set here: they compress, ping every 20 s and take 16 MiB, none of which a link wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from ssl import SSLContext
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+from websockets.typing import Subprotocol
+
+from paceline.errors import ConfigError, LinkClosed, RemoteProtocolError
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.codec import MAX_FRAME_BYTES
+from paceline.wire.messages import SUBPROTOCOL
+
+OPEN_TIMEOUT_S = 10.0  # for TCP, TLS and the HTTP upgrade together
+CLOSE_TIMEOUT_S = 2.0
+WRITE_LIMIT = 65_536  # bytes the library buffers before a send waits; what waits is counted by the link's own queue
+MAX_QUEUED_FRAMES = 16  # received and not yet read, then the library stops reading
+
+
+class TransportClosed(LinkClosed):
+    """The connection is gone: closed by the peer with this code, or broken (1006)."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"connection closed with code {code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+class Transport(Protocol):
+    """Used by one link. Sends are not concurrent with each other, nor receives; a send may be with a receive."""
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Waits while the peer reads too slowly. Raises TransportClosed."""
+
+    async def recv_bytes(self) -> bytes:
+        """The next message. Raises TransportClosed, or RemoteProtocolError for a message that is text."""
+
+    async def close(self, code: int, reason: str) -> None:
+        """Say goodbye. Does nothing when the connection is gone. May wait for as long as the peer does not read."""
+
+    def abort(self) -> None:
+        """Break the connection, now."""
+
+
+class ClientTransport:
+    """A device's end, by the `websockets` library."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+
+    async def send_bytes(self, data: bytes) -> None:
+        try:
+            await self._connection.send(data)
+        except ConnectionClosed as closed:
+            raise _gone(closed) from closed
+
+    async def recv_bytes(self) -> bytes:
+        try:
+            data = await self._connection.recv()
+        except ConnectionClosed as closed:
+            raise _gone(closed) from closed
+        if isinstance(data, str):
+            raise RemoteProtocolError("a text message", close_code=CloseCode.BAD_FRAME)
+        return data
+
+    async def close(self, code: int, reason: str) -> None:
+        await self._connection.close(code, reason)
+
+    def abort(self) -> None:
+        self._connection.transport.abort()
+
+
+class ServerTransport:
+    """A cloud's end: an accepted Starlette WebSocket.
+
+    ASGI has no way to break a connection: after `abort` nothing is sent, and the server closes it when the route
+    returns.
+    """
+
+    def __init__(self, websocket: WebSocket) -> None:
+        self._websocket = websocket
+        self._aborted = asyncio.Event()
+
+    async def send_bytes(self, data: bytes) -> None:
+        try:
+            await self._websocket.send_bytes(data)
+        except (WebSocketDisconnect, RuntimeError) as gone:  # RuntimeError: a close has been sent or received before
+            raise TransportClosed(1006, "") from gone
+
+    async def recv_bytes(self) -> bytes:
+        try:
+            message = await self._websocket.receive()
+        except RuntimeError as gone:
+            raise TransportClosed(1006, "") from gone
+        if message["type"] == "websocket.disconnect":
+            raise TransportClosed(message.get("code", 1006), message.get("reason") or "")
+        data = message.get("bytes")
+        if not isinstance(data, bytes):
+            raise RemoteProtocolError("a text message", close_code=CloseCode.BAD_FRAME)
+        return data
+
+    async def close(self, code: int, reason: str) -> None:
+        if self._aborted.is_set():
+            return
+        try:
+            await self._websocket.close(code, reason)
+        except (WebSocketDisconnect, RuntimeError):
+            return  # gone already
+
+    def abort(self) -> None:
+        self._aborted.set()
+
+
+async def dial(url: str, *, ssl: SSLContext | None = None) -> Transport:
+    """Connect to a cloud's link. Raises LinkClosed with a sentence when it cannot, ConfigError for what is no URL.
+
+    A proxy named by the environment is used, but never for this very machine.
+    """
+    try:
+        connection = await connect(
+            url,
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            compression=None,  # leaks the lengths of mixed secrets, and a small frame may unpack to a huge one
+            ssl=ssl,
+            proxy=None if _is_loopback(url) else True,
+            open_timeout=OPEN_TIMEOUT_S,
+            close_timeout=CLOSE_TIMEOUT_S,
+            ping_interval=None,  # the link has its own heartbeat, which notices sooner
+            ping_timeout=None,
+            max_size=MAX_FRAME_BYTES,
+            max_queue=MAX_QUEUED_FRAMES,
+            write_limit=WRITE_LIMIT,
+        )
+    except InvalidURI as error:
+        raise ConfigError(f"{url!r} is not a link's URL; it looks like wss://host:port/link") from error
+    except (OSError, InvalidHandshake, TimeoutError) as error:  # asyncio sets TCP_NODELAY on every socket by itself
+        raise LinkClosed(f"cannot reach {url}: {error}") from error
+    return ClientTransport(connection)
+
+
+def is_secret(url: str) -> bool:
+    """Can nobody between the two sides read along?"""
+    return urlsplit(url).scheme == "wss" or _is_loopback(url)
+
+
+def _is_loopback(url: str) -> bool:
+    return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+
+
+# For `uvicorn.Config` of any server with a link: what `serve_websocket` cannot set from inside a route.
+UVICORN_LINK_OPTIONS: dict[str, int | float | bool | None] = {
+    "ws_max_size": MAX_FRAME_BYTES,
+    "ws_max_queue": MAX_QUEUED_FRAMES,
+    "ws_ping_interval": None,
+    "ws_ping_timeout": None,
+    "ws_per_message_deflate": False,
+}
+
+
+def _gone(closed: ConnectionClosed) -> TransportClosed:
+    frame = closed.rcvd or closed.sent
+    return TransportClosed(frame.code, frame.reason) if frame else TransportClosed(1006, "")

@@ -1,0 +1,1 @@
+"""Look-up tables on disk, one a key, and warming them up."""

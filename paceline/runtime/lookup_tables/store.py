@@ -1,0 +1,299 @@
+"""Look-up tables on disk and in memory: one base for all, and over it one table for each owner.
+
+What a table holds was seen in somebody's text. So each owner's is read for that owner's requests alone, lies in a file
+of its own and is erased by one call; the base comes from dialogues that the operator chose
+(`runtime.lookup_tables.warmup`). A file belongs to a vocabulary, not to a model: models that read the same ids alike
+share it. Files are written aside and renamed, and a damaged one counts as missing. Not safe for several threads, but
+for `Snapshot.write`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, cast
+
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from paceline.core.drafting.lookup_table import Arrays, LookupTable
+
+log = logging.getLogger("paceline.tables")
+
+FOLDER: Final = "tables"  # in the state directory
+FORMAT: Final = "paceline look-up table 1"
+OWNER_ROWS: Final = 1 << 14  # of one owner: with those of pairs 3.4 MiB at 152k tokens
+OWNERS: Final = 32  # in memory
+_SUFFIX: Final = ".safetensors"
+
+Kind = Literal["base", "owner"]
+
+
+class TableFile(NamedTuple):
+    """A file in the folder, as `list` shows it."""
+
+    path: Path
+    kind: Kind
+    owner: str  # "" for a base
+    vocabulary: str
+    rows: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A copy of a table on its way to disk."""
+
+    path: Path
+    arrays: Arrays
+    metadata: dict[str, str]
+    land: Callable[[Path, Path], bool]  # (written aside, its place): rename, unless it has been erased since
+
+    def write(self) -> bool:
+        """From any thread. False where the table has been erased, or, with a word in the log, the disk is no help."""
+        part = self.path.with_name(f".{os.getpid()}-{threading.get_ident()}-{self.path.name}.part")
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                part.touch(mode=0o600)
+                with part.open("wb") as stream:
+                    stream.write(save(dict(self.arrays), metadata=self.metadata))
+                    stream.flush()
+                    os.fsync(stream.fileno())  # a name never leads to a file that a power cut has emptied
+                return self.land(part, self.path)
+            finally:
+                part.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("a look-up table cannot be kept: %s", error)
+            return False
+
+
+def table_files(folder: Path) -> list[TableFile]:
+    """Of every vocabulary; what cannot be read is left out."""
+    found = []
+    for path in sorted(folder.glob(f"*{_SUFFIX}")):
+        if (opened := _read(path)) is not None:
+            metadata, arrays = opened
+            kind = cast(Kind, metadata.get("kind"))
+            rows, size = len(arrays.get("tokens", ())), path.stat().st_size
+            found.append(TableFile(path, kind, metadata.get("owner", ""), metadata.get("vocabulary", ""), rows, size))
+    return found
+
+
+def mark_erased(folder: Path, owner: str | None) -> None:
+    """Tell the programs that run on this folder to forget what they hold of this owner, of all for None."""
+    if folder.is_dir():
+        _mark(folder, owner).write_text(secrets.token_hex(8))
+
+
+def _mark(folder: Path, owner: str | None) -> Path:
+    name = "all" if owner is None else hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return folder / f"erased-{name}"
+
+
+class TableStore:
+    """The tables of one vocabulary."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        vocabulary: str,
+        vocab_size: int,
+        *,
+        owners: int = OWNERS,
+        owner_rows: int = OWNER_ROWS,
+    ) -> None:
+        """folder: None keeps everything in memory. vocabulary: fingerprint of the tokenizer. owners: held in memory;
+        the least recently asked for goes, to its file (`shrink`). owner_rows: of each at most."""
+        assert owners > 0
+        self._folder = folder
+        self._vocabulary = vocabulary
+        self._vocab_size = vocab_size
+        self._owners, self._owner_rows = owners, owner_rows
+        self._tables: OrderedDict[str, LookupTable] = OrderedDict()
+        self._lock = threading.Lock()  # between erasing a file and a snapshot's landing
+        self._marks: dict[str, tuple[str, str]] = {}  # of owners in memory, as they were found
+        self._filed: set[str] = set()  # owners whose table in memory came from, or has gone to, a file
+        self._base = self._loaded("base", "") or self._new()
+
+    @property
+    def base(self) -> LookupTable:
+        """What every owner reads where the own table has nothing. Written by warming up only."""
+        return self._base
+
+    def table(self, owner: str) -> LookupTable:
+        """The owner's own, over the base. owner: a name that may stand in a file, never a secret."""
+        table = self._tables.get(owner)
+        if table is not None and self._was_erased(owner):
+            self._forget(owner)
+            table = None
+        if table is None:
+            table = self._loaded("owner", owner, base=self._base)
+            if table is None:
+                table = self._new(self._base)
+            else:
+                self._filed.add(owner)
+            self._tables[owner], self._marks[owner] = table, self._marks_of(owner)
+        self._tables.move_to_end(owner)
+        while self._folder is None and self.full:
+            self._drop(next(iter(self._tables)))
+        return table
+
+    @property
+    def full(self) -> bool:
+        """Are there more owners in memory than there should be? Then somebody must `shrink` it."""
+        return len(self._tables) > self._owners
+
+    async def shrink(self) -> None:
+        """Let those go that were not asked for longest. A table stays what it is until its file is there: the disk may
+        take long, and neither the event loop nor who asks for that owner meanwhile may wait for it."""
+        while self.full:
+            owner, table = next(iter(self._tables.items()))
+            for snapshot in self._snapshot(owner):
+                await asyncio.to_thread(snapshot.write)
+            if next(iter(self._tables.items()), None) == (owner, table):  # nobody did
+                self._drop(owner)
+
+    def erase(self, owner: str) -> bool:
+        """From memory and disk, at once; an answer that is under way goes on with an empty table that nobody keeps.
+
+        False when there was nothing.
+        """
+        with self._lock:
+            known = self._forget(owner)
+            if self._folder is None:
+                return known
+            try:
+                self._path("owner", owner).unlink()
+            except FileNotFoundError:
+                return known
+            return True
+
+    def snapshots(self) -> list[Snapshot]:
+        """Of every owner's table that has rows. Write them on a thread: `await asyncio.to_thread(snapshot.write)`."""
+        return [snapshot for owner in list(self._tables) for snapshot in self._snapshot(owner)]
+
+    def save(self) -> int:
+        """Write every owner's table; how many."""
+        return sum(snapshot.write() for snapshot in self.snapshots())
+
+    def save_base(self) -> bool:
+        """False without a folder, or where the disk will not have it."""
+        if self._folder is None:
+            return False
+        path, arrays, metadata = self._path("base", ""), self._base.arrays(), self._metadata("base", "")
+        return Snapshot(path, arrays, metadata, _rename).write()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tables in memory."""
+        tables = [self._base, *self._tables.values()]
+        return sum(each.num_bytes for table in tables for each in (table, table.pairs) if each is not None)
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+    def _new(self, base: LookupTable | None = None) -> LookupTable:
+        """An owner's table over the base, or, without one, the base itself."""
+        capacity = None if base is None else self._owner_rows
+        return LookupTable(self._vocab_size, base=base, capacity=capacity)
+
+    def _snapshot(self, owner: str) -> Iterator[Snapshot]:
+        """Nothing without a folder, for an empty table, and for one that another process has erased."""
+        if self._folder is None:
+            return
+        if self._was_erased(owner):
+            self._forget(owner)
+            return
+        table = self._tables[owner]
+        if len(table):
+
+            def land(part: Path, path: Path) -> bool:
+                with self._lock:
+                    if self._tables.get(owner) is not table or self._was_erased(owner):
+                        return False
+                    landed = _rename(part, path)
+                    self._filed.add(owner)
+                    return landed
+
+            yield Snapshot(self._path("owner", owner), table.arrays(), self._metadata("owner", owner), land)
+
+    def _was_erased(self, owner: str) -> bool:
+        """By another process: its file is gone, or a mark says so."""
+        if self._folder is None:
+            return False
+        gone = owner in self._filed and not self._path("owner", owner).exists()
+        return gone or self._marks.get(owner) != self._marks_of(owner)
+
+    def _marks_of(self, owner: str) -> tuple[str, str]:
+        """What `mark_erased` wrote last for this owner and for all; "" for never."""
+        found = []
+        for each in (owner, None):
+            try:
+                found.append("" if self._folder is None else _mark(self._folder, each).read_text("ascii"))
+            except (OSError, UnicodeDecodeError):
+                found.append("")
+        return found[0], found[1]
+
+    def _forget(self, owner: str) -> bool:
+        table = self._drop(owner)
+        if table is not None:
+            table.erase()
+        return table is not None
+
+    def _drop(self, owner: str) -> LookupTable | None:
+        self._filed.discard(owner)
+        self._marks.pop(owner, None)
+        return self._tables.pop(owner, None)
+
+    def _metadata(self, kind: Kind, owner: str) -> dict[str, str]:
+        return {"format": FORMAT, "vocabulary": self._vocabulary, "kind": kind, "owner": owner}
+
+    def _path(self, kind: Kind, owner: str) -> Path:
+        assert self._folder is not None
+        words = "\0".join((kind, owner, self._vocabulary)).encode("utf-8", "surrogatepass")
+        return self._folder / f"{kind}-{hashlib.sha256(words).hexdigest()[:32]}{_SUFFIX}"
+
+    def _loaded(self, kind: Kind, owner: str, base: LookupTable | None = None) -> LookupTable | None:
+        if self._folder is None:
+            return None
+        path = self._path(kind, owner)
+        opened = _read(path)
+        if opened is None:
+            return None
+        metadata, arrays = opened
+        try:
+            if metadata != self._metadata(kind, owner):
+                raise ValueError("it is another table's")
+            table = self._new(base)
+            table.load(arrays)
+            return table
+        except ValueError as error:
+            log.warning("a look-up table is damaged and begins anew: %s: %s", path.name, error)
+            return None
+
+
+def _rename(part: Path, path: Path) -> bool:
+    part.replace(path)
+    return True
+
+
+def _read(path: Path) -> tuple[dict[str, str], Arrays] | None:
+    """Metadata and arrays; None where there is no such file, or it is not one of ours."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = dict(file.metadata() or {})
+            if metadata.get("format") != FORMAT:
+                raise ValueError("it is no look-up table")
+            return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, SafetensorError) as error:
+        log.warning("a look-up table cannot be read: %s: %s", path.name, error)
+        return None

@@ -1,0 +1,137 @@
+"""Executes a machine's effects, whatever they are executed on.
+
+One driver per machine. The world's engine, clock and network are behind `Ports`: real ones in `runtime.sessions.base`,
+virtual ones in `runtime.simulator`. The driver only keeps order and sequence names.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from paceline.core.batching.segment import Segment, SeqId
+from paceline.strategies.base import (
+    Commit,
+    Drop,
+    Effect,
+    Emit,
+    Event,
+    Finish,
+    Forward,
+    Machine,
+    Open,
+    Retrieve,
+    Send,
+    Truncate,
+    WakeAt,
+)
+from paceline.wire.messages import SessionMessage
+
+
+class Ports(Protocol):
+    """What a driver needs of its surroundings. Answers come back through `Driver.deliver`, now or later."""
+
+    def allocate(self) -> SeqId:
+        """A sequence name that no one else uses on this engine."""
+
+    def forward(self, ticket: int, segment: Segment) -> None: ...
+
+    def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None: ...
+
+    def truncate(self, seq: SeqId, length: int) -> None: ...
+
+    def release(self, seq: SeqId) -> None: ...
+
+    def retrieve(self) -> None: ...
+
+    def send(self, message: SessionMessage) -> None: ...
+
+    def open(self, targets: tuple[int, ...], epoch: int) -> None: ...
+
+    def drop(self) -> None:
+        """Close the peer's session and say `LinkLost`."""
+
+    def wake_at(self, time: float) -> None: ...
+
+    def emit(self, token: Emit) -> None: ...
+
+    def finish(self, finish: Finish) -> None:
+        """Called once, after every sequence has been released."""
+
+
+class Driver:
+    """Delivers events one at a time: what a port answers at once waits until the effects before it are done."""
+
+    def __init__(self, machine: Machine, ports: Ports, *, observe: Callable[[Event], None] | None = None) -> None:
+        self._machine = machine
+        self._ports = ports
+        self._observe = observe
+        self._seqs: dict[SeqId, SeqId] = {}  # the machine's names -> the engine's
+        self._events: deque[Event] = deque()
+        self._running = False
+        self._abandoned = False
+        self.finished = False
+
+    def deliver(self, event: Event) -> None:
+        """After `Finish` events are dropped: answers to work under way still come in."""
+        self._events.append(event)
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._events and not self.finished:
+                current = self._events.popleft()
+                if self._observe is not None:
+                    self._observe(current)
+                for effect in self._machine.on(current):
+                    if self._abandoned:
+                        break
+                    assert not self.finished, "a machine gave an effect after Finish"
+                    self._execute(effect)
+        finally:
+            self._running = False
+            if self.finished:
+                self._events.clear()
+
+    def abandon(self) -> None:
+        """The program cannot go on with this machine: free what it holds without asking it."""
+        if not self.finished:
+            self.finished = self._abandoned = True
+            self._release()
+
+    def _execute(self, effect: Effect) -> None:
+        ports = self._ports
+        match effect:
+            case Forward(ticket, segment):
+                ports.forward(ticket, segment.of(self._seq(segment.seq)))
+            case Emit():
+                ports.emit(effect)
+            case Send(message):
+                ports.send(message)
+            case Truncate(seq, length):
+                ports.truncate(self._seq(seq), length)
+            case Commit(seq, keep, rest):
+                ports.commit(self._seq(seq), keep, rest)
+            case Retrieve():
+                ports.retrieve()
+            case Open(targets, epoch):
+                ports.open(targets, epoch)
+            case Drop():
+                ports.drop()
+            case WakeAt(time):
+                ports.wake_at(time)
+            case Finish():
+                self.finished = True
+                self._release()
+                ports.finish(effect)
+
+    def _seq(self, local: SeqId) -> SeqId:
+        if local not in self._seqs:
+            self._seqs[local] = self._ports.allocate()
+        return self._seqs[local]
+
+    def _release(self) -> None:
+        for seq in self._seqs.values():
+            self._ports.release(seq)
+        self._seqs.clear()

@@ -1,0 +1,56 @@
+"""How probable a prompt is: the log-probability of each of its tokens after those before it.
+
+Scored a few rows at a time, because a row's law is as wide as the vocabulary: of each only what was asked for is kept
+before the next are computed. Other sequences go on between two parts, and one prompt is scored at a time, so that
+memory stays the same however many ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from paceline.core.batching.segment import Segment
+from paceline.core.sampling.dist import Dist
+from paceline.engine.base import TextModel
+from paceline.runtime.engine_loop.executor import Control
+from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.runtime.service import Logprobs
+from paceline.runtime.sessions.output_text import logprobs_of
+
+PART_BYTES = 1 << 26  # of laws in float64 at once: 55 rows of a vocabulary of 152k
+MOST_ROWS = 128
+
+
+class PromptScorer:
+    """Runs on the loop of its worker."""
+
+    def __init__(self, worker: EngineWorker, tokenizer: TextModel, vocab_size: int) -> None:
+        """`vocab_size`: ids that mean something; an engine may pad beyond."""
+        self._worker = worker
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._rows = max(1, min(MOST_ROWS, PART_BYTES // (8 * vocab_size)))
+        self._turn = asyncio.Lock()
+
+    async def score(self, prompt: Sequence[int], top: int) -> tuple[Logprobs, ...]:
+        """Of all tokens but the first, which follows nothing. Cancelling it frees its rows. Raises EngineError."""
+        async with self._turn:
+            seq = self._worker.allocate()
+            group = self._worker.group(len(prompt) + self._worker.steps.engine.block_rows)  # it grows part by part
+            items: list[Logprobs] = []
+            try:
+                for start in range(0, len(prompt) - 1, self._rows):
+                    rows = tuple(prompt[start : min(start + self._rows, len(prompt) - 1)])
+                    laws = await self._worker.compute(Segment(seq, start, rows, logits="all"), group)
+                    following = prompt[start + 1 : start + 1 + len(rows)]
+                    items += await asyncio.to_thread(self._reduced, laws, following, top)
+            finally:
+                self._worker.control(Control.release(seq))
+            return tuple(items)
+
+    def _reduced(self, laws: Sequence[Dist], following: Sequence[int], top: int) -> list[Logprobs]:
+        return [
+            logprobs_of(self._tokenizer, token, law.within(self._vocab_size), top)
+            for law, token in zip(laws, following, strict=True)
+        ]

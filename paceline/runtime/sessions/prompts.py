@@ -1,0 +1,127 @@
+"""From a conversation and a store to the branches a machine continues."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.engine.base import TextModel
+from paceline.errors import RequestError
+from paceline.rag.prompt import passages_text, prompt_parts, query_of, relevance
+from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.engine_loop.document_prefill import DocumentKv
+from paceline.runtime.engine_loop.prefix_reuse import Prefix
+from paceline.runtime.service import Citation
+from paceline.strategies.base import Branch, Side, other
+
+Messages = Sequence[Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one side reads: a branch per passage, or the conversation alone."""
+
+    branches: tuple[Branch, ...]
+    passages: tuple[Passage, ...]  # one a branch; none where nothing was found
+    plain_tokens: int  # of the conversation without a document
+    prefixes: tuple[Prefix, ...] = ()  # what the prompts begin with, where that is stored or worth storing
+    others: tuple[Passage, ...] = ()  # one a branch behind those of `passages`: of the other side's documents
+
+    def citations(self, side: Side) -> tuple[Citation, ...]:
+        """One a branch that reads a document. side: this one."""
+        read = *((side, passage) for passage in self.passages), *((other(side), passage) for passage in self.others)
+        return tuple(
+            Citation(of, passage.document, passages_text(passage), passage.score, passage.file_id, passage.collection)
+            for of, passage in read
+        )
+
+    @property
+    def longest(self) -> int:
+        return max(len(branch.prompt) for branch in self.branches)
+
+
+async def read(
+    messages: Messages,
+    store: DocumentStore | None,
+    tokenizer: TextModel,
+    *,
+    k: int,
+    max_prompt: int,
+    query: str | None = None,
+    kv: DocumentKv | None = None,
+    selection: Selection = MANAGED,
+    min_score: float = MIN_SCORE,
+    others: Sequence[Passage] = (),
+) -> Reading:
+    """Search and tokenise, off the event loop. A passage that leaves no room within `max_prompt` rows is left out.
+
+    `query`: what to search for; by default what the conversation asks. `selection`: in which documents. `others`: what
+    the other side has found, which is read as well. The conversation itself is never cut; the caller must refuse it
+    when `plain_tokens` is too large.
+    """
+    return await asyncio.to_thread(
+        _read, messages, store, tokenizer, k, max_prompt, query, kv, selection, min_score, others
+    )
+
+
+def raw_reading(prompt: Sequence[int], positions: int, vocab_size: int, *, room: int = 1) -> Reading:
+    """Of tokens that are continued as they are. Raises RequestError (400) for none, for unknown ones, and for so many
+    that fewer than `room` of the positions are left."""
+    unknown = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if not prompt or unknown is not None:
+        fault = "is empty" if unknown is None else f"holds {unknown}; token ids are from 0 to {vocab_size - 1}"
+        raise RequestError(f"The prompt {fault}.", param="prompt")
+    if len(prompt) + room > positions:
+        raise too_long(positions, len(prompt), "prompt")
+    return Reading((Branch(tuple(prompt), None),), (), len(prompt))
+
+
+def too_long(positions: int, tokens: int, param: str) -> RequestError:
+    """In OpenAI's words, by which agents know that they must shorten what they ask."""
+    return RequestError(
+        f"This model's maximum context length is {positions} tokens. However, your {param} resulted in {tokens} "
+        f"tokens. Please reduce the length of the {param}.",
+        code="context_length_exceeded",
+        param=param,
+    )
+
+
+def _read(
+    messages: Messages,
+    store: DocumentStore | None,
+    tokenizer: TextModel,
+    k: int,
+    max_prompt: int,
+    query: str | None,
+    kv: DocumentKv | None,
+    selection: Selection,
+    min_score: float,
+    others: Sequence[Passage],
+) -> Reading:
+    plain = tokenizer.chat(messages)
+    branches: list[Branch] = []
+    passages: list[Passage] = []
+    public: list[Passage] = []
+    prefixes: list[Prefix] = []
+    query = query_of(messages) if query is None else query
+    room = max_prompt - len(plain)
+    found: Sequence[Passage] = ()
+    if store is not None and k > 0 and query and room > 0:
+        found = store.search(query, k, selection, min_score=min_score)
+    for place, passage in enumerate((*found, *others) if room > 0 else ()):
+        parts = prompt_parts(messages, passage, tokenizer.document_prompt, max_document_tokens=room)
+        if parts is None or sum(map(len, parts)) > max_prompt:
+            continue
+        preamble, document, tail = parts
+        branches.append(Branch((*preamble, *document, *tail), relevance(passage)))
+        if place >= len(found):
+            public.append(passage)
+            continue
+        passages.append(passage)
+        if kv is not None:
+            prefixes.append(kv.prefix(passage, (*preamble, *document)))
+    if not branches:
+        branches.append(Branch(tuple(plain), None))
+    return Reading(tuple(branches), tuple(passages), len(plain), tuple(prefixes), tuple(public))

@@ -1,0 +1,1 @@
+"""`aggregate` (DRAGON): both sides read their own documents and write one answer."""

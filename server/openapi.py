@@ -1,0 +1,56 @@
+"""`openapi/openapi.json`, written from the code: `python -m paceline.server.openapi`.
+
+The application is the server's own, with the fake model and no documents; nothing is asked of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from paceline.api.http.auth import Keyring
+from paceline.api.openapi import describe
+from paceline.engine.fake.engine import fake_model
+from paceline.rag.embedder import load_embedder
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.node import Node
+from paceline.wire.messages import Welcome
+
+from .app import create_server
+from .devices import Registry
+from .links import Links
+
+
+@contextmanager
+def sample(directory: Path, keyring: Keyring) -> Iterator[tuple[Node, FastAPI]]:
+    """A server's application as the program makes it, with its files in `directory`; the node has not been entered."""
+    with DocumentStore.open(directory / "docs", load_embedder("hash")) as store:
+        node = Node("cloud", fake_model(0), store, max_tokens_default=8)
+        registry = Registry(directory)
+        yield node, create_server(node, registry, Links(registry, node, _no_welcome), keyring=keyring)
+
+
+def document() -> dict[str, Any]:
+    """All that a server serves."""
+    with tempfile.TemporaryDirectory() as directory, sample(Path(directory), Keyring({})) as (_, app):
+        return describe(app)
+
+
+def text() -> str:
+    """As it lies in the repository."""
+    return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _no_welcome() -> Welcome:
+    raise AssertionError("nobody links to what is only described")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())

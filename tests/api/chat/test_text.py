@@ -1,0 +1,203 @@
+"""Text of a real program on its way through a real socket: streamed as it is whole, cut exactly, every byte counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any  # parsed JSON
+
+import httpx
+import numpy as np
+import pytest
+
+from paceline.api.app import create_app
+from paceline.api.http.auth import Keyring
+from paceline.core.sampling.dist import Dist
+from paceline.engine.base import LoadedModel
+from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake.tokenizer import EOS, VOCAB, ByteTokenizer
+from paceline.runtime.node import Node
+from tests.api.chat.test_output import stream, whole
+from tests.api.chat.test_tools import TOOLS, joined, tool, without_ids
+from tests.api.conftest import BODY
+from tests.api.generation.test_request import fault, schema_format
+from tests.api.scripted import client_of, running
+from tests.core.sampling.test_text import SCRIPTS
+
+GREEDY: dict[str, object] = {"model": "fake", "temperature": 0}
+FROB: dict[str, object] = {"type": "frob"}
+FROBS: dict[str, object] = {"properties": {"a": FROB}}
+
+
+class Reciter(FakeEngine):
+    """Says `text`, a byte a token, whatever it is asked; another byte is a tenth as probable."""
+
+    text = b""
+
+    def _dist(self, row: Any) -> Dist:
+        token = self.text[row.answered] if row.answered < len(self.text) else EOS
+        probs = np.full(VOCAB, 0.1 / (VOCAB - 1))
+        probs[token] = 0.9
+        return Dist.dense(probs)
+
+
+@pytest.fixture(scope="module")
+def _program() -> Iterator[tuple[Reciter, httpx.Client]]:
+    engine = Reciter()
+    node = Node("cloud", LoadedModel(engine, ByteTokenizer()), None)
+    with running(create_app(node, keyring=Keyring({})), node) as url, client_of(url) as client:
+        yield engine, client
+
+
+@pytest.fixture
+def reciter(_program: tuple[Reciter, httpx.Client]) -> Reciter:
+    return _program[0]
+
+
+@pytest.fixture
+def http(_program: tuple[Reciter, httpx.Client]) -> httpx.Client:
+    return _program[1]
+
+
+def both(http: httpx.Client, **fields: object) -> tuple[str, str, dict[str, int]]:
+    """(text, finish_reason, usage), which a stream and a whole answer must agree on."""
+    answer = whole(http, **GREEDY | fields)
+    choice = answer["choices"][0]
+    *chunks, last = stream(http, **GREEDY | fields, stream_options={"include_usage": True})
+    message = joined(chunks)
+    assert message == choice["message"]
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + [choice["finish_reason"]]
+    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert last["usage"][count] == answer["usage"][count]  # how it was drafted may differ from time to time
+    return message["content"], choice["finish_reason"], answer["usage"]
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_every_script_arrives_whole(http: httpx.Client, reciter: Reciter, text: str) -> None:
+    reciter.text = text.encode()
+    said, reason, usage = both(http)
+    assert (said, reason) == (text, "stop") and "\ufffd" not in said
+    prompt = len(ByteTokenizer().chat([{"role": "user", "content": "Hi"}]))
+    assert usage["prompt_tokens"] == prompt
+    assert usage["completion_tokens"] == len(reciter.text), "the end of text is no token of it"
+    assert usage["total_tokens"] == prompt + usage["completion_tokens"]
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_half_a_character_at_the_limit_is_dropped(http: httpx.Client, reciter: Reciter, text: str) -> None:
+    reciter.text = text.encode()
+    for limit in range(1, min(len(reciter.text), 10)):
+        said, reason, usage = both(http, max_tokens=limit)
+        assert said == reciter.text[:limit].decode(errors="ignore")
+        assert (reason, usage["completion_tokens"]) == ("length", limit)
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_a_stop_string_never_shows(http: httpx.Client, reciter: Reciter, text: str) -> None:
+    reciter.text = text.encode()
+    for at in (0, 1, len(text) // 2, len(text) - 1):
+        for stop in (text[at], text[at : at + 4]):
+            said, reason, _ = both(http, stop=[stop, "\U0001f6d1"])
+            assert (said, reason) == (text[: text.find(stop)], "stop")
+        said, reason, _ = both(http, stop=text[at:] + "!")
+        assert (said, reason) == (text, "stop"), "what was held back comes at the end"
+
+
+def test_logprobs_join_to_the_text(http: httpx.Client, reciter: Reciter) -> None:
+    reciter.text = "é日🚲.".encode()
+    content = whole(http, **GREEDY, logprobs=True, top_logprobs=3)["choices"][0]["logprobs"]["content"]
+    assert bytes(byte for item in content for byte in item["bytes"]) == reciter.text
+    for item in content:
+        assert item["logprob"] == pytest.approx(np.log(0.9))
+        assert [one["logprob"] for one in item["top_logprobs"]] == sorted(
+            (one["logprob"] for one in item["top_logprobs"]), reverse=True
+        )
+        assert item["top_logprobs"][0]["bytes"] == item["bytes"]
+    chunks = stream(http, **GREEDY, logprobs=True, top_logprobs=3)
+    told = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [item for one in told if one for item in one["content"]] == content
+
+
+def test_what_is_no_character_is_marked_in_both_alike(http: httpx.Client, reciter: Reciter) -> None:
+    reciter.text = b"a\xff\xc3(b\xf0\x9f"
+    assert both(http)[0] == "a\ufffd\ufffd(b"
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_arguments_arrive_in_every_script(http: httpx.Client, reciter: Reciter, text: str) -> None:
+    arguments = json.dumps({"city": text}, ensure_ascii=False)
+    reciter.text = f'A.\n<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'.encode()
+    fields = GREEDY | {"tools": TOOLS}
+    choice = whole(http, **fields)["choices"][0]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "A."
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": arguments}
+    assert without_ids(joined(stream(http, **fields))) == without_ids(choice["message"])
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("required", {"weather", "time"}), ({"type": "function", "function": {"name": "weather"}}, {"weather"})],
+)
+def test_a_model_that_says_something_else_calls_what_it_must(
+    http: httpx.Client, reciter: Reciter, choice: object, names: set[str]
+) -> None:
+    reciter.text = b'I would rather not call anything, {"city": 5}.'
+    fields: dict[str, object] = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    for seed in range(5):
+        answer = whole(http, **GREEDY | fields | {"temperature": 2, "top_p": 1, "seed": seed, "max_tokens": 3000})
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] in names
+        if answer["choices"][0]["finish_reason"] != "length":
+            arguments = json.loads(call["function"]["arguments"])
+            assert arguments == {} or isinstance(arguments["city"], str)
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("response_format", {"response_format": schema_format(schema=FROB)}),
+        ("response_format", {"response_format": schema_format(schema=FROB), "tools": TOOLS}),
+        ("tools", {"tools": [tool("f", FROBS)]}),
+        ("functions", {"functions": [{"name": "f", "parameters": FROBS}]}),
+    ],
+)
+def test_a_schema_that_cannot_be_kept_is_refused_before_the_stream(
+    http: httpx.Client, param: str, fields: dict[str, object]
+) -> None:
+    for streamed in (False, True):
+        error = fault(http.post("/v1/chat/completions", json=BODY | GREEDY | fields | {"stream": streamed}))
+        assert (error["param"], error["code"]) == (param, "invalid_json_schema")
+
+
+ODD = {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}}}
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_who_asks_for_no_strictness_is_not_refused_for_a_keyword(http: httpx.Client, strict: bool | None) -> None:
+    function = {"name": "f", "parameters": ODD, "strict": strict}
+    for fields in (
+        {"response_format": schema_format(schema=ODD, strict=strict)},
+        {"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
+    ):
+        answer = http.post("/v1/chat/completions", json=BODY | GREEDY | fields | {"max_tokens": 5})
+        if strict:
+            assert "uniqueItems" in str(fault(answer)["message"])
+        else:
+            assert answer.status_code == 200
+
+
+def test_a_conversation_that_is_too_long_is_refused_as_openai_words_it(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "x" * 5000}]
+    for streamed in (False, True):
+        response = http.post("/v1/chat/completions", json=GREEDY | {"messages": messages, "stream": streamed})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert error["message"].startswith("This model's maximum context length is 4096 tokens. However, your messages")
+
+
+def test_a_limit_beyond_the_context_is_clamped(http: httpx.Client, reciter: Reciter) -> None:
+    reciter.text = b"yes"
+    assert both(http, max_tokens=10**9)[:2] == ("yes", "stop")

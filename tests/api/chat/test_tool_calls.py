@@ -1,0 +1,145 @@
+"""Calls in an answer's text: the same however it is cut, exact in their arguments, no half mark in the content."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.api.chat.tool_calls import CLOSE, OPEN, CallArguments, CallBegun, CallReader, Content, Said
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=8)
+    | st.sampled_from(['"', "\\", "}", "{", CLOSE, OPEN]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+OBJECTS = st.dictionaries(st.text(max_size=6), JSON, max_size=4)
+NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
+PROSE = st.lists(st.sampled_from([*"ab <>\n\té{}", '"', "<tool", "_call", CLOSE]), max_size=8).map("".join)
+SPACES = st.sampled_from(["", " ", "\n", "\n  "])
+
+
+def said_of(pieces: list[str], cut: bool = False) -> tuple[str, list[tuple[str, str]], CallReader]:
+    """(content, (name, arguments) of every call, the reader)."""
+    reader = CallReader()
+    content = ""
+    calls: list[tuple[str, str]] = []
+    told: list[Said] = [one for piece in pieces for one in reader.push(piece)]
+    for one in [*told, *reader.flush(cut)]:
+        match one:
+            case Content(text):
+                assert text
+                content += text
+            case CallBegun(index, name):
+                assert index == len(calls)
+                calls.append((name, ""))
+            case CallArguments(index, text):
+                assert index == len(calls) - 1 and text
+                calls[index] = (calls[index][0], calls[index][1] + text)
+    return content, calls, reader
+
+
+@st.composite
+def cut_up(draw: st.DrawFn, text: str) -> list[str]:
+    borders = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return [text[a:b] for a, b in zip([0, *borders], [*borders, len(text)], strict=True)]
+
+
+def call_text(name: str, arguments: str, space: str = "") -> str:
+    head = f'{OPEN}\n{{{space}"name"{space}: "{name}",{space} "arguments":{space}'
+    return f"{head}{arguments}{space}}}\n{CLOSE}"
+
+
+@given(st.data(), st.lists(st.tuples(NAMES, OBJECTS, SPACES, SPACES), min_size=1, max_size=3), st.booleans())
+def test_calls_come_out_as_they_were_written(
+    data: st.DataObject, asked: list[tuple[str, dict[str, object], str, str]], escape: bool
+) -> None:
+    written = [(name, json.dumps(value, ensure_ascii=escape)) for name, value, _, _ in asked]
+    texts = [call_text(*call, space) + gap for call, (*_, space, gap) in zip(written, asked, strict=True)]
+    content, calls, reader = said_of(data.draw(cut_up("Let me see.\n" + "".join(texts))))
+    assert (content, calls) == ("Let me see.", written)
+    assert reader.num_calls == len(written) and reader.complete
+
+
+@settings(max_examples=300)
+@given(st.data(), st.lists(PROSE | st.builds(call_text, NAMES, OBJECTS.map(json.dumps)), max_size=5), st.booleans())
+def test_what_is_said_does_not_depend_on_where_the_text_was_cut(
+    data: st.DataObject, parts: list[str], cut: bool
+) -> None:
+    text = "".join(parts)
+    text = text[: data.draw(st.integers(0, len(text)))]
+    whole, once = said_of([text], cut), said_of(data.draw(cut_up(text)), cut)
+    letters = said_of(list(text), cut)
+    assert whole[:2] == once[:2] == letters[:2]
+    assert whole[2].complete == once[2].complete == letters[2].complete
+
+
+@given(st.data(), PROSE.filter(lambda text: OPEN not in text))
+def test_text_without_a_call_is_content_to_the_letter(data: st.DataObject, text: str) -> None:
+    assert said_of(data.draw(cut_up(text)))[:2] == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("a <tool_ca", "a ", []),
+        ("a <", "a ", []),
+        ("a\n<tool_call>", "a", []),
+        ('<tool_call>\n{"name": "wea', "", []),
+        ('<tool_call>\n{"name": "weather", "argum', "", []),
+        ('<tool_call>\n{"name": "weather", "arguments": {"city": "R', "", [("weather", '{"city": "R')]),
+        ('<tool_call>\n{"name": "weather", "arguments": {}', "", [("weather", "{}")]),
+        ('<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_', "", [("weather", "{}")]),
+    ],
+)
+def test_an_answer_that_was_cut_shows_no_half_mark(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert said_of([text], cut=True)[:2] == (content, calls)
+    assert said_of(list(text), cut=True)[:2] == (content, calls)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Write <tool_call> before it.",
+        "x \n<tool_call>\n[1]\n</tool_call>",
+        '<tool_call>{"arguments": {}, "name": "a"}</tool_call>',
+        '<tool_call>{"name": "two words", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "a", "arguments": "{}"}</tool_call>',
+        "<tool_call><tool_call>x",
+        "1 <",
+    ],
+)
+def test_what_only_looks_like_a_call_is_content(text: str) -> None:
+    assert said_of([text])[:2] == said_of(list(text))[:2] == (text, [])
+
+
+def test_a_call_that_follows_a_false_mark_is_read() -> None:
+    text = f"A {OPEN} is no call. {call_text('f', '{}')} Done.\n"
+    assert said_of(list(text))[:2] == (f"A {OPEN} is no call. Done.", [("f", "{}")])
+
+
+def test_a_backslash_at_a_border_is_forgotten_with_its_call() -> None:
+    text = call_text("f", '{"a": "\\"b"}') + call_text("g", '{"c": "}"}')
+    at = text.index("\\") + 1
+    assert said_of([text[:at], text[at:]])[:2] == said_of([text])[:2]
+    assert said_of([text])[1] == [("f", '{"a": "\\"b"}'), ("g", '{"c": "}"}')]
+
+
+def test_arguments_are_told_as_they_arrive() -> None:
+    reader = CallReader()
+    assert reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ') == [
+        CallBegun(0, "f"),
+        CallArguments(0, '{"a": '),
+    ]
+    assert reader.push('"\\') == [CallArguments(0, '"\\')]
+    assert reader.push("") == []
+    assert reader.push('"}') == [CallArguments(0, '"}')]
+    assert not reader.complete
+    assert reader.push('"}') == [CallArguments(0, '"}')]
+    assert reader.complete

@@ -1,0 +1,422 @@
+"""Tools and formats: what the model is told and held to, and what its calls look like to a client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any  # parsed JSON
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionToolParam
+from pydantic import BaseModel
+
+from paceline.runtime.service import GenerateEvent, GenerateRequest, Piece, TokenLogprob
+from tests.api.chat.test_output import stream, whole
+from tests.api.conftest import BODY
+from tests.api.generation.test_request import Json, fault, post, schema_format
+from tests.api.scripted import Script, ScriptedService, done
+
+CITY: Json = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def tool(name: str, parameters: Json | None = None) -> Json:
+    function: Json = {"name": name, "description": f"Tells the {name}."}
+    return {"type": "function", "function": function | ({} if parameters is None else {"parameters": parameters})}
+
+
+WEATHER, TIME = tool("weather", CITY), tool("time")
+TOOLS: list[Json] = [WEATHER, TIME]
+ROME = '{"city": "Rome", "note": "a \\"}\\" é</tool_call>"}'
+CALLS = (
+    f'Let me look.\n<tool_call>\n{{"name": "weather", "arguments": {ROME}}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+)
+
+
+def named(name: str) -> Json:
+    return {"type": "function", "function": {"name": name}}
+
+
+def letters(text: str, reason: str = "stop", size: int = 1) -> Script:
+    """An answer in pieces of `size` characters, each with the logprob of a token of its bytes."""
+    steps: list[GenerateEvent] = []
+    for at in range(0, len(text), size):
+        piece = text[at : at + size]
+        logprob = TokenLogprob(piece, -0.5, tuple(piece.encode()))
+        steps.append(Piece(piece, 1, logprobs=((logprob, ()),)))
+    return Script([*steps, done(reason)])
+
+
+def asked(http: httpx.Client, service: ScriptedService, **fields: object) -> GenerateRequest:
+    service.requests.clear()
+    response = post(http, **fields)
+    assert response.status_code == 200, response.text
+    return service.requests[-1]
+
+
+def constraint(request: GenerateRequest) -> Any:
+    assert request.constraint is not None and request.constraint.kind == "tools"
+    return json.loads(request.constraint.text)
+
+
+def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that the chunks of one choice add up to, as the official clients add them."""
+    message: dict[str, Any] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            for call in delta.pop("tool_calls", ()):
+                known = message.setdefault("tool_calls", [])
+                if call["index"] == len(known):
+                    assert call["id"].startswith("call_") and call["type"] == "function" and call["function"]["name"]
+                    known.append({key: value for key, value in call.items() if key != "index"})
+                else:
+                    assert set(call) == {"index", "function"} and set(call["function"]) == {"arguments"}
+                    known[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+            for key, value in delta.items():
+                old = message.get(key)
+                if isinstance(value, dict):
+                    message[key] = {k: (old or {}).get(k, "") + v for k, v in value.items()} | (
+                        {} if old is None else {k: v for k, v in old.items() if k not in value}
+                    )
+                else:
+                    message[key] = old + value if isinstance(old, str) and value is not None else value
+    return message
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [{key: value for key, value in call.items() if key != "id"} for call in message.get("tool_calls", [])]
+    return message | {"tool_calls": calls}
+
+
+# ---- what the service is asked for ----------------------------------------------------------------------------------
+def test_the_model_is_told_of_its_tools_and_held_to_them(http: httpx.Client, service: ScriptedService) -> None:
+    strict = {"type": "function", "function": {"name": "time", "description": "Tells the time.", "strict": True}}
+    request = asked(http, service, tools=[WEATHER, strict])
+    system, user = request.messages
+    assert (system["role"], user) == ("system", {"role": "user", "content": "Hi"})
+    assert f"<tools>\n{json.dumps(WEATHER)}\n" in system["content"] and "<tool_call>" in system["content"]
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = [
+        {"name": "weather", "parameters": CITY, "strict": False},
+        {"name": "time", "parameters": nothing, "strict": True},
+    ]
+    assert constraint(request) == {"tools": tools, "required": False, "parallel": True}
+
+
+def test_a_system_message_is_kept_and_added_to(http: httpx.Client, service: ScriptedService) -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    system, _ = asked(http, service, messages=messages, tools=TOOLS).messages
+    assert system["role"] == "system" and system["content"].startswith("Be brief.\n\n# Tools")
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "required", "parallel"),
+    [
+        (None, ["weather", "time"], False, True),
+        ("auto", ["weather", "time"], False, True),
+        ("required", ["weather", "time"], True, True),
+        (named("time"), ["time"], True, False),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("time")]}}, ["time"], False, True),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("time"), WEATHER]}},
+            ["weather", "time"],
+            True,
+            True,
+        ),
+    ],
+)
+def test_a_choice_says_what_may_be_called(
+    http: httpx.Client, service: ScriptedService, choice: object, names: list[str], required: bool, parallel: bool
+) -> None:
+    request = asked(http, service, tools=TOOLS, tool_choice=choice)
+    held = constraint(request)
+    assert [one["name"] for one in held["tools"]] == names
+    assert (held["required"], held["parallel"]) == (required, parallel)
+    assert all(name in request.messages[0]["content"] for name in ("weather", "time")), "told of all it has"
+    assert (
+        constraint(asked(http, service, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False))["parallel"]
+        is False
+    )
+
+
+def test_tools_that_may_not_be_called_are_not_told(http: httpx.Client, service: ScriptedService) -> None:
+    service.script = letters(CALLS)
+    request = asked(http, service, tools=TOOLS, tool_choice="none")
+    assert request.constraint is None and len(request.messages) == 1
+    assert whole(http, tools=TOOLS, tool_choice="none")["choices"][0]["message"]["content"] == CALLS
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("tool_choice", {"tools": TOOLS, "tool_choice": named("clock")}),
+        ("tool_choice", {"tool_choice": named("weather")}),
+        ("tool_choice", {"tool_choice": "required"}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": "always"}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": 1}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "f"}}}),
+        ("tool_choice.function.name", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {}}}),
+        (
+            "tool_choice",
+            {
+                "tools": TOOLS,
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("x")]}},
+            },
+        ),
+        ("tools[1].function.name", {"tools": [TIME, TIME]}),
+        ("tools[0].function.name", {"tools": [tool("two words")]}),
+        ("tools[0].function.name", {"tools": [tool("a" * 65)]}),
+        ("tools[0].function.name", {"tools": [tool("")], "tool_choice": "none"}),
+        ("tools[0].function", {"tools": [{"type": "function"}]}),
+        ("tools[0].function.parameters", {"tools": [tool("f", {"type": "array"})]}),
+        (
+            "tools[0].function.parameters",
+            {"tools": [tool("f", {"properties": json.loads('{"a":' * 70 + "1" + "}" * 70)})]},
+        ),
+        ("tools", {"tools": [tool(f"f{i}") for i in range(129)]}),
+        ("tools", {"tools": [tool("f", {"description": "x" * 40_000}), tool("g", {"description": "x" * 40_000})]}),
+        ("tools", {"tools": {"type": "function"}}),
+        ("functions", {"tools": TOOLS, "functions": [WEATHER["function"]]}),
+        ("function_call", {"functions": [WEATHER["function"]], "function_call": {"name": "time"}}),
+        ("function_call", {"functions": [WEATHER["function"]], "function_call": "required"}),
+        ("functions[1].name", {"functions": [WEATHER["function"]] * 2}),
+        ("parallel_tool_calls", {"tools": TOOLS, "parallel_tool_calls": "no"}),
+    ],
+)
+def test_a_bad_tool_or_choice_is_named_and_starts_nothing(
+    http: httpx.Client, service: ScriptedService, param: str, fields: Json
+) -> None:
+    for streamed in (False, True):
+        assert fault(post(http, stream=streamed, **fields))["param"] == param
+    assert not service.requests
+
+
+def test_results_are_told_in_the_order_of_the_calls(http: httpx.Client, service: ScriptedService) -> None:
+    calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in ("a", "b")]
+    messages = [
+        {"role": "user", "content": "Both?"},
+        {"role": "assistant", "content": "Wait.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "second"}]},
+        {"role": "tool", "tool_call_id": "a", "content": "first"},
+        {"role": "user", "content": "Well?"},
+    ]
+    roles = [message["role"] for message in asked(http, service, messages=messages).messages]
+    assert roles == ["user", "assistant", "tool", "user"]
+    one, two = (f"<tool_response>\n{text}\n</tool_response>" for text in ("first", "second"))
+    assert service.requests[0].messages[2]["content"] == f"{one}\n{two}"
+    assert service.requests[0].messages[1]["content"].startswith("Wait.\n<tool_call>")
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            {"tool_calls": [{"function": {"name": "f", "arguments": "not json"}}]},
+            '{"name": "f", "arguments": "not json"}',
+        ),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": ""}}]}, '{"name": "f", "arguments": {}}'),
+        ({"tool_calls": [{"type": "custom", "custom": {"name": "f", "input": "x"}}]}, '"arguments": "x"'),
+        ({"function_call": {"name": "f", "arguments": "{}"}}, '{"name": "f", "arguments": {}}'),
+        ({"refusal": "I will not."}, "I will not."),
+        ({"content": "", "refusal": None, "annotations": [], "audio": None}, ""),
+    ],
+)
+def test_what_an_assistant_did_before_is_accepted(
+    http: httpx.Client, service: ScriptedService, message: Json, told: str
+) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant"} | message, {"role": "user", "content": "So?"}]
+    assert told in asked(http, service, messages=messages).messages[1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind", "text"),
+    [
+        ({"type": "json_object"}, "json_object", ""),
+        (schema_format(schema=CITY, strict=True), "json_schema", json.dumps(CITY)),
+        (schema_format(schema={"enum": [None, "é"]}, strict=None), "loose_schema", '{"enum": [null, "é"]}'),
+    ],
+)
+def test_a_format_is_a_constraint(
+    http: httpx.Client, service: ScriptedService, wanted: Json, kind: str, text: str
+) -> None:
+    held = asked(http, service, response_format=wanted).constraint
+    assert held is not None and (held.kind, held.text) == (kind, text)
+    assert text in service.requests[0].messages[0]["content"], "the model knows what it is held to"
+    with_tools = asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="none").constraint
+    assert with_tools == held
+    assert constraint(asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="required"))["required"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "content"),
+    [({"type": "json_object"}, {"type": "object"}), (schema_format(schema=CITY), CITY), ({"type": "text"}, None)],
+)
+def test_an_answer_of_a_format_may_be_a_call_instead(
+    http: httpx.Client, service: ScriptedService, wanted: Json, content: Json | None
+) -> None:
+    request = asked(http, service, response_format=wanted, tools=TOOLS)
+    assert constraint(request).get("content") == content and not constraint(request).get("content_strict")
+    assert "content" not in constraint(
+        asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="required")
+    )
+    told = request.messages[0]["content"]
+    assert "<tools>" in told and ("Answer with JSON" in told) is (wanted["type"] == "json_schema")
+
+
+def test_a_strict_format_is_strict_beside_tools(http: httpx.Client, service: ScriptedService) -> None:
+    request = asked(http, service, response_format=schema_format(schema=CITY, strict=True), tools=TOOLS)
+    assert constraint(request)["content_strict"] is True
+
+
+def test_text_is_no_constraint(http: httpx.Client, service: ScriptedService) -> None:
+    assert asked(http, service, response_format={"type": "text"}).constraint is None
+
+
+# ---- what the client is told ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_calls_stream_as_they_are_answered_whole(http: httpx.Client, service: ScriptedService, size: int) -> None:
+    service.script = letters(CALLS, size=size)
+    answer = whole(http, tools=TOOLS)["choices"][0]
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["message"]["content"] == "Let me look."
+    calls = answer["message"]["tool_calls"]
+    assert [call["function"] for call in calls] == [
+        {"name": "weather", "arguments": ROME},
+        {"name": "time", "arguments": "{}"},
+    ]
+    assert len({call["id"] for call in calls}) == 2 and {call["type"] for call in calls} == {"function"}
+
+    chunks = stream(http, tools=TOOLS)
+    assert without_ids(joined(chunks)) == without_ids(answer["message"])
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + ["tool_calls"]
+    assert all(call["index"] in (0, 1) for c in chunks for call in c["choices"][0]["delta"].get("tool_calls", ()))
+
+
+def test_content_is_null_when_there_are_only_calls(http: httpx.Client, service: ScriptedService) -> None:
+    service.script = letters(CALLS.partition("\n")[2])
+    assert whole(http, tools=TOOLS)["choices"][0]["message"]["content"] is None
+    chunks = stream(http, tools=TOOLS)
+    assert all(chunk["choices"][0]["delta"].get("content") is None for chunk in chunks)
+    assert joined(chunks)["content"] is None
+
+
+def test_an_answer_without_calls_is_an_answer(http: httpx.Client, service: ScriptedService) -> None:
+    service.script = letters("1 < 2, and <tool> is a word. \n<")
+    answer = whole(http, tools=TOOLS)["choices"][0]
+    assert answer["message"] == {"role": "assistant", "content": "1 < 2, and <tool> is a word. \n<", "refusal": None}
+    assert answer["finish_reason"] == "stop"
+    assert joined(stream(http, tools=TOOLS)) == answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"), [("auto", "tool_calls"), ("required", "tool_calls"), (named("weather"), "stop")]
+)
+def test_the_reason_is_openais(http: httpx.Client, service: ScriptedService, choice: object, reason: str) -> None:
+    service.script = letters(CALLS)
+    assert whole(http, tools=TOOLS, tool_choice=choice)["choices"][0]["finish_reason"] == reason
+    assert stream(http, tools=TOOLS, tool_choice=choice)[-1]["choices"][0]["finish_reason"] == reason
+
+
+@pytest.mark.parametrize("length", range(0, len(CALLS), 5))
+def test_a_call_that_was_cut_is_told_as_far_as_it_went(
+    http: httpx.Client, service: ScriptedService, length: int
+) -> None:
+    service.script = letters(CALLS[:length], reason="length")
+    answer = whole(http, tools=TOOLS)["choices"][0]
+    assert answer["finish_reason"] == "length"
+    assert "<" not in (answer["message"]["content"] or "")
+    assert without_ids(joined(stream(http, tools=TOOLS))) == without_ids(answer["message"])
+
+
+def test_a_stop_string_within_a_call_is_no_call_to_make(http: httpx.Client, service: ScriptedService) -> None:
+    service.script = letters(CALLS[: CALLS.index("Rome")])
+    assert whole(http, tools=TOOLS)["choices"][0]["finish_reason"] == "stop"
+
+
+def test_logprobs_tell_every_token_of_the_answer_once(http: httpx.Client, service: ScriptedService) -> None:
+    for size in (1, 4):
+        service.script = letters(CALLS, size=size)
+        content = whole(http, tools=TOOLS, logprobs=True)["choices"][0]["logprobs"]["content"]
+        assert bytes(byte for item in content for byte in item["bytes"]).decode() == CALLS
+        told = [chunk["choices"][0]["logprobs"] for chunk in stream(http, tools=TOOLS, logprobs=True)]
+        assert [item for one in told if one for item in one["content"]] == content
+
+
+def test_every_choice_has_its_own_calls(http: httpx.Client, service: ScriptedService) -> None:
+    service.script = letters(CALLS)
+    answers = whole(http, tools=TOOLS, n=3)["choices"]
+    assert len({call["id"] for answer in answers for call in answer["message"]["tool_calls"]}) == 6
+    chunks = stream(http, tools=TOOLS, n=3)
+    for index in range(3):
+        own = [chunk for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert without_ids(joined(own)) == without_ids(answers[index]["message"])
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("auto", "function_call"), ({"name": "weather"}, "stop")])
+def test_functions_of_old_are_answered_as_of_old(
+    http: httpx.Client, service: ScriptedService, choice: object, reason: str
+) -> None:
+    service.script = letters(CALLS.rpartition("\n<tool_call>")[0])
+    fields = {"functions": [WEATHER["function"]], "function_call": choice}
+    answer = whole(http, **fields)["choices"][0]
+    assert answer["message"] == {
+        "role": "assistant",
+        "content": "Let me look.",
+        "refusal": None,
+        "function_call": {"name": "weather", "arguments": ROME},
+    }
+    assert answer["finish_reason"] == reason
+    assert joined(stream(http, **fields)) == answer["message"]
+    assert constraint(service.requests[-1])["parallel"] is False
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_the_tier_is_told_to_who_asks(http: httpx.Client, streamed: bool) -> None:
+    bodies = stream(http, service_tier="flex") if streamed else [whole(http, service_tier="flex")]
+    assert {body["service_tier"] for body in bodies} == {"default"}
+    assert "service_tier" not in whole(http)
+
+
+# ---- the official client --------------------------------------------------------------------------------------------
+class Place(BaseModel):
+    city: str
+
+
+def test_the_official_client_streams_tools_and_parses_formats(url: str, service: ScriptedService) -> None:
+    tools: list[ChatCompletionToolParam] = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+        for name in ("weather", "time")
+    ]
+    service.script = letters(CALLS)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
+        with client.chat.completions.stream(
+            model="scripted", messages=[{"role": "user", "content": "Hi"}], tools=tools
+        ) as told:
+            final = told.get_final_completion().choices[0]
+        assert final.finish_reason == "tool_calls" and final.message.content == "Let me look."
+        assert [call.function.arguments for call in final.message.tool_calls or ()] == [ROME, "{}"]
+        service.script = letters('{"city": "Rome"}')
+        parsed = client.chat.completions.parse(
+            model="scripted", messages=[{"role": "user", "content": "Hi"}], response_format=Place
+        )
+        assert parsed.choices[0].message.parsed == Place(city="Rome")
+    held = service.requests[-1].constraint
+    assert held is not None and held.kind == "json_schema" and json.loads(held.text)["required"] == ["city"]
+
+
+def test_an_agents_turns_go_round(url: str, service: ScriptedService) -> None:
+    """What the server said is sent back as it came, with the result."""
+    service.script = letters(CALLS)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
+        first = client.chat.completions.create(**BODY, tools=TOOLS).choices[0].message  # type: ignore[call-overload]
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": call.function.name} for call in first.tool_calls
+        ]
+        messages = [{"role": "user", "content": "Hi"}, first.model_dump(), *results]
+        client.chat.completions.create(**BODY | {"messages": messages}, tools=TOOLS)  # type: ignore[call-overload]
+    _, _, assistant, returned = service.requests[-1].messages
+    assert assistant["content"] == CALLS
+    assert returned["content"].index("weather") < returned["content"].index("time")

@@ -1,0 +1,369 @@
+"""`/v1/completions` with the official client on a real node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.engine.base import Output
+from paceline.engine.fake.engine import FakeEngine
+from paceline.errors import EngineError
+from paceline.runtime import node
+from tests.api.generation.test_request import fault
+from tests.api.real import MAX_POSITIONS, serving_node
+from tests.api.scripted import WAIT, client_of
+
+PROMPT = "Once upon a time, in Käsmu 🚲"
+ROUTE = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving_node(tmp_path_factory.mktemp("store")) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def http(served: str) -> Iterator[httpx.Client]:
+    with client_of(served) as client:
+        yield client
+
+
+@pytest.fixture
+def client(served: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+def asked(**more: object) -> dict[str, Any]:
+    return {"model": "fake", "prompt": PROMPT, "temperature": 0.0, **more}
+
+
+def test_a_whole_completion_is_sixteen_tokens_unless_asked_otherwise(client: openai.OpenAI) -> None:
+    answer = client.completions.create(**asked())
+    choice = answer.choices[0]
+    assert (answer.object, answer.model, choice.index, choice.finish_reason) == ("text_completion", "fake", 0, "length")
+    assert answer.id.startswith("cmpl-") and choice.logprobs is None
+    assert answer.usage is not None and answer.usage.completion_tokens == 16
+    assert answer.usage.prompt_tokens == len(PROMPT.encode()) == answer.usage.total_tokens - 16
+    assert len(choice.text.encode()) == 16
+
+
+def counted(answer: Any) -> tuple[int, int, int]:
+    """Without what was drafted, which depends on what was asked before."""
+    return answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 1.0, "seed": 4, "n": 3}, {"echo": True}, {"stop": ["e", "x"]}])
+def test_streamed_and_whole_are_the_same(client: openai.OpenAI, more: dict[str, Any]) -> None:
+    fields = asked(max_tokens=60, prompt=[PROMPT, "Twice"], logprobs=2, **more)
+    whole = client.completions.create(**fields)
+    chunks = list(client.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].choices == [] and counted(chunks[-1]) == counted(whole)
+    for choice in whole.choices:
+        parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
+        assert "".join(part.text for part in parts) == choice.text
+        assert [part.finish_reason for part in parts if part.finish_reason] == [choice.finish_reason]
+        assert choice.logprobs is not None
+        said = [part.logprobs for part in parts if part.logprobs is not None]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert [item for one in said for item in getattr(one, name)] == getattr(choice.logprobs, name)
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_a_stop_string_ends_the_text_before_it_and_never_leaks(client: openai.OpenAI) -> None:
+    text = client.completions.create(**asked(max_tokens=60)).choices[0].text
+    stop = text[20:23]
+    before = text[: text.index(stop)]
+    choice = client.completions.create(**asked(max_tokens=60, stop=stop)).choices[0]
+    assert (choice.text, choice.finish_reason) == (before, "stop")
+    chunks = client.completions.create(**asked(max_tokens=60, stop=[stop], stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == before
+
+
+def test_sixteen_prompts_at_once_are_answered_as_each_alone(client: openai.OpenAI) -> None:
+    prompts = [f"{PROMPT} number {number}" for number in range(16)]
+    fields = asked(prompt=prompts, n=2, temperature=1.0, seed=9)
+    together = client.completions.create(**fields)
+    assert [choice.index for choice in together.choices] == list(range(32))
+    assert together.usage is not None
+    assert together.usage.prompt_tokens == sum(len(prompt.encode()) for prompt in prompts)
+    for index in (0, 7, 15):
+        alone = client.completions.create(**(fields | {"prompt": prompts[index]}))
+        texts = [choice.text for choice in together.choices[2 * index : 2 * index + 2]]
+        assert [choice.text for choice in alone.choices] == texts
+        assert texts[0] != texts[1]
+
+
+def test_every_solo_strategy_continues_a_prompt_with_the_same_text_and_logprobs(client: openai.OpenAI) -> None:
+    fields = asked(prompt="abab" * 20, max_tokens=60, temperature=0.8, seed=2, logprobs=2)
+    said = []
+    for strategy in ("autoregressive", "lookup_tree"):
+        choice = client.completions.create(**fields, extra_body={"paceline": {"strategy": strategy}}).choices[0]
+        assert choice.logprobs is not None
+        said.append((choice.text, choice.finish_reason, choice.logprobs.tokens, choice.logprobs.text_offset))
+    assert said[0] == said[1]
+
+
+def test_without_a_seed_equal_prompts_are_answered_differently(client: openai.OpenAI) -> None:
+    answer = client.completions.create(**asked(prompt=[PROMPT] * 4, temperature=1.5, max_tokens=40))
+    assert len({choice.text for choice in answer.choices}) > 1
+
+
+def test_token_ids_are_continued_like_their_text(client: openai.OpenAI) -> None:
+    ids = list(PROMPT.encode())
+    for prompt in (ids, [ids, list(b"Twice")], [PROMPT, "Twice"]):
+        first = client.completions.create(**asked(prompt=prompt, echo=True)).choices[0]
+        assert first.text.startswith(PROMPT)
+        assert first.text == client.completions.create(**asked(echo=True)).choices[0].text
+
+
+def laws(prompt: bytes) -> list[Any]:
+    engine = FakeEngine(3, spread=0.3)
+    segment = Segment(SeqId(1), 0, tuple(prompt), logits="all")
+    return list(engine.forward(Batch((segment,))).dists[0])
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_a_prompt_is_scored_as_evaluations_need_it(client: openai.OpenAI, max_tokens: int, as_ids: bool) -> None:
+    """What lm-evaluation-harness reads: `token_logprobs[ctxlen:-1]` with one token written, and its alternatives."""
+    text = "The bicycle shed. " * 12
+    data = text.encode()
+    prompt: Any = list(data) if as_ids else text
+    fields = asked(prompt=prompt, max_tokens=max_tokens, logprobs=1, echo=True, seed=1234, logit_bias={"256": -100})
+    answer = client.completions.create(**fields)
+    choice = answer.choices[0]
+    said = choice.logprobs
+    assert said is not None and said.token_logprobs is not None and said.top_logprobs is not None
+    assert said.tokens is not None and said.text_offset is not None
+    assert len(said.tokens) == len(data) + max_tokens
+    assert said.token_logprobs[0] is None and said.top_logprobs[0] is None
+    for at, law in enumerate(laws(data)[: len(data) - 1], 1):
+        probability = law.prob(data[at])
+        expected = -9999.0 if probability == 0.0 else pytest.approx(math.log(probability))
+        assert said.token_logprobs[at] == expected
+        best, best_prob = law.top(1)[0]
+        assert max(said.top_logprobs[at].values()) == pytest.approx(math.log(best_prob))
+        assert (said.token_logprobs[at] == max(said.top_logprobs[at].values())) == (best == data[at])
+    assert choice.text[: len(text)] == text and "".join(said.tokens) == choice.text
+    assert said.text_offset == list(range(len(said.tokens)))
+    assert answer.usage is not None and answer.usage.completion_tokens == max_tokens
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "lookup_tree"])
+def test_an_answer_that_ends_at_once_still_has_an_entry_for_its_end(client: openai.OpenAI, strategy: str) -> None:
+    """Else whoever cuts off the last entry, as lm-evaluation-harness does, would cut off one of the prompt."""
+    fields = asked(max_tokens=1, logprobs=1, echo=True, logit_bias={"256": 100.0}, prompt="It is done. ")
+    choice = client.completions.create(**fields, extra_body={"paceline": {"strategy": strategy}}).choices[0]
+    assert choice.finish_reason == "stop" and choice.text == "It is done. "
+    assert choice.logprobs is not None and choice.logprobs.tokens is not None
+    assert choice.logprobs.tokens[-1] == "<|end|>" and len(choice.logprobs.tokens) == 13
+    assert choice.logprobs.text_offset is not None and choice.logprobs.text_offset[-1] == 12
+
+
+def test_long_prompts_are_scored_in_parts_and_short_answers_go_on_meanwhile(served: str) -> None:
+    async def both() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{served}/v1", api_key="unused", max_retries=0) as client:
+            long = "A long way round. " * 50
+            jobs = [client.completions.create(**asked(prompt=[long, long], max_tokens=0, echo=True, logprobs=5))]
+            jobs += [client.completions.create(**asked(prompt=f"{PROMPT} {number}")) for number in range(8)]
+            scored, *written = await asyncio.gather(*jobs)
+            assert all(answer.choices[0].text for answer in written)
+            assert [len(choice.logprobs.tokens) for choice in scored.choices] == [len(long)] * 2
+
+    asyncio.run(both())
+
+
+class Held(FakeEngine):
+    """Says that it was asked, and waits until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__(3, spread=0.3, max_positions=MAX_POSITIONS)
+        self.asked = threading.Event()
+        self.free = threading.Event()
+
+    def forward(self, batch: Batch) -> Output:
+        self.asked.set()
+        assert self.free.wait(WAIT)
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("more", [{"echo": True, "logprobs": 1}, {"stream": True}, {}])
+def test_a_client_that_leaves_frees_what_its_prompt_took(tmp_path: Path, more: dict[str, object]) -> None:
+    """`serving_node` asserts that nothing is left in the engine."""
+    engine = Held()
+    with serving_node(tmp_path, engine) as (url, _):
+        body = json.dumps(asked(prompt=[PROMPT * 3, "Twice"], **more)).encode()
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            head = f"POST {ROUTE} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            assert engine.asked.wait(WAIT)
+        engine.free.set()
+        with client_of(url) as client:
+            assert client.post(ROUTE, json=asked(**more)).status_code == 200
+
+
+class Counted(FakeEngine):
+    """Counts what it is asked, and scores nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(3, spread=0.3, max_positions=MAX_POSITIONS)
+        self.forwards = 0
+
+    def forward(self, batch: Batch) -> Output:
+        self.forwards += 1
+        if any(segment.logits == "all" for segment in batch.segments):
+            raise EngineError("Nothing is scored here.")
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"paceline": {"strategy": "aggregate"}},
+        {"paceline": {"privacy": "answer-private"}},
+        {"paceline": {"aggregator": "coin"}},
+        {"prompt": [PROMPT, [300]]},
+    ],
+)
+def test_what_is_refused_is_not_scored_before(tmp_path: Path, max_tokens: int, more: dict[str, object]) -> None:
+    with serving_node(tmp_path, engine := Counted()) as (url, _), client_of(url) as http:
+        fields = asked(prompt=[PROMPT] * 3, echo=True, logprobs=1, max_tokens=max_tokens)
+        fault(http.post(ROUTE, json=fields | more), 400)
+    assert engine.forwards == 0
+
+
+def test_what_finds_no_place_is_not_scored_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "MAX_ANSWERS", 2)
+    with serving_node(tmp_path, engine := Counted()) as (url, _), client_of(url) as http:
+        fault(http.post(ROUTE, json=asked(prompt=[PROMPT] * 3, echo=True, logprobs=1)), 429)
+        assert http.get("/readyz").json()["answers"] == 0
+    assert engine.forwards == 0
+
+
+def test_a_prompt_that_cannot_be_scored_leaves_no_answer_behind(tmp_path: Path) -> None:
+    with serving_node(tmp_path, engine := Counted()) as (url, _), client_of(url) as http:
+        fault(http.post(ROUTE, json=asked(prompt=[PROMPT] * 3, echo=True, logprobs=1)), 500)
+        assert http.get("/readyz").json()["answers"] == 0
+    assert engine.forwards
+
+
+def test_the_alternatives_are_as_many_as_asked_for_and_hold_the_chosen(client: openai.OpenAI) -> None:
+    fields = asked(temperature=1.3, seed=3, max_tokens=30)
+    for top in range(1, 6):
+        said = client.completions.create(**fields, logprobs=top).choices[0].logprobs
+        assert said is not None and said.tokens is not None and said.top_logprobs is not None
+        assert said.token_logprobs is not None
+        for token, logprob, others in zip(said.tokens, said.token_logprobs, said.top_logprobs, strict=True):
+            assert others[token] == logprob and len(others) <= top + 1
+    none = client.completions.create(**fields, logprobs=0).choices[0].logprobs
+    assert none is not None and none.top_logprobs is None and none.token_logprobs
+
+
+def test_biases_and_penalties_count_for_raw_prompts_too(client: openai.OpenAI) -> None:
+    only = client.completions.create(**asked(logit_bias={str(ord("z")): 100}, max_tokens=5))
+    assert only.choices[0].text == "zzzzz"
+    both = client.completions.create(
+        **asked(logit_bias={str(ord("z")): 100, str(ord("y")): 99}, frequency_penalty=2.0, max_tokens=6)
+    )
+    assert set(both.choices[0].text) == {"y", "z"}
+
+
+def test_an_empty_prompt_is_the_beginning_of_a_text(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="fake", prompt="", max_tokens=4, temperature=0, logit_bias={"256": -100})
+    assert answer.usage is not None and (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (1, 4)
+
+
+def test_our_report_comes_where_it_is_asked_for(client: openai.OpenAI) -> None:
+    report = {"paceline": {"report": True}}
+    whole = client.completions.create(**asked(), extra_body=report)
+    assert (whole.model_extra or {})["paceline"]["why"].startswith("raw tokens")
+    assert (whole.model_extra or {})["paceline"]["degraded"] is None
+
+
+REFUSED: list[tuple[dict[str, object], str, str]] = [
+    ({"prompt": []}, "prompt", "empty list"),
+    ({"prompt": [[]]}, "prompt[0]", "empty list"),
+    ({"prompt": ["a", 3]}, "prompt[1]", "must be a string"),
+    ({"prompt": [1, "a"]}, "prompt[1]", "token id"),
+    ({"prompt": [[1], [True]]}, "prompt[1][0]", "token id"),
+    ({"prompt": [-1]}, "prompt[0]", "must be"),
+    ({"prompt": [300]}, "prompt", "from 0 to 256"),
+    ({"prompt": [300], "echo": True}, "prompt", "from 0 to 256"),
+    ({"prompt": {"text": "a"}}, "prompt", "a string, a list"),
+    ({"prompt": 3}, "prompt", "a string, a list"),
+    ({"prompt": ["a"] * 129}, "prompt", "at most 128"),
+    ({"prompt": ["a"] * 100, "n": 2}, "n", "more than 128"),
+    ({"suffix": "end"}, "suffix", "suffix"),
+    ({"best_of": 2}, "best_of", "equal to n"),
+    ({"n": 2, "best_of": 4}, "best_of", "equal to n"),
+    ({"logprobs": 6}, "logprobs", "less than or equal to 5"),
+    ({"logprobs": True}, "logprobs", "integer"),
+    ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
+    ({"max_tokens": 0}, "max_tokens", "echo"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "stream is true"),
+    ({"temperature": 2.1}, "temperature", "2"),
+    ({"stop": ["a"] * 5}, "stop", "4"),
+    ({"logit_bias": {"257": 1}}, "logit_bias", "257"),
+    ({"paceline": {"strategy": "aggregate"}}, "paceline.strategy", "raw tokens"),
+    ({"paceline": {"documents": 1}}, "paceline.documents", "without documents"),
+    ({"paceline": {"vector_stores": ["vs_1"]}}, "paceline.vector_stores", "without documents"),
+    ({"paceline": {"vector_stores": ["default"]}}, "paceline.vector_stores", "without documents"),
+    ({"paceline": {"surprise": 1}}, "paceline.surprise", "Unknown"),
+]
+
+
+@pytest.mark.parametrize(("more", "param", "words"), REFUSED, ids=[str(case[0])[:40] for case in REFUSED])
+def test_what_cannot_be_served_is_refused_by_name(
+    http: httpx.Client, more: dict[str, object], param: str, words: str
+) -> None:
+    refused = fault(http.post(ROUTE, json={"model": "fake", "prompt": "a"} | more), 400)
+    assert refused["param"] == param and words in str(refused["message"])
+
+
+@pytest.mark.parametrize("more", [{}, {"echo": True}, {"echo": True, "logprobs": 1}, {"stream": True}])
+def test_a_prompt_beyond_the_context_is_refused_in_the_words_agents_know(
+    http: httpx.Client, more: dict[str, object]
+) -> None:
+    body = {"model": "fake", "prompt": ["short", "x" * MAX_POSITIONS]} | more
+    refused = fault(http.post(ROUTE, json=body), 400)
+    assert refused["code"] == "context_length_exceeded" and refused["param"] == "prompt"
+    assert f"maximum context length is {MAX_POSITIONS} tokens" in str(refused["message"])
+    if "logprobs" in more:
+        whole = {"model": "fake", "prompt": "x" * MAX_POSITIONS, "max_tokens": 0} | more
+        assert http.post(ROUTE, json=whole).status_code == 200
+
+
+def test_max_tokens_beyond_the_context_are_clamped(client: openai.OpenAI) -> None:
+    prompt = "x" * (MAX_POSITIONS - 10)
+    answer = client.completions.create(**asked(prompt=prompt, max_tokens=10**6, logit_bias={"256": -100}))
+    assert answer.usage is not None and answer.usage.completion_tokens == 10
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_nulls_are_absent(http: httpx.Client) -> None:
+    fields = ("max_tokens", "echo", "logprobs", "best_of", "suffix", "stop", "seed", "n", "stream", "logit_bias")
+    answer = http.post(ROUTE, json={"model": "fake", "prompt": "a"} | dict.fromkeys(fields))
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_model_of_another_kind_and_one_that_is_unknown(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="/v1/embeddings"):
+        client.completions.create(model="hash", prompt="a")
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.completions.create(model="davinci-002", prompt="a")
+    assert unknown.value.code == "model_not_found"

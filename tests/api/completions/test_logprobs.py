@@ -1,0 +1,89 @@
+"""Offsets and names of tokens in `/v1/completions`, however characters are spread over tokens."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.api.completions.logprobs import Offsets, entries
+from paceline.api.completions.output import Echo
+from paceline.core.sampling.detokenise import Detokeniser
+from paceline.runtime.service import Logprobs, TokenLogprob
+
+
+def logprobs(data: bytes) -> Logprobs:
+    chosen = TokenLogprob(data.decode("utf-8", "replace"), math.log(0.5), tuple(data))
+    return chosen, (chosen, TokenLogprob("other", math.log(0.25), tuple(b"other")))
+
+
+@st.composite
+def cut(draw: st.DrawFn) -> tuple[str, list[bytes]]:
+    """A text and its bytes cut into tokens anywhere."""
+    text = draw(st.text(min_size=1, max_size=40))
+    data = text.encode()
+    places = sorted(draw(st.sets(st.integers(1, max(len(data) - 1, 1)), max_size=20)) & set(range(1, len(data))))
+    return text, [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
+
+
+@given(cut())
+def test_a_token_begins_where_its_first_character_stands(case: tuple[str, list[bytes]]) -> None:
+    text, tokens = case
+    said = entries([logprobs(token) for token in tokens], Offsets())
+    before = b""
+    for token, offset, name in zip(tokens, said.text_offset, said.tokens, strict=True):
+        assert offset == len(before.decode("utf-8", "ignore"))
+        try:
+            whole = token.decode()
+        except UnicodeDecodeError:
+            assert name == "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+        else:
+            assert name == whole
+            if before.decode("utf-8", "ignore").encode() == before:  # not in the midst of a character
+                assert text[offset : offset + len(whole)] == whole
+        before += token
+    assert said.text_offset == sorted(said.text_offset)
+
+
+@given(st.lists(st.binary(min_size=0, max_size=4), min_size=1, max_size=20))
+def test_offsets_never_leave_the_text_whatever_the_bytes(tokens: list[bytes]) -> None:
+    detokeniser = Detokeniser(lambda token: tokens[token])
+    text = ""
+    said = entries([logprobs(token) for token in tokens], Offsets())
+    for index, offset in enumerate(said.text_offset):
+        assert offset == len(text)
+        text += detokeniser.push(index)
+
+
+@given(cut(), cut(), st.integers(1, 9))
+def test_offsets_go_on_from_the_prompt_and_from_part_to_part(
+    first: tuple[str, list[bytes]], second: tuple[str, list[bytes]], size: int
+) -> None:
+    prompt, spelled = first
+    _, tokens = second
+    offsets = Offsets()
+    echo = Echo.of(prompt, tuple(spelled), tuple(logprobs(token) for token in spelled[1:]))
+    said = echo.entries(offsets)
+    assert said.text_offset[0] == 0 and said.token_logprobs[0] is None and said.top_logprobs[0] is None
+    offsets.restart(len(prompt))
+    parts = [
+        entries([logprobs(token) for token in tokens[at : at + size]], offsets) for at in range(0, len(tokens), size)
+    ]
+    alone = entries([logprobs(token) for token in tokens], Offsets())
+    assert [offset - len(prompt) for part in parts for offset in part.text_offset] == alone.text_offset
+
+
+def test_a_beginning_that_the_text_does_not_show_takes_no_place_in_it() -> None:
+    spelled = (b"<s>", b" Good", b" day")
+    rest = (logprobs(b" Good"), logprobs(b" day"))
+    said = Echo.of("Good day", spelled, rest).entries(Offsets())  # a tokenizer that puts a space in front
+    assert said.text_offset == [0, 0, 4]
+    said = Echo.of(None, spelled, rest).entries(Offsets())
+    assert Echo.of(None, spelled, rest).text == "<s> Good day" and said.text_offset == [0, 3, 8]
+
+
+def test_alternatives_of_one_name_keep_the_likelier() -> None:
+    chosen = TokenLogprob("a", -3.0, (97,))
+    said = entries([(chosen, (TokenLogprob("a", -1.0, (97,)), TokenLogprob("b", -math.inf, (98,))))], Offsets())
+    assert said.top_logprobs == [{"a": -1.0, "b": -9999.0}]

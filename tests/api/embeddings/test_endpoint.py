@@ -1,0 +1,169 @@
+"""`/v1/embeddings` with the official client on a real node, whose store hashes words."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from paceline.api.embeddings.endpoint import MAX_INPUTS, EmbeddingsEndpoint
+from paceline.api.embeddings.openai_ids import OpenAIIds
+from paceline.errors import RequestError
+from paceline.rag.embedder import HashEmbedder
+from paceline.runtime import embeddings as embedding
+from tests.api.generation.test_request import fault
+from tests.api.real import serving_node
+from tests.api.scripted import client_of
+
+ROUTE = "/v1/embeddings"
+TEXTS = ["The tide is low.", "Ein Fahrrad 🚲 am Ufer", "tide"]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving_node(tmp_path_factory.mktemp("store")) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def http(served: str) -> Iterator[httpx.Client]:
+    with client_of(served) as client:
+        yield client
+
+
+@pytest.fixture
+def client(served: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+def test_the_clients_default_gives_the_embedders_vectors_in_order(client: openai.OpenAI) -> None:
+    """The official client asks for base64 unless it is told otherwise, and decodes it."""
+    expected = HashEmbedder().embed(TEXTS)
+    answer = client.embeddings.create(model="hash", input=TEXTS)
+    assert [item.index for item in answer.data] == [0, 1, 2]
+    assert np.array_equal(np.array([item.embedding for item in answer.data], dtype=np.float32), expected)
+    one = client.embeddings.create(model="hash", input=TEXTS[1])
+    assert one.data[0].embedding == answer.data[1].embedding
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(HashEmbedder().count, TEXTS))
+    assert (answer.object, answer.model, answer.data[0].object) == ("list", "hash", "embedding")
+
+
+def test_floats_are_the_default_and_base64_is_little_endian_float32(http: httpx.Client) -> None:
+    body = {"model": "hash", "input": TEXTS[0]}
+    floats = http.post(ROUTE, json=body).json()["data"][0]["embedding"]
+    assert http.post(ROUTE, json=body | {"encoding_format": "float"}).json()["data"][0]["embedding"] == floats
+    said = http.post(ROUTE, json=body | {"encoding_format": "base64"}).json()
+    assert list(struct.unpack("<256f", base64.b64decode(said["data"][0]["embedding"]))) == floats
+    assert set(said["usage"]) == {"prompt_tokens", "total_tokens"}
+
+
+def test_as_many_inputs_as_openai_takes(client: openai.OpenAI) -> None:
+    answer = client.embeddings.create(model="hash", input=[f"text {number}" for number in range(MAX_INPUTS)])
+    assert len(answer.data) == MAX_INPUTS
+    last = HashEmbedder().embed([f"text {MAX_INPUTS - 1}"])[0]
+    assert np.array_equal(np.array(answer.data[-1].embedding, dtype=np.float32), last)
+
+
+def test_dimensions_may_only_be_the_models_own(client: openai.OpenAI, http: httpx.Client) -> None:
+    assert len(client.embeddings.create(model="hash", input="a", dimensions=256).data[0].embedding) == 256
+    refused = fault(http.post(ROUTE, json={"model": "hash", "input": "a", "dimensions": 64}), 400)
+    assert refused["param"] == "dimensions" and "256 dimensions" in str(refused["message"])
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "words"),
+    [
+        ({"input": None}, "input", "required"),
+        ({"input": ""}, "input", "empty string"),
+        ({"input": ["a", ""]}, "input[1]", "empty string"),
+        ({"input": []}, "input", "empty list"),
+        ({"input": [[]]}, "input[0]", "empty list"),
+        ({"input": ["a", 1]}, "input[1]", "a string"),
+        ({"input": [[1], "a"]}, "input[1]", "token ids"),
+        ({"input": [1.5]}, "input[0]", "must be"),
+        ({"input": ["a"] * (MAX_INPUTS + 1)}, "input", f"at most {MAX_INPUTS}"),
+        ({"input": "word " * (embedding.MAX_TOKENS + 1)}, "input", "maximum context length is 8192 tokens"),
+        ({"encoding_format": "binary"}, "encoding_format", "base64"),
+        ({"dimensions": 0}, "dimensions", "greater than"),
+        ({"model": None}, "model", "required"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_cannot_be_embedded_is_refused_by_name(
+    http: httpx.Client, more: dict[str, object], param: str, words: str
+) -> None:
+    refused = fault(http.post(ROUTE, json={"model": "hash", "input": "a"} | more), 400)
+    assert refused["param"] == param and words in str(refused["message"])
+
+
+def test_a_chat_model_and_an_unknown_one_make_no_embeddings(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match=r"makes no embeddings\. Known embedders: hash"):
+        client.embeddings.create(model="fake", input="a")
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.embeddings.create(model="text-embedding-3-small", input="a")
+    assert unknown.value.code == "model_not_found" and unknown.value.param == "model"
+
+
+def test_a_body_may_be_larger_than_a_chats_but_not_without_bound(http: httpx.Client) -> None:
+    texts = ["word " * 200] * 1500
+    assert http.post(ROUTE, json={"model": "hash", "input": texts}).status_code == 200
+    refused = fault(http.post(ROUTE, content=b" " * (8 << 20) + b"{}"), 413)
+    assert refused["code"] == "request_too_large"
+
+
+def test_the_embedder_stands_in_the_list_of_models(client: openai.OpenAI) -> None:
+    kinds = {model.id: (model.model_extra or {})["paceline"]["kind"] for model in client.models.list()}
+    assert kinds == {"fake": "chat", "hash": "embedding"}
+    assert (client.models.retrieve("hash").model_extra or {})["meta"] == {"n_embd": 256}
+
+
+# ---- token ids ------------------------------------------------------------------------------------------------------
+def vocabulary(directory: Path, tokens: dict[int, bytes]) -> OpenAIIds:
+    lines = b"".join(base64.b64encode(token) + b" %d\n" % number for number, token in tokens.items())
+    file = directory / "small.tiktoken.gz"
+    file.write_bytes(gzip.compress(lines))
+    return OpenAIIds(file, sha256=hashlib.sha256(lines).hexdigest())
+
+
+def test_token_ids_are_read_with_openais_vocabulary(tmp_path: Path) -> None:
+    ids = vocabulary(tmp_path, {0: b"The", 1: b" t", 2: b"ide", 3: "🚲".encode()[:2], 4: "🚲".encode()[2:]})
+    assert ids.decode([0, 1, 2, 3, 4], "input") == "The tide🚲"
+    with pytest.raises(RequestError, match="holds 5, which is no token of cl100k_base"):
+        ids.decode([0, 5], "input")
+
+
+def test_a_vocabulary_that_is_not_the_known_one_is_not_used(tmp_path: Path) -> None:
+    good = vocabulary(tmp_path, {0: b"The"})
+    assert good.decode([0], "input") == "The"
+    for ids in (OpenAIIds(tmp_path / "small.tiktoken.gz"), OpenAIIds(tmp_path / "none")):
+        with pytest.raises(RequestError, match="check_embedding_ctx_length=False") as refused:
+            ids.decode([0], "input[3]")
+        assert refused.value.status == 400 and refused.value.param == "input[3]"
+    (tmp_path / "broken").write_bytes(b"\x1f\x8b no gzip at all")
+    with pytest.raises(RequestError):
+        OpenAIIds(tmp_path / "broken").decode([0], "input")
+
+
+def test_without_the_vocabulary_the_client_is_told_what_to_do(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    for value in ([791, 9522], [[791], [9522]]):
+        refused = fault(http.post(ROUTE, json={"model": "hash", "input": value}), 400)
+        assert "check_embedding_ctx_length=False" in str(refused["message"])
+
+
+def test_ids_and_their_text_have_the_same_vector(tmp_path: Path) -> None:
+    ids = vocabulary(tmp_path, {0: b"The", 1: b" tide"})
+    endpoint = EmbeddingsEndpoint(None, ids)  # type: ignore[arg-type]  # reading asks nothing of the service
+    _, texts = endpoint._read({"model": "hash", "input": [[0, 1], [1]]})
+    assert texts == ["The tide", " tide"]

@@ -1,0 +1,137 @@
+"""What goes wrong before, during and around an answer, and who notices."""
+
+from __future__ import annotations
+
+import json
+import socket
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from paceline.errors import EngineError, LinkClosed, PacelineError, RequestError
+from paceline.runtime.service import Piece
+from tests.api.chat.test_output import events
+from tests.api.conftest import BODY
+from tests.api.generation.test_request import fault, post
+from tests.api.scripted import Script, ScriptedService, Signal, done, said
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_refusal_is_a_plain_answer_even_when_a_stream_was_asked_for(
+    http: httpx.Client, service: ScriptedService, stream: bool
+) -> None:
+    service.script = Script(refusal=RequestError("Too long.", code="context_length_exceeded", param="messages"))
+    error = fault(post(http, stream=stream))
+    assert error == {
+        "message": "Too long.",
+        "type": "invalid_request_error",
+        "code": "context_length_exceeded",
+        "param": "messages",
+    }
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_full_server_says_when_to_come_back(http: httpx.Client, service: ScriptedService, status: int) -> None:
+    service.script = Script(refusal=RequestError("Full.", status=status, type="server_error", code="busy"))
+    response = post(http)
+    fault(response, status)
+    assert 0 < int(response.headers["retry-after"]) <= 120
+
+
+def test_when_one_choice_is_refused_none_runs(http: httpx.Client, service: ScriptedService) -> None:
+    service.refuse_after = 2
+    fault(post(http, n=4), 429)
+    assert service.script.closed.wait()
+    assert len(service.requests) == 2
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("error", "status", "shown"),
+    [
+        (LinkClosed("The device has gone."), 503, True),
+        (EngineError("Out of memory."), 500, True),
+        (PacelineError("It cannot go on."), 500, True),
+        (ZeroDivisionError("secret"), 500, False),
+    ],
+)
+def test_a_failure_before_the_first_token_is_a_plain_answer(
+    http: httpx.Client, service: ScriptedService, error: Exception, status: int, shown: bool, stream: bool
+) -> None:
+    service.script = Script([error])
+    told = fault(post(http, stream=stream), status)
+    assert (told["message"] == str(error)) is shown
+    assert "secret" not in str(told)
+
+
+@pytest.mark.parametrize("error", [LinkClosed("The device has gone."), ZeroDivisionError("secret")])
+def test_a_failure_after_the_first_token_is_told_in_the_stream(
+    http: httpx.Client, service: ScriptedService, error: Exception
+) -> None:
+    service.script = Script([Piece("a", 1), error])
+    response = post(http, stream=True, stream_options={"include_usage": True})
+    assert response.status_code == 200
+    *chunks, failure, last = events(response.text)
+    assert last == "[DONE]"
+    assert set(json.loads(failure)["error"]) == {"message", "type", "param", "code"}
+    assert "secret" not in failure
+    assert all(json.loads(chunk)["choices"][0]["finish_reason"] is None for chunk in chunks)
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "error"])
+def test_an_answer_that_was_not_finished_is_no_success(
+    http: httpx.Client, service: ScriptedService, reason: str
+) -> None:
+    service.script = Script([Piece("a", 1), done(reason)])
+    fault(post(http), 500)
+    *_, failure, last = events(post(http, stream=True).text)
+    assert "error" in json.loads(failure) and last == "[DONE]"
+
+
+def test_a_choice_that_fails_ends_the_others(http: httpx.Client, service: ScriptedService) -> None:
+    service.script = Script([EngineError("Out of memory.")])
+    fault(post(http, n=3), 500)
+    assert service.script.ended.wait()
+
+
+def send_and_leave(url: str, body: dict[str, object], until: Signal) -> None:
+    """Ask, wait for `until`, and go away without reading."""
+    parts = urlsplit(url)
+    payload = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(payload)}\r\n\r\n"
+    with socket.create_connection((parts.hostname or "", parts.port or 0)) as client:
+        client.sendall(head.encode() + payload)
+        assert until.wait()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("before", [[], [Piece("a", 1)]], ids=["before the first token", "after it"])
+def test_a_client_that_leaves_ends_the_generation(
+    url: str, service: ScriptedService, stream: bool, before: list[Piece]
+) -> None:
+    script = service.script = Script([*before, Signal(), done()])  # nobody ever sets the signal
+    send_and_leave(url, BODY | {"stream": stream}, script.began)
+    assert script.ended.wait()
+
+
+def test_a_client_that_leaves_ends_all_choices(url: str, service: ScriptedService) -> None:
+    script = service.script = Script([Signal()])
+    send_and_leave(url, BODY | {"n": 4}, script.began)
+    assert script.ended.wait()
+
+
+def test_a_client_that_leaves_while_its_request_waits_is_not_admitted(url: str, service: ScriptedService) -> None:
+    script = service.script = Script(said("a"), hold=Signal())
+    send_and_leave(url, BODY, script.began)
+    assert script.cancelled.wait()
+    assert not service.requests
+
+
+def test_a_client_that_stops_reading_a_stream_and_leaves_is_noticed(url: str, service: ScriptedService) -> None:
+    script = service.script = Script([Piece("x" * 4096, 1), Signal()])
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=BODY | {"stream": True}) as response:
+        for line in response.iter_lines():
+            if "xxxx" in line:
+                break
+    assert script.ended.wait()

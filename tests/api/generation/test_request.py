@@ -1,0 +1,332 @@
+"""What a request may say: accepted as OpenAI's clients send it, or refused by name in OpenAI's shape."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import httpx
+import pytest
+
+from tests.api.conftest import BODY
+from tests.api.scripted import ScriptedService
+
+Json: TypeAlias = dict[str, object]
+
+
+def post(http: httpx.Client, **fields: object) -> httpx.Response:
+    return http.post("/v1/chat/completions", json=BODY | fields)
+
+
+def fault(response: httpx.Response, status: int = 400) -> dict[str, str | None]:
+    """The error in the envelope; all four keys must be there."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"].startswith("req_")
+    error: dict[str, str | None] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"] and error["type"]
+    assert error["code"] is None or isinstance(error["code"], str)
+    return error
+
+
+# fmt: off
+NULLABLE = [
+    "stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature", "top_p", "presence_penalty",
+    "frequency_penalty", "logit_bias", "seed", "stop", "n", "logprobs", "top_logprobs", "response_format", "tools",
+    "tool_choice", "parallel_tool_calls", "user", "metadata", "store", "service_tier", "safety_identifier",
+    "prompt_cache_key", "verbosity", "reasoning_effort", "modalities", "prediction", "audio", "web_search_options",
+    "functions", "function_call", "top_k", "min_p", "paceline",
+]
+# fmt: on
+
+
+def schema_format(**fields: object) -> Json:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}} | fields}
+
+
+def nested(depth: int) -> Json:
+    schema: Json = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+def test_an_explicit_null_means_absent(http: httpx.Client, service: ScriptedService) -> None:
+    response = post(http, **dict.fromkeys(NULLABLE))
+    assert response.status_code == 200, response.text
+    asked = service.requests[0]
+    assert (asked.max_tokens, asked.stop, asked.strategy, asked.documents) == (None, (), "auto", 2)
+    assert asked.sampling.temperature == asked.sampling.top_p == 1.0
+
+
+def test_where_the_request_is_silent_the_model_s_recommendations_hold(
+    http: httpx.Client, service: ScriptedService
+) -> None:
+    more: Json = {"model": "org/second"}
+    post(http, **more)
+    post(http, **more, temperature=0, top_k=-1, repetition_penalty=1.0)
+    post(http)
+    silent, said, plain = (request.sampling for request in service.requests)
+    assert (silent.temperature, silent.top_p, silent.top_k, silent.min_p) == (0.7, 0.8, 20, 0.0)
+    assert silent.repetition_penalty == 1.05
+    assert (said.temperature, said.top_p, said.top_k, said.repetition_penalty) == (0.0, 0.8, 0, 1.0)
+    assert (plain.temperature, plain.top_p, plain.top_k, plain.repetition_penalty) == (1.0, 1.0, 0, 1.0)
+
+
+def test_a_response_says_what_it_was_sampled_with(http: httpx.Client) -> None:
+    made = http.post("/v1/responses", json={"model": "org/second", "input": "x", "top_p": 0.5}).json()
+    assert (made["temperature"], made["top_p"]) == (0.7, 0.5)
+
+
+# fmt: off
+ODD: list[object] = [
+    True, 0, -1, 1e308, 10**30, "", "x", "\u0000", [], [None], [[]], ["x"] * 200, {}, {"": None}, {"type": None},
+    {"type": "function"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 5, "a": [{}]}}},
+    [{"function": {"name": "f", "parameters": {"type": None}}}], [{"role": "assistant", "content": []}],
+    [{"role": "tool", "tool_calls": [{}]}], {"include_usage": None, "strategy": 7}, [{"name": "f"}, {"name": 1}],
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("field", [*NULLABLE, "model", "messages"])
+def test_no_value_of_a_field_is_the_servers_fault(http: httpx.Client, field: str) -> None:
+    tools: Json = {"tools": [{"function": {"name": "f"}}]} if field in ("tool_choice", "response_format") else {}
+    for value in ODD:
+        response = post(http, **tools | {field: value})
+        assert response.status_code in (200, 400, 404), (value, response.text)
+        if response.status_code != 200:
+            assert (fault(response, response.status_code)["param"] or "").startswith((field, *tools))
+
+
+def test_nulls_inside_messages_and_objects_mean_absent(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "Hi", "name": None, "tool_calls": None, "function_call": None}]
+    paceline = {"strategy": None, "device": None, "privacy": None, "documents": None, "report": None}
+    response = post(http, messages=messages, paceline=paceline, stream=True, stream_options={"include_usage": None})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "x"},
+        {"prompt_cache_key": "k", "verbosity": "low", "reasoning_effort": "none", "prediction": {"type": "content"}},
+        {"repetition_penalty": 1.1, "chat_template_kwargs": {}, "mirostat": 2, "unheard_of": [1]},
+        {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
+        {"tools": None, "functions": [], "function_call": "none"},
+        {"service_tier": "flex", "prompt_cache_retention": "24h", "metadata": {str(i): "" for i in range(16)}},
+        {"response_format": {"type": "text"}, "modalities": ["text"]},
+        {"top_k": -1},
+        {"stop": []},
+    ],
+    ids=lambda fields: ",".join(fields),
+)
+def test_hints_and_fields_of_other_servers_are_accepted(http: httpx.Client, fields: Json) -> None:
+    assert post(http, **fields).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("tools[0].type", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+        ("tools[1].type", {"tools": [{"function": {"name": "f"}}, {"type": "web_search"}], "tool_choice": "none"}),
+        ("modalities", {"modalities": ["text", "audio"]}),
+        ("audio", {"audio": {"voice": "x"}}),
+        ("web_search_options", {"web_search_options": {}}),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(
+    http: httpx.Client, service: ScriptedService, param: str, fields: Json
+) -> None:
+    error = fault(post(http, **fields))
+    assert (error["param"], error["code"]) == (param, "unsupported_parameter")
+    assert not service.requests
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("temperature", {"temperature": -0.1}),
+        ("temperature", {"temperature": 2.1}),
+        ("temperature", {"temperature": "1"}),
+        ("temperature", {"temperature": True}),
+        ("temperature", {"temperature": 10**400}),
+        ("top_p", {"top_p": 1.5}),
+        ("min_p", {"min_p": -1}),
+        ("top_k", {"top_k": 1.5}),
+        ("metadata", {"metadata": {str(i): "" for i in range(17)}}),
+        ("metadata.k", {"metadata": {"k": "v" * 513}}),
+        ("metadata", {"metadata": "x"}),
+        ("user", {"user": 7}),
+        ("store", {"store": "yes"}),
+        ("response_format", {"response_format": "json"}),
+        ("response_format", {"response_format": {"type": "xml"}}),
+        ("response_format", {"response_format": {}}),
+        ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
+        (
+            "response_format.json_schema.schema",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        ),
+        ("response_format.json_schema.name", {"response_format": schema_format(name="two words")}),
+        ("response_format.json_schema.name", {"response_format": schema_format(name="a" * 65)}),
+        ("response_format.json_schema.schema", {"response_format": schema_format(schema=[])}),
+        ("response_format.json_schema.schema", {"response_format": schema_format(schema={"title": "x" * 65_536})}),
+        ("response_format.json_schema.schema", {"response_format": schema_format(schema=nested(100))}),
+        ("presence_penalty", {"presence_penalty": 3}),
+        ("frequency_penalty", {"frequency_penalty": -3}),
+        ("max_tokens", {"max_tokens": 0}),
+        ("max_completion_tokens", {"max_completion_tokens": "9"}),
+        ("n", {"n": 0}),
+        ("n", {"n": 9}),
+        ("n", {"n": 1_000_000}),
+        ("seed", {"seed": 2**63}),
+        ("seed", {"seed": 1.5}),
+        ("stop", {"stop": ["a", "b", "c", "d", "e"]}),
+        ("stop[0]", {"stop": ""}),
+        ("stop[1]", {"stop": ["a", 7]}),
+        ("stop[0]", {"stop": ["x" * 65]}),
+        ("logit_bias", {"logit_bias": {"256": 1}}),
+        ("logit_bias", {"logit_bias": {"-1": 1}}),
+        ("logit_bias", {"logit_bias": {"a": 1}}),
+        ("logit_bias.7", {"logit_bias": {"7": 101}}),
+        ("logit_bias", {"logit_bias": {str(i): 1 for i in range(301)}}),
+        ("top_logprobs", {"top_logprobs": 2}),
+        ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+        ("logprobs", {"logprobs": 5}),
+        ("stream", {"stream": "yes"}),
+        ("stream_options", {"stream_options": {"include_usage": True}}),
+        ("messages", {"messages": []}),
+        ("messages", {"messages": None}),
+        ("messages", {"messages": "Hi"}),
+        ("messages", {"messages": [{"role": "user", "content": "Hi"}] * 1001}),
+        ("messages[0].role", {"messages": [{"role": "wizard", "content": "Hi"}]}),
+        ("messages[0].role", {"messages": [{"content": "Hi"}]}),
+        ("messages[0].content", {"messages": [{"role": "user"}]}),
+        ("messages[1].content", {"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": None}]}),
+        ("messages[0].content", {"messages": [{"role": "assistant", "content": None}]}),
+        ("messages[0].content[0]", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+        ("model", {"model": None}),
+        ("model", {"model": 5}),
+        ("paceline", {"paceline": "auto"}),
+        ("paceline.stratgy", {"paceline": {"stratgy": "auto"}}),
+        ("paceline.strategy", {"paceline": {"strategy": "telepathy"}}),
+        ("paceline.privacy", {"paceline": {"privacy": "none"}}),
+        ("paceline.documents", {"paceline": {"documents": -1}}),
+        ("paceline.documents", {"paceline": {"documents": 65}}),
+        ("paceline.on_device_loss", {"paceline": {"on_device_loss": "shrug"}}),
+        ("paceline.report", {"paceline": {"report": 1}}),
+    ],
+)
+def test_a_bad_field_is_named_and_starts_nothing(
+    http: httpx.Client, service: ScriptedService, param: str, fields: Json
+) -> None:
+    assert fault(post(http, **fields))["param"] == param
+    assert not service.requests
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "sculpture"])
+def test_a_part_that_is_no_text_is_refused_with_its_place(http: httpx.Client, kind: str) -> None:
+    content = [{"type": "text", "text": "Look:"}, {"type": kind, kind: {"url": "data:,"}}]
+    error = fault(post(http, messages=[{"role": "user", "content": content}]))
+    assert (error["param"], error["code"]) == ("messages[0].content[1]", "unsupported_content")
+
+
+def test_parts_are_joined_and_developer_is_system(http: httpx.Client, service: ScriptedService) -> None:
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"role": "user", "content": "Why?"},
+    ]
+    assert post(http, messages=messages).status_code == 200
+    assert service.requests[0].messages == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": "No."},
+        {"role": "user", "content": "Why?"},
+    )
+
+
+def test_an_agents_earlier_tool_calls_are_kept_as_text(http: httpx.Client, service: ScriptedService) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Rome"}'}}
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Sunny"},
+    ]
+    assert post(http, messages=messages).status_code == 200
+    assistant, tool = service.requests[0].messages[1:]
+    said = '<tool_call>\n{"name": "weather", "arguments": {"city":"Rome"}}\n</tool_call>'
+    assert assistant == {"role": "assistant", "content": said}
+    assert tool == {"role": "tool", "content": "<tool_response>\nSunny\n</tool_response>"}
+
+
+def test_every_sampling_field_reaches_the_service(http: httpx.Client, service: ScriptedService) -> None:
+    response = post(
+        http,
+        temperature=0,
+        top_p=0.5,
+        top_k=7,
+        min_p=0.1,
+        presence_penalty=-2,
+        frequency_penalty=2,
+        logit_bias={"0": -100, "255": 100},
+        seed=-5,
+        stop="END",
+        max_tokens=9,
+    )
+    assert response.status_code == 200, response.text
+    asked = service.requests[0]
+    sampling = asked.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 7, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2, 2)
+    assert (sampling.logit_bias, sampling.seed) == ({0: -100.0, 255: 100.0}, -5)
+    assert (asked.stop, asked.max_tokens) == (("END",), 9)
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
+def test_every_int64_is_a_seed(http: httpx.Client, service: ScriptedService, seed: int) -> None:
+    assert post(http, seed=seed).status_code == 200
+    assert service.requests[0].sampling.seed == seed
+
+
+def test_a_seed_is_drawn_when_none_is_given(http: httpx.Client, service: ScriptedService) -> None:
+    for _ in range(3):
+        assert post(http).status_code == 200
+    assert len({asked.sampling.seed for asked in service.requests}) == 3
+
+
+def test_choices_have_consecutive_seeds_that_wrap_like_int64(http: httpx.Client, service: ScriptedService) -> None:
+    assert post(http, seed=2**63 - 1, n=2).status_code == 200
+    assert [asked.sampling.seed for asked in service.requests] == [2**63 - 1, -(2**63)]
+
+
+def test_the_newer_limit_wins_and_a_limit_above_the_context_is_clamped(
+    http: httpx.Client, service: ScriptedService
+) -> None:
+    assert post(http, max_tokens=5, max_completion_tokens=6).status_code == 200
+    assert post(http, max_tokens=10**30).status_code == 200
+    assert [asked.max_tokens for asked in service.requests] == [6, 4096]
+
+
+def test_our_object_reaches_the_service(http: httpx.Client, service: ScriptedService) -> None:
+    paceline = {
+        "strategy": "aggregate",
+        "device": "phone",
+        "privacy": "local-only",
+        "documents": 0,
+        "on_device_loss": "fail",
+    }
+    assert post(http, paceline=paceline).status_code == 200
+    asked = service.requests[0]
+    assert (asked.strategy, asked.device, asked.privacy) == ("aggregate", "phone", "local-only")
+    assert (asked.documents, asked.on_loss) == (0, "fail")
+
+
+def test_logprobs_alone_ask_for_none_of_the_others(http: httpx.Client, service: ScriptedService) -> None:
+    assert post(http, logprobs=True).status_code == 200
+    assert post(http, logprobs=False).status_code == 200
+    assert [asked.top_logprobs for asked in service.requests] == [0, None]
+
+
+def test_an_unknown_model_is_not_found(http: httpx.Client, service: ScriptedService) -> None:
+    error = fault(post(http, model="gpt-4o"), 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert not service.requests

@@ -1,0 +1,217 @@
+"""Who may ask: keys, the devices bound to them, origins; and what is never written down."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from paceline.api.http.auth import Keyring, check_exposure, parse_keys
+from paceline.api.http.cors import is_local_host
+from paceline.errors import ConfigError
+from tests.api.conftest import BODY
+from tests.api.generation.test_request import fault, post
+from tests.api.scripted import WAIT, Script, ScriptedService, client_of, request, said, serving
+
+CHAT = "/v1/chat/completions"
+
+# ---- keys -----------------------------------------------------------------------------------------------------------
+KEYS = {"sk-open": None, "sk-phone": "phone"}
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[tuple[ScriptedService, str]]:
+    service = ScriptedService()
+    with serving(service, KEYS) as url:
+        yield service, url
+
+
+@pytest.mark.parametrize("header", [None, "Bearer", "Bearer wrong", "Basic sk-open", "sk-open", "Bearer sk-open2"])
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", CHAT), ("GET", "/v1/models"), ("GET", "/v1/models/x"), ("GET", "/x")]
+)
+def test_every_path_but_a_written_list_needs_a_key(
+    keyed: tuple[ScriptedService, str], method: str, path: str, header: str | None
+) -> None:
+    headers = {} if header is None else {"authorization": header}
+    response = request(method, keyed[1] + path, headers=headers, content=b"not even JSON")
+    assert fault(response, 401)["code"] == "invalid_api_key"
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_health_needs_no_key(keyed: tuple[ScriptedService, str]) -> None:
+    assert request("GET", keyed[1] + "/healthz").status_code == request("GET", keyed[1] + "/readyz").status_code == 200
+
+
+def test_the_key_is_checked_before_the_body_is_read(keyed: tuple[ScriptedService, str]) -> None:
+    response = request("POST", keyed[1] + CHAT, content=b"x" * 2_000_000)
+    fault(response, 401)
+
+
+def test_a_bound_key_is_joined_by_its_device_and_no_other(keyed: tuple[ScriptedService, str]) -> None:
+    service, url = keyed
+    with client_of(url, "sk-phone") as http:
+        assert post(http).status_code == 200
+        assert post(http, paceline={"device": "phone"}).status_code == 200
+        assert fault(post(http, paceline={"device": "laptop"}), 403)["param"] == "paceline.device"
+    with client_of(url, "sk-open") as http:
+        assert post(http, paceline={"device": "laptop"}).status_code == 200
+    assert [asked.device for asked in service.requests[-3:]] == ["phone", "phone", "laptop"]
+
+
+def test_a_device_is_not_named_at_a_device() -> None:
+    with serving(ScriptedService("device")) as url, client_of(url) as http:
+        assert fault(post(http, paceline={"device": "phone"}))["param"] == "paceline.device"
+
+
+def test_keys_are_parsed_with_their_device() -> None:
+    assert parse_keys(["a", "b=phone", "c2Vj==", "d=e=tablet-2"]) == {
+        "a": None,
+        "b": "phone",
+        "c2Vj==": None,
+        "d=e": "tablet-2",
+    }
+    with pytest.raises(ConfigError):
+        parse_keys(["a=phone", "a=laptop"])
+
+
+def test_only_this_machine_may_be_served_without_keys() -> None:
+    for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8"):
+        check_exposure(host, Keyring({}))
+    for host in ("0.0.0.0", "::", "192.168.1.2", "example.org", ""):
+        with pytest.raises(ConfigError, match="key"):
+            check_exposure(host, Keyring({}))
+        check_exposure(host, Keyring({"k": None}))
+
+
+@pytest.mark.parametrize("key", ["k\xe9y", "schl\xfcssel=phone", "\u9375", "a\x00b", "a\nb", "sk-\udcff"])
+def test_a_key_that_no_client_could_send_is_refused_without_being_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match="Key 2 of api_keys") as refused:
+        parse_keys(["fine", key])
+    assert key not in str(refused.value)
+
+
+def test_a_keyring_takes_odd_headers() -> None:
+    keyring = Keyring({"key": None})
+    for odd in ("Bearer k\xe9y", "Bearer \udcff", "", "Bearer", "\xff"):
+        assert keyring.identify(odd) is None
+    assert keyring.identify("bearer  key ") is not None
+
+
+def test_a_key_beyond_latin_1_on_the_wire_is_only_wrong(keyed: tuple[ScriptedService, str]) -> None:
+    headers = {b"authorization": "Bearer schlüssel鍵".encode()}
+    assert httpx.get(keyed[1] + "/v1/models", headers=headers).status_code == 401  # type: ignore[arg-type]  # raw bytes
+
+
+# ---- origins --------------------------------------------------------------------------------------------------------
+STAINLESS = "authorization,content-type,x-stainless-arch,x-stainless-retry-count,x-stainless-timeout"
+
+
+def preflight(url: str, origin: str) -> httpx.Response:
+    headers = {
+        "origin": origin,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": STAINLESS,
+        "access-control-request-private-network": "true",
+    }
+    return request("OPTIONS", url + CHAT, headers=headers)
+
+
+@pytest.mark.parametrize("origin", ["https://app.example.org", "http://localhost:3000", "app://obsidian.md"])
+def test_a_preflight_needs_no_key_and_gets_back_what_it_asked_for(
+    keyed: tuple[ScriptedService, str], origin: str
+) -> None:
+    response = preflight(keyed[1], origin)
+    assert response.status_code == 204 and response.content == b""
+    assert response.headers["access-control-allow-origin"] == origin
+    assert response.headers["access-control-allow-headers"] == STAINLESS
+    assert "POST" in response.headers["access-control-allow-methods"]
+    assert response.headers["access-control-allow-private-network"] == "true"
+    assert response.headers["x-request-id"]
+
+
+def test_answers_errors_and_streams_name_the_origin(keyed: tuple[ScriptedService, str]) -> None:
+    headers = {"origin": "https://app.example.org", "authorization": "Bearer sk-open"}
+    for body in (b"nonsense", json.dumps(BODY).encode(), json.dumps(BODY | {"stream": True}).encode()):
+        response = request("POST", keyed[1] + CHAT, headers=headers, content=body)
+        assert response.headers["access-control-allow-origin"] == "https://app.example.org"
+        assert response.headers["vary"] == "Origin"
+        assert "x-request-id" in response.headers["access-control-expose-headers"]
+    del headers["authorization"]
+    response = request("POST", keyed[1] + CHAT, headers=headers)
+    assert response.status_code == 401 and "access-control-allow-origin" in response.headers
+
+
+def test_without_keys_only_pages_of_this_machine_may_ask(url: str, service: ScriptedService) -> None:
+    for origin in ("http://localhost:3000", "http://127.0.0.1:8001", "http://[::1]:1", "app://obsidian.md"):
+        assert preflight(url, origin).status_code == 204
+        assert request("POST", url + CHAT, json=BODY, headers={"origin": origin}).status_code == 200
+    service.requests.clear()
+    for origin in ("https://evil.example", "http://localhost.evil.example", "null", "http://[", ""):
+        assert preflight(url, origin).status_code == 403
+        fault(request("POST", url + CHAT, json=BODY, headers={"origin": origin}), 403)
+    assert not service.requests
+
+
+LOCAL_HOSTS = ["127.0.0.1:8001", "127.9.9.9", "localhost", "LOCALHOST:80", "app.localhost:8001", "[::1]:8001", "[::1]"]
+FOREIGN_HOSTS = [
+    "evil.example",
+    "evil.example:8001",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "evillocalhost",
+    "192.168.1.2",
+    "0.0.0.0",
+    "[::2]:1",
+    "evil.example#@localhost",
+    "localhost@evil.example",
+    "[",
+    "",
+]
+
+
+def test_without_keys_only_names_of_this_machine_are_answered_to(url: str, service: ScriptedService) -> None:
+    """A page whose name points to this machine by now asks as if it were at home: browsers name no origin then."""
+    for host in LOCAL_HOSTS:
+        assert request("GET", url + "/v1/models", headers={"host": host}).status_code == 200, host
+    for host in FOREIGN_HOSTS:
+        for method, path in (("GET", "/v1/models"), ("GET", "/x"), ("POST", CHAT)):
+            response = request(method, url + path, headers={"host": host})
+            assert fault(response, 403)["code"] == "host_not_allowed", host
+            assert response.headers["x-request-id"]
+        asked = {"host": host, "origin": "http://localhost:3000", "access-control-request-method": "POST"}
+        assert request("OPTIONS", url + CHAT, headers=asked).status_code == 403
+        assert request("GET", url + "/healthz", headers={"host": host}).status_code == 200, "open to all in any case"
+    assert not service.requests
+
+
+def test_a_request_without_any_host_is_not_answered_without_keys(url: str) -> None:
+    assert not is_local_host(None)
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname or "", address.port or 0), WAIT) as client:
+        client.sendall(b"GET /v1/models HTTP/1.0\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65_536), b""))
+    assert answer.startswith(b"HTTP/1.1 403 ") and b"host_not_allowed" in answer
+
+
+def test_with_keys_a_server_has_any_name(keyed: tuple[ScriptedService, str]) -> None:
+    headers = {"host": "llm.example.org", "authorization": "Bearer sk-open"}
+    assert request("GET", keyed[1] + "/v1/models", headers=headers).status_code == 200
+
+
+# ---- what is not said -----------------------------------------------------------------------------------------------
+def test_the_log_has_no_prompt_and_no_key(keyed: tuple[ScriptedService, str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with client_of(keyed[1], "sk-open") as http:
+        assert post(http, messages=[{"role": "user", "content": "CANARY-1"}]).status_code == 200
+        fault(post(http, messages=[{"role": "CANARY-2", "content": "CANARY-3"}]))
+        keyed[0].script = Script([ZeroDivisionError()])
+        fault(post(http, messages=[{"role": "user", "content": "CANARY-4"}]), 500)
+    keyed[0].script = Script(said("a"))
+    assert "req_" in caplog.text
+    assert "CANARY" not in caplog.text and "sk-open" not in caplog.text

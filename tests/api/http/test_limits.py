@@ -1,0 +1,126 @@
+"""What every route has in common: bodies nobody should send, who asks from where, and what every answer carries."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from paceline.api.embeddings.endpoint import endpoint as embeddings
+from paceline.api.http.auth import Keyring
+from paceline.api.http.body import MAX_BODY
+from paceline.api.openapi import plain_path
+from paceline.api.routes import Route
+from server.openapi import sample
+from tests.api.generation.test_request import fault
+from tests.api.scripted import WAIT, client_of, running
+
+ORIGIN = "https://app.example.org"
+NO_OBJECTS = [
+    b"",
+    b"null",
+    b"[]",
+    b"42",
+    b"{",
+    b"\xff\xfe",
+    b'{"model": NaN}',
+    b'{"model": 1e999999}',
+    b'{"model": "\\ud800"}',
+    b'{"a":' * 60_000 + b"1" + b"}" * 60_000,
+    b"[" * 60_000,
+    b"a=1&b=2",
+]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FastAPI, httpx.Client]]:
+    with (
+        sample(tmp_path_factory.mktemp("server"), Keyring({"key": None})) as (node, app),
+        running(app, node) as url,
+        client_of(url, "key") as http,
+    ):
+        yield app, http
+
+
+def concrete(route: Route) -> str:
+    return plain_path(route.path).replace("{", "").replace("}", "")
+
+
+def json_routes(app: FastAPI) -> list[Route]:
+    return [route for route in app.state.routes if route.request is not None and "{" not in route.path]
+
+
+@pytest.mark.parametrize("body", NO_OBJECTS, ids=lambda body: repr(body[:20]))
+def test_no_route_takes_what_is_no_json_object(served: tuple[FastAPI, httpx.Client], body: bytes) -> None:
+    app, http = served
+    routes = json_routes(app)
+    assert len(routes) >= 5
+    for route in routes:
+        if route.path == "/v1/vector_stores" and not body:
+            continue  # a store needs no field at all
+        headers = {"content-type": "application/json"}
+        fault(http.request(route.method, route.path, content=body, headers=headers))
+
+
+def test_no_route_takes_a_json_body_beyond_the_limit(served: tuple[FastAPI, httpx.Client]) -> None:
+    app, http = served
+    for route in json_routes(app):
+        most = embeddings.MAX_BODY if route.path == "/v1/embeddings" else MAX_BODY
+        body = b'{"padding": "' + b"x" * most + b'"}'
+        assert fault(http.request(route.method, route.path, content=body), 413)["code"] == "request_too_large", route
+
+
+def test_every_answer_of_every_route_has_an_id_a_time_and_its_origin(served: tuple[FastAPI, httpx.Client]) -> None:
+    """Also errors, unknown paths and methods that are not taken."""
+    app, http = served
+    asked = [(route.method, concrete(route)) for route in app.state.routes]
+    asked += [
+        ("GET", "/nothing/here"),
+        ("PATCH", "/v1/models"),
+        ("OPTIONS", "/v1/models"),
+        ("GET", "/%ff"),
+        ("GET", "//"),
+    ]
+    seen = set()
+    for method, path in asked:
+        answer = http.request(method, path, headers={"origin": ORIGIN})
+        assert answer.status_code < 500 or path == "/readyz", (method, path, answer.text)
+        assert answer.headers["openai-processing-ms"].isdigit()
+        assert answer.headers["access-control-allow-origin"] == ORIGIN
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        seen.add(answer.headers["x-request-id"])
+    assert len(seen) == len(asked)
+
+
+def test_a_preflight_for_any_route_needs_no_key_and_allows_what_official_clients_send(
+    served: tuple[FastAPI, httpx.Client],
+) -> None:
+    app, http = served
+    wanted = "authorization,content-type,x-stainless-lang,x-stainless-os,openai-beta"
+    for route in app.state.routes:
+        headers = {
+            "origin": ORIGIN,
+            "authorization": "",
+            "access-control-request-method": route.method,
+            "access-control-request-headers": wanted,
+        }
+        answer = http.options(concrete(route), headers=headers)
+        assert answer.status_code == 204 and answer.headers["access-control-allow-headers"] == wanted
+        assert route.method in answer.headers["access-control-allow-methods"].split(", ")
+
+
+def test_continue_is_said_before_the_body_is_sent(served: tuple[FastAPI, httpx.Client]) -> None:
+    """As curl asks for long bodies."""
+    address = urlsplit(str(served[1].base_url))
+    body = b"{}"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key\r\nexpect: 100-continue\r\n"
+    with socket.create_connection((address.hostname or "", address.port or 0), WAIT) as client:
+        client.sendall(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode())
+        assert client.recv(64).startswith(b"HTTP/1.1 100 ")
+        client.sendall(body)
+        answer = b"".join(iter(lambda: client.recv(65_536), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"x-request-id" in answer

@@ -1,0 +1,218 @@
+"""HTTP around the routes: bodies, methods, keys, origins, health."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.api.app import create_app
+from paceline.api.http.admission import Gate
+from paceline.api.http.auth import Keyring
+from paceline.runtime.service import Piece
+from tests.api.conftest import BODY
+from tests.api.generation.test_request import NULLABLE, fault, post
+from tests.api.scripted import Script, ScriptedService, Signal, client_of, done, request, running, serving
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"42",
+        b'"text"',
+        b"{",
+        b"{'model': 1}",
+        b"\xff\xfe",
+        b'{"temperature": NaN}',
+        b'{"temperature": -Infinity}',
+        b'{"model": "scripted", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"\\udfff": 1}',
+        b"[" * 60_000,
+        b'{"a":' * 60_000 + b"1" + b"}" * 60_000,
+        b'{"model": "scripted", "messages": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+        b'{"seed": ' + b"9" * 5_000 + b"}",
+        b"a=1&b=2",
+    ],
+    ids=lambda body: repr(body[:24]),
+)
+def test_a_body_that_is_no_json_object_is_a_400(http: httpx.Client, body: bytes) -> None:
+    fault(http.post(CHAT, content=body))
+
+
+def test_a_whole_surrogate_pair_is_a_character(http: httpx.Client, service: ScriptedService) -> None:
+    body = json.dumps(BODY | {"messages": [{"role": "user", "content": "🚲"}]})
+    assert "\\ud83d" in body
+    assert http.post(CHAT, content=body).status_code == 200
+    assert service.requests[0].messages[0]["content"] == "🚲"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+PART = st.fixed_dictionaries(
+    {}, optional={"type": st.sampled_from(["text", "image_url"]), "text": JSON, "refusal": JSON}
+)
+MESSAGE = st.fixed_dictionaries(
+    {},
+    optional={
+        "role": st.sampled_from(["user", "assistant", "tool", "wizard"]) | JSON,
+        "content": st.text(max_size=8) | st.lists(PART, max_size=2) | JSON,
+        "tool_calls": JSON,
+        "function_call": JSON,
+    },
+)
+PACELINE = st.dictionaries(
+    st.sampled_from(["strategy", "device", "privacy", "documents", "on_device_loss", "report"]) | st.text(max_size=4),
+    JSON,
+)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    fields=st.dictionaries(st.sampled_from(NULLABLE), JSON, max_size=4),
+    messages=st.just(BODY["messages"]) | st.lists(MESSAGE, max_size=3) | JSON,
+    paceline=st.just({}) | PACELINE | JSON,
+    raw=st.none() | st.binary(max_size=64),
+)
+def test_no_body_makes_the_server_fail(
+    http: httpx.Client, fields: dict[str, object], messages: object, paceline: object, raw: bytes | None
+) -> None:
+    body = json.dumps(fields | {"model": "scripted", "messages": messages, "paceline": paceline}).encode()
+    if raw is not None:
+        body = body[: len(raw)] + raw + body[len(raw) :]
+    response = http.post(CHAT, content=body)
+    if response.status_code != 200:
+        fault(response, 404 if "model_not_found" in response.text else 400)
+
+
+def test_a_body_beyond_the_limit_is_a_413_announced_or_not(http: httpx.Client, service: ScriptedService) -> None:
+    body = json.dumps(BODY | {"padding": "x" * 1_048_576}).encode()
+    assert fault(http.post(CHAT, content=body), 413)["code"] == "request_too_large"
+
+    def chunks() -> Iterator[bytes]:
+        for start in range(0, len(body), 65_536):
+            yield body[start : start + 65_536]
+
+    assert fault(http.post(CHAT, content=chunks()), 413)["code"] == "request_too_large"
+    assert not service.requests
+    assert post(http).status_code == 200  # on whatever connection
+
+
+def test_a_chunked_body_below_the_limit_is_served(http: httpx.Client) -> None:
+    assert http.post(CHAT, content=iter([json.dumps(BODY).encode()])).status_code == 200
+
+
+def test_a_connection_is_kept_after_errors_and_streams(url: str) -> None:
+    with httpx.Client(base_url=url, limits=httpx.Limits(max_connections=1), verify=False) as client:
+        for _ in range(2):
+            fault(client.post(CHAT, content=b"nonsense"))
+            assert post(client, stream=True).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/chat", "/docs", "/redoc", "/v1/models/nobody/here"])
+def test_an_unknown_path_is_an_envelope(http: httpx.Client, path: str) -> None:
+    fault(http.get(path), 404)
+
+
+def test_a_wrong_method_is_an_envelope(http: httpx.Client) -> None:
+    response = http.get(CHAT)
+    fault(response, 405)
+    assert response.headers["allow"] == "POST"
+    fault(http.delete("/v1/models"), 405)
+    fault(http.options(CHAT), 405)
+
+
+def test_models_are_listed_with_their_context(http: httpx.Client) -> None:
+    body = http.get("/v1/models").json()
+    names = ["scripted", "org/second", "scripted-embedder"]
+    assert body["object"] == "list" and [model["id"] for model in body["data"]] == names
+    first = body["data"][0]
+    assert first["object"] == "model" and first["owned_by"] == "paceline" and isinstance(first["created"], int)
+    assert first["max_model_len"] == first["meta"]["n_ctx"] == 4096
+    assert http.get("/v1/models/scripted").json() == first
+    assert [model["paceline"]["kind"] for model in body["data"]] == ["chat", "chat", "embedding"]
+    embedder = http.get("/v1/models/scripted-embedder").json()
+    assert (embedder["max_model_len"], embedder["meta"]) == (256, {"n_embd": 4})
+    assert http.get("/v1/models/org/second").json()["id"] == "org/second"
+    assert fault(http.get("/v1/models/gpt-4o"), 404)["code"] == "model_not_found"
+    refused = fault(http.post(CHAT, json=BODY | {"model": "scripted-embedder"}), 404)
+    assert refused["code"] == "model_not_found" and "/v1/embeddings" in str(refused["message"])
+
+
+def test_health_and_readiness(http: httpx.Client, service: ScriptedService) -> None:
+    assert http.get("/healthz").json() == {"status": "ok"}
+    assert http.get("/readyz").json() == {"ready": True, "side": "cloud", "model": "scripted", "documents": 0}
+    service.is_ready = False
+    response = http.get("/readyz")
+    assert response.status_code == 503 and response.json()["ready"] is False
+
+
+# ---- load and the end -----------------------------------------------------------------------------------------------
+def test_too_many_requests_at_once_are_refused_at_once() -> None:
+    service, go_on = ScriptedService(), Signal()
+    service.script = Script([Piece("a", 1), go_on, done()])
+    with (
+        serving(service, max_active=1) as url,
+        client_of(url) as http,
+        http.stream("POST", CHAT, json=BODY | {"stream": True}) as first,
+    ):
+        response = post(http)
+        assert fault(response, 429)["code"] == "too_many_requests"
+        assert response.headers["retry-after"] == "1"
+        assert http.get("/v1/models").status_code == 200
+        go_on.set()
+        assert first.read().endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.anyio
+async def test_a_draining_gate_lets_nobody_in_and_waits_for_those_inside() -> None:
+    gate = Gate(Keyring({}), max_active=2)
+    assert gate.enter() is None and gate.enter() is None
+    full = gate.enter()
+    assert full is not None and full.status == 429
+    drained = asyncio.create_task(gate.drain())
+    gate.leave()
+    await asyncio.sleep(0)
+    refused = gate.enter()
+    assert refused is not None and refused.status == 503 and "Retry-After" in refused.headers
+    assert not drained.done()
+    gate.leave()
+    await drained
+
+
+def test_a_stopping_server_finishes_its_answers() -> None:
+    service, go_on = ScriptedService(), Signal()
+    service.script = Script([Piece("a", 1), go_on, Piece("b", 1), done()])
+    with ThreadPoolExecutor(1) as pool:
+        with running(create_app(service, keyring=Keyring({}))) as url:
+            reader = pool.submit(request, "POST", url + CHAT, json=BODY | {"stream": True})
+            assert service.script.began.wait()
+            pool_stop = threading.Timer(0, go_on.set)
+            pool_stop.start()
+        assert reader.result().text.endswith("data: [DONE]\n\n")
+        pool_stop.join()
+
+
+def test_curl_reads_the_stream(url: str) -> None:
+    curl = shutil.which("curl")
+    if curl is None:  # what curl would show is covered by the other tests
+        return
+    command = [curl, "-sS", "-N", url + CHAT, "-d", json.dumps(BODY | {"stream": True})]  # with curl's form type
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    assert '"content":"Hello"' in shown and shown.endswith("data: [DONE]\n\n")

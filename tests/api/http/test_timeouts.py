@@ -1,0 +1,130 @@
+"""Connections that say nothing, or nearly nothing: none is held for them. Those that are waited for are."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from starlette.websockets import WebSocket
+from websockets.sync.client import connect
+
+from paceline.api.app import create_app
+from paceline.api.http.auth import Keyring
+from paceline.api.http.timeouts import HttpConnection
+from tests.api.scripted import WAIT, Script, ScriptedService, Signal, running, said
+
+ONE = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch, service: ScriptedService) -> Iterator[tuple[str, int]]:
+    """Of a server with little patience."""
+    monkeypatch.setattr(HttpConnection, "head_s", 0.5)
+    app = create_app(service, keyring=Keyring({}))
+
+    async def echo(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.send_text(await websocket.receive_text())
+
+    app.add_api_websocket_route("/echo", echo)
+    with running(app) as url:
+        parts = urlsplit(url)
+        yield parts.hostname or "", parts.port or 0
+
+
+def is_closed(client: socket.socket, wait: float) -> bool:
+    """By the server, within so many s."""
+    readable, _, _ = select.select([client], [], [], wait)
+    try:
+        return bool(readable) and client.recv(65_536) == b""
+    except ConnectionError:
+        return True
+
+
+def dribble(client: socket.socket, byte: bytes = b"x") -> bool:
+    """A byte now and then until the server has had enough."""
+    end = time.monotonic() + WAIT
+    while time.monotonic() < end:
+        try:
+            client.sendall(byte)
+        except ConnectionError:
+            return True
+        if is_closed(client, 0.02):
+            return True
+    return False
+
+
+def answered(client: socket.socket) -> bytes:
+    client.sendall(ONE)
+    answer = b""
+    while b"\r\n\r\n{" not in answer:
+        answer += client.recv(65_536)
+    return answer
+
+
+def test_who_connects_and_says_nothing_is_let_go(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, WAIT) as client:
+        assert is_closed(client, WAIT)
+
+
+def test_a_head_that_comes_byte_by_byte_is_not_waited_for(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, WAIT) as client:
+        client.sendall(b"GET /")
+        assert dribble(client)
+
+
+def test_nor_is_that_of_a_later_request(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, WAIT) as client:
+        for _ in range(3):
+            assert answered(client).startswith(b"HTTP/1.1 200 ")
+        client.sendall(b"GET /")
+        assert dribble(client)
+
+
+def test_nor_what_is_left_of_a_body_after_its_answer(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, WAIT) as client:
+        client.sendall(b"POST /nothing/here HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n")
+        assert client.recv(65_536).startswith(b"HTTP/1.1 404 ")
+        assert dribble(client)
+
+
+def test_an_answer_takes_the_time_it_takes(address: tuple[str, int], service: ScriptedService) -> None:
+    go_on = Signal()
+    service.script = Script([go_on, *said("at last")])
+    body = b'{"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}'
+    with socket.create_connection(address, WAIT) as client, socket.create_connection(address, WAIT) as silent:
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+        )
+        client.sendall(body)
+        assert service.script.began.wait()
+        assert is_closed(silent, WAIT), "so that much time has gone by"
+        with socket.create_connection(address, WAIT) as later:
+            assert is_closed(later, WAIT)
+        go_on.set()
+        answer = b""
+        while part := client.recv(65_536):
+            answer += part
+            if b"at last" in answer:
+                break
+        assert b"at last" in answer
+
+
+def test_an_idle_connection_is_kept_for_the_next_request(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, WAIT) as client:
+        answered(client)
+        with socket.create_connection(address, WAIT) as silent:
+            assert is_closed(silent, WAIT)
+        assert answered(client).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_websocket_is_not_hurried(address: tuple[str, int]) -> None:
+    with connect(f"ws://{address[0]}:{address[1]}/echo", proxy=None, ping_interval=None) as websocket:
+        with socket.create_connection(address, WAIT) as silent:
+            assert is_closed(silent, WAIT)
+        websocket.send("still here")
+        assert websocket.recv(WAIT) == "still here"

@@ -1,0 +1,418 @@
+"""`/v1/responses` over a real server: shapes, state, errors, and who may see what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+from paceline.api.responses.event_store import LogRows
+from paceline.errors import ConfigError, LinkClosed, RequestError
+from paceline.runtime.service import Piece, TokenLogprob
+from tests.api.responses.test_events import CALL
+from tests.api.scripted import Script, ScriptedService, Signal, client_of, done, said, serving
+
+ASK: dict[str, object] = {"model": "scripted", "input": "Hi"}
+TOOL: dict[str, object] = {
+    "type": "function",
+    "name": "look_up",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+def post(http: httpx.Client, **fields: object) -> httpx.Response:
+    return http.post("/v1/responses", json=ASK | fields)
+
+
+def error_of(answer: httpx.Response) -> tuple[int, str | None, str | None]:
+    """(status, param, code)"""
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return answer.status_code, error["param"], error["code"]
+
+
+# ---- the official client --------------------------------------------------------------------------------------------
+def test_a_response_is_made_kept_listed_and_deleted(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="scripted", input="Hi", metadata={"a": "b"}, instructions="Be brief.")
+    assert (made.status, made.output_text, made.metadata) == ("completed", "Hello there.", {"a": "b"})
+    assert made.id.startswith("resp_") and made.output[0].id is not None and made.output[0].id.startswith("msg_")
+    assert made.usage is not None and made.usage.total_tokens == 10
+    assert made.usage.input_tokens_details.cached_tokens == made.usage.output_tokens_details.reasoning_tokens == 0
+    assert client.responses.retrieve(made.id) == made
+    items = client.responses.input_items.list(made.id).data
+    assert [json.loads(item.model_dump_json())["content"][0]["text"] for item in items] == ["Hi"]
+    client.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id)
+
+
+def test_a_stream_is_typed_and_numbered(client: openai.OpenAI) -> None:
+    events = list(client.responses.create(model="scripted", input="Hi", stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[0].type == "response.created" and events[-1].type == "response.completed"
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "Hello there."
+    last = events[-1]
+    assert last.type == "response.completed" and client.responses.retrieve(last.response.id) == last.response
+
+
+def test_a_stream_is_resumed_after_any_of_its_events(client: openai.OpenAI) -> None:
+    everything = list(client.responses.create(model="scripted", input="Hi", stream=True))
+    first = everything[0]
+    assert first.type == "response.created"
+    for after in range(len(everything)):
+        rest = list(client.responses.retrieve(first.response.id, stream=True, starting_after=after))
+        assert rest == everything[after + 1 :]
+    assert list(client.responses.retrieve(first.response.id, stream=True)) == everything
+
+
+class City(BaseModel):
+    name: str
+
+
+def test_the_helpers_parse_and_accumulate(client: openai.OpenAI, service: ScriptedService) -> None:
+    service.script = Script(said('{"name"', ': "Ulm"}'))
+    parsed = client.responses.parse(model="scripted", input="Where?", text_format=City)
+    assert parsed.output_parsed == City(name="Ulm")
+    constraint = service.requests[-1].constraint
+    assert constraint is not None and constraint.kind == "json_schema"
+    with client.responses.stream(model="scripted", input="Where?", text_format=City) as stream:
+        assert [event.type for event in stream][-1] == "response.completed"
+        assert stream.get_final_response().output_parsed == City(name="Ulm")
+
+
+def test_a_call_goes_out_and_its_output_comes_back(client: openai.OpenAI, service: ScriptedService) -> None:
+    service.script = Script(said(CALL[:30], CALL[30:]))
+    asked = client.responses.create(
+        model="scripted",
+        input="Where is it?",
+        tools=[TOOL, {"type": "web_search"}],
+        tool_choice="required",  # type: ignore[list-item]
+    )
+    (call,) = asked.output
+    assert call.type == "function_call" and call.name == "look_up" and json.loads(call.arguments) == {"city": "Ulm"}
+    assert [tool.type for tool in asked.tools] == ["function"]
+    service.script = Script(said("In Ulm."))
+    answered = client.responses.create(
+        model="scripted",
+        previous_response_id=asked.id,
+        input=[{"type": "function_call_output", "call_id": call.call_id, "output": "Ulm"}],
+    )
+    assert answered.output_text == "In Ulm."
+    roles = [message["role"] for message in service.requests[-1].messages]
+    assert roles == ["user", "assistant", "tool"]
+    assert "look_up" in service.requests[-1].messages[1]["content"]
+
+
+def test_a_conversation_goes_on_but_instructions_do_not(client: openai.OpenAI, service: ScriptedService) -> None:
+    first = client.responses.create(model="scripted", input="One?", instructions="Be brief.")
+    second = client.responses.create(model="scripted", input="Two?", previous_response_id=first.id)
+    client.responses.create(model="scripted", input="Three?", previous_response_id=second.id, instructions="Be long.")
+    told = [(message["role"], message["content"]) for message in service.requests[-1].messages]
+    answer = ("assistant", "Hello there.")
+    assert told == [("system", "Be long."), ("user", "One?"), answer, ("user", "Two?"), answer, ("user", "Three?")]
+    client.responses.delete(first.id)
+    with pytest.raises(openai.BadRequestError) as gone:
+        client.responses.create(model="scripted", input="Four?", previous_response_id=second.id)
+    assert (gone.value.param, gone.value.code) == ("previous_response_id", "previous_response_not_found")
+
+
+def test_what_a_response_said_may_be_sent_back(client: openai.OpenAI, service: ScriptedService) -> None:
+    first = client.responses.create(model="scripted", input="One?")
+    given = [{"role": "user", "content": "One?"}, *(item.model_dump() for item in first.output)]
+    given += [{"type": "reasoning", "id": "rs_1", "summary": []}, {"role": "user", "content": "Two?"}]
+    client.responses.create(model="scripted", input=given)  # type: ignore[arg-type]  # as clients do
+    assert [m["content"] for m in service.requests[-1].messages] == ["One?", "Hello there.", "Two?"]
+
+
+def test_one_in_the_background_runs_without_its_client_and_can_be_cancelled(
+    client: openai.OpenAI, service: ScriptedService
+) -> None:
+    go = Signal()
+    script = service.script = Script([Piece("Hello", 1), go, Piece(" there.", 1), done()])
+    made = client.responses.create(model="scripted", input="Hi", background=True)
+    assert made.status == "in_progress" and script.began.wait()
+    stream = client.responses.retrieve(made.id, stream=True)
+    seen = []
+    for event in stream:
+        seen.append(event)
+        if event.type == "response.output_text.delta" and event.delta == "Hello":
+            assert client.responses.retrieve(made.id).output_text == "Hello"
+            go.set()
+    assert seen[-1].type == "response.completed"
+    assert client.responses.retrieve(made.id).output_text == "Hello there."
+    assert client.responses.cancel(made.id).status == "completed", "too late"
+
+    script = service.script = Script([Piece("Hello", 1), Signal()])
+    made = client.responses.create(model="scripted", input="Hi", background=True)
+    assert script.began.wait()
+    assert client.responses.cancel(made.id).status == "cancelled"
+    assert script.ended.wait()
+    assert client.responses.cancel(made.id).status == "cancelled", "twice is as good as once"
+    assert [event.type for event in client.responses.retrieve(made.id, stream=True)][-1] == "response.incomplete"
+
+
+# ---- leaving --------------------------------------------------------------------------------------------------------
+def test_leaving_a_stream_in_the_foreground_cancels_it(client: openai.OpenAI, service: ScriptedService) -> None:
+    script = service.script = Script([Piece("Hello", 1), Signal()])
+    stream = client.responses.create(model="scripted", input="Hi", stream=True)
+    first = next(iter(stream))
+    assert first.type == "response.created"
+    stream.close()
+    assert script.ended.wait()
+    list(client.responses.retrieve(first.response.id, stream=True))
+    assert client.responses.retrieve(first.response.id).status == "cancelled"
+
+
+def test_leaving_a_stream_in_the_background_changes_nothing(client: openai.OpenAI, service: ScriptedService) -> None:
+    go = Signal()
+    service.script = Script([Piece("Hello", 1), go, Piece(" there.", 1), done()])
+    stream = client.responses.create(model="scripted", input="Hi", stream=True, background=True)
+    first = next(iter(stream))
+    assert first.type == "response.created"
+    stream.close()
+    go.set()
+    rest = list(client.responses.retrieve(first.response.id, stream=True, starting_after=0))
+    assert [event.sequence_number for event in rest] == list(range(1, len(rest) + 1))
+    assert client.responses.retrieve(first.response.id).output_text == "Hello there."
+
+
+def test_leaving_while_a_whole_answer_is_written_ends_it(url: str, service: ScriptedService) -> None:
+    script = service.script = Script([Piece("Hello", 1), Signal()])
+    with client_of(url) as http, pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/responses", json=ASK, timeout=httpx.Timeout(30, read=0.2))
+    assert script.ended.wait()
+
+
+def test_one_that_is_deleted_while_it_runs_ends(http: httpx.Client, service: ScriptedService) -> None:
+    script = service.script = Script([Piece("Hello", 1), Signal()])
+    made = post(http, background=True).json()["id"]
+    assert http.delete(f"/v1/responses/{made}").json() == {"id": made, "object": "response", "deleted": True}
+    assert script.ended.wait()
+    assert http.get(f"/v1/responses/{made}").status_code == 404
+
+
+# ---- what is kept ---------------------------------------------------------------------------------------------------
+def test_what_is_not_stored_is_nowhere_afterwards(http: httpx.Client) -> None:
+    made = post(http, store=False).json()
+    assert made["status"] == "completed" and made["store"] is False
+    assert error_of(http.get(f"/v1/responses/{made['id']}"))[0] == 404
+    streamed = post(http, store=False, stream=True).text
+    assert "event: response.completed" in streamed and "[DONE]" not in streamed
+
+
+def test_a_response_belongs_to_the_key_that_made_it() -> None:
+    with (
+        serving(ScriptedService(), {"mine": None, "theirs": None}) as url,
+        client_of(url, "mine") as mine,
+        client_of(url, "theirs") as theirs,
+    ):
+        made = post(mine, background=True).json()["id"]
+        path = f"/v1/responses/{made}"
+        for method, where in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
+            assert error_of(theirs.request(method, path + where)) == (404, "response_id", None)
+        assert theirs.get(path, params={"stream": "true"}).status_code == 404
+        assert error_of(post(theirs, previous_response_id=made))[1] == "previous_response_id"
+        assert mine.get(path).status_code == 200
+
+
+def test_input_items_come_in_pages(http: httpx.Client) -> None:
+    given = [{"role": "user", "content": str(number), "id": f"msg_{number}"} for number in range(5)]
+    path = f"/v1/responses/{post(http, input=given).json()['id']}/input_items"
+
+    def ids(**query: object) -> tuple[list[str], bool]:
+        page = http.get(path, params=query).json()  # type: ignore[arg-type]  # numbers and words
+        assert page["first_id"] == page["data"][0]["id"] and page["last_id"] == page["data"][-1]["id"]
+        return [item["id"] for item in page["data"]], page["has_more"]
+
+    assert ids() == (["msg_4", "msg_3", "msg_2", "msg_1", "msg_0"], False)
+    assert ids(order="asc", limit=2) == (["msg_0", "msg_1"], True)
+    assert ids(order="asc", limit=2, after="msg_1") == (["msg_2", "msg_3"], True)
+    assert ids(order="asc", after="msg_3") == (["msg_4"], False)
+    assert error_of(http.get(path, params={"after": "msg_9"})) == (400, "after", None)
+    assert error_of(http.get(path, params={"limit": "0"})) == (400, "limit", None)
+
+
+# ---- fields ---------------------------------------------------------------------------------------------------------
+def test_fields_reach_the_generation(http: httpx.Client, service: ScriptedService) -> None:
+    one = TokenLogprob("Hi", -0.5, (72, 105))
+    service.script = Script([Piece("Hi", 1, logprobs=((one, (one,)),)), done("length", degraded="device_lost")])
+    answer = post(
+        http,
+        temperature=0.5,
+        top_p=0.25,
+        max_output_tokens=3,
+        top_logprobs=1,
+        include=["message.output_text.logprobs"],
+        text={"format": {"type": "json_object"}},
+        paceline={"strategy": "autoregressive", "documents": 1, "report": True},
+    ).json()
+    asked = service.requests[-1]
+    assert (asked.sampling.temperature, asked.sampling.top_p, asked.max_tokens, asked.top_logprobs) == (0.5, 0.25, 3, 1)
+    assert (asked.strategy, asked.documents) == ("autoregressive", 1)
+    assert asked.constraint is not None and asked.constraint.kind == "json_object"
+    assert answer["status"] == "incomplete" and answer["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert answer["output"][0]["content"][0]["logprobs"][0]["logprob"] == -0.5
+    assert answer["paceline"]["degraded"] == "device_lost" and answer["text"]["format"] == {"type": "json_object"}
+
+
+def test_a_conversation_that_is_too_long_is_cut_only_if_that_was_asked_for(
+    http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = service.prepare
+
+    async def narrow(request: object) -> object:
+        if len(request.messages) > 4:  # type: ignore[attr-defined]
+            raise RequestError("Too long.", code="context_length_exceeded", param="messages")
+        return await prepare(request)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(service, "prepare", narrow)
+    given = [{"role": "user", "content": str(number)} for number in range(10)]
+    assert error_of(post(http, input=given)) == (400, "input", "context_length_exceeded")
+    made = post(http, input=given, truncation="auto", instructions="Be brief.")
+    assert made.status_code == 200
+    assert [m["content"] for m in service.requests[-1].messages] == ["Be brief.", "7", "8", "9"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": 3}, "model"),
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"content": "Hi"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
+        ({"temperature": 3}, "temperature"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"include": ["everything"]}, "include[0]"),
+        ({"metadata": {"a": "b" * 513}}, "metadata.a"),
+        ({"truncation": "some"}, "truncation"),
+        ({"background": True, "store": False}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"previous_response_id": "resp_unknown"}, "previous_response_id"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "web_search"}, TOOL | {"name": "a b"}]}, "tools[1].name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"paceline": {"strategy": "magic"}}, "paceline.strategy"),
+        ({"paceline": {"unknown": 1}}, "paceline.unknown"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(http: httpx.Client, fields: dict[str, object], param: str) -> None:
+    answer = post(http, **fields)
+    assert error_of(answer)[:2] == (400, param), answer.text
+
+
+def test_what_is_not_here_is_not_found(http: httpx.Client) -> None:
+    assert error_of(post(http, model="gpt-9")) == (404, "model", "model_not_found")
+    for method, where in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
+        assert error_of(http.request(method, f"/v1/responses/resp_unknown{where}")) == (404, "response_id", None)
+
+
+def test_questions_about_a_response_are_checked(http: httpx.Client) -> None:
+    path = f"/v1/responses/{post(http).json()['id']}"
+    assert error_of(http.get(path, params={"starting_after": "1"})) == (400, "starting_after", None)
+    assert error_of(http.get(path, params={"stream": "true", "starting_after": "x"})) == (400, "starting_after", None)
+    assert error_of(http.get(path, params={"stream": "perhaps"})) == (400, "stream", None)
+    assert http.post(path + "/cancel").status_code == 400, "it was made in the foreground"
+    assert http.get(path, params={"stream": "true", "starting_after": "99"}).text == ""
+
+
+# ---- failures -------------------------------------------------------------------------------------------------------
+def test_a_failure_is_an_error_without_a_stream_and_an_event_in_one(
+    client: openai.OpenAI, http: httpx.Client, service: ScriptedService
+) -> None:
+    service.script = Script([Piece("Half", 1), LinkClosed("The device has gone.")])
+    assert error_of(post(http)) == (503, None, "link_lost")
+    last = list(client.responses.create(model="scripted", input="Hi", stream=True))[-1]
+    assert last.type == "response.failed" and last.response.error is not None
+    assert last.response.error.message == "The device has gone." and last.response.output_text == "Half"
+    assert client.responses.retrieve(last.response.id) == last.response
+    made = client.responses.create(model="scripted", input="Hi", background=True)
+    assert [event.type for event in client.responses.retrieve(made.id, stream=True)][-1] == "response.failed"
+
+
+def test_a_request_that_is_not_admitted_leaves_nothing(http: httpx.Client, service: ScriptedService) -> None:
+    service.script = Script(refusal=RequestError("Full.", status=429, type="rate_limit_error", code="busy"))
+    answer = post(http, stream=True)
+    assert error_of(answer) == (429, None, "busy") and answer.headers["retry-after"]
+
+
+def test_a_silent_stream_shows_signs_of_life() -> None:
+    service = ScriptedService()
+    service.script = Script([Piece("Hello", 1), Signal()])
+    with serving(service, keep_alive=0.05) as url, client_of(url) as http:
+        with http.stream("POST", "/v1/responses", json=ASK | {"stream": True}) as answer:
+            assert any(": ping" in part for part in answer.iter_text())
+        assert service.script.ended.wait()
+
+
+def test_a_disk_that_refuses_ends_the_answer_and_not_the_server(
+    http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*_: object) -> None:
+        raise ConfigError("The disk is full.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LogRows, "write", refusing)
+        streamed = post(http, stream=True)
+        assert streamed.status_code == 200 and "Hello" not in streamed.text
+        assert streamed.text.startswith('event: error\ndata: {"type":"error","code":"server_error"')
+        whole = post(http)
+        assert whole.status_code == 500 and "could not be stored" in whole.json()["error"]["message"]
+        assert post(http, store=False).json()["status"] == "completed"
+    assert service.script.ended.wait()
+    assert post(http).json()["status"] == "completed"
+
+
+def test_what_an_agent_on_a_command_line_sends_is_served(http: httpx.Client, service: ScriptedService) -> None:
+    """As coding agents send it: tools of other hosts, no store, reasoning to be carried along."""
+    given = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be careful."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List the files."}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": "xyz"},
+        {
+            "type": "function_call",
+            "id": "fc_1",
+            "call_id": "call_1",
+            "name": "shell",
+            "arguments": '{"command":["ls"]}',
+        },
+        {"type": "function_call_output", "call_id": "call_1", "output": "a.py"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a.py"}]},
+        {"role": "user", "content": "And now?"},
+    ]
+    answer = post(
+        http,
+        input=given,
+        instructions="You are an agent.",
+        tools=[TOOL | {"strict": False}, {"type": "local_shell"}, {"type": "custom", "name": "apply_patch"}],
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        reasoning={"effort": "medium", "summary": "auto"},
+        include=["reasoning.encrypted_content"],
+        store=False,
+        stream=True,
+        prompt_cache_key="123",
+        client_metadata={"a": "b"},
+    )
+    assert answer.status_code == 200 and "event: response.completed" in answer.text
+    roles = [message["role"] for message in service.requests[-1].messages]
+    assert roles == ["system", "system", "user", "assistant", "tool", "assistant", "user"]

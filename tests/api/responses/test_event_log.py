@@ -1,0 +1,333 @@
+"""Rows once, in order, before they are read; in one transaction where they can be; gone when they are deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from paceline.api.responses.endpoint import event_log as token_log
+from paceline.api.responses.event_log import TAIL, Reader, Retention, TokenLog, Track
+from paceline.api.responses.event_store import FILE, Header, LogRows, Row, share
+from paceline.api.responses.replay import close_cut
+from paceline.errors import ConfigError, PacelineError
+
+pytestmark = pytest.mark.anyio
+
+
+def header(response: str, created: float | None = None, owner: str = "key", request: bytes = b"{}") -> Header:
+    return Header(response, owner, time.time() if created is None else created, None, request)
+
+
+def events(*texts: str) -> list[tuple[str, bytes]]:
+    return [("delta", json.dumps(text).encode()) for text in texts]
+
+
+async def rest_of(reader: Reader) -> list[Row]:
+    rows: list[Row] = []
+    while batch := await reader.next():
+        rows += batch
+    return rows
+
+
+async def written(
+    log: TokenLog,
+    response: str,
+    *texts: str,
+    created: float | None = None,
+    owner: str = "key",
+    request: bytes = b"{}",
+) -> Track:
+    track = log.begin(header(response, created, owner, request), stored=True)
+    await log.append(track, events(*texts), last=True)
+    await log.settled(track)
+    return track
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> AsyncIterator[TokenLog]:
+    made = TokenLog(tmp_path, close_cut)
+    yield made
+    made.close()
+
+
+async def test_rows_are_read_once_and_in_order_by_every_reader(log: TokenLog) -> None:
+    track = log.begin(header("a"), stored=True)
+    early = asyncio.create_task(rest_of(log.follow("a")))
+    texts = [str(number) for number in range(3 * TAIL)]
+    for text in texts:
+        await log.append(track, events(text))
+    await log.append(track, events("end"), last=True)
+    await log.settled(track)
+    everything = [Row(i, "delta", json.dumps(text).encode()) for i, text in enumerate([*texts, "end"])]
+    assert await early == everything
+    assert await rest_of(log.follow("a")) == everything
+    assert await rest_of(log.follow("a", len(texts) - 1)) == everything[-1:]
+    assert await rest_of(log.follow("a", len(texts) + 5)) == []
+
+
+async def test_who_reads_a_running_response_from_its_beginning_finds_it_in_the_file(log: TokenLog) -> None:
+    track = log.begin(header("a"), stored=True)
+    await log.append(track, events(*map(str, range(2 * TAIL))))
+    reader = log.follow("a")
+    rows: list[Row] = []
+    while len(rows) < 2 * TAIL:
+        rows += await reader.next() or []
+    assert await reader.next(0.0) is None, "it waits for what follows"
+    log.put(track, events("end"), last=True)
+    rows += await rest_of(reader)
+    assert [row.sequence for row in rows] == list(range(2 * TAIL + 1))
+
+
+async def test_nothing_is_read_before_it_is_written(log: TokenLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    write = LogRows.write
+
+    def noted(self: LogRows, begun: Sequence[Header], rows: Sequence[object], ended: Sequence[tuple[str, int]]) -> None:
+        write(self, begun, rows, ended)  # type: ignore[arg-type]  # passed on as it came
+        order.append(f"written {len(rows)}")
+
+    monkeypatch.setattr(LogRows, "write", noted)
+    track = log.begin(header("a"), stored=True)
+    await log.append(track, events("one", "two"), last=True)
+    assert len(await log.follow_track(track).next() or []) == 2
+    assert order == ["written 2"]
+
+
+async def test_what_waits_is_written_in_one_transaction(log: TokenLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    write = LogRows.write
+
+    def counted(
+        self: LogRows, begun: Sequence[Header], rows: Sequence[object], ended: Sequence[tuple[str, int]]
+    ) -> None:
+        sizes.append(len(rows))
+        write(self, begun, rows, ended)  # type: ignore[arg-type]  # passed on as it came
+
+    held = threading.Event()
+    busy = asyncio.create_task(log.ask(lambda: held.wait(30)))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(LogRows, "write", counted)
+    tracks = [log.begin(header(str(number)), stored=True) for number in range(64)]
+    for track in tracks:
+        log.put(track, events("x", "y"), last=True)
+    held.set()
+    await busy
+    for track in tracks:
+        await log.settled(track)
+    assert sizes == [128]
+
+
+async def test_a_response_that_is_not_stored_leaves_nothing(log: TokenLog, tmp_path: Path) -> None:
+    track = log.begin(header("a"), stored=False)
+    reader = log.follow_track(track)
+    await log.append(track, events("secret"))
+    assert await log.find("a") is None
+    await log.append(track, events("secret"), last=True)
+    assert len(await rest_of(reader)) == 2
+    assert await log.find("a") is None and log.running("a") is None
+    log.close()
+    assert all(b"secret" not in file.read_bytes() for file in tmp_path.iterdir())
+
+
+async def test_what_is_deleted_is_in_no_file(log: TokenLog, tmp_path: Path) -> None:
+    await written(log, "a", *["very secret"] * 100)
+    await written(log, "b", "public")
+    assert any(b"very secret" in file.read_bytes() for file in tmp_path.iterdir())
+    await log.delete("a")
+    assert await log.find("a") is None and await log.find("b") is not None
+    assert all(b"very secret" not in file.read_bytes() for file in tmp_path.iterdir())
+
+
+async def test_the_oldest_go_when_there_is_too_much(tmp_path: Path) -> None:
+    log = TokenLog(tmp_path, close_cut, Retention(max_bytes=2500))
+    for index in range(6):
+        await written(log, str(index), "x" * 1000, created=time.time() - 60 + index)
+    kept = [index for index in range(6) if await log.find(str(index)) is not None]
+    assert kept == [4, 5]
+    log.close()
+
+
+async def there(log: TokenLog, *responses: str) -> set[str]:
+    return {response for response in responses if await log.last(response) is not None}
+
+
+async def test_requests_count_as_what_was_answered_does(tmp_path: Path) -> None:
+    log = TokenLog(tmp_path, close_cut, Retention(max_bytes=2500))
+    names = [str(index) for index in range(6)]
+    for name in names:
+        await written(log, name, "x", created=time.time() - 60 + int(name), request=b"x" * 1000)
+    assert await there(log, *names) == {"4", "5"}
+    log.close()
+
+
+async def test_room_is_made_for_many_at_once_from_an_index_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    shrink = LogRows.shrink
+
+    def counted(rows: LogRows, max_bytes: int) -> None:
+        asked.append(max_bytes)
+        shrink(rows, max_bytes)
+
+    monkeypatch.setattr(LogRows, "shrink", counted)
+    log = TokenLog(tmp_path, close_cut, Retention(max_bytes=100_000))
+    for number in range(250):
+        await written(log, f"{number:03}", "x" * 980, created=time.time() - 300 + number)
+    left = [number for number in range(250) if await log.last(f"{number:03}") is not None]
+    assert left == list(range(250 - len(left), 250)) and 90 <= len(left) <= 101
+    assert 10 <= len(asked) <= 20
+    plans: list[str] = []
+    for statement in (
+        "SELECT coalesce(sum(bytes), 0) FROM responses WHERE ended",
+        "SELECT owner, sum(bytes) FROM responses WHERE ended GROUP BY owner",
+        "SELECT id, owner, bytes FROM responses WHERE ended ORDER BY created, id",
+    ):
+        rows = await log.ask(lambda s=statement: log._rows._connection.execute(f"EXPLAIN QUERY PLAN {s}").fetchall())  # type: ignore[misc]  # bound now
+        plans.append(rows[0][3])
+    assert all("COVERING INDEX responses_ended" in plan for plan in plans), plans
+    log.close()
+
+
+@pytest.mark.parametrize("step", [1, token_log.STEP])
+async def test_who_keeps_little_loses_nothing_to_who_keeps_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    monkeypatch.setattr(token_log, "STEP", step)
+    log = TokenLog(tmp_path, close_cut, Retention(max_bytes=20_000))
+    for number in range(3):
+        await written(log, f"ann{number}", "x" * 1000, created=time.time() - 600 + number, owner="ann")
+    for number in range(60):
+        await written(log, f"bert{number}", "x" * 1000, created=time.time() - 300 + number, owner="bert")
+    assert len(await there(log, *(f"ann{number}" for number in range(3)))) == 3
+    kept = await there(log, *(f"bert{number}" for number in range(60)))
+    assert kept == {f"bert{number}" for number in range(60 - len(kept), 60)} and len(kept) >= 14
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("held", "room", "most"),
+    [([], 10, 0), ([7], 5, 5), ([1, 9], 10, 9), ([1, 9], 8, 7), ([5, 5, 5], 9, 3), ([1, 2, 9, 9], 11, 4), ([3], 0, 0)],
+)
+def test_a_share_is_what_others_leave(held: list[int], room: int, most: int) -> None:
+    assert share(held, room) == most
+    assert sum(min(size, most) for size in held) <= room or sum(held) <= room
+
+
+async def test_a_log_of_before_is_read_and_gets_its_indexes(tmp_path: Path) -> None:
+    log = TokenLog(tmp_path, close_cut)
+    await written(log, "a", "x")
+    log.close()
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        connection.executescript("""DROP INDEX responses_ended; DROP INDEX responses_unfinished;
+            CREATE INDEX responses_by_age ON responses (created);""")
+    log = TokenLog(tmp_path, close_cut)
+    assert await there(log, "a") == {"a"}
+    log.close()
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        names = {row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE sql LIKE 'CREATE INDEX%'")}
+    assert names == {"responses_ended", "responses_unfinished"}
+
+
+async def test_what_is_too_old_goes_from_a_log_that_always_has_something_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_log, "SWEEP_S", 0.1)
+    log = TokenLog(tmp_path, close_cut, Retention(max_age=0.2))
+    await written(log, "old", "x")
+    async with asyncio.timeout(30):
+        while await there(log, "old"):  # it is asked without a pause
+            pass
+    log.close()
+
+
+async def test_what_nobody_ends_goes_and_what_is_being_written_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_log, "SWEEP_S", 0.05)
+    log = TokenLog(tmp_path, close_cut, Retention(max_age=100))
+    for name, age in (("lost", 101.0), ("young", 99.0), ("live", 101.0)):
+        track = log.begin(header(name, time.time() - age - token_log.ABANDONED_S), stored=True)
+        await log.append(track, events("x"))
+        if name != "live":
+            del log._live[name]  # as after a disk that refused its end
+    async with asyncio.timeout(30):
+        while await there(log, "lost"):
+            pass
+    assert await there(log, "young", "live") == {"young", "live"}
+    log.close()
+
+
+async def test_what_is_too_old_is_not_there_and_goes(tmp_path: Path) -> None:
+    log = TokenLog(tmp_path, close_cut, Retention(max_age=100))
+    await written(log, "old", "x", created=time.time() - 101)
+    await written(log, "new", "x")
+    assert await log.find("old") is None and await log.find("new") is not None
+    log.close()
+    again = TokenLog(tmp_path, close_cut, Retention(max_age=100))
+    assert await again.last("old") is None and await again.last("new") is not None
+    again.close()
+
+
+async def test_a_disk_that_refuses_fails_what_it_refused_and_no_more(
+    log: TokenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = LogRows.write
+
+    def refusing(*_: object) -> None:
+        raise ConfigError("The disk is full.")
+
+    track = log.begin(header("a"), stored=True)
+    monkeypatch.setattr(LogRows, "write", refusing)
+    await log.append(track, events("lost"))
+    with pytest.raises(PacelineError, match="could not be stored"):
+        await log.follow("a").next()
+    monkeypatch.setattr(LogRows, "write", write)
+    with pytest.raises(PacelineError, match="could not be stored"):
+        await log.append(track, events("more"))
+    log.put(track, events("end"), last=True)
+    assert log.running("a") is None and await log.find("a") is None
+    await written(log, "b", "fine")
+    assert len(await rest_of(log.follow("b"))) == 1
+
+
+async def test_the_same_number_is_never_written_twice(tmp_path: Path) -> None:
+    rows = LogRows(tmp_path)
+    rows.write([header("a")], [("a", 0, "delta", b"1")], [])
+    with pytest.raises(ConfigError, match="UNIQUE"):
+        rows.write([], [("a", 0, "delta", b"2")], [])
+    assert rows.read("a", -1, 10) == [Row(0, "delta", b"1")]
+    rows.close()
+
+
+async def test_files_are_private_and_of_one_format(tmp_path: Path) -> None:
+    TokenLog(tmp_path / "state", close_cut).close()
+    assert [oct(file.stat().st_mode)[-3:] for file in (tmp_path / "state").iterdir()] == ["600", "600"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / FILE).write_bytes(b"not a database at all, but a text" * 40)
+    with pytest.raises(ConfigError, match="not a token log"):
+        TokenLog(tmp_path / "other", close_cut)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        TokenLog(tmp_path / "other" / FILE, close_cut)
+
+
+async def test_a_second_process_leaves_alone_what_the_first_is_writing(tmp_path: Path) -> None:
+    first = TokenLog(tmp_path, close_cut)
+    track = first.begin(header("a"), stored=True)
+    await first.append(track, [("response.created", b'{"response":{"output":[]}}')])
+    await first.follow("a").next()
+    second = TokenLog(tmp_path, close_cut)
+    assert len(await second.all("a")) == 1
+    second.close()
+    first.close()
+    third = TokenLog(tmp_path, close_cut)
+    assert [row.type for row in await third.all("a")] == ["response.created", "response.failed"]
+    third.close()

@@ -1,0 +1,213 @@
+"""The order of events, what they add up to, and what is left of a response that was cut anywhere."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.api.http.errors import Failure
+from paceline.api.http.strict_json import encode_json
+from paceline.api.responses.event_store import Row
+from paceline.api.responses.events import ENDS, Event, Narration
+from paceline.api.responses.replay import close_cut, fold
+from paceline.runtime.service import Citation, GenerateEvent, Piece, TokenLogprob
+from tests.api.scripted import done
+
+FIRST: dict[str, object] = {"id": "resp_1", "status": "in_progress", "output": [], "usage": None}
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Ulm"}}\n</tool_call>'
+
+
+def narration(calls: bool = False) -> Narration:
+    numbers = itertools.count()
+    return Narration(
+        FIRST,
+        calls=calls,
+        new_id=lambda prefix: f"{prefix}_{next(numbers)}",
+        clock=lambda: 1234,
+        notes=lambda one: {} if one.degraded is None else {"paceline": {"degraded": one.degraded}},
+    )
+
+
+def told(said: list[GenerateEvent], calls: bool = False) -> list[Event]:
+    one = narration(calls)
+    return [*one.begin(), *(event for each in said for event in one.take(each))]
+
+
+def rows_of(events: list[Event]) -> list[Row]:
+    return [Row(index, kind, encode_json(body)) for index, (kind, body) in enumerate(events)]
+
+
+def final_of(events: list[Event]) -> dict[str, Any]:
+    final = events[-1][1]["response"]
+    assert isinstance(final, dict)
+    return final
+
+
+def text_of(response: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item.get("content", []))
+
+
+ANSWERS = st.tuples(
+    st.lists(st.sampled_from(["a", " b", "é\n", "😀", CALL, "<tool", "_call>", "\n"]), max_size=10),
+    st.lists(st.integers(0, 200), max_size=10),
+    st.booleans(),
+    st.sampled_from(["stop", "length"]),
+)
+
+
+def pieces_of(texts: list[str], borders: list[int], reason: str) -> list[GenerateEvent]:
+    whole = "".join(texts)
+    cuts = [0, *sorted(min(border, len(whole)) for border in borders), len(whole)]
+    return [*(Piece(whole[a:b], 1) for a, b in itertools.pairwise(cuts)), done(reason)]
+
+
+def test_the_events_of_a_plain_answer_are_openais_in_their_order() -> None:
+    events = told([Piece("Hello", 1), Piece(" there", 1), done()])
+    assert [kind for kind, _ in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    final = final_of(events)
+    assert final["status"] == "completed" and final["completed_at"] == 1234
+    assert final["usage"] == {
+        "input_tokens": 7,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 3,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 10,
+    }
+
+
+def test_a_call_has_events_of_its_own_and_ids_of_its_own() -> None:
+    events = told([Piece("Let me see. ", 1), Piece(CALL[:40], 9), Piece(CALL[40:], 9), done()], calls=True)
+    kinds = [kind for kind, _ in events]
+    assert kinds.index("response.function_call_arguments.delta") > kinds.index("response.output_item.done")
+    arguments = "".join(str(body["delta"]) for kind, body in events if kind.endswith("arguments.delta"))
+    message, call = final_of(events)["output"]
+    assert (message["type"], text_of(final_of(events))) == ("message", "Let me see.")
+    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "look_up", arguments)
+    assert json.loads(arguments) == {"city": "Ulm"}
+    assert call["id"].startswith("fc_") and call["call_id"].startswith("call_") and call["status"] == "completed"
+
+
+def test_what_looks_like_a_call_is_text_where_nothing_may_be_called() -> None:
+    assert text_of(final_of(told([Piece(CALL, 9), done()]))) == CALL
+
+
+def test_an_answer_cut_by_its_limit_is_incomplete_and_says_why() -> None:
+    events = told([Piece("Hel", 1), done("length")])
+    final = final_of(events)
+    assert events[-1][0] == "response.incomplete" and final["status"] == "incomplete"
+    assert final["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert final["output"][0]["status"] == "incomplete" and final["completed_at"] is None
+
+
+def test_an_answer_of_no_words_is_still_a_message() -> None:
+    final = final_of(told([done()]))
+    assert [item["type"] for item in final["output"]] == ["message"] and text_of(final) == ""
+
+
+def test_citations_and_logprobs_are_told_in_events_and_in_the_end() -> None:
+    one = TokenLogprob("Hi", -0.5, (72, 105))
+    cited = done("stop", citations=(Citation("cloud", "a b.md", "text", 0.5),), degraded="device_lost")
+    events = told([Piece("Hi", 1, logprobs=((one, (one,)),)), cited])
+    part = final_of(events)["output"][0]["content"][0]
+    assert part["annotations"] == [
+        {
+            "type": "url_citation",
+            "start_index": 0,
+            "end_index": 2,
+            "title": "a b.md",
+            "url": "paceline://cloud/a%20b.md",
+        }
+    ]
+    assert part["logprobs"][0]["logprob"] == -0.5 and part["logprobs"][0]["top_logprobs"][0]["token"] == "Hi"
+    delta = next(body for kind, body in events if kind == "response.output_text.delta")
+    assert delta["logprobs"] == part["logprobs"]
+    added = next(body for kind, body in events if kind == "response.output_text.annotation.added")
+    assert added["annotation"] == part["annotations"][0]
+    assert final_of(events)["paceline"] == {"degraded": "device_lost"}
+
+
+@given(ANSWERS)
+def test_every_answer_keeps_the_protocol(answer: tuple[list[str], list[int], bool, str]) -> None:
+    texts, borders, calls, reason = answer
+    events = told(pieces_of(texts, borders, reason), calls)
+    assert [body["sequence_number"] for _, body in events] == list(range(len(events)))
+    assert [kind in ENDS for kind, _ in events] == [False] * (len(events) - 1) + [True]
+    open_item: object = None
+    next_index = 0
+    for kind, body in events[2:-1]:
+        if kind == "response.output_item.added":
+            assert open_item is None and body["output_index"] == next_index
+            assert isinstance(body["item"], dict)
+            open_item = body["item"]["id"]
+        elif kind == "response.output_item.done":
+            assert isinstance(body["item"], dict) and body["item"]["id"] == open_item
+            assert body["item"] == final_of(events)["output"][next_index]
+            open_item, next_index = None, next_index + 1
+        else:
+            assert (body["item_id"], body["output_index"]) == (open_item, next_index)
+    assert open_item is None and next_index == len(final_of(events)["output"]) > 0
+
+
+@given(ANSWERS)
+def test_deltas_add_up_however_the_text_was_cut(answer: tuple[list[str], list[int], bool, str]) -> None:
+    texts, borders, calls, reason = answer
+    events = told(pieces_of(texts, borders, reason), calls)
+    deltas: dict[object, str] = {}
+    for kind, body in events:
+        if kind.endswith(".delta"):
+            deltas[body["output_index"]] = deltas.get(body["output_index"], "") + str(body["delta"])
+    for index, item in enumerate(final_of(events)["output"]):
+        assert deltas.get(index, "") == (item["content"][0]["text"] if item["type"] == "message" else item["arguments"])
+    whole = final_of(told([Piece("".join(texts), 1), done(reason)], calls))
+    assert text_of(whole) == text_of(final_of(events))
+
+
+@given(ANSWERS, st.data())
+def test_what_is_left_of_a_cut_response_is_what_was_told(
+    answer: tuple[list[str], list[int], bool, str], data: st.DataObject
+) -> None:
+    texts, borders, calls, reason = answer
+    events = told(pieces_of(texts, borders, reason), calls)
+    rows = rows_of(events)
+    assert fold(rows) == fold(rows[-1:]) == final_of(events)
+    assert close_cut(rows) == []
+    kept = rows[: data.draw(st.integers(1, len(rows) - 1))]
+    (last,) = close_cut(kept)
+    response = json.loads(last.data)["response"]
+    assert (last.sequence, last.type) == (len(kept), "response.failed")
+    assert response["status"] == "failed" and response["error"]["code"] == "server_error"
+    said = "".join(str(body["delta"]) for kind, body in events[: len(kept)] if kind == "response.output_text.delta")
+    assert text_of(response) == said
+    assert all(item["status"] != "in_progress" for item in response["output"])
+
+
+@pytest.mark.parametrize("how", ["fail", "cancel"])
+def test_a_response_that_ends_early_keeps_its_text(how: str) -> None:
+    one = narration()
+    events = [*one.begin(), *one.take(Piece("Half", 1))]
+    events += one.cancel() if how == "cancel" else one.fail(Failure(503, "The device has gone.", "server_error"))
+    kind, body = events[-1]
+    response = body["response"]
+    assert isinstance(response, dict) and text_of(response) == "Half"
+    assert response["output"][0]["status"] == "incomplete" and body["sequence_number"] == len(events) - 1
+    if how == "cancel":
+        assert (kind, response["status"]) == ("response.incomplete", "cancelled")
+    else:
+        assert (kind, response["status"]) == ("response.failed", "failed")
+        assert response["error"] == {"code": "server_error", "message": "The device has gone."}

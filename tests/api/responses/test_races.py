@@ -1,0 +1,150 @@
+"""Questions about a response that ends, goes or stays unfinished while they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import httpx
+import pytest
+
+from paceline.api.responses.event_log import Header, Retention, TokenLog
+from paceline.api.responses.event_store import LogRows
+from paceline.errors import ConfigError
+from paceline.runtime.service import Piece
+from tests.api.responses.test_endpoint import error_of, post
+from tests.api.responses.test_resume import events_in
+from tests.api.scripted import WAIT, Script, ScriptedService, Signal, client_of, done, serving
+
+T = TypeVar("T")
+
+
+class Ending:
+    """Lets a response end after the n-th question to its log has been answered, and before that answer is used."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, service: ScriptedService) -> None:
+        self.after = 0
+        self.go = Signal()
+        service.script = Script([Piece("Hello", 1), self.go, Piece(" there.", 1), done()])
+        ask = TokenLog.ask
+
+        async def asked(log: TokenLog, question: Callable[[], T]) -> T:
+            answer = await ask(log, question)
+            self.after -= 1
+            if self.after == 0:
+                self.go.set()
+                async with asyncio.timeout(WAIT):
+                    while log._live:
+                        await asyncio.sleep(0.001)
+            return answer
+
+        monkeypatch.setattr(TokenLog, "ask", asked)
+
+
+def begun(http: httpx.Client) -> str:
+    """A response in the background, which has said something."""
+    made = str(post(http, background=True, stream=False).json()["id"])
+    with http.stream("GET", f"/v1/responses/{made}", params={"stream": "true"}) as stream:
+        assert any("Hello" in part for part in stream.iter_text())
+    return made
+
+
+@pytest.mark.parametrize("after", [1, 2])
+@pytest.mark.parametrize(("method", "where"), [("GET", ""), ("POST", "/cancel")])
+def test_one_that_ends_while_it_is_fetched_has_not_failed(
+    http: httpx.Client,
+    service: ScriptedService,
+    monkeypatch: pytest.MonkeyPatch,
+    after: int,
+    method: str,
+    where: str,
+) -> None:
+    ending = Ending(monkeypatch, service)
+    made = begun(http)
+    if method == "POST":
+        monkeypatch.setattr("paceline.api.responses.runs.Runs.stop", lambda *_: asyncio.sleep(0))
+    ending.after = after
+    answer = http.request(method, f"/v1/responses/{made}{where}")
+    assert answer.json()["status"] in ("in_progress", "completed"), answer.text
+    ending.go.set()
+    assert http.get(f"/v1/responses/{made}", params={"stream": "true"}).text.count("response.completed") == 2
+    assert http.get(f"/v1/responses/{made}").json()["status"] == "completed"
+
+
+def test_one_that_ends_while_it_is_continued_is_not_mistaken(
+    http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = Ending(monkeypatch, service)
+    made = begun(http)
+    ending.after = 1
+    assert error_of(post(http, previous_response_id=made)) == (400, "previous_response_id", None)
+    assert post(http, previous_response_id=made).status_code == 200
+
+
+@pytest.mark.parametrize(("method", "where"), [("GET", ""), ("POST", "/cancel")])
+def test_one_that_is_deleted_while_it_is_fetched_is_not_found(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, method: str, where: str
+) -> None:
+    made = post(http, background=True).json()["id"]
+    http.get(f"/v1/responses/{made}", params={"stream": "true"})
+    find = TokenLog.find
+
+    async def deleted(log: TokenLog, response: str, **options: bool) -> Header | None:
+        header = await find(log, response, **options)
+        await log.delete(response)
+        return header
+
+    monkeypatch.setattr(TokenLog, "find", deleted)
+    assert error_of(http.request(method, f"/v1/responses/{made}{where}")) == (404, "response_id", None)
+
+
+@pytest.mark.parametrize("after", [2**53, 2**63 - 1])
+def test_a_stream_may_begin_beyond_any_end(http: httpx.Client, service: ScriptedService, after: int) -> None:
+    go = Signal()
+    service.script = Script([Piece("Hello", 1), go, done()])
+    made = begun(http)
+    query = {"stream": "true", "starting_after": after}
+    with http.stream("GET", f"/v1/responses/{made}", params=query) as stream:
+        assert stream.status_code == 200
+        go.set()
+        assert stream.read() == b""
+    assert http.get(f"/v1/responses/{made}", params=query).content == b""
+
+
+def test_one_whose_writing_failed_midway_has_an_end_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = ScriptedService()
+    go = Signal()
+    service.script = Script([Piece("Hello", 1), go, Piece(" there.", 1), done()])
+
+    def refusing(*_: object) -> None:
+        raise ConfigError("The disk is full.")
+
+    with serving(service) as url, client_of(url) as http:
+        made = begun(http)
+        monkeypatch.setattr(LogRows, "write", refusing)
+        go.set()
+        with http.stream("GET", f"/v1/responses/{made}", params={"stream": "true"}) as stream:
+            assert events_in(stream.read())[-1]["type"] in ("error", "response.failed")
+        monkeypatch.undo()
+        events = events_in(http.get(f"/v1/responses/{made}", params={"stream": "true"}).content)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["type"] == "response.failed"
+        assert events[-1]["response"] == http.get(f"/v1/responses/{made}").json()
+        assert events[-1]["response"]["output"][0]["content"][0]["text"] == "Hello"
+        query = {"stream": "true", "starting_after": events[-2]["sequence_number"]}
+        assert events_in(http.get(f"/v1/responses/{made}", params=query).content) == events[-1:]
+        query["starting_after"] = events[-1]["sequence_number"]
+        assert http.get(f"/v1/responses/{made}", params=query).content == b""
+        service.script = Script([Piece("Yes.", 1), done()])
+        assert post(http, previous_response_id=made).status_code == 200
+        assert service.requests[-1].messages[1]["content"] == "Hello"
+
+
+def test_one_that_is_too_old_to_be_shown_can_be_deleted() -> None:
+    with serving(ScriptedService(), retention=Retention(max_age=0.05)) as url, client_of(url) as http:
+        path = f"/v1/responses/{post(http).json()['id']}"
+        while http.get(path).status_code == 200:
+            pass
+        assert http.delete(path).status_code == 200
+        assert http.delete(path).status_code == 404

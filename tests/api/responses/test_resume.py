@@ -1,0 +1,157 @@
+"""A response outlives its clients, and what was said outlives the server: every event exactly once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from paceline.runtime.service import Piece
+from tests.api.scripted import WAIT, Script, ScriptedService, Signal, client_of, done, said, serving
+from tests.server.test_programs import ROOT, command
+
+INTERRUPTIONS = 100
+EVENT = re.compile(rb"event: (\S+)\ndata: ([^\n]*)\n\n")
+
+
+def events_in(received: bytes) -> list[dict[str, Any]]:
+    """The whole events among these bytes; what was cut is nobody's."""
+    events = []
+    for match in EVENT.finditer(received):
+        event = json.loads(match[2])
+        assert event["type"] == match[1].decode()
+        events.append(event)
+    return events
+
+
+def read(answer: httpx.Response, events: int, extra: int = 0) -> list[dict[str, Any]]:
+    """Reads until there are so many whole events and `extra` bytes more, or the stream ends."""
+    received = bytearray()
+    enough: int | None = None
+    for part in answer.iter_raw(chunk_size=7):
+        received += part
+        if enough is None and len(EVENT.findall(received)) >= events:
+            enough = len(received) + extra
+        if enough is not None and len(received) >= enough:
+            break
+    return events_in(bytes(received[:enough]))
+
+
+def test_interrupted_a_hundred_times_at_random_every_event_comes_exactly_once(tmp_path: Path) -> None:
+    chance = random.Random(4)
+    groups = [[f"{group}.{piece} " for piece in range(chance.randint(1, 9))] for group in range(INTERRUPTIONS)]
+    gates = [Signal() for _ in groups]
+    service = ScriptedService()
+    steps = [step for gate, group in zip(gates, groups, strict=True) for step in (gate, *(Piece(t, 1) for t in group))]
+    service.script = Script([*steps, done()])
+    received: list[dict[str, Any]] = []
+    with serving(service, state=tmp_path) as url, client_of(url) as http:
+        written = 2  # created, in_progress
+        for interruption, (gate, group) in enumerate(zip(gates, groups, strict=True)):
+            if interruption == 0:
+                body = {"model": "scripted", "input": "Hi", "stream": True, "background": True}
+                asking = http.stream("POST", "/v1/responses", json=body)
+            else:
+                query = {"stream": "true", "starting_after": received[-1]["sequence_number"]}
+                asking = http.stream("GET", f"/v1/responses/{received[0]['response']['id']}", params=query)
+            with asking as answer:
+                gate.set()
+                written += len(group) + (2 if interruption == 0 else 0)  # output_item.added, content_part.added
+                # Cut between two events or within one, of those that are there by now.
+                wanted = chance.randint(1 if interruption == 0 else 0, written - len(received))
+                more = written - len(received) - wanted
+                if wanted:
+                    received += read(answer, wanted, chance.randint(0, 150) if more else 0)
+        query = {"stream": "true", "starting_after": received[-1]["sequence_number"]}
+        with http.stream("GET", f"/v1/responses/{received[0]['response']['id']}", params=query) as answer:
+            received += events_in(answer.read())
+        assert [event["sequence_number"] for event in received] == list(range(len(received)))
+        assert received[-1]["type"] == "response.completed"
+        text = "".join(event["delta"] for event in received if event["type"] == "response.output_text.delta")
+        assert text == "".join(text for group in groups for text in group)
+        whole = http.get(f"/v1/responses/{received[0]['response']['id']}", params={"stream": "true"})
+        assert events_in(whole.content) == received
+
+
+def test_many_at_once_do_not_mix(tmp_path: Path) -> None:
+    service = ScriptedService()
+    texts = [f"{number} " for number in range(50)]
+    service.script = Script(said(*texts))
+    with serving(service, state=tmp_path) as url, client_of(url) as http, ThreadPoolExecutor(16) as threads:
+
+        def ask(number: int) -> list[dict[str, Any]]:
+            fields = {"stream": True, "background": number % 2 == 0, "store": number % 3 > 0 or number % 2 == 0}
+            return events_in(http.post("/v1/responses", json={"model": "scripted", "input": "Hi"} | fields).content)
+
+        answers = list(threads.map(ask, range(48)))
+    assert len({events[0]["response"]["id"] for events in answers}) == len(answers)
+    for events in answers:
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["response"]["output"][0]["content"][0]["text"] == "".join(texts)
+
+
+# ---- real programs --------------------------------------------------------------------------------------------------
+@contextmanager
+def server(state: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A program with the fake model, killed at the end."""
+    process = subprocess.Popen(
+        command("serve", "--model", "fake", "--port", "0", "--state-dir", str(state), *arguments),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    try:
+        assert process.stdout is not None
+        ready = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
+        assert ready is not None
+        with client_of(ready[0]) as http:
+            yield process, http
+    finally:
+        process.kill()
+        process.communicate(timeout=WAIT)
+
+
+def test_a_killed_server_keeps_what_it_said_and_says_that_it_was_restarted(tmp_path: Path) -> None:
+    body = {"model": "fake", "input": "Hi", "stream": True, "background": True, "max_output_tokens": 500, "seed": 1}
+    with server(tmp_path, "--emulate", "forward=20ms") as (process, http):
+        finished = http.post(
+            "/v1/responses", json=body | {"stream": False, "background": False, "max_output_tokens": 3}
+        )
+        with http.stream("POST", "/v1/responses", json=body) as answer:
+            before = read(answer, 12, extra=20)
+            process.kill()
+            process.wait(WAIT)
+    with server(tmp_path) as (_, http):
+        path = f"/v1/responses/{before[0]['response']['id']}"
+        query = {"stream": "true", "starting_after": before[-1]["sequence_number"]}
+        after = events_in(http.get(path, params=query).content)
+        assert [event["sequence_number"] for event in [*before, *after]] == list(range(len(before) + len(after)))
+        response = http.get(path).json()
+        assert after[-1]["type"] == "response.failed" and after[-1]["response"] == response
+        assert response["status"] == "failed" and response["error"]["code"] == "server_error"
+        assert "the server was restarted" in response["error"]["message"].lower()
+        deltas = [event["delta"] for event in [*before, *after] if event["type"] == "response.output_text.delta"]
+        assert deltas and response["output"][0]["content"][0]["text"] == "".join(deltas)
+        assert http.get(f"/v1/responses/{finished.json()['id']}").json() == finished.json()
+
+
+def test_a_stopped_server_ends_what_runs_in_the_background_first(tmp_path: Path) -> None:
+    with server(tmp_path, "--emulate", "forward=5ms") as (process, http):
+        body = {"model": "fake", "input": "Hi", "background": True, "max_output_tokens": 50, "seed": 1}
+        made = http.post("/v1/responses", json=body).json()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT) == 0
+    with server(tmp_path) as (_, http):
+        assert http.get(f"/v1/responses/{made['id']}").json()["status"] in ("completed", "incomplete")

@@ -1,0 +1,153 @@
+"""Answers that read vector stores, and say so: a real node with the fake model behind a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from paceline.api.app import create_app
+from paceline.api.http.auth import Keyring
+from paceline.api.http.server import HttpServer, listen, url_of
+from paceline.engine.fake.engine import fake_model
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.node import Node
+from tests.api.scripted import WAIT, ScriptedService, serving
+
+MODEL = "fake"
+POLL = 20  # ms
+OWN = "The red boat of the harbour museum is old."
+BOAT = "The red boat belongs to Ann Bell."
+ASK = "Who owns the red boat?"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("docs")
+    listener, ready = listen("127.0.0.1", 0), threading.Event()
+    stop: list[tuple[asyncio.AbstractEventLoop, HttpServer]] = []
+
+    async def serve(store: DocumentStore) -> None:
+        async with Node("cloud", fake_model(), store, served_name=MODEL, max_tokens_default=8) as node:
+            server = HttpServer(create_app(node, keyring=Keyring({"ann": None, "bert": None})), ready.set)
+            stop.append((asyncio.get_running_loop(), server))
+            await server.serve([listener])
+
+    with DocumentStore.open(folder, HashEmbedder()) as store:
+        store.add_text("own.txt", OWN, zone="cloud")
+        thread = threading.Thread(target=lambda: asyncio.run(serve(store)), daemon=True)
+        thread.start()
+        assert ready.wait(WAIT)
+        yield url_of(listener)
+        loop, server = stop[0]
+        loop.call_soon_threadsafe(server.stop)
+        thread.join(WAIT)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def ann(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="ann", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+def bert(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="bert", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+def store(ann: openai.OpenAI) -> Iterator[tuple[str, str]]:
+    """(vector store, its file)"""
+    made = ann.vector_stores.create(name="boats")
+    file = ann.vector_stores.files.upload_and_poll(
+        vector_store_id=made.id, file=("boat.txt", BOAT.encode()), attributes={"year": 1999}, poll_interval_ms=POLL
+    )
+    assert file.status == "completed"
+    yield made.id, file.id
+    ann.vector_stores.delete(made.id)
+    ann.files.delete(file.id)
+
+
+def cited(client: openai.OpenAI, **paceline: object) -> list[dict[str, object]]:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": ASK}],
+        temperature=0,
+        extra_body={"paceline": {"report": True, "documents": 4, **paceline}},
+    )
+    citations: list[dict[str, object]] = (answer.model_extra or {})["paceline"]["citations"]
+    return citations
+
+
+def test_a_chat_reads_the_stores_it_names(ann: openai.OpenAI, store: tuple[str, str]) -> None:
+    vector_store, file = store
+    assert [one["document"] for one in cited(ann)] == ["own.txt"]
+    (one,) = cited(ann, vector_stores=[vector_store])
+    assert (one["document"], one["file_id"], one["passage"]) == ("boat.txt", file, BOAT)
+    both = cited(ann, vector_stores=["default", vector_store])
+    assert {one["document"] for one in both} == {"boat.txt", "own.txt"}
+
+
+def test_a_response_searches_files_and_cites_them(ann: openai.OpenAI, store: tuple[str, str]) -> None:
+    vector_store, file = store
+
+    def annotations(**tool: object) -> list[dict[str, object]]:
+        response = ann.responses.create(
+            model=MODEL,
+            input=ASK,
+            temperature=0,
+            tools=[{"type": "file_search", "vector_store_ids": [vector_store], **tool}],  # type: ignore[list-item,typeddict-item]  # a test's shorthand
+            include=["file_search_call.results"],
+        )
+        search, message = response.output
+        assert search.type == "file_search_call" and search.queries == [ASK]
+        assert message.type == "message" and message.content[0].type == "output_text"
+        assert search.results is not None and len(search.results) == len(message.content[0].annotations)
+        for result in search.results:
+            assert (result.file_id, result.text, result.attributes) == (file, BOAT, {"year": 1999})
+        return [one.model_dump() for one in message.content[0].annotations]
+
+    (one,) = annotations(max_num_results=3)
+    assert (one["type"], one["file_id"], one["filename"]) == ("file_citation", file, "boat.txt")
+    year = {"type": "gt", "key": "year"}
+    assert len(annotations(filters=year | {"value": 1990})) == 1
+    assert annotations(filters=year | {"value": 2000}) == []
+    assert annotations(ranking_options={"score_threshold": 0.99}) == []
+
+
+def test_a_store_of_another_key_is_not_there(bert: openai.OpenAI, store: tuple[str, str]) -> None:
+    with pytest.raises(openai.NotFoundError, match="No such vector store"):
+        cited(bert, vector_stores=[store[0]])
+    with pytest.raises(openai.NotFoundError, match="No such vector store"):
+        bert.responses.create(
+            model=MODEL, input=ASK, tools=[{"type": "file_search", "vector_store_ids": ["default", store[0]]}]
+        )
+
+
+def test_what_a_deleted_file_said_is_read_no_more(ann: openai.OpenAI) -> None:
+    vector_store = ann.vector_stores.create().id
+    file = ann.vector_stores.files.upload_and_poll(
+        vector_store_id=vector_store, file=("boat.txt", BOAT.encode()), poll_interval_ms=POLL
+    )
+    assert len(cited(ann, vector_stores=[vector_store])) == 1
+    ann.files.delete(file.id)
+    assert cited(ann, vector_stores=[vector_store]) == []
+
+
+def test_a_side_without_documents_has_no_stores() -> None:
+    with (
+        serving(ScriptedService()) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.NotFoundError, match="keeps no documents"),
+    ):
+        client.chat.completions.create(
+            model="scripted",
+            messages=[{"role": "user", "content": ASK}],
+            extra_body={"paceline": {"vector_stores": ["vs_1"]}},
+        )

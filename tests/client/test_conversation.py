@@ -1,0 +1,128 @@
+"""The terminal client: what it asks, what it shows, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from client.commands import register
+from client.conversation import Conversation
+from client.screen import Screen
+from paceline.api.http.server import listen, url_of
+from paceline.errors import EngineError, PacelineError
+from paceline.runtime.service import Citation, Piece
+from tests.api.scripted import Script, ScriptedService, done, said, serving
+
+
+def chat(*arguments: str, input: str | None = None) -> Result:
+    app = typer.Typer()
+    register(app)
+    return CliRunner().invoke(app, list(arguments), input=input)
+
+
+def sentence(result: Result) -> str:
+    """What the root command would print before it exits with 2."""
+    assert isinstance(result.exception, PacelineError), result.output
+    return str(result.exception)
+
+
+def test_a_question_is_answered(url: str, service: ScriptedService) -> None:
+    result = chat("Who", "are you?", "--url", url, "--seed", "5", "--max-tokens", "9", "--temperature", "0")
+    assert result.exit_code == 0 and result.stdout == "Hello there.\n"
+    asked = service.requests[0]
+    assert asked.messages == ({"role": "user", "content": "Who are you?"},)
+    assert (asked.sampling.seed, asked.max_tokens, asked.sampling.temperature) == (5, 9, 0)
+
+
+def test_a_conversation_remembers_what_was_said(url: str, service: ScriptedService) -> None:
+    result = chat("--url", f"{url}/v1", input="One?\nTwo?\n\nThree?\n")
+    assert result.exit_code == 0
+    assert result.stdout.count("Hello there.") == 2
+    contents = [message["content"] for message in service.requests[1].messages]
+    assert contents == ["One?", "Hello there.", "Two?"]
+
+
+def test_an_answer_that_fails_is_forgotten_and_the_conversation_goes_on(url: str, service: ScriptedService) -> None:
+    service.script = Script([Piece("Half", 1), EngineError("Out of memory.")])
+    result = chat("--url", url, input="One?\nTwo?\n")
+    assert result.exit_code == 0 and result.stdout.count("Out of memory.") == 2
+    assert len(service.requests[1].messages) == 1
+
+
+def test_sources_and_a_lost_side_are_shown(url: str, service: ScriptedService) -> None:
+    citations = (Citation("cloud", "museum.md", "…", 0.9), Citation("device", "", "", 0.8))
+    service.script = Script(said("At nine.", citations=citations, degraded="device_lost"))
+    shown = chat("When?", "--url", url).stdout
+    assert "[1] museum.md (cloud)" in shown and "[2] a private document (device)" in shown
+    assert "the device was lost" in shown
+
+
+def test_json_has_the_whole_answer(url: str, service: ScriptedService) -> None:
+    service.script = Script([Piece("é", 1, "cloud"), done("length", degraded="device_missing")])
+    body = json.loads(chat("--json", "When?", "--url", url).stdout)
+    assert (body["content"], body["finish_reason"], body["usage"]["total_tokens"]) == ("é", "length", 10)
+    assert body["paceline"]["degraded"] == "device_missing" and body["paceline"]["strategy"] == "aggregate"
+
+
+def test_lanes_have_colours_and_control_characters_do_not_reach_the_terminal(
+    url: str, service: ScriptedService
+) -> None:
+    service.script = Script([Piece("a\x1b[2J", 1, "cloud"), Piece("b\r\n", 1, "device"), Piece("[red]c", 1), done()])
+    screen = io.StringIO()
+    with Conversation(url) as conversation:
+        Screen(Console(file=screen, force_terminal=True, color_system="standard")).show(conversation.ask("?"))
+    shown = screen.getvalue()
+    assert "\x1b[36ma[2J\x1b[0m" in shown and "\x1b[35mb\x1b[0m\n" in shown and "[red]c" in shown
+
+
+def test_nobody_there_is_a_sentence_that_names_the_command_to_start() -> None:
+    listener = listen("127.0.0.1", 0)
+    url = url_of(listener)
+    listener.close()
+    said_so = sentence(chat("Hi", "--url", url))
+    assert "paceline serve" in said_so and "paceline agent" in said_so and "--url" in said_so
+    assert "--url" in sentence(chat("Hi", "--url", "http://["))
+
+
+def test_a_refusal_is_the_servers_sentence(url: str) -> None:
+    assert "gpt-4o" in sentence(chat("Hi", "--url", url, "--model", "gpt-4o"))
+    assert "strategy" in sentence(chat("Hi", "--url", url, "--strategy", "telepathy"))
+
+
+def test_a_missing_key_is_asked_for() -> None:
+    with serving(ScriptedService(), {"right": None}) as url:
+        assert "--key" in sentence(chat("Hi", "--url", url))
+        assert chat("Hi", "--url", url, "--key", "right").stdout == "Hello there.\n"
+
+
+def test_a_failure_in_mid_answer_ends_the_line_and_is_told(url: str, service: ScriptedService) -> None:
+    service.script = Script([Piece("Half", 1), EngineError("Out of memory.")])
+    result = chat("Hi", "--url", url)
+    assert result.stdout == "Half\n" and "Out of memory." in sentence(result)
+
+
+def test_a_stream_that_is_cut_is_not_taken_for_whole() -> None:
+    from client.conversation import Answer, _pieces
+
+    def lines() -> Iterator[str]:
+        yield 'data: {"choices":[{"delta":{"content":"Half"}}]}'
+
+    answer = Answer("m")
+    with pytest.raises(PacelineError, match="cut"):
+        list(_pieces(lines(), answer))
+    assert answer.text == "Half"
+
+
+def test_the_client_needs_neither_torch_nor_our_server() -> None:
+    import subprocess
+
+    program = "import sys, client.commands; print([m for m in sys.modules if m.split('.')[0] in {'torch', 'fastapi'}])"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert shown.stdout.strip() == "[]"

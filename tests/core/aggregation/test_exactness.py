@@ -1,0 +1,175 @@
+"""Certificates are never wrong: whatever the missing mass does, a certified token stays the token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.core.aggregation.exactness import Ranking, choice_certified, greedy_certified, head_by_score, ranked
+from paceline.core.aggregation.weights import mix_weighted
+from paceline.core.sampling.dist import Dist, best_indices
+from paceline.core.sampling.noise import gumbel
+from paceline.core.sampling.sampler import SamplingParams, choose, truncate
+
+VOCAB = 8
+
+
+def random_row(generator: np.random.Generator, spread: float) -> np.ndarray:
+    return Dist.from_logits(generator.normal(size=VOCAB) * spread).probs
+
+
+def completions(generator: np.random.Generator, head: Dist, tries: int) -> list[np.ndarray]:
+    """Rows of which `head` could be the head: the tail spread in extreme and random ways, none above the least kept."""
+    cap = float(head.probs.min())
+    off = [token for token in range(VOCAB) if token not in head.ids]
+    made = []
+    for _ in range(tries):
+        row, rest = np.zeros(VOCAB), head.tail
+        row[head.ids] = head.probs
+        for token in generator.permutation(off):
+            share = min(rest, cap) * (1.0 if generator.random() < 0.7 else generator.random())
+            row[token] = share
+            rest -= share
+        for token in off:  # what is left over, wherever there still is room
+            share = min(rest, cap - row[token])
+            row[token] += share
+            rest -= share
+        if rest < 1e-12:
+            made.append(row)
+    return made
+
+
+def truth(exact: np.ndarray, row: np.ndarray, weight: float, params: SamplingParams, position: int) -> int:
+    mixed = mix_weighted([Dist.dense(exact), Dist.dense(row)], [1 - weight, weight])
+    return choose(truncate(mixed, params), params, position)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(),
+        SamplingParams(top_p=0.8),
+        SamplingParams(top_k=3),
+        SamplingParams(min_p=0.3),
+        SamplingParams(top_k=4, top_p=0.7, min_p=0.1),
+    ],
+    ids=["greedy", "plain", "top_p", "top_k", "min_p", "all"],
+)
+def test_a_certified_token_is_the_token_for_every_possible_tail(params: SamplingParams) -> None:
+    generator = np.random.default_rng(5)
+    certain = 0
+    for position in range(150):
+        spread = generator.choice([0.5, 1.5, 4.0])
+        exact, row = random_row(generator, spread), random_row(generator, spread)
+        kept = np.sort(best_indices(row, int(generator.integers(1, VOCAB))))
+        head, weight = Dist.dense(row).kept_at(kept), float(generator.random())
+        if not choice_certified(Dist.dense(exact), head, params, position, weight=weight):
+            continue
+        certain += 1
+        mixed = mix_weighted([Dist.dense(exact), head], [1 - weight, weight])
+        token = choose(truncate(mixed, params), params, position)
+        assert all(
+            truth(exact, candidate, weight, params, position) == token
+            for candidate in [row, *completions(generator, head, 8)]
+        )
+    assert certain > 40, "a certificate that hardly ever says yes is of no use"
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_rounded_probabilities_are_allowed_for(heat: float) -> None:
+    generator = np.random.default_rng(6)
+    params, certain = SamplingParams(temperature=heat), 0
+    for position in range(200):
+        exact, row = random_row(generator, 1.0), random_row(generator, 1.0)
+        rounding = 0.05
+        kept = np.sort(best_indices(row, 5))
+        noisy = row[kept] * generator.uniform(1 / (1 + rounding), 1, size=5)
+        head = Dist(kept.astype(np.int32), noisy, max(0.0, 1.0 - float(noisy.sum())))
+        if choice_certified(Dist.dense(exact), head, params, position, weight=0.5, rounding=rounding):
+            certain += 1
+            mixed = mix_weighted([Dist.dense(exact), head], [0.5, 0.5])
+            assert truth(exact, row, 0.5, params, position) == choose(mixed, params, position)
+    assert certain > 60
+
+
+@pytest.mark.parametrize("params", [SamplingParams(seed=3), SamplingParams(seed=3, top_p=0.7, min_p=0.05)])
+def test_a_head_ranked_by_score_certifies_rightly(params: SamplingParams) -> None:
+    """The tails tried are those in which no id left off outranks the last of the head."""
+    generator = np.random.default_rng(8)
+    certain = 0
+    for position in range(120):
+        exact, row = random_row(generator, 1.5), random_row(generator, 1.5)
+        dist, weight = Dist.dense(row), float(generator.random())
+        head = head_by_score(dist, params, position, int(generator.integers(1, VOCAB)))
+        assert choose(dist, params, position) in head.ids
+        if not choice_certified(Dist.dense(exact), head, params, position, weight=weight, ranking="score"):
+            continue
+        certain += 1
+        mixed = mix_weighted([Dist.dense(exact), head], [1 - weight, weight])
+        token = choose(truncate(mixed, params), params, position)
+        assert truth(exact, row, weight, params, position) == token
+        for _ in range(10):
+            other = np.where(np.isin(np.arange(VOCAB), head.ids), row, generator.random(VOCAB) ** 3)
+            off = ~np.isin(np.arange(VOCAB), head.ids)
+            other[off] *= head.tail / max(other[off].sum(), 1e-300)
+            if np.array_equal(head_by_score(Dist.dense(other), params, position, len(head.ids)).ids, head.ids):
+                assert truth(exact, other, weight, params, position) == token
+    assert certain > 40
+
+
+def test_a_head_of_everything_or_at_temperature_zero_is_by_probability() -> None:
+    dist = Dist.dense(np.array([0.1, 0.4, 0.3, 0.2]))
+    assert head_by_score(dist, SamplingParams(temperature=0.0), 5, 2).ids.tolist() == [1, 2]
+    assert head_by_score(dist, SamplingParams(), 5, 4) is dist
+
+
+def test_certain_and_uncertain_by_hand() -> None:
+    exact = Dist.dense(np.array([0.5, 0.3, 0.2, 0.0]))
+    head = Dist(np.array([0], dtype=np.int32), np.array([0.6]), 0.4)
+    assert greedy_certified(exact, head, weight=0.5)  # 0.55 against at most 0.15 + 0.2
+    far = Dist(np.array([3], dtype=np.int32), np.array([0.45]), 0.55)
+    assert not greedy_certified(exact, far, weight=0.5)  # 0.25 sure, token 1 may have 0.15 + 0.225
+
+
+def test_a_whole_row_is_always_certain() -> None:
+    exact, other = Dist.dense(np.array([0.5, 0.5])), Dist.dense(np.array([0.5, 0.5]))
+    assert greedy_certified(exact, other, weight=0.5)
+    assert choice_certified(exact, other, SamplingParams(top_p=0.5), 0, weight=0.5)
+    nothing = Dist(np.empty(0, dtype=np.int32), np.empty(0), 1.0)
+    assert choice_certified(exact, nothing, SamplingParams(), 0, weight=0.0)
+    assert not greedy_certified(exact, nothing, weight=0.9)
+
+
+def test_ids_beyond_the_exact_row_or_a_row_with_a_tail_are_never_certain() -> None:
+    exact = Dist.dense(np.array([0.9, 0.1]))
+    beyond = Dist(np.array([0, 5], dtype=np.int32), np.array([0.9, 0.05]), 0.05)
+    assert not greedy_certified(exact, beyond, weight=0.1)
+    cut = Dist(np.array([0], dtype=np.int32), np.array([0.9]), 0.1)
+    assert not choice_certified(cut, cut, SamplingParams(), 0, weight=0.5)
+
+
+@pytest.mark.parametrize(("ranking", "kept", "least"), [("probability", 512, 12), ("score", 16, 12)])
+def test_a_small_payload_of_a_large_vocabulary_is_mostly_certain(ranking: Ranking, kept: int, least: int) -> None:
+    generator = np.random.default_rng(7)
+    certain, params = 0, SamplingParams(seed=1)
+    for position in range(20):
+        scores = generator.normal(size=30_000)
+        ours, theirs = (Dist.from_logits((scores + generator.normal(size=30_000) * 0.3) * 6.0) for _ in range(2))
+        by_score = head_by_score(theirs, params, position, kept)
+        head = by_score if ranking == "score" else truncate(theirs, SamplingParams(top_k=kept))
+        certain += choice_certified(ours, head, params, position, weight=0.5, ranking=ranking)
+    assert certain >= least
+
+
+@pytest.mark.parametrize("params", [SamplingParams(seed=4), SamplingParams(temperature=0.0)], ids=["sampled", "greedy"])
+def test_the_ranking_of_a_large_vocabulary_is_that_of_all_scores(params: SamplingParams) -> None:
+    generator = np.random.default_rng(11)
+    for position, spread in enumerate([0.5, 2.0, 6.0, 40.0]):
+        dist = Dist.from_logits(generator.normal(size=20_000) * spread)
+        noise = gumbel(params.seed, position, dist.ids) if params.temperature else 0.0
+        order = np.argsort(-(np.log(dist.probs) + noise), kind="stable")
+        for k in (1, 24, 256, 2000):
+            assert np.array_equal(ranked(dist, params, position, k), order[:k])
+    sparse = Dist.dense(np.array([0.0, 1.0, 0.0]))
+    assert ranked(sparse, params, 0, 2).tolist() == [1, 0], "what is impossible comes last"

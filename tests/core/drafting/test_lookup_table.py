@@ -1,0 +1,239 @@
+"""Look-up tables: falling rows, add and replacement, bounds, and rows that are read whole or not at all."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.drafting.lookup_table import PAIR_KEYS, K, LookupTable, pair_key
+
+VOCAB = 12
+LAW = st.dictionaries(st.integers(0, VOCAB - 1), st.floats(2.0**-7, 1.0, width=32), min_size=1, max_size=K)
+WRITES = st.lists(st.tuples(st.integers(0, VOCAB - 1), LAW, st.booleans()), max_size=30)
+
+
+def record(table: LookupTable, token: int, law: dict[int, float], overwrite: bool) -> None:
+    table.record(token, list(law), list(law.values()), overwrite=overwrite)
+
+
+@given(WRITES)
+def test_a_row_is_the_last_law_or_the_most_probable_of_all_that_was_told(
+    writes: list[tuple[int, dict[int, float], bool]],
+) -> None:
+    table, model = LookupTable(VOCAB), dict[int, dict[int, float]]()
+    for token, law, overwrite in writes:
+        record(table, token, law, overwrite)
+        known = law if overwrite else {**model.get(token, {}), **law}
+        model[token] = dict(sorted(known.items(), key=lambda item: -item[1])[:K])
+        table.check()
+    for token in range(VOCAB):
+        ids, probs = table.successors(token)
+        assert sorted(model.get(token, {}).values(), reverse=True) == probs
+        if len(set(probs)) == len(probs):
+            assert dict(zip(ids, probs, strict=True)) == model.get(token, {})
+    assert len(table) == len(model)
+
+
+def test_a_full_row_gives_its_least_probable_place_to_a_new_token() -> None:
+    table = LookupTable(100)
+    table.record(5, range(K), [0.2 - 0.02 * i for i in range(K)], overwrite=True)
+    table.record(5, [50], [0.1], overwrite=False)
+    ids, _ = table.successors(5)
+    assert 50 in ids and K - 1 not in ids and len(ids) == K
+    table.record(5, [0], [0.01], overwrite=False)
+    assert table.successors(5)[0][-1] == 0, "a token that is there gets its new probability"
+
+
+def test_empty_rows_and_places_are_not_seen() -> None:
+    table = LookupTable(VOCAB)
+    assert table.successors(3) == ([], [])
+    table.record(3, [7, 8], [0.5, 0.0], overwrite=True)
+    assert table.successors(3) == ([7], [0.5])
+
+
+@pytest.mark.parametrize("nothing", [1e-39, 1e-46, 1e-60])
+def test_a_probability_that_32_bits_do_not_hold_is_none(nothing: float) -> None:
+    table = LookupTable(VOCAB)
+    table.record(1, [7, 8], [0.5, nothing], overwrite=True)
+    table.record(2, [7, 8], [0.5, 0.25], overwrite=True)
+    table.record(2, [8], [nothing], overwrite=False)
+    table.blend(3, [7, 8], [0.5, nothing], 0.25)
+    table.harvest(np.array([4]), np.array([[8, 7]]), np.array([[nothing, 0.5]]))
+    for token in (1, 2, 3, 4):
+        assert table.successors(token) == ([7], [0.5])
+    table.check()
+
+
+@given(st.lists(st.tuples(st.integers(0, VOCAB - 1), LAW), min_size=1, max_size=20), st.integers(1, VOCAB))
+def test_harvesting_is_overwriting_in_order(rows: list[tuple[int, dict[int, float]]], capacity: int) -> None:
+    one, many = LookupTable(VOCAB), LookupTable(VOCAB)
+    ids, probs = np.full((len(rows), K), -1, np.int32), np.zeros((len(rows), K), np.float32)
+    for i, (token, law) in enumerate(rows):
+        ordered = sorted(law.items(), key=lambda item: -item[1])
+        ids[i, : len(law)], probs[i, : len(law)] = zip(*ordered, strict=True)
+        record(one, token, dict(ordered), True)
+    tokens = np.array([token for token, _ in rows])
+    many.harvest(tokens, ids, probs)
+    many.check()
+    assert [many.successors(token) for token in range(VOCAB)] == [one.successors(token) for token in range(VOCAB)]
+    small = LookupTable(VOCAB, capacity=capacity)
+    small.harvest(tokens, ids, probs)
+    small.check()
+    assert len(small) == min(capacity, len(set(tokens.tolist())))
+    assert small.successors(rows[-1][0]) == one.successors(rows[-1][0])
+
+
+@given(WRITES)
+def test_a_saved_table_is_the_same_table(writes: list[tuple[int, dict[int, float], bool]]) -> None:
+    table = LookupTable(VOCAB)
+    for token, law, overwrite in writes:
+        record(table, token, law, overwrite)
+    again = LookupTable(VOCAB)
+    again.load(table.arrays())
+    again.check()
+    assert [again.successors(token) for token in range(VOCAB)] == [table.successors(token) for token in range(VOCAB)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tokens", np.array([VOCAB], np.int32)),
+        ("tokens", np.array([-1], np.int32)),
+        ("tokens", np.array([1, 2], np.int32)),
+        ("tokens", np.array([1], np.int64)),
+        ("ids", np.full((1, K), VOCAB, np.int32)),
+        ("ids", np.full((1, K), 3, np.int32)),
+        ("ids", np.zeros((1, K + 1), np.int32)),
+        ("probs", np.full((1, K), np.nan, np.float32)),
+        ("probs", np.full((1, K), 2.0, np.float32)),
+        ("probs", None),
+    ],
+)
+def test_arrays_that_are_no_table_are_refused(name: str, value: np.ndarray | None) -> None:
+    table = LookupTable(VOCAB)
+    table.record(1, [2, 3], [0.5, 0.25], overwrite=True)
+    arrays = table.arrays()
+    if name == "ids":
+        arrays["probs"] = np.full((1, K), 0.1, np.float32)
+    if value is None:
+        del arrays[name]
+    else:
+        arrays[name] = value
+    with pytest.raises(ValueError):  # each has a sentence of its own
+        LookupTable(VOCAB).load(arrays)
+
+
+def test_a_table_over_another_reads_it_and_never_writes_it() -> None:
+    base = LookupTable(VOCAB)
+    base.record(1, [2], [0.5], overwrite=True)
+    table = LookupTable(VOCAB, base=base)
+    assert table.successors(1) == ([2], [0.5]) and len(table) == 0
+    table.record(1, [3], [0.25], overwrite=False)
+    assert table.successors(1) == ([2, 3], [0.5, 0.25])
+    assert base.successors(1) == ([2], [0.5])
+    table.erase()
+    assert table.successors(1) == ([2], [0.5]) and len(table) == 0
+
+
+def test_a_bounded_table_drops_what_was_not_written_for_longest() -> None:
+    table = LookupTable(VOCAB, capacity=3)
+    for token in (0, 1, 2):
+        table.record(token, [9], [0.5], overwrite=True)
+    table.record(3, [9], [0.5], overwrite=True)  # all had been written: the first goes, the others lose their mark
+    assert table.successors(0) == ([], [])
+    table.record(1, [9], [0.75], overwrite=True)
+    table.record(4, [9], [0.5], overwrite=True)
+    table.check()
+    assert table.successors(1) == ([9], [0.75]) and table.successors(2) == ([], [])
+    assert len(table) == 3
+
+
+def test_a_full_table_takes_less_than_twelve_bytes_for_each_place() -> None:
+    vocab = 5000
+    table = LookupTable(vocab)
+    rng = np.random.default_rng(0)
+    ids = np.stack([rng.choice(vocab, K, replace=False) for _ in range(vocab)])
+    table.harvest(np.arange(vocab), ids, rng.random((vocab, K)))
+    assert len(table) == vocab
+    assert table.num_bytes < 12 * vocab * K
+
+
+def test_a_reader_beside_the_writer_sees_whole_rows_only() -> None:
+    table, stop = LookupTable(64, capacity=16), threading.Event()
+    torn: list[tuple[list[int], list[float]]] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            for token in range(64):
+                ids, probs = table.successors(token)
+                if ids and (len({i % 4 for i in ids}) > 1 or len(set(probs)) > 1 or probs[0] != (ids[0] % 4 + 1) / 8):
+                    torn.append((ids, probs))
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for step in range(400):
+        kind = step % 4
+        ids = [kind + 4 * i for i in range(K)]
+        table.record(step * 7 % 64, ids, [(kind + 1) / 8] * K, overwrite=True)
+        if step % 20 == 0:
+            tokens = np.arange(32)
+            table.harvest(tokens, np.tile(ids, (32, 1)), np.full((32, K), (kind + 1) / 8))
+        if step % 100 == 99:
+            table.erase()
+    stop.set()
+    for reader in readers:
+        reader.join(10.0)
+    assert not torn
+    table.check()
+
+
+def test_blending_moves_a_row_towards_the_law_and_makes_the_first() -> None:
+    table = LookupTable(VOCAB)
+    table.blend(1, [2, 3], [0.5, 0.25], 0.25)
+    assert table.successors(1) == ([2, 3], [0.5, 0.25])
+    table.blend(1, [3, 4], [0.75, 0.25], 0.25)
+    ids, probs = table.successors(1)
+    assert (ids, probs) == ([2, 3, 4], [0.375, 0.375, 0.0625])
+
+
+@given(LAW)
+def test_blending_one_law_again_and_again_is_that_law(law: dict[int, float]) -> None:
+    table = LookupTable(VOCAB)
+    for _ in range(20):
+        table.blend(1, list(law), list(law.values()), 0.25)
+    ids, probs = table.successors(1)
+    assert dict(zip(ids, probs, strict=True)) == pytest.approx(law, rel=1e-5)
+
+
+def test_pairs_are_saved_erased_bounded_and_read_through_like_tokens() -> None:
+    base = LookupTable(VOCAB, pairs=4)
+    assert base.pairs is not None
+    key = pair_key(3, 5)
+    base.pairs.record(key, [2], [0.5], overwrite=True)
+    table = LookupTable(VOCAB, base=base, pairs=4)
+    assert table.pairs is not None and table.pairs.successors(key) == ([2], [0.5])
+    for before in range(6):
+        table.pairs.record(pair_key(before, 1), [before], [0.5], overwrite=True)
+    assert len(table.pairs) == 4 and table.pairs.successors(pair_key(5, 1)) == ([5], [0.5])
+    again = LookupTable(VOCAB, pairs=4)
+    again.load(table.arrays())
+    again.check()
+    assert again.pairs is not None and again.pairs.successors(pair_key(5, 1)) == ([5], [0.5])
+    table.erase()
+    assert len(table.pairs) == 0 and table.pairs.successors(key) == ([2], [0.5])
+    bad = again.arrays() | {"pair_ids": np.full((4, K), VOCAB, np.int32)}
+    again.record(1, [2], [0.5], overwrite=True)
+    with pytest.raises(ValueError, match="vocabulary"):
+        LookupTable(VOCAB).load(bad)
+    assert LookupTable(VOCAB, pairs=0).pairs is None
+
+
+def test_keys_of_pairs_are_spread_and_pinned() -> None:
+    keys = {pair_key(before, token) for before in range(100) for token in range(100)}
+    assert len(keys) > 9_000 and max(keys) < PAIR_KEYS
+    assert (pair_key(0, 0), pair_key(1, 2), pair_key(151_935, 7)) == (0, 7709, 112081)

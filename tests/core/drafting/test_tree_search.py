@@ -1,0 +1,170 @@
+"""Best-first trees against all trees, templates, budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.drafting.tree_search import (
+    NO_DRAFT,
+    PAPER,
+    RECYCLING_LEVELS,
+    Scoring,
+    Template,
+    best_budget,
+    best_first,
+    fill,
+    levelled_template,
+    static_template,
+)
+
+Path = tuple[int, ...]
+
+
+@dataclass
+class Rows:
+    """Laws after the last token alone."""
+
+    laws: dict[int, list[tuple[int, float]]]
+
+    def children(self, context: int) -> list[tuple[int, float]]:
+        return self.laws.get(context, [])
+
+    def child(self, context: int, token: int) -> int:  # noqa: ARG002
+        return token
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Rows:
+    vocab = 4
+    laws = {}
+    for token in range(vocab):
+        width = draw(st.integers(0, 3))
+        weights = draw(st.lists(st.floats(0.05, 1.0), min_size=width, max_size=width))
+        total = sum(weights) + draw(st.floats(0.01, 1.0))
+        order = draw(st.permutations(range(vocab)))
+        laws[token] = list(zip(order, sorted((w / total for w in weights), reverse=True), strict=False))
+    return Rows(laws)
+
+
+def candidates(source: Rows, scoring: Scoring, depth: int) -> dict[Path, tuple[float, float]]:
+    """Score and probability of every path of at most `depth` tokens from token 0, by the formula."""
+    found: dict[Path, tuple[float, float]] = {}
+
+    def go(path: Path, score: float, prob: float) -> None:
+        if len(path) == depth:
+            return
+        for rank, (token, share) in enumerate(source.children(path[-1] if path else 0)):
+            decay = scoring.depth_decay if path else 1.0
+            below = score * decay * share * scoring.width_decay**rank
+            found[(*path, token)] = below, prob * share
+            go((*path, token), below, prob * share)
+
+    go((), 1.0, 1.0)
+    return found
+
+
+def subtrees(paths: list[Path], size: int) -> Iterator[tuple[Path, ...]]:
+    for chosen in combinations(paths, size):
+        held = set(chosen)
+        if all(len(path) == 1 or path[:-1] in held for path in chosen):
+            yield chosen
+
+
+@given(rows(), st.integers(1, 3), st.sampled_from([Scoring(), Scoring(0.8, 0.7), PAPER]))
+def test_a_tree_is_the_best_connected_one_of_its_size(source: Rows, budget: int, scoring: Scoring) -> None:
+    drafted = best_first(source, 0, budget, scoring)
+    scores = {path: pair for path, pair in candidates(source, scoring, budget).items() if pair[0] >= scoring.threshold}
+    paths = [drafted.tree.text(node) for node in range(len(drafted))]
+    assert len(paths) == min(budget, len(scores)) if len(scores) <= budget else len(paths) == budget
+    best = max((sum(scores[path][0] for path in tree) for tree in subtrees(list(scores), len(paths))), default=0.0)
+    assert sum(scores[path][0] for path in paths) == pytest.approx(best)
+    assert [scores[path][1] for path in paths] == pytest.approx(list(drafted.probs))
+
+
+@given(rows(), st.integers(0, 12), st.sampled_from([Scoring(), PAPER]))
+def test_every_prefix_of_a_tree_is_the_tree_of_that_budget_and_utility_is_concave(
+    source: Rows, budget: int, scoring: Scoring
+) -> None:
+    whole = best_first(source, 0, budget, scoring)
+    for count in range(budget + 1):
+        assert whole.first(count) == best_first(source, 0, count, scoring)
+    utilities = [whole.first(count).utility for count in range(len(whole) + 1)]
+    gains = np.diff(utilities)
+    assert (gains > 0.0).all()
+    if scoring == Scoring():
+        assert (np.diff(gains) <= 1e-12).all()
+
+
+@given(rows(), st.integers(1, 12), st.booleans())
+def test_scores_fall_along_paths_unless_taken_literally(source: Rows, budget: int, literal: bool) -> None:
+    scoring = Scoring(0.8, 0.7, 1e-3, literal=literal)
+    drafted = best_first(source, 0, budget, scoring)
+    for node, parent in enumerate(drafted.tree.parents):
+        above = 1.0 if parent < 0 else drafted.probs[parent]
+        children = source.children(0 if parent < 0 else drafted.tree.tokens[parent])
+        token, share = children[drafted.ranks[node]]
+        assert (token, above * share) == (drafted.tree.tokens[node], pytest.approx(drafted.probs[node]))
+        if literal:
+            depth = drafted.tree.depth(node)
+            assert drafted.probs[node] * 0.8**depth * 0.7 ** drafted.ranks[node] >= 1e-3 * (1 - 1e-9)
+
+
+def test_a_child_outscores_its_parent_only_when_the_formula_is_taken_literally() -> None:
+    laws = {0: [(token, 0.1) for token in range(1, 9)], 8: [(9, 0.9)], 1: [(9, 0.01)]}
+    literal = best_first(Rows(laws), 0, 9, Scoring(0.8, 0.7, 0.0, literal=True))
+    assert literal.tree.tokens[:9] == (*range(1, 9), 9)
+    assert 0.1 * 0.9 * 0.8 > 0.1 * 0.7**7, "the last of the roots is followed at once"
+    assert literal.ranks[-1] == 0 and literal.tree.parents[-1] == 7
+
+
+@given(rows(), rows(), st.integers(0, 12))
+def test_a_template_keeps_the_structure_and_looks_the_tokens_up_anew(one: Rows, other: Rows, budget: int) -> None:
+    drafted = best_first(one, 0, budget)
+    assert fill(one, 0, drafted.template) == drafted
+    filled = fill(other, 0, drafted.template)
+    for node, (parent, rank) in enumerate(zip(filled.tree.parents, filled.ranks, strict=True)):
+        token, share = other.children(0 if parent < 0 else filled.tree.tokens[parent])[rank]
+        assert filled.tree.tokens[node] == token
+        assert filled.probs[node] == pytest.approx(share * (1.0 if parent < 0 else filled.probs[parent]))
+
+
+def test_ranks_without_a_guess_are_left_out_with_all_below_them() -> None:
+    template = Template((-1, -1, 0, 1, 3), (0, 1, 0, 0, 0))
+    filled = fill(Rows({0: [(1, 0.5)], 1: [(2, 0.5)]}), 0, template)
+    assert (filled.tree.tokens, filled.tree.parents, filled.probs) == ((1, 2), (-1, 0), (0.5, 0.25))
+
+
+def test_a_static_tree_has_the_asked_size_and_recycling_has_its_levels() -> None:
+    template = levelled_template()
+    depths: list[int] = []
+    for parent in template.parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    assert [depths.count(depth) for depth in range(6)] == list(RECYCLING_LEVELS)
+    assert len(set(zip(template.parents, template.ranks, strict=True))) == 80
+    assert len(static_template(32).parents) == 32
+    assert static_template(3, (0.9, 0.05)) == Template((-1, 0, 1), (0, 0, 0))
+
+
+@given(
+    st.lists(st.floats(0.001, 1.0), max_size=20).map(lambda probs: sorted(probs, reverse=True)),
+    st.floats(0.0, 0.5),
+    st.floats(0.01, 1.0),
+)
+def test_the_best_budget_gives_most_tokens_per_second(probs: list[float], row: float, first: float) -> None:
+    chosen = best_budget(probs, lambda rows: first + row * (rows - 1))
+    rates = [(1.0 + sum(probs[:count])) / (first + row * count) for count in range(len(probs) + 1)]
+    assert rates[chosen] == pytest.approx(max(rates))
+
+
+def test_drafts_that_cost_more_than_they_bring_are_left_alone() -> None:
+    assert best_budget([0.5, 0.4], lambda rows: float(rows)) == 0
+    assert best_budget([0.5, 0.4], lambda rows: 1.0) == 2  # noqa: ARG005
+    assert best_budget([], lambda rows: 1.0) == 0  # noqa: ARG005
+    assert len(NO_DRAFT) == 0 and best_first(Rows({}), 0, 5) == NO_DRAFT

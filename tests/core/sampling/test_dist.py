@@ -1,0 +1,90 @@
+"""Dist: dense and sparse, and what is said of the mass that is not kept."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.sampling.dist import Dist, best_indices, token_ids, total_variation
+
+rows = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40).map(lambda row: np.array(row, dtype=np.float32))
+
+
+def sparse(probs: dict[int, float], tail: float = 0.0) -> Dist:
+    return Dist(np.array(sorted(probs), dtype=np.int32), np.array([probs[i] for i in sorted(probs)]), tail)
+
+
+@given(rows)
+def test_softmax_sums_to_one_and_keeps_the_order_of_the_scores(row: np.ndarray) -> None:
+    dist = Dist.from_logits(row)
+    assert math.isclose(float(dist.probs.sum()), 1.0, rel_tol=1e-12)
+    assert row[dist.argmax()] >= row.max() - 1e-6  # scores that differ in the last bit may become equals
+    assert dist.leading
+    assert np.allclose(np.log(dist.probs) - np.log(dist.probs[0]), row.astype(float) - float(row[0]), atol=1e-9)
+
+
+def test_softmax_is_stable_and_accepts_masked_scores() -> None:
+    dist = Dist.from_logits(np.array([1e30, -np.inf, 1e30], dtype=np.float32))
+    assert dist.probs.tolist() == [0.5, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("row", [[-np.inf, -np.inf], [0.0, np.nan], [np.inf, 0.0]])
+def test_a_row_without_a_finite_maximum_is_refused(row: list[float]) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        Dist.from_logits(np.array(row, dtype=np.float32))
+
+
+def test_ids_of_a_vocabulary_are_one_read_only_array() -> None:
+    assert token_ids(7) is Dist.dense(np.full(7, 1 / 7)).ids
+    with pytest.raises(ValueError, match="read-only"):
+        token_ids(7)[0] = 3
+
+
+def test_probability_of_a_token_dense_and_sparse() -> None:
+    dense = Dist.dense(np.array([0.25, 0.75]))
+    assert [dense.prob(i) for i in (-1, 0, 1, 2)] == [0.0, 0.25, 0.75, 0.0]
+    few = sparse({3: 0.5, 9: 0.25}, tail=0.25)
+    assert [few.prob(i) for i in (0, 3, 4, 9, 10)] == [0.0, 0.5, 0.0, 0.25, 0.0]
+
+
+def test_equals_fall_to_the_lowest_id() -> None:
+    few = sparse({4: 0.2, 7: 0.4, 8: 0.4})
+    assert few.argmax() == 7
+    assert few.top(2) == [(7, 0.4), (8, 0.4)]
+    assert few.top(99) == [(7, 0.4), (8, 0.4), (4, 0.2)]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=3000), st.integers(0, 60))
+def test_best_indices_is_a_stable_falling_sort_cut_off(values: list[int], k: int) -> None:
+    array = np.array(values, dtype=float)
+    assert best_indices(array, k).tolist() == sorted(range(len(values)), key=lambda i: (-values[i], i))[:k]
+
+
+def test_what_is_not_kept_goes_to_the_tail() -> None:
+    dist = Dist.dense(np.array([0.1, 0.2, 0.3, 0.4]))
+    by_mask = dist.kept(dist.probs > 0.15)
+    by_ids = dist.kept(np.array([3, 1, 2, 77]))
+    for part in (by_mask, by_ids):
+        assert part.ids.tolist() == [1, 2, 3]
+        assert math.isclose(part.tail, 0.1)
+    again = by_mask.kept(np.array([3]))
+    assert math.isclose(again.tail, 0.6)
+    assert dist.kept(np.ones(4, dtype=bool)) is dist
+
+
+def test_entropy_counts_the_tail_as_one_token() -> None:
+    assert math.isclose(Dist.dense(np.full(8, 1 / 8)).entropy(), math.log(8))
+    assert math.isclose(sparse({5: 0.5}, tail=0.5).entropy(), math.log(2))
+    assert Dist.dense(np.array([1.0, 0.0])).entropy() == 0.0
+
+
+def test_total_variation_dense_sparse_and_of_disjoint_ids() -> None:
+    a, b = Dist.dense(np.array([0.8, 0.2])), Dist.dense(np.array([0.4, 0.6]))
+    assert math.isclose(total_variation(a, b), 0.4)  # the vector of the papers' oracles
+    assert math.isclose(total_variation(sparse({0: 0.8, 1: 0.2}), b), 0.4)
+    assert math.isclose(total_variation(sparse({1: 1.0}), sparse({2: 1.0})), 1.0)
+    assert total_variation(a, a) == 0.0

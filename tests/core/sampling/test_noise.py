@@ -1,0 +1,126 @@
+"""Common random numbers: uniform, independent, the same for every subset, and pinned."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.sampling.dist import token_ids
+from paceline.core.sampling.noise import contenders, gumbel, gumbel_of, uniform
+from tests.core.chi_square import assert_drawn_from
+
+seeds = st.integers(-(2**70), 2**70)
+
+
+def back_to_uniform(noise: np.ndarray) -> np.ndarray:
+    return np.exp(-np.exp(-noise))
+
+
+@pytest.mark.parametrize(("seed", "position"), [(0, 0), (1, 0), (0, 1), (-1, 5), (2**63, 7), (10**30, 100_000)])
+def test_noise_over_ids_is_uniform(seed: int, position: int) -> None:
+    u = back_to_uniform(gumbel(seed, position, token_ids(20_000)))
+    assert_drawn_from(np.histogram(u, bins=100, range=(0, 1))[0], np.full(100, 0.01))
+    ranked = np.sort(u)
+    places = np.arange(1, len(u) + 1) / len(u)
+    assert np.abs(ranked - places).max() * np.sqrt(len(u)) < 2.3  # Kolmogorov-Smirnov, p = 5e-5
+
+
+@given(seeds, st.integers(0, 2**40), st.lists(st.integers(0, 2**31 - 1), max_size=9))
+def test_the_noise_of_a_few_tokens_is_the_noise(seed: int, position: int, tokens: list[int]) -> None:
+    all_at_once = gumbel(seed, position, np.array(tokens, dtype=np.int32)).tolist()
+    assert gumbel_of(seed, position, tokens) == pytest.approx(all_at_once, rel=1e-12, abs=1e-12)
+
+
+def test_noise_over_positions_and_over_seeds_is_uniform() -> None:
+    for draw in (lambda i: gumbel(3, i, token_ids(1)), lambda i: gumbel(i, 3, token_ids(1))):
+        u = back_to_uniform(np.array([draw(i)[0] for i in range(4000)]))
+        assert_drawn_from(np.histogram(u, bins=50, range=(0, 1))[0], np.full(50, 0.02))
+
+
+@pytest.mark.parametrize("shift", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -1, 0), (-1, 1, 0), (2**64, 0, 0)])
+def test_neighbours_are_independent(shift: tuple[int, int, int]) -> None:
+    seed, position, token = shift
+    ids = token_ids(30_000)
+    a = back_to_uniform(gumbel(10, 10, ids))
+    b = back_to_uniform(gumbel(10 + seed, 10 + position, ids + np.int32(token)))
+    cells = np.histogram2d(a, b, bins=10, range=[[0, 1], [0, 1]])[0].ravel()
+    assert_drawn_from(cells.astype(int), np.full(100, 0.01))
+
+
+def test_uniform_by_position_and_purpose() -> None:
+    draws = np.array([uniform(4, i, "coin") for i in range(4000)])
+    assert_drawn_from(np.histogram(draws, bins=50, range=(0, 1))[0], np.full(50, 0.02))
+    other = np.array([uniform(4, i, "select") for i in range(4000)])
+    cells = np.histogram2d(draws, other, bins=8, range=[[0, 1], [0, 1]])[0].ravel()
+    assert_drawn_from(cells.astype(int), np.full(64, 1 / 64))
+    assert len({uniform(1, 2, name) for name in ("", "a", "aa", "\0", "\0\0", "gumbel", "b")}) == 7
+
+
+def test_the_largest_noise_draws_from_the_distribution() -> None:
+    probs = np.array([0.5, 0.2, 0.15, 0.1, 0.049, 0.001])
+    ids = np.array([3, 4, 1000, 50_000, 151_000, 151_935], dtype=np.int32)
+    drawn = [int(np.argmax(np.log(probs) + gumbel(12, position, ids))) for position in range(4000)]
+    assert_drawn_from(np.bincount(drawn, minlength=6), probs)
+
+
+def test_golden_values_both_sides_of_a_link_must_agree_on() -> None:
+    ids = np.array([0, 1, 2, 65_536, 151_935], dtype=np.int32)
+    expected = {
+        (0, 0): [0.228486740427807, -0.273634009102964, 0.484211719222272, -0.019489174552332, 0.34510671474714],
+        (1234, 56): [1.91918324251225, 3.9952102045646, -0.205158500075145, -0.172403660356639, -0.264311687244668],
+        (-1, 7): [1.91042487821916, -0.652817235110558, 0.95040401490049, 2.70942145839215, -0.993999775050323],
+        (2**64 + 5, 2**33): [
+            1.28995103589479,
+            -0.78437647825768,
+            1.18737824193636,
+            0.508384270240083,
+            -0.700723435398021,
+        ],
+    }
+    for (seed, position), noise in expected.items():
+        assert gumbel(seed, position, ids) == pytest.approx(noise, rel=1e-13)
+    assert uniform(0, 0, "coin") == 0.44581319478515236
+    assert uniform(1234, 56, "coin") == 0.6690121900443987
+    assert uniform(-5, 1, "select") == 0.21546161367549532
+
+
+@given(seeds, st.integers(0, 2**40), st.lists(st.integers(0, 40_000), min_size=1, max_size=50, unique=True))
+def test_noise_of_a_subset_is_the_subset_of_the_noise(seed: int, position: int, chosen: list[int]) -> None:
+    subset = np.array(sorted(chosen), dtype=np.int32)
+    whole = gumbel(seed, position, token_ids(40_001))
+    assert np.array_equal(gumbel(seed, position, subset), whole[subset])
+
+
+@given(seeds, seeds, st.integers(0, 1000))
+def test_another_seed_gives_other_noise(a: int, b: int, position: int) -> None:
+    same = np.array_equal(gumbel(a, position, token_ids(4)), gumbel(b, position, token_ids(4)))
+    assert same == (a == b)
+    assert 0.0 < uniform(a, position, "coin") < 1.0
+
+
+@given(st.integers(0, 10_000), st.floats(-20, 20), st.floats(0.1, 30))
+def test_contenders_never_miss_an_id_that_reaches_the_score(seed: int, score: float, spread: float) -> None:
+    ids = token_ids(20_000)
+    weights = np.exp(np.random.default_rng(seed).normal(size=len(ids)) * spread - 10)
+    weights[::7] = 0.0
+    with np.errstate(divide="ignore"):
+        reached = np.flatnonzero(np.log(weights) + gumbel(seed, 9, ids) >= score)
+    named = contenders(seed, 9, ids, weights, score)
+    assert set(reached) <= set(named)
+    assert np.all(np.diff(named) > 0)
+    assert not (weights[named] == 0.0).any()
+
+
+def test_noise_is_finite_for_millions_of_ids() -> None:
+    """u is never 0 nor 1, so no token is forbidden or forced by its noise."""
+    noise = gumbel(0, 0, token_ids(1_000_000))
+    assert np.isfinite(noise).all()
+    assert -3.0 < noise.min() < -2.3
+    assert 11.0 < noise.max() < 36.75
+
+
+def test_contenders_of_nothing_are_none() -> None:
+    assert contenders(0, 0, token_ids(0), np.empty(0), 0.0).tolist() == []
+    assert contenders(0, 0, token_ids(9), np.zeros(9), 0.0).tolist() == []

@@ -1,0 +1,131 @@
+"""Incremental text: never a broken character, never a stop string, however the text is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.sampling.detokenise import Detokeniser
+from paceline.core.sampling.stops import StopStrings
+
+SCRIPTS = (
+    "The answer is 42.",
+    "Größe, naïve, façade",
+    "Ответ: сорок два",
+    "Η απάντηση είναι",
+    "答案是四十二。",
+    "答えは四十二です",
+    "정답은 마흔둘",
+    "الجواب هو اثنان",
+    "התשובה היא",
+    "उत्तर बयालीस है",
+    "คำตอบคือสี่สิบสอง",
+    "👩‍👩‍👧‍👦🏳️‍🌈😀",
+)
+
+
+def pushed(data: bytes, cuts: Iterable[int]) -> list[str]:
+    """Text pieces when `data` is cut at these places."""
+    places = sorted({0, len(data), *(cut for cut in cuts if 0 < cut < len(data))})
+    pieces = [data[a:b] for a, b in pairwise(places)]
+    detokeniser = Detokeniser(lambda token: pieces[token])
+    return [*(detokeniser.push(token) for token in range(len(pieces))), detokeniser.flush()]
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_every_cut_of_a_script_gives_its_characters(text: str) -> None:
+    data = text.encode()
+    for cut in range(len(data) + 1):
+        pieces = pushed(data, [cut])
+        assert "".join(pieces) == text
+        assert "\ufffd" not in pieces
+    assert "".join(pushed(data, range(len(data)))) == text
+
+
+@given(st.text(), st.lists(st.integers(0, 60), max_size=20))
+def test_pieces_of_any_text_join_to_it(text: str, cuts: list[int]) -> None:
+    assert "".join(pushed(text.encode(), cuts)) == text
+
+
+@given(st.binary(max_size=40), st.lists(st.integers(0, 40), max_size=20))
+def test_invalid_bytes_decode_as_in_one_go(data: bytes, cuts: list[int]) -> None:
+    joined = "".join(pushed(data, cuts))
+    assert joined == "".join(pushed(data, []))
+    assert data.decode("utf-8", "replace") in (joined, joined + "\ufffd")
+
+
+def test_half_a_character_at_the_end_is_dropped_and_the_next_answer_begins_clean() -> None:
+    pieces = [b"a\xf0\x9f\x98", b"b"]
+    detokeniser = Detokeniser(lambda token: pieces[token])
+    assert [detokeniser.push(0), detokeniser.flush(), detokeniser.push(1)] == ["a", "", "b"]
+
+
+def test_a_byte_that_can_never_complete_is_replaced_at_once() -> None:
+    pieces = [b"\xe2", b"(", b"\xff"]
+    detokeniser = Detokeniser(lambda token: pieces[token])
+    assert [detokeniser.push(token) for token in range(3)] == ["", "\ufffd(", "\ufffd"]
+
+
+def first_complete(text: str, stops: tuple[str, ...]) -> int | None:
+    """Where the answer ends: found by reading one character more at a time."""
+    for end in range(1, len(text) + 1):
+        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if starts:
+            return min(starts)
+    return None
+
+
+letters = st.text(alphabet="abé", max_size=30)
+stop_lists = st.lists(st.text(alphabet="abé", min_size=1, max_size=4), max_size=4).map(tuple)
+
+
+@given(letters, stop_lists, st.lists(st.integers(1, 5), max_size=30))
+def test_stops_do_not_depend_on_how_the_text_is_cut(text: str, stops: tuple[str, ...], sizes: list[int]) -> None:
+    filter_, sent, at, found = StopStrings(stops), "", 0, False
+    for size in [*sizes, len(text)]:
+        safe, found = filter_.push(text[at : at + size])
+        at += size
+        sent += safe
+        end = first_complete(text, stops)
+        assert text[: len(text) if end is None else end].startswith(sent), "sent too much"
+        if found:
+            break
+    if not found:
+        sent += filter_.flush()
+    end = first_complete(text, stops)
+    assert found == (end is not None)
+    assert sent == (text if end is None else text[:end])
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_stop_string_is_found_character_by_character_in_every_script(script: str) -> None:
+    stop = script[len(script) // 2 :]
+    filter_ = StopStrings((stop, "\n\n"))
+    results = [filter_.push(character) for character in script]
+    assert "".join(text for text, _ in results) == script[: script.find(stop)]
+    assert [found for _, found in results] == [False] * (len(script) - 1) + [True]
+
+
+def test_only_what_may_begin_a_stop_is_held_back() -> None:
+    filter_ = StopStrings(("\n\nUser:",))
+    assert filter_.push("Yes.\n") == ("Yes.", False)
+    assert filter_.push("No.\n\nUs") == ("\nNo.", False)
+    assert filter_.push("ed") == ("\n\nUsed", False)
+    assert filter_.push("\n\nUser: hi") == ("", True)
+    assert filter_.push("more") == ("", True)
+    assert filter_.flush() == ""
+
+
+def test_of_stops_complete_at_one_character_the_longest_counts() -> None:
+    assert StopStrings(("b", "ab")).push("xab") == ("x", True)
+    assert StopStrings(("abcd", "b")).push("abc") == ("a", True)
+
+
+def test_without_stops_everything_passes_and_an_empty_one_is_refused() -> None:
+    assert StopStrings(()).push("anything") == ("anything", False)
+    with pytest.raises(ValueError, match="empty"):
+        StopStrings(("a", ""))

@@ -1,0 +1,187 @@
+"""`paceline keys`, `devices` and `docs` as processes beside running programs.
+
+Each change is heard, none is lost, and no database is damaged, not by `kill -9` either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from paceline.commands.processes import Child, Children, command, free_port
+from tests.e2e.pair import running_pair
+
+HEARD_S = 20.0  # to give up after, on a busy machine; what is waited for is the change, not the time
+
+
+class Server:
+    """`paceline serve` with documents of its own, and what people do beside it."""
+
+    def __init__(self, children: Children, directory: Path) -> None:
+        self._children = children
+        self.state = directory / "state"
+        self._port = free_port(0)
+        self._key = ""
+        self.child: Child
+        self.start()
+
+    def start(self) -> None:
+        flags = ("--model", "fake", "--threads", "1", "--port", str(self._port), "--state-dir", str(self.state))
+        self.child = self._children.start("cloud", command("serve", *flags), port=self._port)
+        self._children.wait(lambda said: all(said))
+
+    def kill(self) -> None:
+        os.kill(self.child.process.pid, signal.SIGKILL)
+        self.child.process.wait()
+        self._children.members.remove(self.child)
+
+    def run(self, *arguments: str) -> str:
+        return self._children.run(command(*arguments, "--state-dir", str(self.state)))
+
+    def docs(self, *arguments: str) -> str:
+        flags = ("--side", "cloud", "--store", str(self.state / "docs"), "--embedder", "hash")
+        return self._children.run(command("docs", *arguments, *flags))
+
+    def make_key(self, name: str) -> str:
+        made: str = json.loads(self.run("keys", "create", name, "--json"))["key"]
+        return made
+
+    def call(self, method: str, path: str, key: str | None = None, **more: Any) -> httpx.Response:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return httpx.request(method, f"{self.child.url}{path}", headers=headers, timeout=60.0, trust_env=False, **more)
+
+    def status(self, key: str | None = None) -> int:
+        """Of a request that needs a key as soon as there is one."""
+        return self.call("GET", "/v1/models", key).status_code
+
+    def cited(self, question: str) -> set[str]:
+        """The documents that the next answer reads."""
+        body = {
+            "model": "fake",
+            "messages": [{"role": "user", "content": question}],
+            "max_tokens": 1,
+            "paceline": {"documents": 8, "report": True},
+        }
+        answer = self.call("POST", "/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return {found["document"] for found in answer.json()["paceline"]["citations"]}
+
+    def upload(self, name: str) -> str:
+        answer = self.call("POST", "/v1/files", files={"file": (name, name * 20)}, data={"purpose": "assistants"})
+        assert answer.status_code == 200, answer.text
+        made: str = answer.json()["id"]
+        return made
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Children(tmp_path) as children:
+        yield Server(children, tmp_path)
+
+
+def sound(state: Path) -> None:
+    """Every database below is whole."""
+    files = sorted(state.rglob("*.sqlite"))
+    assert files
+    for file in files:
+        with closing(sqlite3.connect(file)) as rows:
+            assert rows.execute("PRAGMA integrity_check").fetchall() == [("ok",)], file
+
+
+def eventually(held: Callable[[], bool]) -> bool:
+    """Watched things are heard within seconds: asked again until it holds, however busy the machine."""
+    deadline = time.monotonic() + HEARD_S
+    while not held():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_keys_made_and_revoked_hold_from_the_next_request_on(server: Server) -> None:
+    assert server.status() == 200
+    first = server.make_key("first")
+    assert (server.status(), server.status("wrong"), server.status(first)) == (401, 401, 200)
+    second = server.make_key("second")
+    assert (server.status(first), server.status(second)) == (200, 200)
+    server.run("keys", "revoke", "first")
+    assert (server.status(first), server.status(second)) == (401, 200)
+    third = server.make_key("third")
+    assert server.status(third) == 200
+    server.kill()
+    sound(server.state)
+    server.start()
+    assert [server.status(key) for key in (None, first, second, third)] == [401, 401, 200, 200]
+
+
+def test_devices_enrol_one_after_the_other_and_are_cut_when_revoked(tmp_path: Path) -> None:
+    with running_pair(tmp_path) as pair:
+        state = tmp_path / "cloud"
+
+        def linked() -> bool:
+            said = httpx.get(f"{pair.url('cloud')}/readyz", trust_env=False).json()
+            return bool(said["linked"])
+
+        for number in range(4):
+            arguments = ("devices", "add", f"device-{number}", "--state-dir", str(state), "--json")
+            code = json.loads(pair.children.run(command(*arguments)))["code"]
+            enrolled = httpx.post(f"{pair.url('cloud')}/v1/devices/enrol", json={"code": code}, trust_env=False)
+            assert enrolled.status_code == 200, enrolled.text
+        assert linked()
+        pair.children.run(command("devices", "revoke", "laptop", "--state-dir", str(state)))
+        assert eventually(lambda: not linked()), "its link is still there"
+        pair.kill_agent()
+        os.kill(pair.started.cloud.process.pid, signal.SIGKILL)
+        pair.started.cloud.process.wait()
+        sound(tmp_path)
+
+
+def test_documents_added_removed_and_uploaded_beside_each_other_are_all_there(server: Server, tmp_path: Path) -> None:
+    uploads, documents = [], set()
+    for number in range(3):
+        name = f"mill-{number}.md"
+        (tmp_path / name).write_text(f"The door of mill {number} is painted in colour {number}.\n")
+        with ThreadPoolExecutor() as beside:
+            adding = beside.submit(server.docs, "add", str(tmp_path / name))
+            while not adding.done():
+                uploads.append(server.upload(f"upload-{number}-{len(uploads)}.txt"))
+            adding.result()
+        documents.add(name)
+        assert server.cited(f"door of mill {number}") >= {name}
+        uploads.append(server.upload(f"after-{number}.txt"))
+    server.docs("remove", "mill-1.md")
+    documents.discard("mill-1.md")
+    assert "mill-1.md" not in server.cited("door of mill 1")
+    uploads.append(server.upload("after-removing.txt"))
+    server.kill()
+    sound(server.state)
+    server.start()
+    assert server.cited("door of mill 1") == documents
+    assert {server.call("GET", f"/v1/files/{each}/content").status_code for each in uploads} == {200}
+    assert json.loads(server.docs("list", "--json")), "the command reads what the server has kept"
+
+
+def test_responses_are_kept_while_commands_run_beside_the_server(server: Server) -> None:
+    kept = []
+    for number in range(3):
+        body = {"model": "fake", "input": f"question {number}", "max_output_tokens": 4}
+        answer = server.call("POST", "/v1/responses", json=body)
+        assert answer.status_code == 200, answer.text
+        kept.append(answer.json()["id"])
+        server.run("devices", "list")
+        server.docs("list")
+    server.kill()
+    sound(server.state)
+    server.start()
+    assert [server.call("GET", f"/v1/responses/{each}").status_code for each in kept] == [200] * 3

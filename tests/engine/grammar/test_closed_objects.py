@@ -1,0 +1,245 @@
+"""Objects that name properties end; all that fits a closed schema fits the one it was made of."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel, Field
+
+from paceline.core.sampling.constraint import Constraint
+from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.engine.grammar.closed_objects import closed
+from paceline.engine.grammar.compiler import Grammars
+from paceline.errors import RequestError
+from tests.engine.grammar.test_compiler import drawn, written
+
+GRAMMARS = Grammars(ByteTokenizer())
+A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
+
+
+class Point(BaseModel):
+    x: int
+    y: int | None = None
+
+
+class Shape(BaseModel):
+    name: str = Field(max_length=4)
+    points: list[Point] = Field(max_length=2)
+    parent: Shape | None = None
+    origin: Point | Shape | None = None
+
+
+def fits(schema: dict[str, Any], *, strict: bool = False) -> Any:
+    """Whether a text can be written under the schema, each byte allowed, and is whole."""
+    mask = GRAMMARS.mask(Constraint("json_schema" if strict else "loose_schema", json.dumps(schema)))
+    return lambda value: written(mask, json.dumps(value))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_object_that_names_properties_has_no_others(strict: bool) -> None:
+    able = fits(A, strict=strict)
+    assert able({"a": 1}) and able({})
+    assert not able({"z": 1}) and not able({"a": 1, "z": 1})
+
+
+def test_what_the_schema_allows_by_its_words_stays_allowed() -> None:
+    assert fits({**A, "additionalProperties": True})({"a": 1, "z": []})
+    assert fits({**A, "additionalProperties": {"type": "string"}})({"a": 1, "z": "x"})
+    assert fits({"type": "object"})({"z": 1})
+    assert fits({})({"z": 1})
+    assert fits({**A, "patternProperties": {"^x": {"type": "integer"}}})({"a": 1, "xy": 2})
+    assert not fits({**A, "patternProperties": {"^x": {"type": "integer"}}})({"a": 1, "y": 2})
+    assert not fits({"type": "object", "properties": {}})({"z": 1}), "a function without parameters"
+
+
+def test_what_must_be_there_may_be_there_though_it_has_no_schema() -> None:
+    able = fits({**A, "required": ["a", "b"]})
+    assert able({"a": 1, "b": "anything"}) and not able({"a": 1, "b": 2, "c": 3})
+    asked = {**A, "dependentRequired": {"a": ["d"]}}
+    assert closed(asked)["properties"] == {**A["properties"], "d": True}
+    assert closed({**A, "minProperties": 2}) == {**A, "minProperties": 2}, "only others can make it two"
+
+
+def test_what_is_put_together_is_closed_as_a_whole() -> None:
+    for together in (
+        {"allOf": [A, B]},
+        {**A, "allOf": [B]},
+        {"$defs": {"A": A}, "$ref": "#/$defs/A", **B},
+        {"$defs": {"A": A}, "allOf": [{"$ref": "#/$defs/A"}, B]},
+        {**A, "anyOf": [B, {"required": ["a"]}]},
+        {**A, "if": {"required": ["a"]}, "then": B},
+    ):
+        able = fits(together)
+        assert able({"a": 1, "b": 2}), together
+        assert not able({"a": 1, "b": 2, "c": 3}), together
+        assert not able({"a": "x", "b": 2}), together
+
+
+def test_a_part_that_is_open_by_its_words_leaves_the_whole_open() -> None:
+    able = fits({"allOf": [A, {"type": "object", "additionalProperties": True}]})
+    assert able({"a": 1, "z": 2})
+    able = fits({"$defs": {"A": A}, "allOf": [{"$ref": "#/$defs/A"}, {"additionalProperties": {"type": "integer"}}]})
+    assert able({"z": 2})
+
+
+def test_one_definition_stands_alone_here_and_is_a_part_there() -> None:
+    schema = {
+        "$defs": {"A": {**A, "properties": {**A["properties"], "next": {"$ref": "#/$defs/A"}}}},
+        "properties": {"alone": {"$ref": "#/$defs/A"}, "part": {"allOf": [{"$ref": "#/$defs/A"}, B]}},
+    }
+    able = fits(schema)
+    assert able({"alone": {"a": 1, "next": {"a": 2}}, "part": {"a": 1, "next": {"a": 2}, "b": 2}})
+    assert not able({"alone": {"a": 1, "b": 2}})
+    assert not able({"part": {"a": 1, "next": {"a": 2, "b": 3}}})
+    assert not able({"part": {"a": 1, "c": 2}})
+
+
+@pytest.mark.parametrize("union", ["anyOf", "oneOf"])
+def test_alternatives_are_closed_each_for_itself(union: str) -> None:
+    able = fits({"type": "object", union: [{**A, "required": ["a"]}, {**B, "required": ["b"]}]})
+    assert able({"a": 1}) and able({"b": 1})
+    assert not able({"a": 1, "b": 1}) and not able({"a": 1, "z": 1})
+
+
+def test_to_the_letter_alternatives_that_overlap_are_refused_as_before() -> None:
+    """{"a": 1} fits both; were they closed, it would fit one alone, and no validator of the schema would agree."""
+    with pytest.raises(RequestError, match="oneOf"):
+        fits({"oneOf": [A, B]}, strict=True)
+
+
+def test_a_schema_that_cannot_be_kept_closed_is_kept_as_it_is() -> None:
+    schema = {**A, "const": {"a": 1, "z": 2}}
+    assert fits(schema)({"a": 1, "z": 2})
+    within = {**A, "properties": {"inner": {"$id": "http://example.org/x", **B}}}
+    assert closed(within) == within, "references in it would count from there"
+    nowhere = {"allOf": [{"$ref": "#/$defs/missing"}, B]}
+    assert closed(nowhere)["allOf"] == nowhere["allOf"]
+    assert closed({"allOf": [{"$ref": "http://example.org/a"}, B]})["allOf"][1] == B  # type: ignore[index]  # a list
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_object_that_is_closed_by_its_words_gets_no_name_of_its_parts(strict: bool) -> None:
+    shut = {**A, "additionalProperties": False}
+    for whole in (
+        {**shut, "anyOf": [B, {"required": ["a"]}]},
+        {**shut, "allOf": [{"$ref": "#/$defs/B"}], "$defs": {"B": B}},
+        {**shut, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    ):
+        able = fits(whole, strict=strict)
+        assert able({"a": 1}) and not able({"b": 1}) and not able({"a": 1, "b": 1}), whole
+    with pytest.raises(RequestError):
+        fits({**shut, "required": ["a", "b"]}, strict=strict)
+
+
+@pytest.mark.parametrize("number", [40, 150, 600])
+def test_long_ways_of_references_are_followed_or_left_as_they_are(number: int) -> None:
+    def link(place: int) -> dict[str, Any]:
+        return {"$ref": f"#/components/schemas/S{place + 1}"} if place < number - 1 else {"type": "null"}
+
+    def nested(place: int) -> dict[str, Any]:
+        return {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"anyOf": [link(place), {}]}}}
+
+    chains = {f"S{place}": nested(place) for place in range(number)}
+    assert fits({"$ref": "#/components/schemas/S0", "components": {"schemas": chains}})({"v": 1, "next": {"v": 2}})
+    heirs = {f"S{place}": {"allOf": [link(place), A]} for place in range(number - 1)} | {f"S{number - 1}": B}
+    schema = {"$ref": "#/components/schemas/S0", "components": {"schemas": heirs}}
+    assert closed(schema)  # a chain of parts so long that no compiler follows it, but no fault of this module's
+
+
+def test_references_in_a_circle_end() -> None:
+    circle = {"$defs": {"A": {"allOf": [{"$ref": "#/$defs/B"}, A]}, "B": {"allOf": [{"$ref": "#/$defs/A"}, B]}}}
+    assert closed({**circle, "$ref": "#/$defs/A"})
+    assert closed({"allOf": [{"$ref": "#"}, A]})
+
+
+def test_a_schema_made_to_multiply_is_left_as_it_is() -> None:
+    definitions = {
+        f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}, A]} for i in range(60)
+    }
+    schema = {"$defs": {**definitions, "d60": A}, "allOf": [{"$ref": "#/$defs/d0"}, B]}
+    assert closed(schema) == schema
+
+
+@pytest.mark.parametrize("model", [Point, Shape])
+def test_what_pydantic_writes_ends_whatever_a_model_draws(model: type[BaseModel]) -> None:
+    """A model that knows nothing ends a closed object soon; an open one it hardly ever ended within the limit."""
+    mask = GRAMMARS.mask(Constraint("loose_schema", json.dumps(model.model_json_schema())))
+    chance = random.Random(5)
+    texts = [text for _ in range(30) if (text := drawn(mask, ByteTokenizer(), chance, 2000)) is not None]
+    assert len(texts) >= 20
+    for text in texts:
+        model.model_validate_json(text)
+
+
+def test_arguments_of_a_tool_are_closed_strict_or_not() -> None:
+    for strict in (True, False):
+        said = {"tools": [{"name": "f", "parameters": A, "strict": strict}], "required": True, "parallel": False}
+        mask = GRAMMARS.mask(Constraint("tools", json.dumps(said)))
+        call = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
+        assert written(mask, call % '{"a": 1}') and not written(mask, call % '{"a": 1, "z": 1}')
+
+
+names = st.sampled_from(["a", "b", "c"])
+plain = st.sampled_from([{"type": "integer"}, {"type": "boolean"}, {"type": "string"}, {}])
+
+
+def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    rest = {
+        "required": st.lists(names, max_size=2, unique=True),
+        "additionalProperties": st.sampled_from([True, False, {"type": "integer"}]),
+        "allOf": st.lists(inner, min_size=1, max_size=2),
+        "anyOf": st.lists(inner, min_size=1, max_size=2),
+        "$ref": st.sampled_from(["#/$defs/x", "#/$defs/y"]),
+        "minProperties": st.integers(0, 2),
+        "then": inner,
+        "dependentRequired": st.dictionaries(names, st.lists(names, max_size=2, unique=True), max_size=1),
+    }
+    return st.fixed_dictionaries({}, optional={"properties": st.dictionaries(names, inner, max_size=2), **rest})
+
+
+schemas = st.recursive(plain, lambda inner: objects(inner) | st.builds(lambda one: {"items": one}, inner), max_leaves=6)
+scalars = st.integers(0, 1) | st.booleans() | st.just("s")
+values = st.recursive(scalars, lambda inner: st.dictionaries(st.sampled_from("abcz"), inner, max_size=3), max_leaves=6)
+
+
+@given(
+    st.fixed_dictionaries({"$defs": st.fixed_dictionaries({"x": plain | objects(plain), "y": objects(plain)})}),
+    schemas,
+    values,
+)
+def test_what_fits_a_closed_schema_fits_the_schema(definitions: dict[str, Any], schema: Any, value: Any) -> None:
+    whole = {**schema, **definitions}
+    try:
+        fits_whole = Draft202012Validator(whole).is_valid(value)
+    except RecursionError:  # references in a circle, which the validator follows for ever
+        return
+    assert fits_whole or not Draft202012Validator(closed(whole)).is_valid(value)
+
+
+flat = st.fixed_dictionaries(
+    {"properties": st.dictionaries(names, st.just({"type": "integer"}), max_size=2)},
+    optional={
+        "additionalProperties": st.sampled_from([True, False, False]),
+        "required": st.lists(names, max_size=1),
+    },
+)
+together = st.builds(
+    lambda own, key, parts, base: {**own, key: [*parts, {"$ref": "#/$defs/base"}], "$defs": {"base": base}},
+    st.just({}) | flat, st.sampled_from(["allOf", "anyOf"]), st.lists(flat, max_size=2), flat,
+)  # fmt: skip
+
+
+@settings(max_examples=500)
+@given(together, st.dictionaries(st.sampled_from("abcz"), st.just(1), max_size=3))
+def test_what_fits_objects_put_together_and_closed_fits_them_open(
+    schema: dict[str, Any], value: dict[str, int]
+) -> None:
+    fits_whole, fits_closed = (Draft202012Validator(each).is_valid(value) for each in (schema, closed(schema)))
+    assert fits_whole or not fits_closed

@@ -1,0 +1,420 @@
+"""Constraints compiled for a vocabulary: what a mask allows after a path, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from paceline.core.sampling.constraint import MAX_TEXT, Constraint
+from paceline.engine.fake.tokenizer import EOS, ByteTokenizer
+from paceline.engine.grammar.compiler import GrammarMask, Grammars, _sentence
+from paceline.errors import RequestError
+
+SYLLABLES = (b'{"', b'": ', b'", "', b'"}', b'"}}', b"}}", b"true", b"12", b"\xc3", b"\n<tool_call>\n", b"<tool")
+
+
+class SyllableTokenizer(ByteTokenizer):
+    """Bytes, longer pieces that cross every border of the grammar, two ends, and a special token without bytes."""
+
+    @property
+    def vocab_size(self) -> int:
+        return EOS + 3 + len(SYLLABLES)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return frozenset({EOS, EOS + 1})
+
+    def token_bytes(self, token: int) -> bytes:
+        return super().token_bytes(token) if token < EOS + 3 else SYLLABLES[token - EOS - 3]
+
+
+BYTES, PIECES = Grammars(ByteTokenizer()), Grammars(SyllableTokenizer())
+CLOSED: dict[str, object] = {"additionalProperties": False}
+WEATHER = {"type": "object", "properties": {"city": {"enum": ["Bari", "Oslo"]}}, "required": ["city"]} | CLOSED
+TOOLS = [{"name": "weather", "parameters": WEATHER}, {"name": "now"}]
+
+
+def schema(value: Mapping[str, object], grammars: Grammars = BYTES) -> GrammarMask:
+    return grammars.mask(Constraint("json_schema", json.dumps(value)))
+
+
+def tools(*, required: bool, parallel: bool, named: Sequence[Mapping[str, object]] = TOOLS) -> GrammarMask:
+    return BYTES.mask(Constraint("tools", json.dumps({"tools": named, "required": required, "parallel": parallel})))
+
+
+def follow(mask: GrammarMask, text: str | bytes) -> set[int]:
+    """What may follow, with byte tokens."""
+    path = list(text.encode() if isinstance(text, str) else text)
+    return {token for token, allowed in enumerate(mask.allowed(path)) if allowed}
+
+
+def written(mask: GrammarMask, text: str) -> bool:
+    """Can exactly this be written, each byte allowed, and is it whole?"""
+    path = list(text.encode())
+    return all(mask.allowed(path[:at])[byte] for at, byte in enumerate(path)) and mask.complete(path)
+
+
+def drawn(mask: GrammarMask, tokenizer: ByteTokenizer, chance: random.Random, limit: int = 400) -> bytes | None:
+    """The text that a model writes which knows nothing: any allowed token, each as likely. None: it did not end."""
+    path: list[int] = []
+    while len(path) < limit:
+        token = chance.choice([token for token, allowed in enumerate(mask.allowed(path)) if allowed])
+        if token in tokenizer.eos_ids:
+            return b"".join(map(tokenizer.token_bytes, path))
+        path.append(token)
+    return None
+
+
+def test_only_what_the_schema_says_can_be_written_and_then_only_the_end() -> None:
+    mask = schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]} | CLOSED)
+    assert follow(mask, "") == {ord("{")}
+    assert follow(mask, '{"a":') == {*b" -0123456789"}
+    assert follow(mask, '{"a": ') == {*b"-0123456789"}, "one blank, no more"
+    assert follow(mask, '{"a": 7') == {*b"0123456789}"}
+    assert follow(mask, '{"a": 7}') == {EOS}
+    assert mask.complete(list(b'{"a": 7}')) and not mask.complete(list(b'{"a": 7'))
+
+
+def test_a_broken_path_a_special_token_and_what_comes_behind_the_end_have_no_followers() -> None:
+    mask = schema({"enum": ["yes", "no"]}, PIECES)
+    for path in (b'"maybe', b'"yes"!', b"\xff"):
+        assert not mask.allowed(list(path)).any()
+    for path in ([EOS], [*b'"no"', EOS], [*b'"no"', EOS, 65], [EOS + 2], [-1], [10**9]):
+        assert not mask.allowed(path).any()
+    ends = {token for token, allowed in enumerate(mask.allowed(list(b'"no"'))) if allowed}
+    assert ends == {EOS, EOS + 1}, "each token that ends a text, and no other special one"
+
+
+def test_a_token_may_cross_the_borders_of_the_grammar_and_no_way_to_cut_a_text_is_preferred() -> None:
+    mask = schema({"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a"]} | CLOSED, PIECES)
+    both = {ord('"'), EOS + 3 + SYLLABLES.index(b'"}')}
+    assert {token for token, allowed in enumerate(mask.allowed(list(b'{"a": "x'))) if allowed} == both
+    opened = [EOS + 3 + SYLLABLES.index(piece) for piece in (b'{"',)]
+    assert mask.allowed([*opened, ord("a")])[EOS + 3 + SYLLABLES.index(b'": ')]
+
+
+NOTES = {
+    "type": "object",
+    "properties": {
+        "note": {"type": "string", "maxLength": 3},
+        "open": {"type": "boolean"},
+        "city": {"enum": ["Bari", "Oslo"]},
+        "more": {"type": "object", "properties": {"note": {"type": "integer"}, "open": {"enum": ["x", 5]}}},
+    },
+} | CLOSED
+BRANCHING = (
+    Constraint("tools", json.dumps({"tools": TOOLS, "required": False, "parallel": True})),
+    Constraint("json_schema", json.dumps(NOTES)),
+    Constraint("json_object"),
+)
+
+
+@given(st.sampled_from(BRANCHING), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=100)
+def test_what_is_allowed_follows_from_the_path_alone(constraint: Constraint, seed: int) -> None:
+    """One mask is asked about paths in any order, broken ones among them; a fresh one each time says the same."""
+    chance = random.Random(seed)
+    asked = PIECES.mask(constraint)
+    paths: list[list[int]] = []
+    for _ in range(4):
+        path: list[int] = []
+        while len(path) < 40 and path[-1:] not in ([EOS], [EOS + 1]):
+            path.append(chance.choice(np.flatnonzero(PIECES.mask(constraint).allowed(path)).tolist()))
+        paths.append(path)
+    for _ in range(30):
+        path = chance.choice(paths)
+        path = path[: chance.randrange(len(path) + 1)]
+        if chance.random() < 0.1:
+            path.append(chance.randrange(EOS + 3 + len(SYLLABLES)))
+        assert (asked.allowed(path) == PIECES.mask(constraint).allowed(path)).all()
+
+
+def test_a_branch_that_was_left_does_not_show_in_the_mask_of_the_next() -> None:
+    """Two paths of one length that differ in a key: llguidance 1.9 takes the one for the other after a rollback."""
+    mask = schema(NOTES)
+    assert follow(mask, '{"open":') == {*b" ft"}
+    assert follow(mask, '{"note":') == {*b' "'}
+
+
+def test_calls_are_written_as_qwen_writes_them_and_arguments_keep_to_their_tool() -> None:
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    other = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for required in (False, True):
+        for parallel in (False, True):
+            mask = tools(required=required, parallel=parallel)
+            assert written(mask, call) and written(mask, other)
+            assert written(mask, f"{call}\n{other}") is parallel
+            assert written(mask, f"I look it up.\n{call}") is not required
+            assert written(mask, "No need < <tool call>.") is not required
+            assert not written(mask, f"{call} and so on")
+            for wrong in ("Rome", "Oslo2"):
+                assert not written(mask, call.replace("Oslo", wrong))
+            assert not written(mask, call.replace("weather", "now"))
+            assert not written(mask, f"As I said, {call[:30]} never mind")
+    assert follow(tools(required=True, parallel=False), call) == {EOS}
+    assert written(tools(required=True, parallel=False, named=TOOLS[:1]), call)
+    assert not written(tools(required=True, parallel=False, named=TOOLS[:1]), other)
+
+
+def test_an_answer_of_a_form_may_be_a_call_instead() -> None:
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    asked = {"tools": TOOLS, "required": False, "parallel": True, "content": WEATHER}
+    mask = BYTES.mask(Constraint("tools", json.dumps(asked)))
+    assert written(mask, '{"city": "Oslo"}') and written(mask, f"{call}\n{call}")
+    for wrong in ("I look it up.", '{"city": "Rome"}', f'{{"city": "Oslo"}}\n{call}', f"I look it up.\n{call}"):
+        assert not written(mask, wrong)
+    assert not written(BYTES.mask(Constraint("tools", json.dumps(asked | {"required": True}))), '{"city": "Oslo"}')
+
+
+@pytest.mark.parametrize(
+    ("blamed", "tool", "content"), [("tools", "frob", "object"), ("response_format", "object", "frob")]
+)
+def test_the_schema_to_blame_is_named(blamed: str, tool: str, content: str) -> None:
+    named = [{"name": "f", "parameters": {"properties": {"a": {"type": tool}}}}]
+    asked = {"tools": named, "required": False, "parallel": True, "content": {"type": content}}
+    with pytest.raises(RequestError, match="frob") as refused:
+        BYTES.mask(Constraint("tools", json.dumps(asked)))
+    assert refused.value.param == blamed
+
+
+def test_references_of_a_tool_count_from_its_own_schema_and_names_are_quoted() -> None:
+    tree = {"$defs": {"n": {"type": "integer"}}, "properties": {'a"b': {"$ref": "#/$defs/n"}}, "required": ['a"b']}
+    mask = tools(required=True, parallel=False, named=[*TOOLS, {"name": 'q"%json\n', "parameters": tree | CLOSED}])
+    name = json.dumps('q"%json\n')
+    assert written(mask, f'<tool_call>\n{{"name": {name}, "arguments": {{"a\\"b": 5}}}}\n</tool_call>')
+
+
+def test_any_object_and_nothing_else() -> None:
+    mask = BYTES.mask(Constraint("json_object"))
+    for value in ({}, {"a": [1, 2.5e3, None, {"b": "\n é 日"}], "": True}):
+        assert written(mask, json.dumps(value, ensure_ascii=False))
+        assert written(mask, json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    assert follow(mask, "") == {ord("{")}
+    assert not {*b" \n\t"} & follow(mask, '{"a": ')
+
+
+REFUSED: dict[str, object] = {
+    "not JSON": "{",
+    "no object": "[1]",
+    "an unknown type": {"type": "frob"},
+    "a bad reference": {"$ref": "https://example.org/schema"},
+    "a bad pattern": {"type": "string", "pattern": "(("},
+    "an unknown format": {"type": "string", "format": "frob"},
+    "nothing fits": {"type": "integer", "minimum": 5, "maximum": 1},
+    "a keyword that cannot be kept": {"type": "array", "uniqueItems": True},
+    "too many remainders": {"anyOf": [{"type": "integer", "multipleOf": 9973}, {"type": "number", "multipleOf": 0.97}]},
+    "far too many": {"type": "number", "multipleOf": 1e300},
+    "more than a double holds": {"type": "integer", "multipleOf": 10**400},
+    "too many below a name of data": {"properties": {"enum": {"default": {}, "multipleOf": 1_000_003}}},
+    "a truth for a number": {"type": "integer", "multipleOf": True},
+    "a bound beyond a double": {"type": "number", "maximum": 10**400},
+    "a reference to itself": {"$ref": "#"},
+    "an unserved pattern": {"type": "string", "pattern": "^(?!a)"},
+    "every long integer": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    "overlapping alternatives": {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]},
+    "deep": '{"items":' * 5000 + "{}" + "}" * 5000,
+    "very deep": '{"items":' * 20_000 + "{}" + "}" * 20_000,
+    "half a character": '{"const": "\\ud800"}',
+    "large": {"enum": ["x" * MAX_TEXT]},
+}
+
+
+@pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED.keys())
+def test_a_schema_that_cannot_be_kept_is_refused_with_a_sentence(value: object) -> None:
+    text = value if isinstance(value, str) else json.dumps(value)
+    for constraint in (
+        Constraint("json_schema", text),
+        Constraint(
+            "tools",
+            f'{{"tools": [{{"name": "f", "parameters": {text}, "strict": true}}], "required": true, "parallel": true}}',
+        ),
+    ):
+        with pytest.raises(RequestError) as refused:
+            BYTES.mask(constraint)
+        assert refused.value.status == 400
+        assert refused.value.param == ("tools" if constraint.kind == "tools" else "response_format")
+        assert "\n" not in str(refused.value) and len(str(refused.value)) < 700
+        assert str(refused.value).endswith(".") or "JSON" in str(refused.value)
+        assert "NoExtension" not in str(refused.value) and "^" not in str(refused.value)
+
+
+def test_what_llguidance_says_of_itself_is_put_in_words() -> None:
+    assert _sentence("panic: assertion failed: lexer.rs:12\n<state>\n...") == "it is too large"
+    with pytest.raises(RequestError, match="no text fits it"):
+        schema({"$ref": "#"})
+    with pytest.raises(RequestError, match="look-around, including look-ahead and look-behind, is not supported"):
+        schema({"pattern": "^(?!a)"})
+
+
+def test_a_refusal_is_remembered_and_each_who_asks_has_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, refused = Grammars(ByteTokenizer()), Constraint("json_schema", '{"type": "frob"}')
+    with pytest.raises(RequestError) as first:
+        grammars.mask(refused)
+    first.value.param = "text.format"  # as the endpoint of responses does
+    monkeypatch.setattr(Grammars, "_compiled", None)
+    with pytest.raises(RequestError, match="frob") as second:
+        grammars.mask(refused)
+    assert (second.value.status, second.value.param) == (400, "response_format")
+
+
+DATA: dict[str, object] = {
+    "a default": {"default": {"multipleOf": 1_000_003}},
+    "a constant": {"const": {"multipleOf": 1_000_003}},
+    "one of several": {"enum": [{"multipleOf": 1_000_003}, {"multipleOf": True}, {"multipleOf": 10**300}]},
+    "an example": {"examples": [{"multipleOf": 9973}], "default": {"multipleOf": 9967}},
+    "a name": {"properties": {"multipleOf": {"type": "integer", "multipleOf": 5}}},
+}
+
+
+@pytest.mark.parametrize("value", DATA.values(), ids=DATA.keys())
+def test_what_is_only_data_is_no_keyword(value: Mapping[str, object]) -> None:
+    assert schema(value).allowed([]).any()
+
+
+ANY = {"type": "string"}
+LOOSE: dict[str, tuple[dict[str, object], object, object]] = {  # a schema, what fits it, what does not fit its rest
+    "unique items": ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, [1], ["a"]),
+    "contains": ({"type": "array", "contains": {"const": 1}, "minItems": 1}, [1], []),
+    "not": ({"type": "string", "not": {"const": "a"}, "maxLength": 1}, "b", "bb"),
+    "if": ({"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}} | CLOSED, {}, {"a": 1}),
+    "names of properties": ({"type": "object", "propertyNames": {"pattern": "^a"}}, {"a": 1}, [1]),
+    "dependent": ({"properties": {"a": ANY}, "dependentRequired": {"a": ["b"]}} | CLOSED, {"a": "x"}, {"a": 1}),
+    "alternatives": ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "abcde", 5),
+    "a password": ({"type": "string", "format": "password"}, "secret", 5),
+    "a reference": ({"type": "string", "format": "uri-reference", "maxLength": 3}, "a/b", "a/bc"),
+    "look-ahead": ({"type": "string", "pattern": "^(?=.*[0-9])", "maxLength": 3}, "a1", "a1bc"),
+    "look-behind in a name": (
+        {"patternProperties": {"(?<!a)b": {"type": "integer"}}, "required": ["b"]} | CLOSED,
+        {"b": 1},
+        {"c": 1},
+    ),
+    "a bad pattern": ({"type": "string", "pattern": "((", "maxLength": 1}, "a", "aa"),
+    "every long integer": ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, -5, "5"),
+    "remainders": ({"type": "integer", "multipleOf": 1_000_003}, 1_000_003, "a"),
+    "many remainders": ({"type": "integer", "multipleOf": 10**400}, 0, "a"),
+}
+
+
+@pytest.mark.parametrize(("value", "fits", "breaks"), LOOSE.values(), ids=LOOSE.keys())
+def test_what_cannot_be_kept_is_left_out_of_a_schema_that_is_not_strict(
+    value: dict[str, object], fits: object, breaks: object
+) -> None:
+    loose = BYTES.mask(Constraint("loose_schema", json.dumps(value)))
+    assert written(loose, json.dumps(fits)) and not written(loose, json.dumps(breaks))
+    inside = {"type": "object", "properties": {"a": value}, "required": ["a"]} | CLOSED
+    strict = {"name": "weather", "parameters": WEATHER, "strict": True}
+    for named in (
+        [strict, {"name": "f", "parameters": inside}],
+        [{"name": "f", "parameters": inside, "strict": False}],
+    ):
+        mask = tools(required=True, parallel=False, named=named)
+        call = '<tool_call>\n{"name": "f", "arguments": {"a": %s}}\n</tool_call>'
+        assert written(mask, call % json.dumps(fits)) and not written(mask, call % json.dumps(breaks))
+
+
+def test_one_tool_that_cannot_be_kept_loosens_no_other() -> None:
+    patterned = {"name": "f", "parameters": {"properties": {"a": {"type": "string", "pattern": "^x$"}}} | CLOSED}
+    odd = {"name": "g", "parameters": {"properties": {"a": {"type": "string", "pattern": "^(?!x)"}}} | CLOSED}
+    mask = tools(required=True, parallel=False, named=[patterned, odd])
+    call = '<tool_call>\n{"name": "%s", "arguments": {"a": "%s"}}\n</tool_call>'
+    assert written(mask, call % ("f", "x")) and written(mask, call % ("g", "y"))
+    assert not written(mask, call % ("f", "y"))
+
+
+def test_a_schema_that_can_be_kept_is_kept_strict_or_not() -> None:
+    value = {"type": "string", "pattern": "^[a-c]{2}$"}
+    loose = BYTES.mask(Constraint("loose_schema", json.dumps(value)))
+    assert written(loose, '"ab"') and not written(loose, '"ad"')
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"tools": []}', '{"tools": [{"name": "f"}]}', '{"tools": [5], "required": true}']
+)
+def test_tools_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(RequestError):
+        BYTES.mask(Constraint("tools", text))
+
+
+def test_a_model_without_an_end_can_hold_no_answer_to_a_form() -> None:
+    class Endless(ByteTokenizer):
+        @property
+        def eos_ids(self) -> frozenset[int]:
+            return frozenset()
+
+    with pytest.raises(RequestError, match="no end-of-text token"):
+        Grammars(Endless()).mask(Constraint("json_object"))
+
+
+def test_a_text_too_intricate_for_the_compiler_ends_and_the_mask_goes_on_serving_others() -> None:
+    mask = schema({"type": "string", "pattern": "^((([a-z]{1,50}){1,50}){1,50}){1,50}$"})
+    assert not any(mask.allowed(list(b'"abab' + b"ab" * n)).all() for n in range(3))
+    assert follow(mask, "") == {ord('"')}
+
+
+# ---- whatever the model --------------------------------------------------------------------------------------------
+NAMES = st.text(st.characters(exclude_categories=("Cs",)), max_size=4)
+INTS, SIZES = st.integers(-200, 200), st.integers(0, 4)
+PATTERNS = ("^[a-c]{1,3}$", "^(ab|c)d?$", "^[0-9]{2}-[0-9]{2}$")
+LEAVES = st.one_of(
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": ["null", "boolean"]}]),
+    st.builds(lambda low, more: {"type": "integer", "minimum": low, "maximum": low + more}, INTS, st.integers(0, 90)),
+    st.builds(lambda low, more: {"type": "string", "minLength": low, "maxLength": low + more}, SIZES, SIZES),
+    st.lists(st.one_of(NAMES, INTS, st.booleans(), st.none()), min_size=1, max_size=4).map(lambda some: {"enum": some}),
+    st.sampled_from(PATTERNS).map(lambda pattern: {"type": "string", "pattern": pattern}),
+    st.sampled_from(["date", "time", "uuid"]).map(lambda name: {"type": "string", "format": name}),
+)
+
+
+def nested(inner: st.SearchStrategy[dict[str, object]]) -> st.SearchStrategy[dict[str, object]]:
+    arrays = st.builds(
+        lambda each, low, more: {"type": "array", "items": each, "minItems": low, "maxItems": low + more},
+        inner,
+        SIZES,
+        SIZES,
+    )
+    objects = st.dictionaries(NAMES, inner, max_size=3).flatmap(
+        lambda held: st.sets(st.sampled_from(sorted(held)) if held else st.nothing()).map(
+            lambda required: {"type": "object", "properties": held, "required": sorted(required)} | CLOSED
+        )
+    )
+    return st.one_of(arrays, objects, st.lists(inner, min_size=1, max_size=2).map(lambda some: {"anyOf": some}))
+
+
+SCHEMAS = st.recursive(LEAVES, nested, max_leaves=5)
+
+
+@given(SCHEMAS, st.integers(0, 2**32))
+@settings(deadline=None, max_examples=150)
+def test_every_text_that_can_be_written_validates(value: dict[str, object], seed: int) -> None:
+    text = drawn(schema(value, PIECES), SyllableTokenizer(), random.Random(seed))
+    if text is not None:
+        validator = Draft202012Validator(value, format_checker=Draft202012Validator.FORMAT_CHECKER)
+        validator.validate(json.loads(text))
+
+
+@given(SCHEMAS, st.booleans(), st.booleans(), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=60)
+def test_every_call_that_can_be_written_names_a_tool_and_fits_it(
+    value: dict[str, object], required: bool, parallel: bool, seed: int
+) -> None:
+    parameters = {"type": "object", "properties": {"value": value}, "required": ["value"]} | CLOSED
+    known = {"f": parameters, "weather": WEATHER}
+    named = [{"name": name, "parameters": parameters} for name, parameters in known.items()]
+    asked = json.dumps({"tools": named, "required": required, "parallel": parallel})
+    mask = PIECES.mask(Constraint("tools", asked))
+    text = drawn(mask, SyllableTokenizer(), random.Random(seed))
+    if text is None:
+        return
+    before, *calls = text.decode().split("<tool_call>\n")
+    assert not (required and before) and (parallel or len(calls) <= 1) and (calls or not required)
+    for call in calls:
+        called = json.loads(call.strip().removesuffix("</tool_call>"))
+        assert set(called) == {"name", "arguments"}
+        Draft202012Validator(known[called["name"]]).validate(called["arguments"])

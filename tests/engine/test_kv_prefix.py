@@ -1,0 +1,147 @@
+"""Rows that leave an engine and come back: what is refused, what is copied, and what the fake makes of wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.core.batching.block_manager import NoRoom
+from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.sampling.dist import total_variation
+from paceline.engine.base import Engine
+from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.loader import EngineOptions, load_engine
+from paceline.engine.pipeline_stage import load_stage
+from paceline.errors import EngineError
+from tests.engine.trials import assert_same, extend, scratch, sequences
+
+PROMPT = [(5 * i * i + i) % 97 for i in range(21)]
+SUBJECTS = ["fake", "fake-noisy", "hf-llama", "paged-llama", "paged-gemma2", "recompute-llama"]
+
+
+def exported(engine: Engine) -> KvRows:
+    with sequences(engine) as (seq,):
+        extend(engine, seq, PROMPT)
+        return engine.export_rows(seq, PROMPT)
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_rows_that_do_not_fit_are_refused_and_change_nothing(subject: str, load: Callable[[str], Engine]) -> None:
+    engine = load(subject)
+    rows = exported(engine)
+    foreign = [replace(rows, model="another"), replace(rows, tokens=(10_000, *PROMPT[1:]))]
+    foreign += [] if subject.startswith("recompute") else [replace(rows, keys=rows.keys[..., :-1])]
+    with sequences(engine, 2) as (seq, known):
+        extend(engine, known, PROMPT[:3])
+        for other in foreign:
+            with pytest.raises(EngineError):
+                engine.adopt_rows(seq, other)
+            engine.check()
+        with pytest.raises(EngineError, match="exists already"):
+            engine.adopt_rows(known, rows)
+        assert engine.length(seq) == 0
+        engine.adopt_rows(seq, rows)
+        assert engine.length(seq) == len(PROMPT)
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_only_rows_that_are_there_for_good_are_exported(subject: str, load: Callable[[str], Engine]) -> None:
+    engine = load(subject)
+    with sequences(engine) as (seq,):
+        with pytest.raises(EngineError):
+            engine.export_rows(seq, PROMPT)
+        extend(engine, seq, PROMPT[:4])
+        extend(engine, seq, PROMPT[4:6], parents=[-1, 0])
+        with pytest.raises(EngineError):
+            engine.export_rows(seq, PROMPT[:6])
+        assert engine.export_rows(seq, PROMPT[:4]).tokens == tuple(PROMPT[:4])
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_adopted_rows_are_a_copy(subject: str, load: Callable[[str], Engine]) -> None:
+    """What was adopted may be of a file that is gone or written over."""
+    engine = load(subject)
+    rows = exported(engine)
+    with sequences(engine) as (seq,):
+        engine.adopt_rows(seq, rows)
+        np.asarray(rows.keys)[...] = 0
+        np.asarray(rows.values)[...] = 0
+        found = extend(engine, seq, [1, 2])
+    assert_same(found, scratch(engine, [*PROMPT, 1, 2])[-2:])
+
+
+@pytest.mark.parametrize("backends", [("hf", "paged"), ("paged", "hf")])
+def test_two_backends_of_one_model_read_each_others_rows(
+    backends: tuple[str, str], load: Callable[[str], Engine]
+) -> None:
+    origin, engine = (load(f"{backend}-gemma3") for backend in backends)
+    with sequences(engine) as (seq,):
+        engine.adopt_rows(seq, exported(origin))
+        found = extend(engine, seq, [3, 4])
+    assert_same(found, scratch(engine, [*PROMPT, 3, 4])[-2:])
+
+
+def test_bfloat16_rows_come_back_bit_for_bit(checkpoint: Callable[[str], Path]) -> None:
+    engine = load_engine(checkpoint("qwen2"), EngineOptions(backend="paged", dtype="bfloat16", kv_rows=64), name="q")
+    rows = exported(engine)
+    assert rows.dtype == "bfloat16" and rows.keys.dtype == np.uint16 and rows.num_bytes == 2 * 2 * 2 * 2 * 8 * 21
+    with sequences(engine) as (seq,):
+        engine.adopt_rows(seq, rows)
+        again = engine.export_rows(seq, PROMPT)
+    assert np.array_equal(rows.keys, again.keys) and np.array_equal(rows.values, again.values)
+
+
+def small(path: Path) -> Engine:
+    return load_engine(path, EngineOptions(backend="paged", kv_rows=48), name="llama")
+
+
+@pytest.mark.parametrize("make", [lambda _: FakeEngine(capacity_rows=30), small], ids=["fake", "paged"])
+def test_where_there_is_no_room_nothing_is_adopted(
+    make: Callable[[Path], Engine], checkpoint: Callable[[str], Path]
+) -> None:
+    engine = make(checkpoint("llama"))
+    rows = exported(engine)
+    with sequences(engine, 2) as (seq, other):
+        extend(engine, other, PROMPT)
+        with pytest.raises(NoRoom):
+            engine.adopt_rows(seq, rows)
+        engine.check()
+        assert engine.length(seq) == 0
+        engine.release(other)
+        engine.adopt_rows(seq, rows)
+
+
+def test_wrong_rows_show_in_the_fake_engines_text() -> None:
+    engine = FakeEngine(seed=3)
+    rows = exported(engine)
+    rows.keys[0, -1] += 1
+    with sequences(engine) as (seq,):
+        engine.adopt_rows(seq, rows)
+        (found,) = extend(engine, seq, [101])
+        with pytest.raises(EngineError):
+            engine.forward(Batch((Segment(seq, len(PROMPT) + 5, (1,)),)))  # rows that were never written
+    assert total_variation(found, scratch(engine, [*PROMPT, 101])[-1]) > 1e-3
+
+
+def test_a_stage_adopts_the_rows_of_its_own_layers_alone(checkpoint: Callable[[str], Path]) -> None:
+    first, second = (load_stage(checkpoint("llama"), i, i + 1, EngineOptions(kv_rows=128)) for i in range(2))
+    seq, into, more = SeqId(1), SeqId(2), Segment(SeqId(1), len(PROMPT), (7, 8), logits="all")
+    hidden = first.forward(Batch((Segment(seq, 0, tuple(PROMPT)),))).hidden
+    second.forward(Batch((Segment(seq, 0, tuple(PROMPT)),)), hidden)
+    rows = [stage.export_rows(seq, PROMPT) for stage in (first, second)]
+    with pytest.raises(EngineError, match="another model"):
+        first.adopt_rows(into, rows[1])
+    first.adopt_rows(into, rows[0])
+    second.adopt_rows(into, rows[1])
+    outputs = []
+    for each in (seq, into):
+        batch = Batch((replace(more, seq=each),))
+        output = second.forward(batch, first.forward(batch).hidden).output
+        assert output is not None
+        outputs.append(output.dists[0])
+    assert_same(outputs[1], outputs[0])

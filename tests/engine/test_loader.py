@@ -1,0 +1,122 @@
+"""From a path or name to an engine: what is accepted, what is refused and in which words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.core.sampling.dist import total_variation
+from paceline.engine.base import Engine
+from paceline.engine.loader import EngineOptions, choose_dtype, fingerprint, load_engine, load_model
+from paceline.engine.model_config import max_positions, windows
+from paceline.errors import ConfigError
+from tests.engine.checkpoints import ARCHITECTURES
+from tests.engine.trials import scratch
+
+
+@pytest.fixture
+def copied(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A checkpoint that may be spoiled."""
+    return shutil.copytree(checkpoint("llama"), tmp_path / "copied")
+
+
+def test_fake_is_loaded_by_name_and_seed() -> None:
+    assert load_model("fake").engine.info.backend == "fake"
+    assert load_model("fake").engine.info.fingerprint == load_model("fake:0").engine.info.fingerprint
+    assert load_model("fake:7").engine.info.fingerprint != load_model("fake").engine.info.fingerprint
+
+
+@pytest.mark.parametrize("name", ["./no/such/model", "/no/such/model", "models/with/three/parts", "fake:x"])
+def test_a_missing_path_is_a_sentence(name: str) -> None:
+    with pytest.raises(ConfigError, match="Give an existing directory"):
+        load_model(name)
+
+
+def test_a_directory_without_a_configuration_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        load_model(tmp_path)
+
+
+def test_pickled_weights_are_refused(copied: Path) -> None:
+    (copied / "model.safetensors").unlink()
+    (copied / "pytorch_model.bin").write_bytes(b"never read")
+    with pytest.raises(ConfigError, match=r"pytorch_model\.bin.*unpickling"):
+        load_model(copied)
+
+
+def test_weights_that_are_not_there_are_not_made_up(copied: Path) -> None:
+    tensors = load_file(copied / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match="lacks 1 tensors"):
+        load_engine(copied, name="x")
+
+
+@pytest.mark.parametrize("spoil", ["config.json", "model.safetensors"])
+def test_a_spoiled_file_is_a_sentence(copied: Path, spoil: str) -> None:
+    (copied / spoil).write_bytes(b"\x00" * 100)
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_engine(copied, name="x")
+
+
+def test_an_unknown_architecture_is_a_sentence(copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"model_type": "no-such-model"}))
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_engine(copied, name="x")
+
+
+def test_fingerprints_follow_the_content_and_not_the_place(copied: Path, checkpoint: Callable[[str], Path]) -> None:
+    same = fingerprint(checkpoint("llama"))
+    assert fingerprint(copied) == same
+    tensors = load_file(copied / "model.safetensors")
+    tensors["model.norm.weight"] += 0.5
+    save_file(tensors, copied / "model.safetensors", metadata={"format": "pt"})
+    assert fingerprint(copied) != same
+
+
+def test_engines_say_what_they_are(load: Callable[[str], Engine]) -> None:
+    for backend in ("hf", "paged"):
+        info = load(f"{backend}-llama").info
+        assert (info.backend, info.dtype, info.vocab_size, info.max_positions) == (backend, "float32", 97, 96)
+    assert load("hf-llama").info.fingerprint == load("paged-llama").info.fingerprint
+    assert load("hf-llama").free_rows() is None and load("paged-llama").free_rows() == 2048
+
+
+def test_bfloat16_scores_stay_near_those_of_float32(
+    load: Callable[[str], Engine], checkpoint: Callable[[str], Path]
+) -> None:
+    options = EngineOptions(backend="paged", dtype="bfloat16", kv_rows=256)
+    engine = load_engine(checkpoint("qwen2"), options, name="qwen2")
+    assert engine.info.dtype == "bfloat16"
+    prompt = [(5 * i + 1) % 97 for i in range(12)]
+    pairs = zip(scratch(engine, prompt), scratch(load("paged-qwen2"), prompt), strict=True)
+    assert sum(total_variation(a, b) for a, b in pairs) / len(prompt) < 0.1
+
+
+def test_a_small_model_runs_in_float32_on_a_cpu_whatever_it_is_stored_in(copied: Path) -> None:
+    cpu = torch.device("cpu")
+    assert choose_dtype("auto", cpu, torch.bfloat16, copied) == torch.float32
+    assert choose_dtype("bfloat16", cpu, torch.float32, copied) == torch.bfloat16
+    assert choose_dtype("auto", torch.device("cuda"), torch.float32, copied) == torch.bfloat16
+
+
+def test_a_device_that_is_not_there_is_a_sentence(copied: Path) -> None:
+    for device in ("cuda:99", "abacus"):
+        with pytest.raises(ConfigError, match="Use cpu or auto"):
+            load_engine(copied, EngineOptions(device=device), name="x")
+
+
+def test_windows_and_context_are_read_from_the_configuration() -> None:
+    assert windows(ARCHITECTURES["llama"]()) == {"full_attention": None}
+    assert windows(ARCHITECTURES["mistral"]()) == {"sliding_attention": 7}
+    assert windows(ARCHITECTURES["gemma2"]()) == {"sliding_attention": 6, "full_attention": None}
+    config = ARCHITECTURES["phi3"]()
+    config.rope_parameters = {"rope_type": "longrope", "original_max_position_embeddings": 48}
+    assert max_positions(config) == 48

@@ -1,0 +1,448 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.core.side import Side, other
+from paceline.errors import ConfigError
+from paceline.rag.embedder import HashEmbedder, Vectors
+from paceline.rag.index.faiss_index import faiss_index as index_module
+from paceline.rag.index.hybrid import FILE, Searcher
+from paceline.rag.records import MIN_SCORE, Progress, Zone
+from paceline.rag.store.documents import DocumentStore
+
+BOAT = "The red boat belongs to Ann Bell.\n"
+TRAIN = "The night train to Lisbon leaves at nine.\n"
+
+
+class Renamed(HashEmbedder):
+    name = "renamed"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[DocumentStore]:
+    with DocumentStore.open(folder, HashEmbedder()) as opened:
+        yield opened
+
+
+def names(store: DocumentStore, query: str, k: int = 5) -> list[str]:
+    return [passage.document for passage in store.search(query, k)]
+
+
+def test_a_document_comes_back_as_it_was_also_after_a_restart(store: DocumentStore, folder: Path) -> None:
+    added = store.add_text("boat.txt", BOAT, zone="device")
+    assert (added.status, added.num_chunks) == ("added", 1)
+    for opened in (store, DocumentStore.open(folder, HashEmbedder())):
+        (document,) = opened.documents()
+        assert (document.id, document.name, document.zone, document.num_chunks) == (added.id, "boat.txt", "device", 1)
+        assert opened.count() == 1
+        (passage,) = opened.search("Who owns the red boat?", 3)
+        assert (passage.document, passage.text, passage.title) == ("boat.txt", BOAT, "")
+        query, text = HashEmbedder().embed(["Who owns the red boat?", BOAT])
+        assert passage.score == pytest.approx(float(query @ text), abs=1e-6)
+        opened.close()
+
+
+def test_the_same_text_again_changes_nothing(store: DocumentStore) -> None:
+    first = store.add_text("boat.txt", BOAT, zone="device")
+    chunk = store.search("red boat", 1)[0].chunk_id
+    assert store.add_text("boat.txt", BOAT.replace("\n", "\r\n"), zone="device").status == "unchanged"
+    copy = store.add_text("copy.txt", BOAT, zone="device")
+    assert (copy.status, copy.id, copy.note) == ("duplicate", first.id, "the same text as boat.txt")
+    assert store.count() == 1
+    assert store.search("red boat", 1)[0].chunk_id == chunk
+    store.add_text("boat.txt", BOAT, zone="edge")
+    assert store.documents()[0].zone == "edge"
+
+
+def test_the_same_name_with_another_text_replaces_the_document(store: DocumentStore) -> None:
+    store.add_text("note.txt", BOAT, zone="device")
+    assert store.add_text("note.txt", TRAIN, zone="device").status == "replaced"
+    assert store.count() == 1
+    assert store.search("red boat Ann Bell", 3) == []
+    assert names(store, "night train to Lisbon") == ["note.txt"]
+    store.add_text("boat.txt", BOAT, zone="device")
+    assert store.add_text("note.txt", BOAT, zone="device").status == "duplicate"
+    assert [document.name for document in store.documents()] == ["boat.txt"]
+
+
+def test_a_document_is_removed_by_id_or_name(store: DocumentStore) -> None:
+    boat = store.add_text("boat.txt", BOAT, zone="device")
+    store.add_text("train.txt", TRAIN, zone="device")
+    assert store.remove("none.txt") == 0
+    assert store.remove(boat.id) == 1
+    assert store.remove("train.txt") == 1
+    assert store.documents() == []
+    assert store.search("red boat", 3) == []
+
+
+def test_a_folder_is_added_with_a_report_of_all_that_was_in_it(store: DocumentStore, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    (notes / "sub").mkdir(parents=True)
+    (notes / "boat.txt").write_text(BOAT)
+    (notes / "sub" / "train.md").write_text("# Trains\n\n" + (TRAIN + "\n") * 60)
+    (notes / "empty.md").write_text("")
+    (notes / "latin.txt").write_bytes("Grüße".encode("latin-1"))
+    (notes / "picture.png").write_bytes(b"\x89PNG")
+    steps: list[Progress] = []
+    results = {item.name: item for item in store.add(notes, zone="device", progress=steps.append)}
+    assert {name: item.status for name, item in results.items()} == {
+        "boat.txt": "added", "sub/train.md": "added", "empty.md": "skipped", "latin.txt": "skipped",
+        "picture.png": "skipped",
+    }  # fmt: skip
+    assert "is empty" in results["empty.md"].note
+    assert "UTF-8" in results["latin.txt"].note
+    last = steps[-1]
+    assert (last.name, last.num_files, last.chunk) == ("sub/train.md", 4, last.num_chunks)
+    assert last.num_chunks == results["sub/train.md"].num_chunks > 1
+    titles = {passage.title for passage in store.search("night train", 20)}
+    assert titles <= {"", "Trains"}
+    assert "Trains" in titles
+
+
+def test_a_named_file_that_cannot_be_read_stops_before_anything_is_added(store: DocumentStore, tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text(BOAT)
+    (tmp_path / "bad.txt").write_bytes(b"\0")
+    with pytest.raises(ConfigError, match="binary"):
+        store.add([tmp_path / "good.txt", tmp_path / "bad.txt"], zone="device")
+    assert store.count() == 0
+
+
+def test_bad_names_zones_and_texts_are_refused(store: DocumentStore) -> None:
+    for name in ("../x", "a\0b", ""):
+        with pytest.raises(ConfigError, match="cannot name"):
+            store.add_text(name, BOAT, zone="device")
+    with pytest.raises(ConfigError, match="device, edge, cloud"):
+        store.add_text("x.txt", BOAT, zone="moon")  # type: ignore[arg-type]  # what a user may type
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        store.add_text("x.txt", "lone \ud800 surrogate", zone="device")
+    assert store.count() == 0
+
+
+def test_equal_passages_of_different_documents_are_found_once(store: DocumentStore) -> None:
+    for i in range(30):
+        store.add_text(f"copy{i}.txt", f"{BOAT.strip()}{' ' * i}\n\n", zone="device")
+    store.add_text("other.txt", "The boat of Tom Reed is not red but blue.", zone="device")
+    assert len(store.documents()) == 31
+    assert names(store, "red boat Ann Bell", 2)[1:] == ["other.txt"]
+
+
+def test_only_relevant_passages_are_found_best_first(store: DocumentStore) -> None:
+    store.add_text("boat.txt", BOAT, zone="device")
+    store.add_text("train.txt", TRAIN, zone="device")
+    both = store.search("the red boat", 5, min_score=-1.0)
+    assert [passage.document for passage in both] == ["boat.txt", "train.txt"]
+    assert both[0].score > MIN_SCORE > both[1].score
+    assert names(store, "the red boat", 5) == ["boat.txt"]
+    assert store.search("the red boat", 0) == []
+    assert store.search("  ", 3) == []
+    assert store.search("quarterly tax report", 3) == []
+
+
+def test_a_question_that_nothing_answers_is_looked_up_once_and_nothing_is_missed(
+    store: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    candidates = Searcher.candidates
+
+    def counted(self: Searcher, query: str, vector: Vectors, wanted: int, *rest: object) -> object:
+        asked.append(wanted)
+        return candidates(self, query, vector, wanted, *rest)  # type: ignore[arg-type]  # passed on as it came
+
+    text = " ".join(f"word{i} of{i % 7} line{i % 11}." for i in range(9000))
+    store.add_text("words.txt", text, zone="device")
+    passages = store.search("word1", 10_000, min_score=-1.0)
+    assert len(passages) > 200
+    monkeypatch.setattr(Searcher, "candidates", counted)
+    assert store.search("quarterly tax report", 3) == []
+    assert asked == [50]
+    for query in ("word17 of3 line4", "of1 of2 of3 line1 line2 line3", "word5"):
+        vector = HashEmbedder().embed([query])[0]
+        for least in (0.05, 0.1, 0.2):
+            scores = [float(vector @ HashEmbedder().embed([passage.titled])[0]) for passage in passages]
+            right = {one.chunk_id for one, score in zip(passages, scores, strict=True) if score >= least}
+            assert {one.chunk_id for one in store.search(query, 10_000, min_score=least)} == right
+
+
+def test_words_and_vectors_decide_the_order_together_but_the_score_is_the_cosine(store: DocumentStore) -> None:
+    for i in range(60):
+        store.add_text(f"bus{i}.txt", f"The bus to town number {i} leaves the old station at noon.", zone="device")
+    rare = "Codeword zx4417 was agreed long ago by several people at some meeting about many other things entirely."
+    store.add_text("rare.txt", rare, zone="device")
+    query = "the bus that leaves the old station for town zx4417"
+    passages = store.search(query, 100, min_score=-1.0)
+    found = {passage.document: i for i, passage in enumerate(passages)}
+    by_cosine = sorted(passages, key=lambda passage: -passage.score)
+    assert found["rare.txt"] < next(i for i, passage in enumerate(by_cosine) if passage.document == "rare.txt")
+    vector = HashEmbedder().embed([query])[0]
+    for passage in passages:
+        assert passage.score == pytest.approx(float(vector @ HashEmbedder().embed([passage.text])[0]), abs=1e-6)
+
+
+def test_another_embedder_is_refused_until_everything_is_embedded_again(store: DocumentStore, folder: Path) -> None:
+    store.add_text("boat.txt", BOAT, zone="device")
+    with pytest.raises(ConfigError, match=r"indexed with the embedder 'hash' .*, not 'renamed'"):
+        DocumentStore.open(folder, Renamed())
+    with DocumentStore.open(folder, Renamed(), reindex=True) as renamed:
+        assert names(renamed, "red boat") == ["boat.txt"]
+    with pytest.raises(ConfigError, match=r"'renamed' .*, not 'hash'"):
+        store.search("red boat", 1)
+    with pytest.raises(ConfigError, match=r"'renamed' .*, not 'hash'"):
+        store.add_text("train.txt", TRAIN, zone="device")
+    with DocumentStore.open(folder, Renamed()) as renamed:
+        assert renamed.count() == 1
+
+
+def test_all_files_are_private(store: DocumentStore, folder: Path) -> None:
+    store.add_text("boat.txt", BOAT, zone="device")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    files = list(folder.iterdir())
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}, files
+
+
+def test_removed_and_replaced_text_is_in_no_file_while_others_have_the_store_open(
+    store: DocumentStore, folder: Path
+) -> None:
+    def in_files(needle: bytes) -> bool:
+        return any(needle in file.read_bytes() for file in folder.iterdir())
+
+    with DocumentStore.open(folder, HashEmbedder()) as reader:
+        long = "".join(f"Paragraph {i} about zanzibar.\n\n" for i in range(600))  # more than one page of rows
+        store.add_text("secret-a.txt", long, zone="device")
+        store.add_text("secret-b.txt", "The quixotic plan.", zone="device")
+        store.add_text("kept.txt", "The kept plan.", zone="device")
+        vector = store._embedder.embed(["The quixotic plan."])[0].tobytes()
+        assert reader.search("quixotic plan", 1)
+        assert in_files(b"zanzibar")
+        assert in_files(b"quixotic")
+        assert in_files(vector)
+        store.remove("secret-a.txt")
+        store.add_text("secret-b.txt", "A tame plan.", zone="device")
+        for gone in (b"zanzibar", b"quixotic", b"secret-a", vector):
+            assert not in_files(gone), gone
+        assert in_files(b"kept plan")
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "other"])
+def test_a_missing_stale_or_damaged_index_file_is_built_again(folder: Path, damage: str) -> None:
+    path = folder / FILE
+    with DocumentStore.open(folder, HashEmbedder()) as store:
+        store.add_text("boat.txt", BOAT, zone="device")
+        stale = path.read_bytes()
+        store.add_text("train.txt", TRAIN, zone="device")
+    whole = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        flipped = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
+        path.write_bytes({"cut": whole[:-5], "flipped": flipped, "other": stale}[damage])
+    with DocumentStore.open(folder, HashEmbedder()) as store:
+        assert names(store, "night train to Lisbon") == ["train.txt"]
+        assert names(store, "red boat") == ["boat.txt"]
+    assert path.read_bytes() == whole
+
+
+def test_a_large_store_uses_an_inverted_file_and_still_adds_removes_and_reloads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "IVF_ROWS", 400)
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((1000, 32)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    ids = np.arange(1000) * 3
+    index = index_module.VectorIndex(ids[:900], vectors[:900])
+    index.add(ids[900:], vectors[900:])
+    index.remove([0, 3, 2700])
+    folder.mkdir()
+    index.save(folder / "index", "one")
+    assert index_module.VectorIndex.load(folder / "index", "two") is None
+    loaded = index_module.VectorIndex.load(folder / "index", "one")
+    assert loaded is not None
+    for each in (index, loaded):
+        assert each.fits
+        assert each.ids == set(ids.tolist()) - {0, 3, 2700}
+        found = [each.search(vectors[i], 1)[0][0] == ids[i] for i in range(5, 1000, 7)]
+        assert all(found)
+        assert all(hit[0] != 0 for hit in each.search(vectors[0], 20))
+    loaded.remove(ids[2:850].tolist())
+    assert not loaded.fits
+
+
+def test_a_folder_that_is_no_store_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="Choose another"):
+        DocumentStore.open(tmp_path / "file" / "below", HashEmbedder())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "documents.sqlite").write_bytes(b"something else entirely" * 100)
+    with pytest.raises(ConfigError, match="not a document store"):
+        DocumentStore.open(tmp_path / "other", HashEmbedder())
+    DocumentStore.open(tmp_path / "newer", HashEmbedder()).close()
+    with sqlite3.connect(tmp_path / "newer" / "documents.sqlite") as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(ConfigError, match="another version"):
+        DocumentStore.open(tmp_path / "newer", HashEmbedder())
+    with pytest.raises(ConfigError, match="at most half"):
+        DocumentStore.open(tmp_path / "new", HashEmbedder(), chunk_tokens=10, overlap=9)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_the_store_as_it_was(store: DocumentStore) -> None:
+    store.add_text("boat.txt", BOAT, zone="device")
+    pages = store._database.execute("PRAGMA page_count").fetchone()[0]
+    store._database.execute(f"PRAGMA max_page_count = {pages + 2}")  # as SQLite sees a full disk
+    with pytest.raises(ConfigError, match="make room"):
+        store.add_text("long.txt", TRAIN * 3000, zone="device")
+    assert [document.name for document in store.documents()] == ["boat.txt"]
+    assert names(store, "red boat") == ["boat.txt"]
+
+
+def test_threads_may_search_while_others_add_and_remove(store: DocumentStore) -> None:
+    store.add_text("boat.txt", BOAT, zone="device")
+    done = threading.Event()
+    failures: list[str] = []
+
+    def search() -> None:
+        while not done.is_set():
+            if names(store, "red boat Ann Bell", 1) != ["boat.txt"]:
+                failures.append("not found")
+
+    searchers = [threading.Thread(target=search) for _ in range(3)]
+    for thread in searchers:
+        thread.start()
+    for i in range(20):
+        store.add_text("other.txt", f"Text number {i} of the night train.", zone="device")
+        if i % 3 == 0:
+            store.remove("other.txt")
+    done.set()
+    for thread in searchers:
+        thread.join()
+    assert not failures
+
+
+def test_a_read_only_index_file_does_not_stop_anything(
+    store: DocumentStore, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = os.open
+
+    def refuse(path: str | Path, flags: int, mode: int = 0o777) -> int:
+        if str(path).endswith(".new"):
+            raise OSError(28, "No space left on device")
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    store.add_text("boat.txt", BOAT, zone="device")
+    assert "will be built again" in caplog.text
+    assert names(store, "red boat") == ["boat.txt"]
+    with DocumentStore.open(folder, HashEmbedder()) as again:
+        assert names(again, "red boat") == ["boat.txt"]
+
+
+@pytest.mark.parametrize(
+    ("zones", "holder"), [(["device"], "device"), (["cloud"], "cloud"), (["cloud", "device"], "device"), ([], None)]
+)
+def test_a_store_of_before_sides_belongs_to_whose_documents_it_holds(
+    tmp_path: Path, zones: list[Zone], holder: Side | None
+) -> None:
+    """One that both sides were given belongs to the device: what is private must not become public."""
+    with DocumentStore.open(tmp_path, HashEmbedder()) as store:
+        for zone in zones:
+            store.add_text(f"{zone}.txt", f"A text of the {zone}.", zone=zone)
+    holder = holder or "cloud"  # an empty one is whoever's comes first
+    if zones:
+        with pytest.raises(ConfigError, match=f"of a {holder}: the {other(holder)} keeps its own in another folder"):
+            DocumentStore.open(tmp_path, HashEmbedder(), side=other(holder))
+    DocumentStore.open(tmp_path, HashEmbedder(), side=holder).close()
+    with pytest.raises(ConfigError, match=f"of a {holder}"):
+        DocumentStore.open(tmp_path, HashEmbedder(), side=other(holder))
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_files_of_one_name_in_two_folders_are_two_documents(store: DocumentStore, tmp_path: Path) -> None:
+    for project, text in (("a", BOAT), ("b", TRAIN), ("deep/er/b", "The third.")):
+        written(tmp_path / project, "notes.md", text)
+    (added,) = store.add(tmp_path / "a", zone="device")
+    assert (added.name, added.status, added.note) == ("notes.md", "added", "")
+    (added,) = store.add(tmp_path / "b", zone="device")
+    assert (added.name, added.status) == ("b/notes.md", "added")
+    assert added.note == "notes.md is the name of another file's document"
+    (added,) = store.add(tmp_path / "deep" / "er" / "b" / "notes.md", zone="device")
+    assert added.name == "er/b/notes.md"
+    assert {(each.name, Path(each.source)) for each in store.documents()} == {
+        ("notes.md", tmp_path / "a" / "notes.md"),
+        ("b/notes.md", tmp_path / "b" / "notes.md"),
+        ("er/b/notes.md", tmp_path / "deep" / "er" / "b" / "notes.md"),
+    }
+
+
+def test_only_the_same_file_replaces_a_document_wherever_it_is_named_from(
+    store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path / "a" / "b", "notes.md", BOAT)
+    store.add(tmp_path / "a", zone="device")
+    (tmp_path / "link.md").symlink_to(file)
+    monkeypatch.chdir(tmp_path / "a")
+    for number, path in enumerate(
+        [Path("b/notes.md"), Path("b"), tmp_path, Path("../a/./b/notes.md"), tmp_path / "link.md"]
+    ):
+        assert {each.status for each in store.add(path, zone="device")} - {"skipped"} == {"unchanged"}
+        file.write_text(f"Version {number} of the boat.")
+        (replaced,) = [each for each in store.add(path, zone="device") if each.status != "skipped"]
+        assert (replaced.name, replaced.status) == ("b/notes.md", "replaced"), path
+    assert [each.name for each in store.documents()] == ["b/notes.md"]
+
+
+def test_a_folder_twice_is_unchanged_though_names_had_to_be_longer(store: DocumentStore, tmp_path: Path) -> None:
+    for project in ("a", "b"):
+        for name in ("notes.md", "sub/notes.md"):
+            written(tmp_path / project, name, f"{project} {name}")
+        store.add(tmp_path / project, zone="device")
+    names = [each.name for each in store.documents()]
+    assert names == ["b/notes.md", "b/sub/notes.md", "notes.md", "sub/notes.md"]
+    for project in ("a", "b"):
+        assert {each.status for each in store.add(tmp_path / project, zone="device")} == {"unchanged"}
+    assert [each.name for each in store.documents()] == names
+
+
+def test_names_too_long_for_their_folders_stay_distinct(store: DocumentStore, tmp_path: Path) -> None:
+    name = "n" * 230 + ".md"
+    deep = "d" * 60
+    for number in range(3):
+        store.add(written(tmp_path / str(number) / deep, name, f"text {number}"), zone="device")
+    names = [each.name for each in store.documents()]
+    assert len(set(names)) == 3 and all(len(each) <= 255 for each in names)
+
+
+def test_a_store_of_before_sources_takes_the_same_text_for_the_same_file(tmp_path: Path) -> None:
+    same, other_text = written(tmp_path / "x", "same.md", BOAT), written(tmp_path / "x", "other.md", TRAIN)
+    with DocumentStore.open(tmp_path / "docs", HashEmbedder()) as store:
+        store.add_text("same.md", BOAT, zone="device")
+        store.add_text("other.md", "An older text, of whatever file.", zone="device")
+        assert [each.status for each in store.add([same, other_text], zone="device")] == ["unchanged", "added"]
+        assert [each.name for each in store.documents()] == ["other.md", "same.md", "x/other.md"]
+        same.write_text("A new text.")
+        assert [each.status for each in store.add(same, zone="device")] == ["replaced"]
+
+
+def test_a_text_does_not_replace_a_file_of_its_name(store: DocumentStore, tmp_path: Path) -> None:
+    store.add(written(tmp_path, "notes.md", BOAT), zone="device")
+    with pytest.raises(ConfigError, match="another file's document"):
+        store.add_text("notes.md", TRAIN, zone="device")

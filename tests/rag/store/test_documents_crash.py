@@ -1,0 +1,165 @@
+"""Real processes: killed in the middle of changes, and two at once."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+
+# Changes the store for ever and kills itself, by a real SIGKILL, just before its n-th step. A step is an SQL statement
+# or one of the calls that write the index file.
+CHANGER = """
+import os, signal, sqlite3, sys
+from pathlib import Path
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+
+steps = int(sys.argv[2])
+
+def step(*_):
+    global steps
+    steps -= 1
+    if steps == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def stepping(function):
+    def call(*arguments, **options):
+        step()
+        return function(*arguments, **options)
+    return call
+
+connect = sqlite3.connect
+def traced(*arguments, **options):
+    connection = connect(*arguments, **options)
+    connection.set_trace_callback(step)
+    return connection
+
+sqlite3.connect = traced
+os.open, os.fdopen, os.replace = stepping(os.open), stepping(os.fdopen), stepping(os.replace)
+Path.replace = stepping(Path.replace)
+store = DocumentStore.open(Path(sys.argv[1]), HashEmbedder(), chunk_tokens=16, overlap=4)
+i = 0
+while True:
+    body = " ".join(f"Sentence {n} of version v{i}." for n in range(20))
+    store.add_text(f"document{i % 3}.txt", body, zone="device")
+    if i % 4 == 3:
+        store.remove(f"document{i % 3}.txt")
+    i += 1
+"""
+
+ADDER = """
+import sys
+from pathlib import Path
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+
+who = sys.argv[2]
+with DocumentStore.open(Path(sys.argv[1]), HashEmbedder()) as store:
+    print("open", flush=True)
+    sys.stdin.readline()
+    for i in range(10):
+        store.add_text(f"{who}{i}.txt", f"Fact {i} that {who} wrote.", zone="device")
+        store.add_text("shared.txt", f"Version {i} by {who}.", zone="device")
+"""
+
+
+def check(folder: Path) -> int:
+    """Every document is whole, and the index is of exactly these rows. Returns how many documents there are."""
+    with closing(sqlite3.connect(folder / "documents.sqlite")) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    with (
+        DocumentStore.open(folder, HashEmbedder()) as store,  # makes the tables if the kill came before
+        closing(sqlite3.connect(folder / "documents.sqlite")) as connection,
+    ):
+        ids = {row[0] for row in connection.execute("SELECT id FROM chunks")}
+        assert store._searcher._vector_index.ids == ids
+        documents = connection.execute("SELECT id, num_chunks FROM documents").fetchall()
+        assert bool(ids) == bool(documents)
+        for document, num_chunks in documents:
+            rows = connection.execute(
+                "SELECT position, text FROM chunks WHERE document = ? ORDER BY position", (document,)
+            ).fetchall()
+            assert [row[0] for row in rows] == list(range(num_chunks))
+            text = " ".join(row[1] for row in rows)
+            assert len(set(re.findall(r"version (v\d+)", text))) == 1
+            assert set(re.findall(r"Sentence (\d+) ", text)) == {str(n) for n in range(20)}
+        assert len(store.search("sentence of version", 100, min_score=-1.0)) == len(ids)
+    return len(documents)
+
+
+def test_a_killed_process_leaves_each_document_whole_or_absent(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    seen = set()
+    rng = random.Random(4)
+    for steps in [7, *(rng.randrange(10, 160) for _ in range(9))]:
+        done = subprocess.run(
+            [sys.executable, "-c", CHANGER, str(folder), str(steps)], capture_output=True, timeout=60, text=True
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        seen.add(check(folder))
+    assert len(seen) > 1, "the kills hit nothing"
+
+
+def test_a_removal_that_was_killed_leaves_no_text_behind_once_it_is_opened_again(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with DocumentStore.open(folder, HashEmbedder()) as store:
+        store.add_text("secret.txt", "The quixotic plan.", zone="device")
+    code = """
+import os, signal, sys
+from pathlib import Path
+from paceline.rag.database import Database
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+store = DocumentStore.open(Path(sys.argv[1]), HashEmbedder())
+Database.checkpoint = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+store.remove("secret.txt")
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    with DocumentStore.open(folder, HashEmbedder()) as store:
+        assert store.count() == 0
+        assert not any(b"quixotic" in file.read_bytes() for file in folder.iterdir())
+
+
+def test_an_open_store_sees_what_two_other_processes_add_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "store"  # made by whoever of the two is first
+    adders = [
+        subprocess.Popen(
+            [sys.executable, "-c", ADDER, str(folder), who], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for who in ("anna", "bert")
+    ]
+    try:
+        for adder in adders:
+            assert adder.stdout is not None
+            assert adder.stdout.readline() == "open\n"
+        with DocumentStore.open(folder, HashEmbedder()) as store:
+            assert store.search("Fact 9 that anna wrote", 1) == []
+            for adder in adders:
+                assert adder.stdin is not None
+                adder.stdin.write("go\n")
+                adder.stdin.flush()
+            while any(adder.poll() is None for adder in adders):  # whatever is there meanwhile is whole
+                assert all(passage.text for passage in store.search("Fact 9 that anna wrote", 5))
+            for adder in adders:
+                assert adder.wait(60) == 0
+            assert store.count() == 21
+            for who in ("anna", "bert"):
+                for i in range(10):
+                    (passage,) = store.search(f"Fact {i} that {who} wrote", 1)
+                    assert passage.document == f"{who}{i}.txt"
+            store.remove("anna9.txt")
+            assert store.search("Fact 9 that anna wrote", 1, min_score=0.99) == []
+    finally:
+        for adder in adders:
+            adder.kill()
+            adder.communicate()

@@ -1,0 +1,523 @@
+"""Uploads and vector stores over one document store, without HTTP."""
+
+from __future__ import annotations
+
+import io
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from paceline.errors import RequestError
+from paceline.rag.document_kv import FOLDER as KV_FOLDER
+from paceline.rag.document_kv import text_hash
+from paceline.rag.embedder import HashEmbedder, Vectors
+from paceline.rag.index.faiss_index import IndexImage, VectorIndex
+from paceline.rag.index.hybrid import FILE
+from paceline.rag.records import Selection
+from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.documents import files as uploads_module
+from paceline.rag.store.documents import ingester as ingest_module
+from paceline.rag.store.documents import vector_stores as vector_stores_module
+from paceline.rag.store.files import harmless
+from paceline.rag.store.filters import Comparison
+from paceline.rag.store.library import Library
+from paceline.rag.store.paging import Paging
+from paceline.rag.store.vector_stores import Attachment, Counts
+
+BOAT = "The red boat belongs to Ann Bell."
+TRAIN = "The night train to Lisbon leaves at nine."
+ANN, BERT = "ann", "bert"
+
+
+class Gated(HashEmbedder):
+    """Embeds passages when it is let; says when it has been asked to."""
+
+    def __init__(self) -> None:
+        self.asked, self.go = threading.Event(), threading.Event()
+        self.go.set()
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        self.asked.set()
+        assert self.go.wait(60)
+        return super().embed(texts)
+
+
+@pytest.fixture
+def embedder() -> Gated:
+    return Gated()
+
+
+@pytest.fixture
+def documents(tmp_path: Path, embedder: Gated) -> Iterator[DocumentStore]:
+    with DocumentStore.open(tmp_path / "docs", embedder) as opened:
+        yield opened
+
+
+@pytest.fixture
+def library(documents: DocumentStore) -> Iterator[Library]:
+    opened = Library(documents, "cloud")
+    opened.start()
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def upload(library: Library, text: str | bytes, name: str = "note.txt", owner: str = ANN) -> str:
+    data = text.encode() if isinstance(text, str) else text
+    return library.upload(owner, name, "assistants", io.BytesIO(data)).id
+
+
+def settled(library: Library, store: str, owner: str = ANN) -> Counts:
+    """When everything has been read. The reader says nothing, so it is asked; a test's time limit ends it."""
+    while (counts := library.stores.get(owner, store).counts).in_progress:
+        pass
+    return counts
+
+
+def texts(library: Library, store: str, query: str = "boat train", owner: str = ANN) -> list[str]:
+    return [hit.passage.text for hit in library.search(owner, [store], [query], 10)]
+
+
+def test_a_file_is_read_into_a_store_and_leaves_with_it(library: Library, documents: DocumentStore) -> None:
+    boat, train = upload(library, BOAT, "boat.txt"), upload(library, TRAIN, "train.txt")
+    store = library.create_store(ANN, "mine", {}, [Attachment(boat, {"year": 1999}), Attachment(train)]).id
+    assert settled(library, store) == Counts(completed=2)
+    (hit,) = library.search(ANN, [store], ["who owns the red boat"], 1)
+    assert (hit.passage.file_id, hit.passage.document, hit.attributes) == (boat, "boat.txt", {"year": 1999})
+    assert 0 < hit.passage.score <= 1
+    assert library.stores.get(ANN, store).usage_bytes > 2 * 256 * 4
+    assert documents.count() == 0, "answers do not read it unless they are told to"
+    assert documents.count(library.selection(ANN, [store])[0]) == 2
+    library.detach(ANN, store, train)
+    assert texts(library, store) == [BOAT]
+    library.delete_file(ANN, boat)
+    assert texts(library, store) == []
+    assert library.stores.get(ANN, store).counts.total == 0
+    assert not library.uploads.path(boat).exists()
+    assert documents.count(Selection((store,))) == 0
+    assert [file.id for file in library.uploads.page(ANN, Paging())[0]] == [train]
+
+
+def test_what_is_removed_leaves_the_files(library: Library, documents: DocumentStore) -> None:
+    file = upload(library, "The quixotic plan.")
+    store = library.create_store(ANN, "", {}, [Attachment(file)]).id
+    settled(library, store)
+    library.delete_file(ANN, file)
+    left = [path for path in documents.directory.rglob("*") if path.is_file() and b"quixotic" in path.read_bytes()]
+    assert left == []
+
+
+def test_what_models_made_of_a_file_goes_with_it(library: Library, documents: DocumentStore) -> None:
+    file = upload(library, BOAT)
+    store = library.create_store(ANN, "", {}, [Attachment(file)]).id
+    settled(library, store)
+    folder = documents.directory / KV_FOLDER
+    folder.mkdir()
+    own, other = (folder / f"{text_hash(text)}-model-tokens.safetensors" for text in (BOAT, TRAIN))
+    for path in (own, other):
+        path.write_bytes(b"rows")
+    library.delete_file(ANN, file)
+    assert (own.exists(), other.exists()) == (False, True)
+
+
+def test_one_text_in_two_stores_under_one_name(library: Library) -> None:
+    files = [upload(library, BOAT, "same.txt") for _ in range(2)]
+    stores = [library.create_store(ANN, "", {}, [Attachment(file) for file in files]).id for _ in range(2)]
+    for store in stores:
+        assert settled(library, store) == Counts(completed=2)
+        assert texts(library, store) == [BOAT], "each text is found once"
+    library.delete_store(ANN, stores[0])
+    assert texts(library, stores[1]) == [BOAT]
+    with pytest.raises(RequestError, match="No such vector store"):
+        texts(library, stores[0])
+
+
+def test_others_find_nothing_of_it(library: Library) -> None:
+    file = upload(library, BOAT)
+    store = library.create_store(ANN, "", {}, [Attachment(file)])
+    batch = library.create_batch(ANN, store.id, [Attachment(file)])
+    settled(library, store.id)
+    tries: list[Callable[[], object]] = [
+        lambda: library.uploads.get(BERT, file),
+        lambda: library.delete_file(BERT, file),
+        lambda: library.stores.get(BERT, store.id),
+        lambda: library.stores.modify(BERT, store.id, name="x"),
+        lambda: library.delete_store(BERT, store.id),
+        lambda: library.attach(BERT, store.id, Attachment(file)),
+        lambda: library.create_store(BERT, "", {}, [Attachment(file)]),
+        lambda: library.detach(BERT, store.id, file),
+        lambda: library.text(BERT, store.id, file),
+        lambda: library.stores.batch(BERT, store.id, batch.id),
+        lambda: library.stores.cancel_batch(BERT, store.id, batch.id),
+        lambda: library.search(BERT, [store.id], ["boat"], 1),
+        lambda: library.selection(BERT, ["default", store.id]),
+    ]
+    for attempt in tries:
+        with pytest.raises(RequestError) as refused:
+            attempt()
+        assert refused.value.status == 404
+    assert library.uploads.page(BERT, Paging()) == ([], False)
+    assert library.stores.page(BERT, Paging()) == ([], False)
+    assert texts(library, store.id) == [BOAT]
+
+
+def test_filters_hold_for_the_store_they_were_said_in(library: Library) -> None:
+    file = upload(library, BOAT)
+    stores = [library.create_store(ANN, "", {}, [Attachment(file, {"side": side})]).id for side in ("port", "lee")]
+    for store in stores:
+        settled(library, store)
+    port = Comparison("eq", "side", "port")
+    (hit,) = library.search(ANN, stores, ["boat"], 5, condition=port)
+    assert (hit.passage.collection, hit.attributes) == (stores[0], {"side": "port"})
+    assert library.search(ANN, stores[1:], ["boat"], 5, condition=port) == []
+    library.stores.modify_file(ANN, stores[1], file, {"side": "port"})
+    assert len(library.search(ANN, stores[1:], ["boat"], 5, condition=port)) == 1
+
+
+def test_files_that_cannot_be_read_fail_with_a_reason(library: Library) -> None:
+    bad = {b"": "invalid_file", b"\xff\xfe": "unsupported_file", b"\0": "unsupported_file", b"  \n": "unsupported_file"}
+    bad[b"x" * (10 * 2**20 + 1)] = "invalid_file"
+    files = {upload(library, data): code for data, code in bad.items()}
+    store = library.create_store(ANN, "", {}, [Attachment(file) for file in [*files, upload(library, BOAT)]]).id
+    assert settled(library, store) == Counts(completed=1, failed=len(bad))
+    for file, code in files.items():
+        attached = library.stores.attached(ANN, store, file)
+        assert (attached.status, attached.error_code) == ("failed", code)
+        assert attached.error_message
+        with pytest.raises(RequestError, match="failed"):
+            library.text(ANN, store, file)
+
+
+def test_a_file_that_is_taken_away_while_it_is_read_leaves_nothing(library: Library, embedder: Gated) -> None:
+    kept, gone, cancelled = (upload(library, f"{BOAT} {i}") for i in range(3))
+    embedder.go.clear()
+    embedder.asked.clear()
+    store = library.create_store(ANN, "", {}, [Attachment(gone)]).id
+    assert embedder.asked.wait(60)
+    library.delete_file(ANN, gone)
+    batch = library.create_batch(ANN, store, [Attachment(cancelled)])
+    assert library.stores.cancel_batch(ANN, store, batch.id).counts == Counts(cancelled=1)
+    embedder.go.set()
+    library.attach(ANN, store, Attachment(kept))
+    assert settled(library, store) == Counts(completed=1, cancelled=1)
+    assert texts(library, store) == [f"{BOAT} 0"]
+
+
+def test_what_was_not_finished_is_read_after_a_restart(documents: DocumentStore) -> None:
+    first = Library(documents, "cloud")
+    file = upload(first, BOAT)
+    store = first.create_store(ANN, "", {}, [Attachment(file)]).id
+    first.close()  # it was never started
+    second = Library(documents, "cloud")
+    second.start()
+    assert settled(second, store) == Counts(completed=1)
+    assert texts(second, store) == [BOAT]
+    second.close()
+
+
+def test_attaching_again_reads_anew(library: Library) -> None:
+    text = " ".join(f"Sentence {i} of the boat." for i in range(60))
+    file = upload(library, text)
+    store = library.create_store(ANN, "", {}, [Attachment(file, chunk_tokens=160)]).id
+    settled(library, store)
+    before = len(texts(library, store))
+    library.attach(ANN, store, Attachment(file, chunk_tokens=40, overlap=0))
+    assert settled(library, store) == Counts(completed=1)
+    assert len(texts(library, store)) > before
+
+
+def test_bytes_of_an_upload_that_never_ended_go_at_the_next_start(
+    documents: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(documents, "cloud")
+    whole = upload(library, BOAT)
+    half, orphan = (library.uploads.path(name) for name in ("file-1.part", "file-2"))
+    for path in (half, orphan):
+        path.write_bytes(b"half")
+    library.close()
+    Library(documents, "cloud").close()
+    assert not orphan.exists(), "its row was never made, or has gone"
+    assert half.exists(), "it may be another process's upload"
+    monkeypatch.setattr(uploads_module, "_STALE_S", -1.0)
+    Library(documents, "cloud").close()
+    assert [path.name for path in library.uploads.path("x").parent.iterdir()] == [whole]
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_pages_put_together_are_the_whole(library: Library, order: str) -> None:
+    files = [upload(library, str(i)) for i in range(7)]
+    wanted = files if order == "asc" else files[::-1]
+    seen: list[str] = []
+    more, paging = True, Paging(3, order)  # type: ignore[arg-type]
+    while more:
+        rows, more = library.uploads.page(ANN, paging)
+        seen += [row.id for row in rows]
+        paging = Paging(3, order, after=seen[-1])  # type: ignore[arg-type]
+    assert seen == wanted
+    rows, more = library.uploads.page(ANN, Paging(3, order, before=wanted[5]))  # type: ignore[arg-type]
+    assert ([row.id for row in rows], more) == (wanted[2:5], True)
+    with pytest.raises(RequestError, match="not in this list"):
+        library.uploads.page(ANN, Paging(after="file-0"))
+
+
+def test_names_become_harmless() -> None:
+    odd = {"../../etc/passwd": "passwd", "a\\b.txt": "b.txt", "": "file", "..": "file", "a\0\nb": "a__b", "x/": "x"}
+    assert {name: harmless(name) for name in odd} == odd
+    assert harmless("ü" * 300 + ".md") == "ü" * 252 + ".md"
+    assert harmless("\ud800.txt") == "_.txt"
+
+
+@pytest.mark.parametrize(
+    ("module", "limit", "most"),
+    [
+        (uploads_module, "MAX_FILES", 2),
+        (uploads_module, "MAX_OWNED_BYTES", 2 * len(BOAT)),
+        (vector_stores_module, "MAX_STORES", 2),
+        (vector_stores_module, "MAX_STORE_FILES", 2),
+    ],
+)
+def test_an_owner_has_limits_and_others_their_own(
+    library: Library, monkeypatch: pytest.MonkeyPatch, module: ModuleType, limit: str, most: int
+) -> None:
+    monkeypatch.setattr(module, limit, most)
+
+    def fill(owner: str) -> None:
+        files = [upload(library, BOAT, owner=owner) for _ in range(2 if module is uploads_module else 3)]
+        if limit == "MAX_STORE_FILES":
+            store = library.create_store(owner, "", {}, [Attachment(file) for file in files[:2]]).id
+            library.attach(owner, store, Attachment(files[2]))
+        for _ in range(3):
+            library.create_store(owner, "", {}, [])
+            upload(library, BOAT, owner=owner)
+
+    for owner in (ANN, BERT):
+        with pytest.raises(RequestError) as refused:
+            fill(owner)
+        assert (refused.value.status, refused.value.code) == (400, "limit_exceeded")
+
+
+def test_reading_goes_on_after_what_is_no_fault_of_a_file(
+    library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ingest_module, "RETRY_S", 0.01)
+    failures = iter([OSError("no room"), OSError("no room")])
+
+    def full(self: object, job: object) -> None:
+        failure = next(failures, None)
+        if failure is not None:
+            raise failure
+        work(self, job)
+
+    work = ingest_module.Ingester._work
+    monkeypatch.setattr(ingest_module.Ingester, "_work", full)
+    store = library.create_store(ANN, "", {}, [Attachment(upload(library, BOAT))]).id
+    assert settled(library, store) == Counts(completed=1)
+    assert caplog.text.count("trying again") == 2
+
+
+def test_an_owner_s_stores_hold_so_much_and_others_their_own(
+    library: Library, monkeypatch: pytest.MonkeyPatch, embedder: Gated
+) -> None:
+    usage = 4 * embedder.dimensions + len(BOAT)
+    monkeypatch.setattr(ingest_module, "MAX_OWNED_USAGE", 2 * usage + 100)
+    files = [upload(library, f"{BOAT[:-1]}{i}") for i in range(3)]
+    first = library.create_store(ANN, "", {}, [Attachment(files[0])]).id
+    second = library.create_store(ANN, "", {}, [Attachment(file) for file in files]).id
+    settled(library, first)
+    assert settled(library, second) == Counts(completed=1, failed=2)
+    refused = library.stores.attached(ANN, second, files[2])
+    assert refused.error_code == "invalid_file" and "take other files out" in refused.error_message
+    theirs = library.create_store(BERT, "", {}, [Attachment(upload(library, BOAT, owner=BERT))]).id
+    assert settled(library, theirs, BERT) == Counts(completed=1)
+
+    library.attach(ANN, first, Attachment(files[0]))
+    assert settled(library, first) == Counts(completed=1), "what is read anew takes the place of what was read"
+    embedder.go.clear()
+    batch = library.create_batch(ANN, first, [Attachment(files[0])])
+    library.stores.cancel_batch(ANN, first, batch.id)
+    embedder.go.set()
+    assert library.stores.get(ANN, first).usage_bytes == usage, "what can be found is counted"
+    library.attach(ANN, second, Attachment(files[1]))
+    assert settled(library, second) == Counts(completed=1, failed=2)
+    library.detach(ANN, first, files[0])
+    library.attach(ANN, second, Attachment(files[1]))
+    assert settled(library, second) == Counts(completed=2, failed=1)
+
+
+def test_what_has_no_room_is_not_embedded(library: Library, monkeypatch: pytest.MonkeyPatch, embedder: Gated) -> None:
+    monkeypatch.setattr(ingest_module, "MAX_OWNED_USAGE", 100)
+    embedder.asked.clear()
+    store = library.create_store(ANN, "", {}, [Attachment(upload(library, BOAT))]).id
+    assert settled(library, store) == Counts(failed=1)
+    assert not embedder.asked.is_set()
+
+
+def test_owners_are_served_in_turn(documents: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    work = ingest_module.Ingester._work
+
+    def noted(self: ingest_module.Ingester, job: ingest_module._Job) -> None:
+        order.append(job.file)
+        work(self, job)
+
+    monkeypatch.setattr(ingest_module.Ingester, "_work", noted)
+    library = Library(documents, "cloud")
+    ann, bert = (
+        [upload(library, f"{BOAT} {i}") for i in range(5)],
+        [upload(library, BOAT, owner=BERT) for _ in range(2)],
+    )
+    stores = [
+        (library.create_store(owner, "", {}, [Attachment(file) for file in files]).id, owner)
+        for owner, files in ((ANN, ann), (BERT, bert))
+    ]
+    library.start()
+    for store, owner in stores:
+        settled(library, store, owner)
+    library.close()
+    assert order == [ann[0], bert[0], ann[1], bert[1], *ann[2:]]
+
+
+# ---- the index file -------------------------------------------------------------------------------------------------
+def stored_ids(documents: DocumentStore) -> tuple[set[int], set[int]]:
+    """Ids of the chunks in the rows, and in the index file if it is of these rows."""
+    with closing(sqlite3.connect(documents.directory / "documents.sqlite")) as rows:
+        ids = {row[0] for row in rows.execute("SELECT id FROM chunks")}
+    loaded = VectorIndex.load(documents.directory / FILE, documents.generation())
+    return ids, set() if loaded is None else loaded.ids
+
+
+def filled(library: Library, *bodies: str) -> tuple[str, list[str]]:
+    """(store, its files), read."""
+    files = [upload(library, body, f"{i}.txt") for i, body in enumerate(bodies)]
+    store = library.create_store(ANN, "", {}, [Attachment(file) for file in files]).id
+    settled(library, store)
+    return store, files
+
+
+def test_a_removal_writes_no_index_file_and_its_vectors_are_in_none(
+    library: Library, documents: DocumentStore, embedder: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (boat, _) = filled(library, BOAT, TRAIN)
+    documents.save_index()
+    vector = embedder.embed([BOAT])[0].tobytes()
+    assert vector in (documents.directory / FILE).read_bytes()
+    writers: list[str] = []
+    monkeypatch.setattr(IndexImage, "write", lambda *_: bool(writers.append(threading.current_thread().name)))
+    library.detach(ANN, store, boat)
+    assert threading.current_thread().name not in writers, "whoever removes does not wait for that"
+    assert not (documents.directory / FILE).exists()
+    assert texts(library, store) == [TRAIN]
+    assert all(vector not in path.read_bytes() for path in documents.directory.glob("*.*"))
+
+
+def test_many_changes_make_one_index_file(documents: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest_module, "SAVE_S", 0.2)
+    written: list[str] = []
+    write = IndexImage.write
+
+    def noted(self: IndexImage, path: Path) -> bool:
+        written.append(threading.current_thread().name)
+        return write(self, path)
+
+    library = Library(documents, "cloud")
+    library.start()
+    _, files = filled(library, *(f"{BOAT} {i}" for i in range(6)))
+    while not (documents.directory / FILE).exists() or not stored_ids(documents)[1]:
+        pass
+    monkeypatch.setattr(IndexImage, "write", noted)
+    for file in files[:5]:
+        library.delete_file(ANN, file)
+    while not written:
+        pass
+    library.close()
+    assert written == ["paceline-ingest"]
+    ids, in_file = stored_ids(documents)
+    assert ids == in_file and len(ids) == 1
+
+
+def test_an_index_file_that_is_due_makes_no_retry_come_sooner(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest_module, "SAVE_S", 0.0)
+    tries: list[float] = []
+
+    def failing(_: object) -> None:
+        tries.append(time.monotonic())
+        raise OSError("no room")
+
+    store, (boat, _) = filled(library, BOAT, TRAIN)
+    monkeypatch.setattr(ingest_module.Ingester, "_next", failing)
+    library.detach(ANN, store, boat)
+    time.sleep(0.2)
+    assert 1 <= len(tries) <= 3
+
+
+def test_what_is_removed_while_the_index_file_is_written_is_not_in_it(
+    library: Library, documents: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (boat, _) = filled(library, BOAT, TRAIN)
+    write = IndexImage.write
+
+    def late(self: IndexImage, path: Path) -> bool:
+        done = write(self, path)
+        library.detach(ANN, store, boat)
+        return done
+
+    monkeypatch.setattr(IndexImage, "write", late)
+    documents.drop_index_file()
+    assert not documents.save_index()
+    assert [path for path in documents.directory.iterdir() if path.stem == Path(FILE).stem] == []
+    monkeypatch.setattr(IndexImage, "write", write)
+    assert documents.save_index()
+    ids, in_file = stored_ids(documents)
+    assert ids == in_file and len(ids) == 1
+
+
+def test_searches_go_on_while_the_index_file_is_written(
+    library: Library, documents: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = filled(library, BOAT, TRAIN)
+    writing, go = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> bool:
+        writing.set()
+        return go.wait(60)
+
+    monkeypatch.setattr(IndexImage, "write", slow)
+    documents.drop_index_file()
+    saver = threading.Thread(target=documents.save_index)
+    saver.start()
+    assert writing.wait(60)
+    assert set(texts(library, store)) == {BOAT, TRAIN}
+    library.delete_store(ANN, store)
+    go.set()
+    saver.join(60)
+    assert not saver.is_alive()
+
+
+def test_an_index_file_of_before_a_removal_brings_nothing_back(documents: DocumentStore, tmp_path: Path) -> None:
+    library = Library(documents, "cloud")
+    library.start()
+    store, (boat, _) = filled(library, BOAT, TRAIN)
+    library.close()
+    path = documents.directory / FILE
+    before = path.read_bytes()
+    library = Library(documents, "cloud")  # without the thread that would write another: the process dies
+    library.detach(ANN, store, boat)
+    library.close()
+    for left in (None, before):
+        path.unlink(missing_ok=True)
+        if left is not None:
+            path.write_bytes(left)
+        with DocumentStore.open(tmp_path / "docs", HashEmbedder()) as again:
+            found = again.search("the red boat", 5, Selection((store,)), min_score=-1.0)
+            assert [passage.text for passage in found] == [TRAIN]
+            ids, in_file = stored_ids(again)
+            assert ids == in_file and len(ids) == 1

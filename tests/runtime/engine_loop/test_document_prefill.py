@@ -1,0 +1,416 @@
+"""Document KV in a running program: the same text with and without it, fewer rows computed, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from transformers import LlamaConfig
+
+from paceline.bootstrap import open_kv, open_store
+from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.segment import Segment, SeqId
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import Engine, LoadedModel
+from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake.tokenizer import VOCAB, ByteTokenizer
+from paceline.engine.loader import EngineOptions, load_engine, quiet
+from paceline.errors import EngineError
+from paceline.rag.document_kv import FOLDER, KvStore
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime import node as node_module
+from paceline.runtime.engine_loop.document_prefill import DocumentKv, kv_key
+from paceline.runtime.engine_loop.executor import Control, Request, Steps
+from paceline.runtime.engine_loop.prefix_reuse import Prefix
+from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.runtime.link.connection import Link
+from paceline.runtime.node import Node
+from paceline.runtime.service import Done, GenerateRequest, Piece
+from paceline.settings import AgentSettings, resolve
+from paceline.strategies.base import SIDES, Side
+from paceline.strategies.registry import STRATEGIES
+from tests.engine.checkpoints import save
+from tests.runtime.link.test_connection import admit, pipes
+from tests.wire.samples import HELLO, WELCOME
+
+pytestmark = pytest.mark.anyio
+
+MIB = 1 << 20
+NOTES = {
+    "cloud": ("public.md", "The harbour museum opens at nine and shows the old red boat."),
+    "device": ("private.md", "My key to the old red boat lies under the flat stone."),
+}
+REQUEST = GenerateRequest(
+    messages=({"role": "user", "content": "Where is the key to the old red boat?"},),
+    sampling=SamplingParams(temperature=0.8, seed=5),
+    max_tokens=24,
+    strategy="aggregate",
+)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model over bytes."""
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=256,
+    )
+    with quiet():
+        return save(config, tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(params=["fake", "paged", "hf"])
+def make(request: pytest.FixtureRequest, tiny: Path) -> Callable[[Side], Engine]:
+    """An engine for a side."""
+    if request.param == "fake":
+        return lambda side: FakeEngine(seed=SIDES.index(side), spread=0.3)
+    options = EngineOptions(backend=request.param, kv_rows=2048)
+    return lambda _: load_engine(tiny, options, name="tiny")
+
+
+class Pair:
+    """Two linked nodes with a document each."""
+
+    def __init__(self, nodes: dict[Side, Node], stores: dict[Side, DocumentStore], files: dict[Side, KvStore]) -> None:
+        self.nodes, self.stores, self.files = nodes, stores, files
+        self.last: Done | None = None  # of the last answer
+
+    def rows(self) -> int:
+        """Computed so far, on both sides."""
+        return sum(node.worker.steps.rows for node in self.nodes.values())
+
+    def adopted(self) -> int:
+        return sum(node.worker.steps.adopted for node in self.nodes.values())
+
+    async def text(self, strategy: str) -> str:
+        text = ""
+        session = await self.nodes["device"].prepare(replace(REQUEST, strategy=strategy))
+        async for event in session.run():
+            assert isinstance(event, Piece | Done)
+            text += event.text if isinstance(event, Piece) else ""
+            if isinstance(event, Done):
+                assert event.degraded is None
+                self.last = event
+        return text
+
+
+@asynccontextmanager
+async def pair(folder: Path, make: Callable[[Side], Engine], *, kept: bool = True) -> AsyncIterator[Pair]:
+    """Whatever is to be written is written when this ends."""
+    tokenizer = ByteTokenizer()
+    with ExitStack() as opened:
+        stores = {side: opened.enter_context(DocumentStore.open(folder / side, HashEmbedder())) for side in SIDES}
+        files = {side: KvStore(folder / side / FOLDER, MIB) for side in SIDES}
+        for side, store in stores.items():
+            name, text = NOTES[side]
+            store.add_text(name, text, zone=side)
+        nodes = {
+            side: Node(side, LoadedModel(make(side), tokenizer), stores[side], kv=files[side] if kept else None)
+            for side in SIDES
+        }
+        async with asyncio.timeout(60), nodes["cloud"], nodes["device"], asyncio.TaskGroup() as tasks:
+            known = {"strategies": list(STRATEGIES), "tokenizer": tokenizer.fingerprint}
+            hello, welcome = (msgspec.structs.replace(message, **known) for message in (HELLO, WELCOME))
+            left, right = pipes()
+            device = Link(left, hello, vocab_size=VOCAB, on_up=lambda link: nodes["device"].on_link(link, "cloud"))
+            cloud = Link(
+                right,
+                welcome,
+                authenticate=admit,
+                vocab_size=VOCAB,
+                on_up=lambda link: nodes["cloud"].on_link(link, "laptop"),
+            )
+            for link in (device, cloud):
+                tasks.create_task(link.run())
+            await device.up.wait()
+            await cloud.up.wait()
+            try:
+                yield Pair(nodes, stores, files)
+            finally:
+                await device.close()
+                await cloud.closed.wait()
+
+
+@pytest.fixture
+def lazy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is computed ahead."""
+
+    async def nothing(*_: object) -> int:
+        return 0
+
+    monkeypatch.setattr(DocumentKv, "catch_up", nothing)
+
+
+@pytest.mark.usefixtures("lazy")
+@pytest.mark.parametrize("strategy", ["autoregressive", "aggregate"])
+async def test_the_text_is_the_same_without_the_store_at_the_first_and_at_later_uses(
+    tmp_path: Path, make: Callable[[Side], Engine], strategy: str
+) -> None:
+    async with pair(tmp_path, make, kept=False) as without:
+        expected, most = await without.text(strategy), without.rows()
+        assert not without.files["device"].groups() and expected
+    async with pair(tmp_path, make) as first:
+        assert await first.text(strategy) == expected
+        assert first.adopted() == 0
+        assert first.last is not None and first.last.stats["cached_tokens"] == 0
+    sides = 1 if strategy == "autoregressive" else 2
+    assert sum(len(first.files[side].groups()) for side in SIDES) == sides
+    async with pair(tmp_path, make) as later:
+        assert await later.text(strategy) == expected
+        assert later.adopted() > 50 * sides
+        assert later.last is not None
+        assert 50 < later.last.stats["cached_tokens"] < later.last.prompt_tokens, "of this side's prompt alone"
+        if sides == 1:
+            assert later.last.stats["cached_tokens"] == later.adopted()
+        if strategy == "autoregressive":  # two sides draft as far ahead as the other lets them
+            assert later.rows() == most - later.adopted()
+
+
+@pytest.mark.usefixtures("lazy")
+async def test_damaged_files_cost_time_and_nothing_else(tmp_path: Path, make: Callable[[Side], Engine]) -> None:
+    async with pair(tmp_path, make) as first:
+        expected = await first.text("autoregressive")
+    (file,) = (tmp_path / "device" / FOLDER).iterdir()
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    async with pair(tmp_path, make) as again:
+        assert await again.text("autoregressive") == expected
+        assert again.adopted() == 0
+    async with pair(tmp_path, make) as healed:
+        assert await healed.text("autoregressive") == expected
+        assert healed.adopted() > 0
+
+
+async def test_documents_leave_room_for_an_answer_whose_request_sets_no_limit(tmp_path: Path) -> None:
+    positions, least = 512, 64
+    cited = 0
+    for words in range(40, 100, 4):
+        with DocumentStore.open(tmp_path / str(words), HashEmbedder()) as store:
+            store.add_text("boat.md", "red boat " * words, zone="device")
+            model = LoadedModel(FakeEngine(3, spread=0.3, max_positions=positions), ByteTokenizer())
+            async with asyncio.timeout(60), Node("device", model, store) as node:
+                sampling = SamplingParams(seed=5, logit_bias={256: -100.0})
+                request = replace(REQUEST, max_tokens=None, strategy="autoregressive", sampling=sampling)
+                done = [event async for event in (await node.prepare(request)).run()][-1]
+        assert isinstance(done, Done) and done.reason == "length" and done.completion_tokens >= least
+        cited += len(done.citations)
+    assert cited, "some are short enough, or are cut"
+
+
+class Alone:
+    """A store with its KV and an engine, without a node."""
+
+    def __init__(self, folder: Path, store: DocumentStore, *, limit: int = MIB) -> None:
+        self.store = store
+        self.files = KvStore(folder / FOLDER, limit)
+        self.engine = FakeEngine(seed=1)
+        self.worker = EngineWorker(self.engine)
+        self.kv = DocumentKv(self.files, store, self.worker, LoadedModel(self.engine, ByteTokenizer()))
+
+    async def __aenter__(self) -> Alone:
+        await self.worker.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.worker.stop()
+        await asyncio.to_thread(self.kv.close)
+        assert all(self.engine.length(SeqId(i)) == 0 for i in range(50)), "sequences leaked"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DocumentStore:
+    opened = DocumentStore.open(tmp_path, HashEmbedder())
+    for i in range(3):
+        opened.add_text(f"{i}.md", f"Text number {i}.", zone="device")
+    return opened
+
+
+async def test_what_was_added_is_computed_ahead_once(tmp_path: Path, store: DocumentStore) -> None:
+    async with Alone(tmp_path, store) as alone:
+        assert await alone.kv.catch_up(lambda: False) == 3
+        assert len(alone.files.groups()) == 3
+        assert await alone.kv.catch_up(lambda: False) == 0
+        store.add_text("new.md", "A new text.", zone="device")
+        store.add_text("copy.md", "  Text number 1. ", zone="device")  # another document of the same text
+        assert await alone.kv.catch_up(lambda: False) == 1
+        prefix = alone.kv.prefix(passage := store.passages(0, 1)[0], tuple(f"document: {passage.text}\n".encode()))
+        assert prefix.rows is not None
+    async with Alone(tmp_path, store) as restarted:
+        assert await restarted.kv.catch_up(lambda: False) == 0
+
+
+async def test_nothing_is_computed_ahead_while_an_answer_is_written(tmp_path: Path, store: DocumentStore) -> None:
+    async with Alone(tmp_path, store) as alone:
+        turns = iter([False, True])
+        assert await alone.kv.catch_up(lambda: next(turns)) == 1
+        assert await alone.kv.catch_up(lambda: False) == 2
+
+
+async def test_a_full_folder_ends_computing_ahead_and_keeps_what_is_used(tmp_path: Path, store: DocumentStore) -> None:
+    async with Alone(tmp_path, store, limit=4000) as alone:  # a file is about 1.5 kB
+        assert await alone.kv.catch_up(lambda: False) < 3
+        before = alone.files.groups()
+        assert before and alone.files.num_bytes() <= 4000
+        assert await alone.kv.catch_up(lambda: False) == 0
+        assert alone.files.groups() == before
+
+
+async def test_what_was_removed_meanwhile_goes_at_the_next_start_and_comes_not_back(
+    tmp_path: Path, store: DocumentStore
+) -> None:
+    async with Alone(tmp_path, store) as alone:
+        await alone.kv.catch_up(lambda: False)
+    kept = tmp_path / "aside"
+    (tmp_path / FOLDER).rename(kept)  # as if the process that removes had been killed before it came to the files
+    passage = store.passages(0, 1)[0]
+    store.remove("0.md")
+    kept.rename(tmp_path / FOLDER)
+    async with Alone(tmp_path, store) as alone:
+        late = alone.kv.prefix(passage, tuple(b"a request that found it before"))
+        assert late.keep is not None
+        assert await alone.kv.catch_up(lambda: False) == 0
+        assert len(alone.files.groups()) == 2
+        seq = alone.worker.allocate()
+        ran = asyncio.Event()
+        alone.worker.forward(Segment(seq, 0, (*late.tokens, 1)), lambda _: ran.set(), late)
+        await ran.wait()
+        alone.worker.control(Control.release(seq))
+    assert len(alone.files.groups()) == 2
+
+
+async def test_a_running_node_fills_its_store(
+    tmp_path: Path, make: Callable[[Side], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled = {side: asyncio.Event() for side in SIDES}
+    catch_up = DocumentKv.catch_up
+
+    async def told(self: DocumentKv, busy: Callable[[], bool]) -> int:
+        computed = await catch_up(self, busy)
+        for side, node in linked.nodes.items():
+            if node._kv is self:
+                filled[side].set()
+        return computed
+
+    monkeypatch.setattr(DocumentKv, "catch_up", told)
+    monkeypatch.setattr(node_module, "WATCH_S", 0.0)
+    async with pair(tmp_path, make) as linked:
+        for event in filled.values():
+            await event.wait()
+        assert [len(linked.files[side].groups()) for side in SIDES] == [1, 1]
+        assert await linked.text("aggregate")
+        assert linked.adopted() > 100
+
+
+def run_all(steps: Steps) -> None:
+    while (scheduled := steps.next()) is not None:
+        for answer, result in steps.run(scheduled):
+            answer(result)
+        steps.settle()
+        steps.engine.check()
+
+
+def rows_of(tokens: tuple[int, ...]) -> KvRows:
+    engine = FakeEngine()
+    kept: list[KvRows] = []
+    steps = Steps(engine)
+    steps.take(Request(Segment(SeqId(1), 0, (*tokens, 0)), lambda _: None, Prefix(tokens, keep=kept.append)))
+    run_all(steps)
+    return kept[0]
+
+
+PROMPT = tuple(b"a document and a question")
+BEGIN = PROMPT[:10]
+
+
+@pytest.mark.parametrize("budget", [8, 512])
+def test_a_prompt_with_stored_rows_answers_as_one_without(budget: int) -> None:
+    results: list[object] = []
+    for prefix in (None, Prefix(BEGIN, rows_of(BEGIN))):
+        steps = Steps(FakeEngine(), token_budget=budget)
+        steps.take(Request(Segment(SeqId(1), 0, PROMPT), results.append, prefix))
+        run_all(steps)
+    assert (steps.rows, steps.adopted) == (len(PROMPT) - 10, 10)
+    first, second = results
+    assert isinstance(first, tuple) and isinstance(second, tuple)
+    assert (first[0].probs == second[0].probs).all()
+
+
+def test_rows_the_engine_refuses_are_computed(caplog: pytest.LogCaptureFixture) -> None:
+    for rows in (replace(rows_of(BEGIN), model="another"), rows_of(BEGIN)):
+        results: list[object] = []
+        steps = Steps(FakeEngine())
+        if rows.model != "another":  # a sequence that the engine knows already
+            steps.engine.adopt_rows(SeqId(1), rows)
+            steps.engine.truncate(SeqId(1), 0)
+        steps.take(Request(Segment(SeqId(1), 0, PROMPT), results.append, Prefix(BEGIN, rows)))
+        run_all(steps)
+        assert steps.rows == len(PROMPT) and isinstance(results[0], tuple)
+    assert "computed again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        Segment(SeqId(1), 0, BEGIN),
+        Segment(SeqId(1), 0, PROMPT, logits="all"),
+        Segment(SeqId(1), 0, (0, *PROMPT)),
+        Segment(SeqId(1), 0, PROMPT, (-1,) * len(PROMPT)),
+    ],
+    ids=["nothing is left", "all rows wanted", "another beginning", "a tree"],
+)
+def test_stored_rows_are_left_alone_where_they_do_not_serve(segment: Segment) -> None:
+    steps = Steps(FakeEngine())
+    results: list[object] = []
+    steps.take(Request(segment, results.append, Prefix(BEGIN, rows_of(BEGIN))))
+    run_all(steps)
+    assert steps.rows == len(segment.tokens) and steps.adopted == 0 and isinstance(results[0], tuple)
+
+
+def test_what_waits_for_room_with_stored_rows_runs_after_a_release() -> None:
+    steps = Steps(FakeEngine(capacity_rows=40))
+    results: list[object] = []
+    for seq in (1, 2):
+        steps.take(Request(Segment(SeqId(seq), 0, PROMPT), results.append, Prefix(BEGIN, rows_of(BEGIN))))
+    run_all(steps)
+    assert len(results) == 1 and steps.engine.length(SeqId(2)) == 0
+    steps.take(Control.release(SeqId(1)))
+    run_all(steps)
+    assert len(results) == 2 and not any(isinstance(result, EngineError) for result in results)
+
+
+def test_a_request_that_was_cancelled_adopts_and_keeps_nothing() -> None:
+    steps = Steps(FakeEngine())
+    kept: list[KvRows] = []
+    for seq, prefix in ((1, Prefix(BEGIN, rows_of(BEGIN))), (2, Prefix(BEGIN, keep=kept.append))):
+        steps.take(Request(Segment(SeqId(seq), 0, PROMPT), print, prefix))
+        steps.take(Control.release(SeqId(seq)))
+    run_all(steps)
+    assert (steps.rows, steps.adopted, kept) == (0, 0, [])
+
+
+def test_a_program_keeps_kv_beside_its_documents_unless_told_otherwise(tmp_path: Path) -> None:
+    flags = {"state_dir": tmp_path, "model": "fake"}
+    settings, _ = resolve(AgentSettings, flags, {})
+    assert settings.document_kv_mib > 0
+    with open_store(settings) as store:
+        store.add_text("a.md", "A text.", zone="device")
+        rows = rows_of(BEGIN)
+        key = kv_key(FakeEngine().info, store.passages(0, 1)[0], BEGIN)
+        files = open_kv(settings)
+        assert files is not None and files.put(key, rows)
+        assert (settings.docs_dir / FOLDER / key.file).is_file()
+        store.remove("a.md")
+        assert files.get(key) is None
+    without, _ = resolve(AgentSettings, flags | {"document_kv_mib": 0}, {})
+    assert open_kv(without) is None

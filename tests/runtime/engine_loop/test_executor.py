@@ -1,0 +1,167 @@
+"""Segments in, answers out: cutting, cancelling, and an engine that refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.sampling.dist import Dist
+from paceline.engine.base import Output
+from paceline.engine.fake.engine import FakeEngine
+from paceline.errors import EngineError
+from paceline.runtime.engine_loop.executor import Control, Request, Steps
+
+Result = tuple[Dist, ...] | EngineError
+PROMPT = tuple(b"a prompt that is longer than a step may be")
+
+
+def run_all(steps: Steps) -> None:
+    while (scheduled := steps.next()) is not None:
+        for answer, result in steps.run(scheduled):
+            answer(result)
+        steps.engine.check()
+
+
+def ask(steps: Steps, seq: int, start: int, tokens: tuple[int, ...], results: list[Result]) -> None:
+    steps.take(Request(Segment(SeqId(seq), start, tokens), results.append))
+
+
+def dist_of(result: Result) -> Dist:
+    assert not isinstance(result, EngineError), result
+    return result[-1]
+
+
+def test_a_prefill_that_was_cut_answers_as_one_that_was_not() -> None:
+    whole: list[Result] = []
+    ask(steps := Steps(FakeEngine()), 1, 0, PROMPT, whole)
+    run_all(steps)
+    cut: list[Result] = []
+    ask(steps := Steps(FakeEngine(), token_budget=8), 1, 0, PROMPT, cut)
+    run_all(steps)
+    assert steps.steps > 3 and steps.rows == len(PROMPT)
+    assert (dist_of(cut[0]).probs == dist_of(whole[0]).probs).all()
+
+
+def test_what_was_truncated_away_before_it_ran_is_never_answered() -> None:
+    steps = Steps(FakeEngine())
+    first: list[Result] = []
+    void: list[Result] = []
+    ask(steps, 1, 0, PROMPT, first)
+    run_all(steps)
+    ask(steps, 1, len(PROMPT), (65,), void)
+    steps.take(Control.truncate(SeqId(1), len(PROMPT)))
+    run_all(steps)
+    assert len(first) == 1 and not void and steps.idle
+    assert steps.engine.length(SeqId(1)) == len(PROMPT)
+
+
+def grow(steps: Steps, start: int, tokens: tuple[int, ...], parents: tuple[int, ...], results: list[Result]) -> None:
+    steps.take(Request(Segment(SeqId(1), start, tokens, parents, "all"), results.append))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_commit_comes_after_the_forwards_before_it_and_voids_none(at_once: bool) -> None:
+    steps, results = Steps(FakeEngine()), list[Result]()
+
+    def turn() -> None:
+        if not at_once:
+            run_all(steps)
+
+    start = len(PROMPT)
+    ask(steps, 1, 0, PROMPT, results)
+    turn()
+    grow(steps, start, (65, 66), (-1, 0), results)
+    turn()
+    grow(steps, start + 2, (67, 68), (-1, 0, 0, 2), results)
+    turn()
+    steps.take(Control.commit(SeqId(1), (0, 2), (3,)))  # 65, 67; 68 stays open
+    turn()
+    grow(steps, start + 3, (69,), (-1, 0), results)
+    turn()
+    steps.take(Control.commit(SeqId(1), (0,)))
+    steps.take(Control.truncate(SeqId(1), start + 2))  # 68 as well
+    turn()
+    ask(steps, 1, start + 2, (70,), results)
+    run_all(steps)
+    assert steps.idle and steps.engine.length(SeqId(1)) == start + 3
+    fresh: list[Result] = []
+    for tail in ((65,), (65, 67), (65, 67, 68), (65, 67, 68, 69), (65, 67, 70)):
+        ask(other := Steps(FakeEngine()), 1, 0, PROMPT + tail, fresh)
+        run_all(other)
+    first, second, third, last = results[1:]
+    assert not any(isinstance(result, EngineError) for result in results)
+    found = [first[0], second[0], second[1], third[0], last[0]]  # type: ignore[index]  # no errors, as asserted
+    assert [dist.probs.tolist() for dist in found] == [dist_of(result).probs.tolist() for result in fresh]
+
+
+def test_a_release_waits_for_nothing_and_drops_what_waits() -> None:
+    steps, results = Steps(FakeEngine()), list[Result]()
+    grow(steps, 0, (65, 66), (-1, 0), results)
+    steps.take(Control.commit(SeqId(1), (0,)))
+    steps.take(Control.truncate(SeqId(1), 1))
+    steps.take(Control.release(SeqId(1)))
+    run_all(steps)
+    assert steps.idle and not results and steps.engine.length(SeqId(1)) == 0
+
+
+def test_what_waited_for_a_refused_forward_is_dropped_with_it() -> None:
+    steps, results = Steps(FakeEngine()), list[Result]()
+    grow(steps, 5, (65, 66), (-1, 0), results)  # rows 0 to 4 were never written
+    steps.take(Control.commit(SeqId(1), (0,)))
+    run_all(steps)
+    ask(steps, 1, 0, PROMPT, results)
+    run_all(steps)
+    assert isinstance(results[0], EngineError) and dist_of(results[1]).probs.sum() > 0.99
+
+
+def test_a_failed_step_fails_its_segments_and_what_follows_them_and_nothing_else() -> None:
+    steps = Steps(FakeEngine())
+    bad: list[Result] = []
+    later: list[Result] = []
+    good: list[Result] = []
+    ask(steps, 1, 5, (65,), bad)  # rows 0 to 4 were never written
+    ask(steps, 1, 6, (66,), later)
+    run_all(steps)
+    ask(steps, 2, 0, PROMPT, good)
+    run_all(steps)
+    assert [type(result) for result in (*bad, *later)] == [EngineError, EngineError]
+    assert dist_of(good[0]).probs.sum() > 0.99
+
+
+def test_what_waits_for_room_runs_after_a_release() -> None:
+    steps = Steps(FakeEngine(capacity_rows=64))
+    first: list[Result] = []
+    second: list[Result] = []
+    ask(steps, 1, 0, PROMPT, first)
+    run_all(steps)
+    ask(steps, 2, 0, PROMPT, second)
+    assert steps.next() is None and not steps.idle
+    steps.take(Control.release(SeqId(1)))
+    run_all(steps)
+    assert dist_of(first[0]).probs.tolist() == dist_of(second[0]).probs.tolist()
+
+
+def test_what_can_never_fit_is_refused_with_a_sentence() -> None:
+    steps = Steps(FakeEngine(capacity_rows=16))
+    results: list[Result] = []
+    ask(steps, 1, 0, PROMPT, results)
+    run_all(steps)
+    assert isinstance(results[0], EngineError) and "memory" in str(results[0])
+
+
+def test_an_engine_that_breaks_fails_what_waits_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FakeEngine):
+        def forward(self, batch: Batch) -> Output:
+            if batch.segments[0].seq == 1:
+                raise ZeroDivisionError("a bug")
+            return super().forward(batch)
+
+    steps = Steps(Broken())
+    bad: list[Result] = []
+    good: list[Result] = []
+    ask(steps, 1, 0, PROMPT, bad)
+    run_all(steps)
+    ask(steps, 2, 0, PROMPT, good)
+    run_all(steps)
+    assert isinstance(bad[0], EngineError) and "a bug" in str(bad[0]) and "a step failed" in caplog.text
+    assert dist_of(good[0]).probs.sum() > 0.99

@@ -1,0 +1,153 @@
+"""Answers of several documents in little memory: what is admitted ends, whatever else is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.core.batching.segment import SeqId
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import LoadedModel
+from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.errors import RequestError
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.node import Node
+from paceline.runtime.service import Done, GenerateRequest, Piece
+from paceline.strategies.base import SIDES, Side
+from tests.runtime.test_node import Bench, collect
+
+pytestmark = pytest.mark.anyio
+
+QUESTION = "Where is the key of the mill?"
+TEXTS = ("The key of the mill is red.", "The key of the mill is lost.")
+
+
+def asked(number: int, tokens: int | None = 60) -> GenerateRequest:
+    return GenerateRequest(
+        messages=({"role": "user", "content": QUESTION},),
+        sampling=SamplingParams(temperature=1.0, seed=number),
+        max_tokens=tokens,
+        documents=2,
+    )
+
+
+@contextmanager
+def store_in(folder: Path, side: Side = "cloud") -> Iterator[DocumentStore]:
+    with DocumentStore.open(folder, HashEmbedder()) as store:
+        for number, text in enumerate(TEXTS):
+            store.add_text(f"{number}.txt", text, zone=side)
+        yield store
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, rows: int | None, *, max_positions: int = 1024
+) -> AsyncIterator[tuple[Node, FakeEngine]]:
+    engine = FakeEngine(1, spread=0.3, max_positions=max_positions, capacity_rows=rows)
+    with store_in(folder) as store:
+        async with asyncio.timeout(60), Node("cloud", LoadedModel(engine, ByteTokenizer()), store) as node:
+            yield node, engine
+    assert not [seq for seq in range(1, 400) if engine.length(SeqId(seq))], "rows leaked"
+
+
+async def answers(folder: Path, rows: int | None, count: int, tokens: int | None = 60) -> list[tuple[str, str]]:
+    """(text, reason) of so many answers that are asked for at once."""
+    async with serving(folder, rows) as (node, _):
+
+        async def one(number: int) -> tuple[str, str]:
+            session = await node.prepare(asked(number, tokens))
+            assert len(session.plan.branches) == 2
+            text, done = await collect(session)
+            return text, done.reason
+
+        return list(await asyncio.gather(*(one(number) for number in range(count))))
+
+
+@pytest.mark.parametrize("count", [1, 8, 64])
+@pytest.mark.parametrize("rows", [560, 700, 1500])
+async def test_answers_of_two_documents_that_do_not_fit_at_once_all_end(tmp_path: Path, rows: int, count: int) -> None:
+    with_room = await answers(tmp_path / "docs", None, count)
+    assert await answers(tmp_path / "docs", rows, count) == with_room
+
+
+async def test_growth_that_does_not_fit_at_once_is_waited_for(tmp_path: Path) -> None:
+    """Each of them fits alone; all of them began when they were short, and none may be killed for having grown."""
+    with_room = await answers(tmp_path / "docs", None, 8, 200)
+    assert max(len(text) for text, _ in with_room) > 60
+    assert await answers(tmp_path / "docs", 1000, 8, 200) == with_room
+
+
+async def test_what_can_never_fit_is_refused_at_once_and_others_are_served(tmp_path: Path) -> None:
+    async with serving(tmp_path / "docs", 160) as (node, _):
+        with pytest.raises(RequestError, match="memory") as refused:
+            await node.prepare(asked(1))
+        assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
+        text, done = await collect(await node.prepare(replace(asked(1), documents=0)))
+        assert text and done.reason in ("stop", "length")
+
+
+async def test_without_a_limit_an_answer_ends_where_its_memory_does(tmp_path: Path) -> None:
+    (whole,) = await answers(tmp_path / "docs", None, 1, None)
+    ((text, reason),) = await answers(tmp_path / "docs", 320, 1, None)
+    assert whole[0].startswith(text) and (reason == "length" or text == whole[0])
+
+
+async def test_clients_that_leave_make_room_for_those_that_wait(tmp_path: Path) -> None:
+    async with serving(tmp_path / "docs", 560) as (node, engine):
+        leaving = [await node.prepare(asked(number)) for number in range(6)]
+        staying = [await node.prepare(asked(number)) for number in range(6, 12)]
+
+        async def leave(number: int) -> None:
+            events = leaving[number].run()
+            async for event in events:
+                if isinstance(event, Done | Piece):
+                    break
+            await events.aclose()  # type: ignore[attr-defined]  # an async generator
+
+        results = await asyncio.gather(*(leave(number) for number in range(6)), *(collect(each) for each in staying))
+        assert all(isinstance(each, tuple) and each[1].reason in ("stop", "length") for each in results[6:])
+        engine.check()
+
+
+@pytest.mark.parametrize("short", [("cloud",), ("device",), SIDES])
+async def test_joint_answers_end_whichever_side_is_short_of_memory(tmp_path: Path, short: tuple[Side, ...]) -> None:
+    """A side that waits for rows is waited for, or left behind; no answer is lost, none hangs."""
+    models = {
+        side: LoadedModel(FakeEngine(number, spread=0.3, capacity_rows=700 if side in short else None), ByteTokenizer())
+        for number, side in enumerate(SIDES)
+    }
+    with store_in(tmp_path / "cloud", "cloud") as public, store_in(tmp_path / "device", "device") as private:
+        cloud, device = Node("cloud", models["cloud"], public), Node("device", models["device"], private)
+        async with asyncio.timeout(100), cloud, device, asyncio.TaskGroup() as tasks:
+            bench = Bench(cloud, device, {})
+            await bench.link(tasks)
+
+            async def one(number: int) -> tuple[str, Done]:
+                node = (cloud, device)[number % 2]
+                return await collect(await node.prepare(replace(asked(number), strategy="aggregate")))
+
+            results = await asyncio.gather(*(one(number) for number in range(8)))
+            assert bench.links is not None
+            await bench.links[0].close()
+            await bench.links[1].closed.wait()
+    assert {done.reason for _, done in results} <= {"stop", "length"}
+    for model in models.values():
+        assert not [seq for seq in range(1, 400) if model.engine.length(SeqId(seq))], "rows leaked"
+
+
+@pytest.mark.parametrize("rows", [600, 1000])
+async def test_prompts_that_are_scored_beside_answers_end_and_kill_none(tmp_path: Path, rows: int) -> None:
+    async with serving(tmp_path / "docs", rows) as (node, _):
+        prompt = [97 + number % 26 for number in range(500)]
+        scores = [node.score(prompt, 2) for _ in range(6)]
+        chats = [collect(await node.prepare(asked(number, 200))) for number in range(12)]
+        results = await asyncio.gather(*scores, *chats)
+        assert all(len(each) == len(prompt) - 1 for each in results[:6])
+        assert {each[1].reason for each in results[6:]} <= {"stop", "length"}  # type: ignore[union-attr]  # (text, done)

@@ -1,0 +1,382 @@
+"""Links over a pair of queues: no network, no time but the event loop's turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from paceline.errors import LinkClosed, LocalProtocolError
+from paceline.runtime.link.connection import Link
+from paceline.runtime.link.dialer import Dialer, back_off, connection
+from paceline.runtime.link.transport import TransportClosed, is_secret
+from paceline.wire.close_codes import LONGEST_DELAY_S, CloseCode
+from paceline.wire.codec import encode
+from paceline.wire.messages import VERSION, Hello, OpenSession
+from tests.wire.samples import HELLO, WELCOME, closing, draft, every_message, found, have, opening, targets
+
+pytestmark = pytest.mark.anyio
+
+
+class Pipe:
+    """One end of a connection in memory."""
+
+    def __init__(self) -> None:
+        self.peer: Pipe = self
+        self.incoming: asyncio.Queue[bytes | TransportClosed] = asyncio.Queue()
+        self.may_send = asyncio.Event()
+        self.may_send.set()
+        self.said_goodbye: tuple[int, str] | None = None
+
+    async def send_bytes(self, data: bytes) -> None:
+        await self.may_send.wait()
+        self.peer.incoming.put_nowait(data)
+
+    async def recv_bytes(self) -> bytes:
+        item = await self.incoming.get()
+        if isinstance(item, bytes):
+            return item
+        raise item
+
+    async def close(self, code: int, reason: str) -> None:
+        self.said_goodbye = code, reason
+        self.peer.incoming.put_nowait(TransportClosed(code, reason))
+
+    def abort(self) -> None:
+        self.peer.incoming.put_nowait(TransportClosed(1006, ""))
+
+
+def pipes() -> tuple[Pipe, Pipe]:
+    left, right = Pipe(), Pipe()
+    left.peer, right.peer = right, left
+    return left, right
+
+
+async def admit(hello: Hello) -> CloseCode | None:
+    return None if hello.credential == "secret" else CloseCode.BAD_CREDENTIAL
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[Link, Link, Pipe, Pipe]]:
+    """(device, cloud, device's end, cloud's end), both up; both closed at the end."""
+    left, right = pipes()
+    device, cloud = Link(left, HELLO), Link(right, WELCOME, authenticate=admit, vocab_size=100)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(device.run())
+        tasks.create_task(cloud.run())
+        await device.up.wait()
+        yield device, cloud, left, right
+        await device.close()
+        await cloud.closed.wait()
+
+
+async def test_two_links_come_up_and_know_of_each_other() -> None:
+    async with linked() as (device, cloud, _, _):
+        assert (cloud.peer.model_name, device.peer.model_name) == ("small", "large")
+        assert set(device.strategies) == {"aggregate", "autoregressive"}
+        assert device.accepting and cloud.accepting
+    assert device.close_code == cloud.close_code == CloseCode.CLOSING
+    assert device.close_reason == "The other side closed the link; a device connects again by itself."
+
+
+async def test_before_the_handshake_there_is_no_peer() -> None:
+    link = Link(Pipe(), HELLO)
+    with pytest.raises(LinkClosed):
+        _ = link.peer
+    with pytest.raises(LinkClosed):
+        link.open_session(print)
+    with pytest.raises(LocalProtocolError):
+        link.send(opening(1))
+    await link.close()  # never run: nothing to wait for
+    assert link.closed.is_set()
+
+
+async def test_a_sessions_messages_reach_its_handler_and_no_other() -> None:
+    async with linked() as (device, cloud, _, _):
+        at_cloud: list[object] = []
+        at_device: list[object] = []
+        ended = asyncio.Event()
+
+        def join(message: OpenSession) -> None:
+            cloud.attach(message.session, at_cloud.append)
+            cloud.send(found(message.session))
+
+        def heard(message: object) -> None:
+            at_device.append(message)
+            if message == closing(1):
+                ended.set()
+
+        cloud.on_open = join
+        number = device.open_session(heard)
+        assert number == 1
+        assert device.send(opening(number)) == len(encode(opening(number)))
+        device.send(draft(number))
+        other = device.open_session(at_device.append)
+        device.send(opening(other))
+        device.send(closing(other))
+        device.send(have(number))
+        while have(number) not in at_cloud:
+            await asyncio.sleep(0)
+        cloud.send(targets(number))
+        cloud.send(closing(number))
+        await ended.wait()
+        assert at_cloud == [draft(1), closing(3), have(1)]
+        assert [message for message in at_device if message != found(3)] == [found(1), targets(1), closing(1)]
+        assert device.send(draft(number)) == 0  # ended by the peer
+
+
+async def test_a_session_nobody_takes_is_refused() -> None:
+    async with linked() as (device, _, _, _):
+        refused: asyncio.Queue[object] = asyncio.Queue()
+        device.send(opening(device.open_session(refused.put_nowait)))
+        assert await refused.get() == closing(1, "refused: this side takes part in no sessions")
+
+
+async def test_a_handler_that_fails_ends_its_own_session_only(caplog: pytest.LogCaptureFixture) -> None:
+    async with linked() as (device, cloud, _, _):
+        heard: asyncio.Queue[object] = asyncio.Queue()
+
+        def join(message: OpenSession) -> None:
+            cloud.attach(message.session, fail if message.session == 1 else cloud.send)
+
+        def fail(message: object) -> None:
+            raise KeyError(message)
+
+        cloud.on_open = join
+        for _ in range(2):
+            device.send(opening(device.open_session(heard.put_nowait)))
+        device.send(have(1))
+        assert await heard.get() == closing(1, "cancelled")
+        device.send(have(3))
+        assert await heard.get() == have(3)
+    assert "handler failed" in caplog.text
+
+
+async def test_to_detach_an_open_session_cancels_it_at_the_peer() -> None:
+    async with linked() as (device, cloud, _, _):
+        heard: asyncio.Queue[object] = asyncio.Queue()
+        cloud.on_open = lambda message: cloud.attach(message.session, heard.put_nowait)
+        number = device.open_session(heard.put_nowait)
+        device.send(opening(number))
+        device.detach(number)
+        assert await heard.get() == closing(1, "cancelled")
+        device.detach(number)
+
+
+async def test_drained_links_close_when_the_last_session_has_ended() -> None:
+    async with linked() as (device, cloud, _, right):
+        heard: asyncio.Queue[object] = asyncio.Queue()
+        cloud.on_open = lambda message: cloud.attach(message.session, heard.put_nowait)
+        device.send(opening(device.open_session(heard.put_nowait)))
+        device.send(have(1))
+        assert await heard.get() == have(1)
+        cloud.drain()
+        with pytest.raises(LinkClosed):
+            cloud.open_session(print)
+        cloud.send(targets(1))
+        assert await heard.get() == targets(1)
+        with pytest.raises(LinkClosed):
+            device.open_session(print)
+        device.send(closing(1))
+        await device.closed.wait()
+    assert right.said_goodbye == (CloseCode.DRAINED, "")
+    assert device.close_code == CloseCode.DRAINED
+
+
+async def test_what_was_queued_before_the_goodbye_still_arrives() -> None:
+    async with linked() as (device, cloud, left, _):
+        heard: list[object] = []
+        cloud.on_open = lambda message: cloud.attach(message.session, heard.append)
+        left.may_send.clear()
+        device.send(opening(device.open_session(print)))
+        device.send(closing(1))
+        shutting = asyncio.create_task(device.close(CloseCode.CLOSING, "good night"))
+        await asyncio.sleep(0)
+        left.may_send.set()
+        await shutting
+        await cloud.closed.wait()
+    assert heard == [closing(1)]
+    assert cloud.close_reason == "good night. The other side closed the link; a device connects again by itself."
+
+
+async def test_a_peer_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_QUEUED_BYTES", 1000)
+    async with linked() as (device, cloud, _, right):
+        downs: list[int | None] = []
+        cloud.on_down = lambda: downs.append(cloud.close_code)
+        right.may_send.clear()
+        cloud.send(opening(cloud.open_session(print)))
+        with pytest.raises(LinkClosed):
+            for _ in range(1000):
+                cloud.send(have(0))
+        await device.closed.wait()
+    assert downs == [CloseCode.TOO_SLOW]
+    assert right.said_goodbye is not None
+    assert device.close_code == CloseCode.TOO_SLOW
+
+
+@pytest.mark.parametrize("credential", ["stolen", "broken"])
+async def test_a_device_that_is_not_admitted_learns_why(credential: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def check(hello: Hello) -> CloseCode | None:
+        if hello.credential == "broken":
+            raise OSError("the database is gone")
+        return await admit(hello)
+
+    ups: list[Link] = []
+    left, right = pipes()
+    hello = Hello(VERSION, "laptop", credential, "bytes", "0", "small", ["aggregate"], 0)
+    device, cloud = Link(left, hello, on_up=ups.append), Link(right, WELCOME, authenticate=check, on_up=ups.append)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(device.run())
+        tasks.create_task(cloud.run())
+    assert ups == []
+    expected = CloseCode.BAD_CREDENTIAL if credential == "stolen" else CloseCode.INTERNAL_ERROR
+    assert device.close_code == cloud.close_code == expected
+    assert ("could not be checked" in caplog.text) == (credential == "broken")
+
+
+async def test_garbage_closes_that_link_and_no_other() -> None:
+    async with linked() as (device, cloud, _, _):
+        async with linked() as (bad_device, bad_cloud, bad_left, _):
+            await bad_left.send_bytes(b"\xc1 garbage")
+            await bad_cloud.closed.wait()
+            await bad_device.closed.wait()
+        assert bad_device.close_code == CloseCode.BAD_FRAME
+        assert not device.closed.is_set()
+        heard: asyncio.Queue[object] = asyncio.Queue()
+        device.send(opening(device.open_session(heard.put_nowait)))
+        assert await heard.get() == closing(1, "refused: this side takes part in no sessions")
+        assert not cloud.closed.is_set()
+
+
+async def test_a_cancelled_link_is_closed_for_everybody() -> None:
+    left, _ = pipes()
+    link = Link(left, HELLO)
+    task = asyncio.create_task(link.run())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert link.closed.is_set()
+    with pytest.raises(LinkClosed):
+        link.send(every_message()[5])  # type: ignore[arg-type]  # an OpenSession
+
+
+# ---- dialing --------------------------------------------------------------------------------------------------------
+def test_the_wait_before_the_next_attempt_is_random_up_to_a_doubling_bound() -> None:
+    assert [back_off(attempt, 1.0) for attempt in range(10)] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30]
+    assert back_off(10_000, 0.5) == 15
+    assert back_off(3, 0.0) == 0
+
+
+class Clouds:
+    """What a dialer meets at each attempt, in order; and how long it waits in between."""
+
+    def __init__(self, *attempts: Callable[[Pipe], Awaitable[None]] | None) -> None:
+        self.attempts = list(attempts)
+        self.waits: list[float] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.ends: list[Pipe] = []  # the device's
+        self.over = asyncio.Event()
+
+    async def connect(self, url: str, *, ssl: object) -> Pipe:
+        assert (url, ssl) == ("ws://cloud/link", None)
+        attempt = self.attempts.pop(0)
+        if attempt is None:
+            raise LinkClosed("cannot reach ws://cloud/link: refused")
+        left, right = pipes()
+        self.ends.append(left)
+        self.tasks.append(asyncio.create_task(attempt(right)))  # type: ignore[arg-type]  # all are coroutines
+        return left
+
+    async def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        if not self.attempts:
+            self.over.set()
+            await asyncio.Event().wait()
+
+    async def run(self, **callbacks: Callable[..., None]) -> Dialer:
+        dialer = Dialer(
+            "ws://cloud/link",
+            lambda: HELLO,
+            uniform=lambda: 0.5,
+            sleep=self.sleep,
+            connect=self.connect,
+            **callbacks,  # type: ignore[arg-type]  # up and down only
+        )
+        async with asyncio.timeout(10):
+            task = asyncio.create_task(dialer.run())
+            await self.over.wait()
+            task.cancel()
+            await asyncio.wait([task, *self.tasks])
+        return dialer
+
+
+async def refuse(pipe: Pipe) -> None:
+    async def revoked(_: Hello) -> CloseCode | None:
+        return CloseCode.REVOKED
+
+    await Link(pipe, WELCOME, authenticate=revoked).run()
+
+
+async def welcome(pipe: Pipe) -> None:
+    await Link(pipe, WELCOME, authenticate=admit).run()
+
+
+async def test_a_dialer_waits_longer_at_each_failure_and_briefly_after_a_link_that_was_up() -> None:
+    seen: list[object] = []
+    clouds = Clouds(None, None, None, welcome, welcome, None)
+
+    def break_at_once(link: Link) -> None:
+        seen.append(link.peer.model_name)
+        clouds.ends[-1].incoming.put_nowait(TransportClosed(1006, ""))
+
+    dialer = await clouds.run(up=break_at_once, down=lambda code, _: seen.append(code))
+    assert seen == [None, None, None, "large", 1006, "large", 1006, None]
+    assert clouds.waits == [0.2, 0.4, 0.8, 0.1, 0.1, 0.2]
+    assert dialer.connected is None
+    assert dialer.last_reason == "cannot reach ws://cloud/link: refused"
+
+
+async def test_a_dialer_that_was_refused_for_good_asks_rarely_and_complains_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clouds = Clouds(refuse, refuse, refuse)
+    dialer = await clouds.run()
+    assert clouds.waits == [LONGEST_DELAY_S] * 3
+    assert caplog.text.count("ask for a new code") == 1
+    assert "revoked this device" in (dialer.last_reason or "")
+
+
+async def test_a_dialer_knows_its_link_while_it_is_up() -> None:
+    known: list[bool] = []
+    dialers: list[Dialer] = []
+
+    async def hold(pipe: Pipe) -> None:
+        link = Link(pipe, WELCOME, authenticate=admit)
+        task = asyncio.create_task(link.run())
+        await link.up.wait()
+        await link.close(CloseCode.DRAINED)
+        await task
+
+    clouds = Clouds(hold)
+    dialers.append(await clouds.run(up=lambda link: known.append(not link.closed.is_set())))
+    assert known == [True]
+    assert dialers[0].connected is None
+
+
+@pytest.mark.parametrize(
+    ("url", "secret"),
+    [
+        ("wss://cloud.example/link", True),
+        ("ws://127.0.0.1:8000/link", True),
+        ("ws://localhost/link", True),
+        ("ws://[::1]:8000/link", True),
+        ("ws://cloud.example/link", False),
+        ("ws://127.0.0.1.example/link", False),
+    ],
+)
+def test_a_link_in_the_clear_is_one_that_leaves_this_machine_without_tls(url: str, secret: bool) -> None:
+    assert is_secret(url) is secret

@@ -1,0 +1,255 @@
+"""The link over real WebSockets: uvicorn with the options a server must have, and the `websockets` client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
+
+from paceline.errors import ConfigError, LinkClosed
+from paceline.runtime.link.dialer import UVICORN_LINK_OPTIONS, Dialer, Link, serve_websocket
+from paceline.runtime.link.emulation import Emulation
+from paceline.runtime.link.transport import dial
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.codec import MAX_FRAME_BYTES, decode, encode
+from paceline.wire.messages import SUBPROTOCOL, VERSION, Hello, OpenSession, Welcome
+from tests.wire.samples import HELLO, WELCOME, closing, have, opening, targets
+
+pytestmark = pytest.mark.anyio
+
+
+async def admit(hello: Hello) -> CloseCode | None:
+    return None if hello.credential == "secret" else CloseCode.BAD_CREDENTIAL
+
+
+class Cloud:
+    """A server whose sessions answer every message with `targets`."""
+
+    def __init__(self) -> None:
+        self.links: list[Link] = []
+        self.url = ""
+
+    async def route(self, websocket: WebSocket) -> None:
+        await serve_websocket(websocket, welcome=WELCOME, authenticate=admit, on_link=self.linked, vocab_size=100)
+
+    def linked(self, link: Link) -> None:
+        self.links.append(link)
+
+        def join(message: OpenSession) -> None:
+            link.attach(message.session, lambda _: link.send(targets(message.session)))
+
+        link.on_open = join
+
+
+@asynccontextmanager
+async def cloud() -> AsyncIterator[Cloud]:
+    served = Cloud()
+    app = Starlette(routes=[WebSocketRoute("/link", served.route)])
+    config = uvicorn.Config(app, log_level="error", lifespan="off", **UVICORN_LINK_OPTIONS)  # type: ignore[arg-type]  # each option has its own type
+    server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    served.url = f"ws://127.0.0.1:{listener.getsockname()[1]}/link"
+    with listener:
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield served
+        finally:
+            for link in served.links:
+                await link.close(CloseCode.DRAINED)
+            server.should_exit = True
+            await task
+
+
+@asynccontextmanager
+async def dialer(
+    url: str, hello: Hello = HELLO, emulation: Emulation | None = None
+) -> AsyncIterator[tuple[Dialer, asyncio.Queue[Link], asyncio.Queue[tuple[int | None, str]]]]:
+    """(dialer, links as they come up, ends as they come)"""
+    ups: asyncio.Queue[Link] = asyncio.Queue()
+    downs: asyncio.Queue[tuple[int | None, str]] = asyncio.Queue()
+    device = Dialer(
+        url,
+        lambda: hello,
+        up=ups.put_nowait,
+        down=lambda *end: downs.put_nowait(end),
+        uniform=lambda: 0.0,
+        emulation=emulation,
+    )
+    task = asyncio.create_task(device.run())
+    try:
+        async with asyncio.timeout(20):
+            yield device, ups, downs
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def ask(link: Link) -> None:
+    """One session, one question, one answer."""
+    heard: asyncio.Queue[object] = asyncio.Queue()
+    number = link.open_session(heard.put_nowait)
+    link.send(opening(number))
+    link.send(have(number))
+    assert await heard.get() == targets(number)
+    link.send(closing(number))
+
+
+@asynccontextmanager
+async def raw(url: str, subprotocol: str | None = SUBPROTOCOL) -> AsyncIterator[ClientConnection]:
+    """A client that may say what it likes."""
+    subprotocols = None if subprotocol is None else [Subprotocol(subprotocol)]
+    async with connect(url, subprotocols=subprotocols, max_size=None, ping_interval=None, proxy=None) as connection:
+        yield connection
+
+
+async def end_of(connection: ClientConnection) -> tuple[int, str]:
+    with pytest.raises(ConnectionClosed):
+        while True:
+            await connection.recv()
+    assert connection.close_code is not None
+    return connection.close_code, connection.close_reason or ""
+
+
+async def test_a_device_and_a_cloud_exchange_messages_and_close() -> None:
+    async with cloud() as served, dialer(served.url) as (device, ups, downs):
+        link = await ups.get()
+        assert device.connected is link
+        await ask(link)
+        assert link.peer == msgspec.structs.replace(WELCOME, strategies=["autoregressive", "aggregate"])
+        await served.links[0].close(CloseCode.DUPLICATE_DEVICE, "laptop linked again")
+        code, reason = await downs.get()
+        assert code == CloseCode.DUPLICATE_DEVICE
+        assert reason.startswith("laptop linked again. ")
+        assert device.connected is None
+    assert served.links[0].closed.is_set()
+
+
+async def test_a_device_may_close_too() -> None:
+    async with cloud() as served, dialer(served.url) as (_, ups, downs):
+        link = await ups.get()
+        await link.close()
+        assert (await downs.get())[0] == CloseCode.CLOSING
+        await served.links[0].closed.wait()
+        assert served.links[0].close_code == CloseCode.CLOSING
+
+
+async def test_a_link_that_breaks_is_made_again() -> None:
+    async with cloud() as served, dialer(served.url) as (_, ups, downs):
+        for _ in range(3):
+            link = await ups.get()
+            await ask(link)
+            link._transport.abort()  # as when the network goes
+            assert (await downs.get())[0] == 1006
+        await ask(await ups.get())
+        assert len(served.links) == 4
+
+
+async def test_a_device_comes_back_after_the_server_has_let_it_go() -> None:
+    async with cloud() as served, dialer(served.url) as (device, ups, downs):
+        await ask(await ups.get())
+        await served.links[0].close(CloseCode.DRAINED)
+        assert (await downs.get())[0] == CloseCode.DRAINED
+        await ask(await ups.get())
+        assert device.last_reason is None
+
+
+async def test_a_wrong_credential_is_refused_with_a_sentence() -> None:
+    async with cloud() as served:
+        stranger = msgspec.structs.replace(HELLO, credential="wrong")
+        async with dialer(served.url, stranger) as (_, ups, downs):
+            code, reason = await downs.get()
+        assert code == CloseCode.BAD_CREDENTIAL
+        assert "enrol the device again" in reason
+        assert ups.empty()
+        assert served.links == []
+
+
+async def test_a_server_that_is_not_there_or_has_no_link_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(LinkClosed, match="cannot reach"):
+        await dial(f"ws://127.0.0.1:{port}/link")
+    async with cloud() as served:
+        with pytest.raises(LinkClosed, match="HTTP 403"):
+            await dial(served.url.replace("/link", "/other"))
+    with pytest.raises(ConfigError, match="wss://host:port/link"):
+        await dial("http://127.0.0.1/link")
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        (b"\xc1 garbage", CloseCode.BAD_FRAME),
+        ("text", CloseCode.BAD_FRAME),
+        (msgspec.msgpack.encode(["hello", VERSION + 1]), CloseCode.VERSION_MISMATCH),
+        (encode(have(1)), CloseCode.UNEXPECTED_MESSAGE),
+        (b"\x00" * (MAX_FRAME_BYTES + 1), 1009),
+        ([b"\x00" * (MAX_FRAME_BYTES // 2)] * 3, 1009),
+    ],
+    ids=["garbage", "text", "another version", "not a hello", "too large", "too large in fragments"],
+)
+async def test_a_bad_frame_closes_that_link_and_no_other(frame: bytes | str | list[bytes], code: int) -> None:
+    async with cloud() as served, dialer(served.url) as (_, ups, _):
+        honest = await ups.get()
+        async with raw(served.url) as connection:
+            with contextlib.suppress(ConnectionClosed):  # refused before the last fragment
+                await connection.send(frame)
+            assert (await end_of(connection))[0] == code
+        await ask(honest)
+
+
+async def test_a_bad_frame_after_the_handshake_closes_that_link_and_no_other() -> None:
+    async with cloud() as served, dialer(served.url) as (_, ups, _):
+        honest = await ups.get()
+        async with raw(served.url) as connection:
+            await connection.send(encode(HELLO))
+            assert isinstance(decode(await connection.recv(decode=False)), Welcome)
+            await connection.send(encode(opening(2)))
+            code, reason = await end_of(connection)
+        assert code == CloseCode.BAD_SESSION
+        assert reason == "session 2 opened again or by the wrong side"
+        await ask(honest)
+
+
+@pytest.mark.parametrize("subprotocol", [None, "paceline.v9"])
+async def test_another_subprotocol_is_told_the_one_that_is_spoken(subprotocol: str | None) -> None:
+    async with cloud() as served, raw(served.url, subprotocol) as connection:
+        assert await end_of(connection) == (CloseCode.VERSION_MISMATCH, "this server speaks paceline.v1")
+
+
+async def test_frames_are_not_compressed_and_go_out_at_once() -> None:
+    async with (
+        cloud() as served,
+        connect(served.url, subprotocols=[Subprotocol(SUBPROTOCOL)], proxy=None, compression="deflate") as greedy,
+    ):
+        assert greedy.protocol.extensions == []
+        transport = await dial(served.url)
+        inner: ClientConnection = transport._connection  # type: ignore[attr-defined]  # a ClientTransport's
+        assert inner.subprotocol == SUBPROTOCOL
+        assert inner.protocol.extensions == []
+        tcp = inner.transport.get_extra_info("socket")
+        assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        await transport.close(1000, "")
+
+
+async def test_an_emulated_network_carries_the_same_messages_and_is_cut_on_time() -> None:
+    async with cloud() as served:
+        emulation = Emulation.parse("rtt=20ms,jitter=5ms,rate=10mbit,loss=0.01,cut=300ms+never")
+        async with dialer(served.url, emulation=emulation) as (_, ups, downs):
+            await ups.get()
+            assert (await downs.get())[0] == 1006
+            link = await ups.get()
+            await ask(link)
+            assert served.links[-1].accepting

@@ -1,0 +1,43 @@
+"""What an answer has sent is counted where it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import pytest
+
+from paceline.runtime.sessions.egress import Egress
+from paceline.wire.codec import encode
+from paceline.wire.messages import CloseSession, Targets
+from tests.runtime.test_node import REQUEST, collect, nodes
+from tests.runtime.test_node_faults import ENDLESS, give_documents
+
+pytestmark = pytest.mark.anyio
+
+
+def test_kinds_are_counted_and_nothing_that_was_not_sent() -> None:
+    egress = Egress()
+    assert not egress
+    for message in (Targets(1, 0, 0, [5], b""), Targets(1, 0, 1, [6], b""), CloseSession(1, "stop")):
+        egress.sent(message, len(encode(message)))
+    egress.sent(CloseSession(1, "stop"), 0)
+    assert list(egress.stats()) == ["sent_close_bytes", "sent_targets_bytes"]
+    assert egress.stats()["sent_close_bytes"] == len(encode(CloseSession(1, "stop")))
+    assert "targets" in str(egress)
+
+
+@pytest.mark.parametrize(("privacy", "more"), [("document-private", set()), ("open", {"drafts", "weight"})])
+async def test_each_side_says_what_it_has_sent(privacy: str, more: set[str], caplog: pytest.LogCaptureFixture) -> None:
+    async with nodes() as (bench, _):
+        give_documents(bench)
+        request = replace(REQUEST, max_tokens=12, sampling=ENDLESS, aggregator="mixture", privacy=privacy)
+        with caplog.at_level(logging.INFO, "paceline.session"):
+            _, done = await collect(await bench.device.prepare(request))
+            while sum("sent to the other side" in message for message in caplog.messages) < 2:
+                await asyncio.sleep(0)  # the cloud hears of the end
+    sent = {stat.split("_")[1] for stat in done.stats if stat.startswith("sent_")}
+    assert {"open", "targets", "close"} <= sent and ({"drafts", "weight"} & sent) == more
+    cloud = next(message for message in caplog.messages if "found" in message)
+    assert "drafts" in cloud and "weight" in cloud

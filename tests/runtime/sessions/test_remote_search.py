@@ -1,0 +1,204 @@
+"""The privacy level `answer-private`: the device writes alone, and reads what the cloud finds for a query."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from paceline.errors import LinkError, RequestError
+from paceline.rag.records import Passage
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.link.dialer import Link
+from paceline.runtime.service import Done
+from paceline.runtime.sessions import remote_search as public_module
+from paceline.runtime.sessions.egress import Egress
+from paceline.runtime.sessions.remote_search import MOST_BYTES, PublicSearch, Searches, told
+from paceline.wire.messages import CloseSession, Found, OpenSession
+from tests.runtime.test_node import REQUEST, Bench, collect, nodes
+
+pytestmark = pytest.mark.anyio
+
+PRIVATE = replace(REQUEST, strategy="auto", privacy="answer-private")
+HARBOUR = Passage("harbour.md", 1, "", "The harbour opens at eight.", 0.6)
+LANDLORD = Passage("notes.md", 1, "", "My landlord is called Velda.", 0.5)
+
+
+class Passages:
+    """A store that finds these for every query."""
+
+    def __init__(self, *passages: Passage) -> None:
+        self._passages = list(passages)
+        self.queries: list[str] = []
+
+    def count(self, _selection: object = None) -> int:
+        return len(self._passages)
+
+    def search(self, query: str, k: int, *_selection: object, min_score: float = 0.0) -> list[Passage]:
+        self.queries.append(query)
+        return [passage for passage in self._passages if passage.score >= min_score][:k]
+
+
+class Broken(Passages):
+    def search(self, query: str, k: int, *_selection: object, min_score: float = 0.0) -> list[Passage]:  # noqa: ARG002
+        raise OSError("the disk is gone")
+
+
+def give(bench: Bench, device: Passages, cloud: Passages) -> None:
+    for node, store in ((bench.device, device), (bench.cloud, cloud)):
+        node._store = cast(DocumentStore, store)
+
+
+def cloud_end(bench: Bench) -> Link:
+    assert bench.links is not None
+    return bench.links[1]
+
+
+def opened(bench: Bench) -> list[OpenSession]:
+    """What the cloud is asked from now on."""
+    openings: list[OpenSession] = []
+    link = cloud_end(bench)
+    take_part = link.on_open
+    assert take_part is not None
+
+    def noted(opening: OpenSession) -> None:
+        openings.append(opening)
+        take_part(opening)
+
+    link.on_open = noted
+    return openings
+
+
+async def test_only_the_query_goes_up_and_the_answer_is_that_of_one_side_with_all_documents() -> None:
+    async with nodes() as (bench, _):
+        cloud = Passages(HARBOUR)
+        give(bench, Passages(LANDLORD), cloud)
+        openings = opened(bench)
+        text, done = await collect(await bench.device.prepare(PRIVATE))
+        (opening,) = openings
+        question = PRIVATE.messages[-1]["content"]
+        assert (opening.messages, opening.query, opening.targets) == ([], question, [])
+        assert opening.constraint is None and cloud.queries == [question]
+        assert (done.strategy, done.degraded) == ("lookup_tree", None)
+        assert [(of.side, of.document, of.passage) for of in done.found] == [
+            ("device", "notes.md", LANDLORD.text),
+            ("cloud", "harbour.md", HARBOUR.text),
+        ]
+        assert done.citations == done.found
+        assert {stat for stat in done.stats if stat.startswith("sent_")} - {"sent_close_bytes"} == {"sent_open_bytes"}
+        assert len(question) < done.stats["sent_open_bytes"] < len(question) + 120
+
+        give(bench, Passages(LANDLORD, HARBOUR), Passages())
+        alone, _ = await collect(await bench.device.prepare(replace(PRIVATE, privacy="local-only")))
+        assert text == alone and len(openings) == 1
+
+
+async def test_the_clouds_passages_are_read_where_the_device_has_no_documents() -> None:
+    async with nodes() as (bench, _):
+        bench.cloud._store = cast(DocumentStore, Passages(HARBOUR))
+        _, done = await collect(await bench.device.prepare(replace(PRIVATE, strategy="autoregressive")))
+        assert [of.side for of in done.found] == ["cloud"] and done.strategy == "autoregressive"
+
+
+async def test_a_request_without_documents_asks_nobody() -> None:
+    async with nodes() as (bench, _):
+        openings = opened(bench)
+        await collect(await bench.device.prepare(replace(PRIVATE, documents=0)))
+        assert not openings
+
+
+@pytest.mark.parametrize("fault", ["refuses", "is silent", "fails", "is lost"])
+async def test_a_cloud_that_finds_nothing_for_a_fault_is_said(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with nodes() as (bench, _):
+        bench.device._expects_peer = True  # as an agent with a cloud does
+        give(bench, Passages(LANDLORD), Broken() if fault == "fails" else Passages(HARBOUR))
+        link = cloud_end(bench)
+        match fault:
+            case "refuses":
+                link.on_open = None
+            case "is silent":
+                monkeypatch.setattr(public_module, "PATIENCE_S", 0.01)
+                link.on_open = lambda opening: link.attach(opening.session, lambda _: None)
+            case "is lost":
+                link.on_open = lambda _: bench.ends[1].abort() if bench.ends is not None else None
+        session = await bench.device.prepare(PRIVATE)
+        _, done = await collect(session)
+        assert done.degraded == "cloud_missing" and [of.side for of in done.found] == ["device"]
+        with pytest.raises(RequestError) as refused:
+            await bench.device.prepare(replace(PRIVATE, on_loss="fail"))
+        assert refused.value.status == 503
+
+
+async def test_one_answer_that_is_prepared_again_searches_once() -> None:
+    async with nodes() as (bench, _):
+        cloud = Passages(HARBOUR)
+        give(bench, Passages(LANDLORD), cloud)
+        for _ in range(3):
+            _, done = await collect(await bench.device.prepare(PRIVATE))
+            assert len(done.found) == 2
+        assert len(cloud.queries) == 1
+
+
+async def test_nothing_goes_up_for_a_request_that_is_refused() -> None:
+    async with nodes(max_positions=64) as (bench, _):
+        openings = opened(bench)
+        long = replace(PRIVATE, messages=({"role": "user", "content": "Where is the harbour? " * 40},))
+        with pytest.raises(RequestError, match="maximum context length"):
+            await bench.device.prepare(long)
+        assert not openings
+
+
+async def test_the_cloud_tells_no_more_than_was_asked_for_and_the_device_takes_no_more() -> None:
+    many = [replace(HARBOUR, chunk_id=i, text=f"The harbour has {i} boats.") for i in range(9)]
+    async with nodes() as (bench, _):
+        give(bench, Passages(LANDLORD), Passages())
+        link = cloud_end(bench)
+
+        def flood(opening: OpenSession) -> None:
+            link.attach(opening.session, lambda _: None)
+            link.send(Found(opening.session, told(many)))
+            link.send(CloseSession(opening.session, "stop"))
+
+        link.on_open = flood
+        _, done = await collect(await bench.device.prepare(replace(PRIVATE, documents=2)))
+        assert [of.side for of in done.found] == ["device", "cloud", "cloud"]
+    wide = [replace(HARBOUR, text="\u0e01" * 16_000)] * 40
+    assert 0 < len(told(wide)) < 40 and sum(len(of.text.encode()) for of in told(wide)) <= MOST_BYTES
+
+
+async def test_more_searches_than_there_is_room_for_are_refused() -> None:
+    async with nodes() as (bench, _):
+        give(bench, Passages(LANDLORD), Passages(HARBOUR))
+        bench.cloud._searches._running = public_module.MOST_SEARCHES
+        _, done = await collect(await bench.device.prepare(PRIVATE))
+        assert done.degraded == "cloud_missing"
+        bench.cloud._searches = Searches()
+        _, done = await collect(await bench.device.prepare(replace(PRIVATE, documents=1)))
+        assert done.degraded is None
+
+
+async def test_a_device_is_searched_by_nobody() -> None:
+    async with nodes() as (bench, _):
+        store = Passages(LANDLORD)
+        give(bench, store, Passages())
+        with pytest.raises(LinkError, match="does not know 'search'"):
+            await PublicSearch().passages(cloud_end(bench), "who is my landlord?", 3, Egress())
+        assert not store.queries
+
+
+async def test_what_is_asked_at_the_cloud_cannot_be_kept_from_it() -> None:
+    async with nodes() as (bench, _):
+        with pytest.raises(RequestError, match="ask the device"):
+            await bench.cloud.prepare(PRIVATE)
+
+
+async def test_an_answer_that_ends_leaves_no_session_open() -> None:
+    async with nodes() as (bench, _):
+        give(bench, Passages(LANDLORD), Passages(HARBOUR))
+        for _ in range(3):
+            session = await bench.device.prepare(PRIVATE)
+            async for event in session.run():
+                assert not isinstance(event, Done) or event.degraded is None
+        assert bench.links is not None
+        assert not any(len(link._machine.sessions) for link in bench.links)

@@ -1,0 +1,203 @@
+"""Keys from `paceline keys`: stored hashed, bound, scoped, expiring, and revoked while the server runs."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from paceline.api.app import create_app
+from paceline.api.http.auth import SCOPES, Identity, Keyring, check_exposure
+from paceline.errors import ConfigError
+from server.commands import register
+from server.keys import DAY_S, MARK, SHOWN, Keys
+from tests.api.conftest import BODY
+from tests.api.generation.test_request import fault
+from tests.api.scripted import ScriptedService, request, running
+from tests.server.test_devices import Clock
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def keys(tmp_path: Path, clock: Clock) -> Keys:
+    return Keys(tmp_path / "state", now=clock)
+
+
+def bearer(key: str) -> str:
+    return f"Bearer {key}"
+
+
+def test_a_key_is_known_by_its_hash_with_what_it_may_do(keys: Keys, clock: Clock) -> None:
+    phone = keys.create("phone app", scopes=["files", "chat"], device="phone")
+    everything = keys.create("all")
+    with keys.current() as stored:
+        ring = Keyring({"configured": None}, stored, now=clock)
+        found = [ring.identify(bearer(key)) for key in (phone, everything, "configured")]
+        assert [each and (each.device, each.scopes) for each in found] == [
+            ("phone", frozenset({"chat", "files"})),
+            (None, None),
+            (None, None),
+        ]
+        assert len({each and each.key for each in found}) == 3, "what one made, another does not find"
+        for wrong in (phone[:-1], phone + "x", phone[:SHOWN], "", "phone app"):
+            assert ring.identify(bearer(wrong)) is None
+        assert ring.identify(phone) is None and ring.identify(f"Basic {phone}") is None
+
+
+def test_no_key_is_in_the_file_and_others_cannot_read_it(keys: Keys, tmp_path: Path) -> None:
+    made = [keys.create(f"key {i}") for i in range(3)]
+    assert len(set(made)) == 3 and all(key.startswith(MARK) and len(key) >= len(MARK) + 43 for key in made)
+    (file,) = (tmp_path / "state").iterdir()
+    for key in made:
+        assert key.encode() not in file.read_bytes() and key[SHOWN:].encode() not in file.read_bytes()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [each.prefix for each in keys.all()] == [key[:SHOWN] for key in made]
+
+
+def test_a_key_expires(keys: Keys, clock: Clock) -> None:
+    key = keys.create("short", days=2)
+    with keys.current() as stored:
+        ring = Keyring({}, stored, now=clock)
+        clock.now += 2 * DAY_S - 1
+        assert ring.identify(bearer(key)) is not None and keys.all()[0].state == "valid"
+        clock.now += 1
+        assert ring.identify(bearer(key)) is None and keys.all()[0].state == "expired"
+        assert not ring.holds()
+
+
+def test_the_last_key_revoked_opens_nothing(keys: Keys, clock: Clock) -> None:
+    with keys.current() as stored:
+        ring = Keyring({}, stored, now=clock)
+        assert not ring.required and ring.identify(None) == Identity()
+        key = keys.create("only")
+        assert ring.required and ring.identify(None) is None and ring.identify(bearer(key)) is not None
+        assert keys.revoke("only") and not keys.revoke("only")
+        assert ring.required and ring.identify(bearer(key)) is None and ring.identify(None) is None
+        assert not ring.holds()
+
+
+def test_a_revoked_key_does_not_hold_again_when_the_clock_goes_back(keys: Keys, clock: Clock) -> None:
+    key = keys.create("gone", days=3)
+    keys.revoke("gone")
+    clock.now -= DAY_S
+    with keys.current() as stored:
+        ring = Keyring({}, stored, now=clock)
+        assert ring.identify(bearer(key)) is None and not ring.holds()
+
+
+def test_stored_keys_count_where_others_can_reach(keys: Keys, clock: Clock) -> None:
+    with keys.current() as stored:
+        ring = Keyring({}, stored, now=clock)
+        with pytest.raises(ConfigError, match="paceline keys create"):
+            check_exposure("0.0.0.0", ring)
+        keys.create("one", days=1)
+        check_exposure("0.0.0.0", ring)
+        clock.now += DAY_S
+        with pytest.raises(ConfigError):
+            check_exposure("0.0.0.0", ring)
+
+
+def test_a_name_is_taken_until_its_key_is_revoked(keys: Keys) -> None:
+    first = keys.create("ci")
+    with pytest.raises(ConfigError, match="revoke it first"):
+        keys.create("ci")
+    assert keys.revoke(first[:SHOWN])  # a prefix names it as well
+    second = keys.create("ci")
+    assert first != second
+    assert [each.state for each in keys.all()] == ["revoked", "valid"]
+    assert not keys.revoke("nobody")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"name": ""},
+        {"name": "x" * 65},
+        {"name": "a\nb"},
+        {"name": "a", "scopes": ["chats"]},
+        {"name": "a", "device": "no such name"},
+        {"name": "a", "days": 0},
+        {"name": "a", "days": float("nan")},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_a_key_is_a_sentence(keys: Keys, arguments: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        keys.create(**arguments)  # type: ignore[arg-type]  # the point of it
+    assert not keys.all()
+
+
+def test_a_file_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "keys.sqlite").write_text("no database at all, but long enough to be mistaken for one" * 40)
+    with pytest.raises(ConfigError, match="--state-dir"):
+        Keys(tmp_path)
+
+
+def test_keys_are_read_only_after_a_change(keys: Keys) -> None:
+    with keys.current() as stored:
+        keys.create("a")
+        first = stored()
+        assert stored() is first
+        Keys(keys._file.path.parent).create("b")  # as another process does
+        assert len(stored()) == 2
+
+
+# ---- the command, and a server that runs meanwhile ------------------------------------------------------------------
+def command(state_dir: Path, *arguments: str) -> Result:
+    app = typer.Typer()
+    register(app)
+    return CliRunner().invoke(app, ["keys", *arguments, "--state-dir", str(state_dir)])
+
+
+def test_the_commands_and_a_running_server(tmp_path: Path) -> None:
+    service = ScriptedService()
+    keys = Keys(tmp_path)
+    with keys.current() as stored, running(create_app(service, keyring=Keyring({}, stored))) as url:
+        assert request("POST", url + CHAT, json=BODY).status_code == 200  # nobody has made a key yet
+        made = command(tmp_path, "create", "app", "--scope", "chat", "--device", "phone", "--expires", "9")
+        key = made.stdout.strip()
+        assert "not shown again" in made.stderr
+        headers = {"authorization": f"Bearer {key}"}
+        assert fault(request("POST", url + CHAT, json=BODY), 401)["code"] == "invalid_api_key"
+        assert request("POST", url + CHAT, json=BODY, headers=headers).status_code == 200
+        assert service.requests[-1].device == "phone"
+
+        embedder = json.loads(command(tmp_path, "create", "embedder", "--scope", "embeddings", "--json").stdout)["key"]
+        refusal = request("POST", url + CHAT, content=b"", headers={"authorization": f"Bearer {embedder}"})
+        assert fault(refusal, 403)["code"] == "insufficient_scope"
+        assert 'scope="chat"' in refusal.headers["www-authenticate"]
+        assert request("GET", url + "/v1/models", headers={"authorization": f"Bearer {embedder}"}).status_code == 200
+
+        assert "revoked app" in command(tmp_path, "revoke", "app").stdout
+        assert fault(request("POST", url + CHAT, json=BODY, headers=headers), 401)["code"] == "invalid_api_key"
+    listed = command(tmp_path, "list")
+    assert key[:SHOWN] in listed.stdout and "device phone" in listed.stdout and "scopes embeddings" in listed.stdout
+    assert key not in listed.stdout
+    assert [row["state"] for row in json.loads(command(tmp_path, "list", "--json").stdout)] == ["revoked", "valid"]
+    assert isinstance(command(tmp_path, "revoke", "app").exception, ConfigError)
+
+
+def test_an_unreadable_file_lets_nobody_in() -> None:
+    def broken() -> tuple[()]:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    service = ScriptedService()
+    with running(create_app(service, keyring=Keyring({}, broken))) as url:
+        fault(request("POST", url + CHAT, json=BODY), 500)
+    assert not service.requests
+
+
+def test_every_scope_can_be_asked_for(keys: Keys) -> None:
+    keys.create("all by name", scopes=SCOPES)
+    assert keys.all()[0].scopes == SCOPES

@@ -1,0 +1,241 @@
+"""From one side's tree to the other's through the real wire: whatever is lost, what arrives is right or ignored."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.aggregation.registry import Rule, RuleName, Share, make_rule
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.strategies.aggregate.exchange import Shipping
+from paceline.strategies.decoding.prefix_tree import MAX_NODES, Node, Paths
+from paceline.wire.codec import decode, encode
+from paceline.wire.dist_codec import decode_head, encode_head
+from paceline.wire.messages import Drafts
+from paceline.wire.tree_codec import Nodes, pack_nodes
+from tests.strategies.cases import VOCAB, point
+
+untimed = settings(deadline=None, max_examples=40)
+TOKENS = (65, 66, 67, 68)
+RULES: list[RuleName] = ["mixture", "coin", "paper"]
+
+
+def law(chance: random.Random) -> Dist:
+    probs = np.full(VOCAB, 1e-4)
+    for token in TOKENS:
+        probs[token] = chance.random() ** 2
+    return Dist.dense(probs / probs.sum())
+
+
+def path(node: Node) -> tuple[int, ...]:
+    return () if node.parent is None else (*path(node.parent), node.token)
+
+
+def rule_of(name: RuleName) -> Rule:
+    return make_rule(name, SamplingParams(temperature=1.0, seed=3), vocab_size=VOCAB)
+
+
+def same(one: Dist, other: Dist) -> bool:
+    return bool(np.array_equal(one.ids, other.ids) and np.array_equal(one.probs, other.probs))
+
+
+class Pair:
+    """The side that ships (the cloud), the side that hears (the device), and what is between them."""
+
+    def __init__(self, name: RuleName, chance: random.Random) -> None:
+        self.rule, self.chance = rule_of(name), chance
+        self.out, self.into = Paths(0), Paths(0)
+        self.ships = Shipping("cloud", self.rule, VOCAB, self.out)
+        self.hears = Shipping("device", self.rule, VOCAB, self.into)
+        self.targets: list[int] = []
+        self.known = 0  # targets that the shipping side knows
+        self.laws: dict[tuple[int, ...], Dist] = {}
+        self.way: list[bytes] = []
+
+    def grow(self) -> None:
+        """Compute some nodes and ship them."""
+        head = self.out.head
+        computed = [node for node in head.below() if node.own is not None]
+        nodes: list[Node] = []
+        if not computed:
+            nodes.append(self.scored(head))
+        for _ in range(self.chance.randrange(5)):
+            # Often what the parent itself would choose, so that edges need no token.
+            parent = self.chance.choice([*computed, *nodes])
+            assert parent.own is not None
+            choice = self.rule.share("cloud", parent.own, parent.position).token
+            node = parent.child(choice if self.chance.random() < 0.6 else self.chance.choice(TOKENS))
+            if node.own is None:
+                nodes.append(self.scored(node))
+        self.send(self.ships.ship(nodes, 0))
+
+    def scored(self, node: Node) -> Node:
+        node.own = self.laws.setdefault(path(node), law(self.chance))
+        return node
+
+    def send(self, messages: list[Drafts]) -> None:
+        self.way += [encode(message) for message in messages]
+
+    def arrive(self, at: int) -> None:
+        message = decode(self.way.pop(at), vocab_size=VOCAB)
+        assert isinstance(message, Drafts)
+        self.hears.hear(message)
+
+    def decide(self) -> None:
+        """The hearing side goes on; mostly along what it was told."""
+        told = list(self.into.head.children)
+        self.targets.append(
+            self.chance.choice(told) if told and self.chance.random() < 0.7 else self.chance.choice(TOKENS)
+        )
+        self.into.advance(self.targets[-1])
+
+    def learn(self) -> None:
+        """The shipping side is told a target, sooner or later."""
+        if self.known < len(self.targets):
+            self.out.advance(self.targets[self.known])
+            self.known += 1
+
+    def check(self) -> int:
+        """All that is known at the hearing side is what the other side has computed there. How much that is."""
+        count = 0
+        for node in self.into.head.below():
+            if node.theirs is not None:
+                truth = self.laws[path(node)]
+                expected = self.rule.share("cloud", truth, node.position, node.theirs.level)
+                assert node.theirs.token == expected.token
+                if expected.head is None:
+                    assert node.theirs.head is None
+                else:
+                    carried = decode_head(encode_head(expected.head, precise=node.theirs.level > 0), VOCAB)
+                    assert node.theirs.head is not None and same(node.theirs.head, carried)
+                count += 1
+        return count
+
+
+@pytest.mark.parametrize("name", RULES)
+@untimed
+@given(chance=st.randoms(use_true_random=False))
+def test_what_arrives_is_right_in_any_order_of_loss(name: RuleName, chance: random.Random) -> None:
+    pair = Pair(name, chance)
+    for _ in range(30):
+        match chance.randrange(6):
+            case 0 | 1:
+                pair.grow()
+            case 2 if pair.way:
+                pair.arrive(chance.randrange(len(pair.way)))  # out of order
+            case 3 if pair.way:
+                at = chance.randrange(len(pair.way))
+                if chance.random() < 0.5:
+                    pair.way.append(pair.way[at])  # twice
+                else:
+                    del pair.way[at]  # lost
+            case 4:
+                pair.decide()
+            case _:
+                pair.learn()
+        pair.check()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_on_a_link_that_loses_nothing_all_arrives(name: RuleName) -> None:
+    total = 0
+    for seed in range(8):
+        pair = Pair(name, random.Random(seed))
+        for _ in range(25):
+            pair.grow()
+            while pair.way:
+                pair.arrive(0)
+            known = sum(node.own is not None for node in pair.out.head.below())
+            assert pair.check() == known
+            total += known
+            if pair.chance.random() < 0.6:
+                pair.decide()
+                pair.learn()
+    assert total > 300
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_was_lost_comes_with_all_that_is_alive(name: RuleName) -> None:
+    for seed in range(10):
+        pair = Pair(name, random.Random(seed))
+        for _ in range(4):
+            pair.grow()
+        pair.way.clear()
+        if seed % 2:
+            pair.decide()
+            pair.learn()
+            pair.grow()
+            pair.way.clear()
+        pair.send(pair.ships.ship_all(0))
+        while pair.way:
+            pair.arrive(0)
+        assert pair.check() == sum(node.own is not None for node in pair.out.head.below())
+
+
+def test_a_node_in_more_detail_replaces_what_was_known_and_never_the_other_way() -> None:
+    pair = Pair("mixture", random.Random(5))
+    pair.grow()
+    first = list(pair.way)
+    pair.arrive(0)
+    number = pair.into.head.told_as
+    assert number is not None
+    for level in (1, 2):
+        pair.send(pair.ships.more(number, level, 0))
+        pair.arrive(0)
+        assert pair.into.head.theirs is not None and pair.into.head.theirs.level == level
+        pair.check()
+    pair.way = first
+    pair.arrive(0)
+    assert pair.into.head.theirs is not None and pair.into.head.theirs.level == 2
+
+
+def test_a_law_of_few_bytes_and_choices_of_fewer() -> None:
+    sizes = {}
+    for name in RULES[:2]:
+        pair = Pair(name, random.Random(1))
+        for _ in range(8):
+            pair.grow()
+        nodes = sum(node.own is not None for node in pair.out.head.below())
+        sizes[name] = sum(map(len, pair.way)) / nodes
+    assert sizes["coin"] < 16 and sizes["mixture"] < 128
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        Nodes(9, 0, 0, 0, (-1,), (0,), None),  # a prefix nobody has decided
+        Nodes(0, 0, 0, 5, (3,), (66,), None),  # a parent nobody has heard of
+        Nodes(0, 0, 0, 5, (0,), (-1,), (66,)),  # a choice that never came
+    ],
+    ids=["anchor", "parent", "choice"],
+)
+def test_what_hangs_on_nothing_is_ignored(nodes: Nodes) -> None:
+    paths = Paths(0)
+    laws = [] if nodes.choices else [encode_head(point(65), precise=False)]
+    Shipping("device", rule_of("coin" if nodes.choices else "mixture"), VOCAB, paths).hear(
+        Drafts(0, 0, pack_nodes(nodes), laws)
+    )
+    assert list(paths.head.below()) == [paths.head] and paths.head.theirs is None
+
+
+def test_what_is_held_for_a_peer_is_bounded() -> None:
+    """However much it ships: broad, deep, or the same again under new names."""
+    paths = Paths(0)
+    shipping = Shipping("device", rule_of("coin"), VOCAB, paths)
+    for start in range(0, 40_000, 200):
+        parents = (-1, *(start + place for place in range(199)))
+        tokens = (0, *((start // 200 + place) % VOCAB for place in range(199)))
+        nodes = Nodes(0, start, 0, start, parents, tokens, (65,) * 200)
+        shipping.hear(Drafts(0, 0, pack_nodes(nodes), []))
+    assert sum(1 for _ in paths.head.below()) <= MAX_NODES + 256
+
+
+def test_a_share_without_a_head_is_a_choice() -> None:
+    node = Paths(0).head
+    node.hear(Share(65, None), 0)
+    assert node.theirs is not None and node.theirs.head is None

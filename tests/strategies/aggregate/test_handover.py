@@ -1,0 +1,132 @@
+"""Who decides: the hand-over of the aggregator, by a machine played by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.strategies.aggregate.machine import STALL, Aggregate
+from paceline.strategies.base import (
+    SIDES,
+    LinkLost,
+    Received,
+    Side,
+)
+from paceline.wire.messages import Drafts, Handover, Have, Pace, Targets
+from tests.strategies.cases import (
+    CHAIN,
+    Hand,
+    cloud,
+    decided,
+    device,
+    drafted,
+    dropped_after,
+    handed,
+    has,
+    heard,
+    says,
+)
+
+EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
+
+
+# ---- who decides ----------------------------------------------------------------------------------------------------
+SLOW, QUICK = Pace(0, 0, 1.0, 0.0), Pace(0, 0, 0.001, 0.0)
+
+
+def opened(side: Side, **changes: object) -> Hand:
+    """A side of an open answer with a peer far away."""
+    hand = Hand(Aggregate, side, front=True, private=False, rtt=0.5, max_tokens=100, drafting=CHAIN, **changes)
+    hand.begin()
+    return hand
+
+
+def test_the_decision_goes_to_a_slower_side_that_is_far_away() -> None:
+    hand = opened("device")
+    effects = hand.on(*heard(0, 65, log_weight=5.0), Received(SLOW))
+    (handover,) = [message for message in says(effects) if isinstance(message, Handover)]
+    assert (handover.turn, handover.start) == (1, 1)
+    kinds = [type(message) for message in says(effects)]
+    assert kinds.index(Targets) < kinds.index(Handover)
+    hand.answer()
+    assert any(isinstance(message, Drafts) for message in hand.sent)  # it ships what the other side needs
+    hand.on(*heard(1, 65, log_weight=5.0))
+    assert hand.tokens == [65]  # and decides no more
+    hand.on(decided(1, 70))
+    assert hand.tokens == [65, 70]
+
+
+@pytest.mark.parametrize("reason", ["private", "wide", "quick", "near", "unknown"])
+def test_the_decision_stays_where_privacy_or_speed_wants_it(reason: str) -> None:
+    hand = device(
+        private=reason == "private",
+        wide=reason == "wide",
+        rtt={"near": 0.0, "unknown": None}.get(reason, 0.5),
+        max_tokens=100,
+        drafting=CHAIN,
+    )
+    hand.begin()
+    hand.on(*heard(0, *[65] * 8, log_weight=5.0), Received(QUICK if reason == "quick" else SLOW))
+    hand.answer()
+    assert not any(isinstance(message, Handover) for message in hand.sent)
+
+
+def test_the_side_that_takes_over_decides_from_there_and_gives_it_back() -> None:
+    hand = opened("cloud")
+    hand.on(*heard(0, 65, 65, log_weight=9.0), handed(1, 2))
+    assert not hand.emitted  # the first two are the other side's to say
+    hand.on(decided(0, 70), decided(1, 71), drafted(2, *[72] * 9))
+    hand.answer()
+    assert hand.tokens == [70, 71, *[72] * 9]
+    told = [message for message in hand.sent if isinstance(message, Targets)]
+    assert (told[0].start, sum(len(message.tokens) for message in told)) == (2, 9)
+    (handover,) = [message for message in says(hand.on(Received(SLOW))) if isinstance(message, Handover)]
+    assert (handover.turn, handover.start) == (2, 11)
+    hand.on(drafted(11, 72))
+    hand.answer()
+    assert len(hand.tokens) == 11
+    hand.on(decided(11, 73))
+    assert hand.tokens[11:] == [73]
+
+
+def test_targets_of_the_side_that_decided_before_count_up_to_the_hand_over_only() -> None:
+    hand = opened("cloud")
+    hand.on(decided(0, 65), handed(1, 1), decided(1, 70, 70))
+    assert hand.tokens == [65]
+
+
+@pytest.mark.parametrize("turn", [0, 2, 3, 2**31 - 1])
+@pytest.mark.parametrize("side", SIDES)
+def test_a_hand_over_that_is_not_the_peers_to_make_is_ignored(side: Side, turn: int) -> None:
+    hand = opened(side)
+    hand.on(handed(turn, 0), *heard(0, 65, log_weight=9.0))
+    hand.answer()
+    assert hand.tokens == ([65] if side == "device" else [])
+    hand.on(decided(len(hand.tokens), 70))
+    assert hand.tokens == ([65] if side == "device" else [70])
+
+
+def test_no_peer_makes_a_cloud_decide_what_is_private() -> None:
+    hand = cloud(private=True, rule="mixture")
+    hand.begin()
+    hand.on(handed(1, 0), *heard(0, 65))
+    hand.answer()
+    assert not hand.emitted
+
+
+def test_a_hand_over_to_nowhere_is_a_peer_that_is_stuck() -> None:
+    hand = opened("cloud")
+    hand.on(handed(1, 10**6))
+    assert dropped_after(hand, lambda: hand.on(has(0, turn=1))) in (STALL, STALL + 1)
+    hand.on(LinkLost())
+    hand.answer()
+    assert len(hand.tokens) == 100
+
+
+def test_a_hand_over_that_was_lost_is_said_again() -> None:
+    hand = opened("device")
+    hand.on(*heard(0, 65, log_weight=5.0), Received(SLOW))
+    again = says(hand.on(has(1, turn=0)))
+    assert Handover(0, 0, 1, 1) in again
+    behind = opened("cloud")
+    asked = says(behind.on(has(1, turn=1)))
+    assert any(isinstance(message, Have) and message.turn == 0 for message in asked)

@@ -1,0 +1,474 @@
+"""`aggregate` one event at a time: what it waits for, what it computes, and when the decision changes sides.
+
+What a useless or hostile peer can make it do, and what a peer learns, is in `test_peers`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.aggregation.registry import RuleName
+from paceline.runtime.simulator import Host, World
+from paceline.strategies.aggregate.machine import PATIENCE, STALL, Aggregate
+from paceline.strategies.base import (
+    SIDES,
+    Cancelled,
+    Drafting,
+    Drop,
+    Effect,
+    Finish,
+    Forward,
+    LinkBack,
+    LinkLost,
+    Open,
+    Received,
+    Scored,
+    Side,
+    Started,
+    Woke,
+    other,
+)
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.messages import Drafts, Have, Pace, Targets, Wanted, Weight
+from paceline.wire.tree_codec import unpack_nodes
+from tests.strategies import oracle
+from tests.strategies.cases import (
+    BRANCHES,
+    CHAIN,
+    EOS,
+    MAX_TOKENS,
+    PROMPT,
+    SAMPLINGS,
+    TOKEN_BY_TOKEN,
+    Hand,
+    Manner,
+    cloud,
+    decided,
+    device,
+    drafted,
+    dropped_after,
+    engines,
+    found,
+    handed,
+    has,
+    heard,
+    job,
+    point,
+    says,
+    two,
+    weighed,
+)
+
+EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
+
+
+# ---- waiting --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("front", [True, False])
+def test_the_side_that_decides_waits_for_its_own_documents(front: bool) -> None:
+    hand = device(front=front)
+    hand.on(Started(0.0), *heard(0, 65, log_weight=1.0))
+    assert not hand.sent and not hand.emitted
+    hand.on(found())
+    assert not hand.sent and not hand.emitted  # nor before its engine has read them
+    hand.say = lambda _: point(66)
+    hand.answer()
+    target = hand.sent[0]
+    assert isinstance(target, Targets) and target.tokens == [65]  # the heavier side's
+    assert target.lanes == (b"" if front else b"\x01")
+
+
+@pytest.mark.parametrize("late", ["weight", "drafts"])
+def test_it_waits_for_both_what_the_peer_predicts_and_what_that_weighs(late: str) -> None:
+    hand = device()
+    hand.begin()
+    weight, drafts = heard(0, 65)
+    hand.on(drafts if late == "weight" else weight)
+    assert not hand.emitted
+    hand.on(weight if late == "weight" else drafts)
+    assert hand.tokens == [65]
+
+
+def test_it_does_not_wait_for_a_peer_that_found_nothing() -> None:
+    hand = device()
+    hand.begin(score=1.0)
+    assert not hand.emitted  # whether the peer found something is not known
+    hand.on(weighed(None))
+    hand.answer()
+    assert hand.tokens == [65] * 8
+
+
+def test_the_side_that_follows_takes_targets_before_it_has_searched() -> None:
+    hand = cloud()
+    hand.on(Started(0.0), decided(0, 65, 66))
+    assert hand.tokens == [65, 66]
+    (prefill,) = [effect for effect in hand.on(found()) if isinstance(effect, Forward)]
+    assert prefill.segment.tokens == (*PROMPT, 65, 66)
+    hand.answer()
+    hand.on(decided(2, 70))
+    assert hand.rows[-1][:3] == (65, 66, 70)
+
+
+def test_a_link_lost_and_back_before_the_start_opens_one_session() -> None:
+    hand = device()
+    hand.on(LinkLost(), LinkBack(), Started(0.0))
+    hand.on(found())
+    assert [(effect.targets, effect.epoch) for effect in hand.effects if isinstance(effect, Open)] == [((), 0)]
+
+
+def test_drafts_may_come_before_the_targets_they_hang_on_in_any_order() -> None:
+    """What is said of a path stays true: a law that came for a later target waits for its turn."""
+    hand = device(front=False)
+    hand.begin()
+    hand.on(drafted(0, 65, 66, 67), weighed(5.0))  # the cloud's word counts for all
+    hand.answer()
+    targets = [token for message in hand.sent if isinstance(message, Targets) for token in message.tokens]
+    assert targets == [65, 66, 67]
+
+
+# ---- a peer that is of no use ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("lives", [False, True], ids=["silent", "stuck"])
+@pytest.mark.parametrize("private", [False, True])
+def test_a_peer_that_brings_nothing_is_given_up_and_the_answer_goes_on(side: Side, lives: bool, private: bool) -> None:
+    hand = Hand(Aggregate, side, front=True, private=private)
+    hand.begin()
+
+    def between() -> None:
+        if lives:
+            hand.on(has(0))
+
+    wakes = dropped_after(hand, between)
+    assert wakes in ((STALL, STALL + 1) if lives else (PATIENCE, PATIENCE + 1))
+    assert not hand.emitted
+    hand.on(LinkLost())
+    hand.answer()
+    assert hand.tokens == [65] * 8
+    assert hand.finish.reason == "length" and hand.finish.stats["alone"] == 8
+
+
+def test_a_slow_search_or_engine_of_its_own_is_not_held_against_the_peer() -> None:
+    hand = device()
+    hand.on(Started(0.0))
+    for event in (has(0), found()):  # while it searches, and while its engine has not answered
+        hand.on(event)
+        for _ in range(2 * STALL):
+            hand.on(has(0))
+            assert not any(isinstance(effect, Drop) for effect in hand.wake())
+
+
+def test_a_peer_that_helps_to_a_target_now_and_then_is_not_given_up() -> None:
+    hand = cloud(max_tokens=1000)
+    hand.begin()
+    for start in range(3):
+        for _ in range(STALL - 2):
+            hand.on(has(start))
+            assert not any(isinstance(effect, Drop) for effect in hand.wake())
+        hand.on(decided(start, 65))
+        hand.answer()
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["together", "alone"])
+def test_after_finish_comes_nothing(lost: bool) -> None:
+    hand = device(max_tokens=2)
+    hand.begin()
+    if lost:
+        dropped_after(hand, lambda: None)
+        hand.on(LinkLost())
+    else:
+        hand.on(*heard(0, 65, 65))
+    hand.answer()
+    assert hand.finish.reason == "length"
+    assert sum(isinstance(effect, Finish) for effect in hand.effects) == 1
+    more = (*heard(2, 65), decided(2, 65), handed(1, 2), has(0), Scored(9, (point(65),)))
+    assert not hand.on(LinkLost(), LinkBack(), found(), *more, Started(9.0), Cancelled())
+    assert not hand.wake()
+
+
+@EVERY_FRONT
+@pytest.mark.parametrize("rule", ["mixture", "coin"])
+def test_a_peer_whose_context_ends_leaves_and_the_front_goes_on_alone(front: Side, rule: RuleName) -> None:
+    room, sampling = 5, SAMPLINGS["sampled"]
+    expected = oracle.REFERENCES[rule](engines(), BRANCHES, sampling, MAX_TOKENS, EOS)
+    this = job(STRATEGIES["aggregate"], front, sampling, room={other(front): room}, manner=Manner(rule))
+    world = World(this, engines())
+    answer = world.run()
+    peer: Host = world.hosts[other(front)]
+    assert peer.finished is not None and peer.finished.reason == "length"
+    assert answer.finished is not None and answer.finished.reason in ("length", "stop")
+    together = len(answer.tokens) - int(answer.finished.stats["alone"])
+    together += answer.finished.reason == "stop"
+    assert room <= together <= room + 1
+    assert answer.tokens[:together] == expected[:together]
+    assert answer.tokens == oracle.continued_alone(
+        engines()[front], BRANCHES[front], expected[:together], sampling, MAX_TOKENS, EOS
+    )
+
+
+# ---- a link that breaks and heals -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("late", [False, True], ids=["held", "on its way"])
+def test_drafts_from_before_a_loss_count_no_more_when_the_peer_is_back(late: bool) -> None:
+    hand = device()
+    old = heard(0, 66, 66, log_weight=5.0)
+    hand.on(Started(0.0), *([] if late else old), LinkLost(), LinkBack())
+    (again,) = [effect for effect in hand.effects[1:] if isinstance(effect, Open) and effect.epoch > 0]
+    hand.on(*(old if late else []), *heard(0, 65, epoch=again.epoch, log_weight=5.0), found())
+    hand.answer()
+    assert hand.tokens == [65]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["held", "on its way"])
+def test_targets_from_before_a_loss_count_no_more_when_the_peer_is_back(late: bool) -> None:
+    hand = cloud()
+    old = decided(1, 70, 70)
+    hand.on(Started(0.0), *([] if late else [old]), LinkLost(), LinkBack())
+    (again,) = [effect for effect in hand.effects[1:] if isinstance(effect, Open) and effect.epoch > 0]
+    hand.on(*([old] if late else []), decided(0, 65, epoch=again.epoch))
+    assert hand.tokens == [65]
+
+
+def test_the_epoch_says_how_often_the_answer_was_opened() -> None:
+    hand = cloud(max_tokens=100, drafting=TOKEN_BY_TOKEN)
+    hand.begin()
+    for times in range(1, 4):
+        hand.on(LinkLost())
+        hand.answer_one()  # one more token alone
+        (again,) = [effect for effect in hand.on(LinkBack()) if isinstance(effect, Open)]
+        assert again == Open(tuple(hand.tokens), times)
+    assert {message.epoch for message in hand.sent} == {0, 1, 2, 3}
+
+
+@EVERY_FRONT
+def test_after_a_return_the_device_decides_again_and_the_cloud_ships_afresh(front: Side) -> None:
+    """Whoever decided before: the peer's new machine begins where every machine begins."""
+    hand = Hand(Aggregate, front, front=True, max_tokens=100, private=False, drafting=CHAIN)
+    hand.begin()
+    hand.on(*heard(0, 65, 65), *([handed(1, 2)] if front == "cloud" else []))
+    effects = [*hand.on(LinkLost(), LinkBack()), *hand.answer()]
+    shipped = [message for message in says(effects) if isinstance(message, Drafts)]
+    assert all(message.epoch == 1 for message in says(effects))
+    if front == "cloud":
+        nodes = unpack_nodes(shipped[0].nodes)
+        assert (nodes.position, nodes.parents[0], nodes.first) == (len(hand.tokens), -1, 0)
+        assert any(isinstance(message, Weight) for message in says(effects))
+        known = len(hand.tokens)
+        hand.on(*heard(known, 65, epoch=1))
+        assert len(hand.tokens) == known  # it does not decide
+        hand.on(decided(known, 70, epoch=1))
+        assert hand.tokens[-1] == 70
+    else:
+        assert not shipped
+        known = len(hand.tokens)
+        hand.on(*heard(known, 65, epoch=1))
+        assert len(hand.tokens) == known + 1
+
+
+def test_what_it_has_computed_serves_when_it_is_alone() -> None:
+    hand = device(max_tokens=9, drafting=CHAIN)
+    hand.begin()
+    rows = len(hand.rows)
+    hand.on(LinkLost())
+    assert hand.tokens == [65] * 9 and rows == 9 + len(PROMPT) - 1  # all of it computed before
+    assert hand.finish.reason == "length"
+
+
+def test_what_is_missing_is_asked_for_and_sent_again() -> None:
+    follower = cloud(max_tokens=20)
+    follower.begin()
+    follower.on(decided(0, 65))
+    (message,) = [message for message in says(follower.on(has(3))) if isinstance(message, Have)]
+    assert (message.targets, message.turn, message.waits) == (1, 0, False)
+    decider = device(max_tokens=20)
+    decider.begin()
+    decider.on(*heard(0, 65, 65, 65, log_weight=5.0))
+    (again,) = says(decider.on(has(1)))
+    assert again == Targets(0, 0, 1, [65, 65], b"")
+    # One that decides and lacks the other's laws says so, and is shipped all that is alive.
+    assert {type(message) for message in says(follower.on(has(1, waits=True)))} == {Weight, Drafts}
+
+
+# ---- trees ----------------------------------------------------------------------------------------------------------
+def test_a_target_that_was_the_second_guess_is_computed_already_and_the_first_is_dropped() -> None:
+    hand = cloud(max_tokens=100, drafting=Drafting(width=2, rows=6, ahead=4))
+    hand.say = lambda path: two(70, 71) if not path else point(65)
+    hand.begin()
+    assert {(70,), (71,)} <= set(hand.rows)
+    before = len(hand.rows)
+    hand.on(decided(0, 71))
+    hand.answer()
+    assert not any(path == (71,) or path[:1] == (70,) for path in hand.rows[before:])  # `Hand` checks the commit too
+
+
+def test_width_1_makes_a_chain() -> None:
+    hand = cloud(max_tokens=100, drafting=CHAIN)
+    hand.say = lambda path: two(70, 71) if len(path) % 2 else two(71, 70)
+    hand.begin()
+    drafts = [path for path in hand.rows if path]
+    assert len({len(path) for path in drafts}) == len(drafts) == CHAIN.ahead
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(("width", "rows"), [(1, 1), (4, 16)])
+@pytest.mark.parametrize("ahead", [0, 1, 5])
+def test_no_side_computes_further_ahead_than_it_may(side: Side, width: int, rows: int, ahead: int) -> None:
+    hand = Hand(Aggregate, side, front=True, max_tokens=100, drafting=Drafting(width, rows, ahead))
+    hand.begin()
+    assert max(len(path) for path in hand.rows[len(PROMPT) - 1 :]) == ahead
+    hand.on(*heard(0, 65, log_weight=5.0), *([decided(0, 65)] if side == "cloud" else []))
+    hand.answer()
+    assert max(len(path) for path in hand.rows) == ahead + 1
+
+
+def test_nothing_is_computed_that_no_target_can_need() -> None:
+    hand = cloud(max_tokens=3)
+    hand.say = lambda _: two(65, 256, 0.6)
+    hand.begin()
+    assert all(len(path) < 3 and 256 not in path for path in hand.rows)
+
+
+def test_a_burst_is_shipped_as_a_whole() -> None:
+    hand = cloud(max_tokens=100, drafting=Drafting(width=1, rows=1, ahead=5, burst=True))
+    hand.begin()
+    (shipped,) = [message for message in hand.sent if isinstance(message, Drafts)]
+    assert len(unpack_nodes(shipped.nodes).tokens) == 6
+    hand.on(decided(0, 70))  # not what was drafted
+    hand.answer()
+    second = [message for message in hand.sent if isinstance(message, Drafts)][1:]
+    assert [len(unpack_nodes(message.nodes).tokens) for message in second] == [6]
+
+
+def test_a_slow_side_verifies_in_one_forward_what_a_fast_one_has_drafted() -> None:
+    """The peer's laws are guesses too, where it has none of its own yet."""
+    hand = device(max_tokens=100, drafting=Drafting(width=1, rows=4, ahead=8))
+    hand.say = lambda path: point((70, 71, 72, 73, 74)[min(len(path), 4)])
+    hand.on(Started(0.0), *heard(0, 70, 71, 72, 73, log_weight=0.5), found())
+    hand.answer_one()  # the prefill: the first target, and rows for the next ones
+    assert hand.tokens == [70]
+    hand.answer_one()
+    assert hand.tokens == [70, 71, 72, 73]
+
+
+# ---- more of a law --------------------------------------------------------------------------------------------------
+def test_what_a_head_does_not_settle_is_asked_for_once_in_more_detail() -> None:
+    hand = device(max_tokens=20)
+    hand.say = lambda _: point(66)
+    hand.begin()
+    effects = hand.on(*heard(0, 65))  # 0.9 against 0.9, of equal weight
+    (asked,) = [message for message in says(effects) if isinstance(message, Wanted)]
+    assert (asked.node, asked.level) == (1000, 1) and not hand.emitted
+    assert not says(hand.on(weighed(0.0)))  # not again
+    again = next(message for message in says([*hand.wake(), *hand.on(weighed(0.0))]) if isinstance(message, Wanted))
+    assert again == asked  # unless it may have been lost
+    peer = cloud(front=False, max_tokens=20)
+    peer.begin()
+    (precise,) = says(peer.on(Received(Wanted(0, 0, 0, 1))))
+    assert isinstance(precise, Drafts)
+    nodes = unpack_nodes(precise.nodes)
+    assert (nodes.anchor, nodes.first, nodes.level, nodes.position) == (0, 0, 1, 0)
+    assert len(precise.laws[0].probs) == 8 * 256
+
+
+def test_the_answer_in_more_detail_settles_it() -> None:
+    hand, peer = device(max_tokens=20), cloud(front=False, max_tokens=20)
+    hand.say = lambda _: point(66)
+    for each in (hand, peer):
+        each.begin()
+    waiting = [*peer.sent]
+    while waiting:
+        answers = says(hand.on(*(Received(message) for message in waiting)))
+        waiting = says(peer.on(*(Received(message) for message in answers if isinstance(message, Wanted))))
+    assert hand.tokens and hand.tokens[0] == 65  # of equals the lower id
+
+
+@pytest.mark.parametrize("node", [0, 5, 10**6])
+def test_of_a_node_that_is_dead_or_was_never_there_nothing_is_sent(node: int) -> None:
+    peer = cloud(front=False, max_tokens=20, drafting=Drafting(width=1, rows=1, ahead=5))
+    peer.begin()
+    peer.on(decided(0, 70))  # nothing that was drafted is alive
+    assert not says(peer.on(Received(Wanted(0, 0, node, 1))))
+
+
+# ---- what is counted ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("side", SIDES)
+def test_accepted_and_drafted_are_what_happened(side: Side) -> None:
+    """Drafts of the side that follows: two that stand, one that does not, and one more that does."""
+    hand = Hand(Aggregate, side, front=True, max_tokens=4, drafting=CHAIN)
+    if side == "device":
+        hand.say = lambda path: point(70 if len(path) == 2 else 65)
+        hand.begin(5.0)
+        hand.on(*heard(0, 65, 65, 65, log_weight=0.0))
+        hand.answer()
+        assert hand.tokens == [65, 65, 70]
+        hand.on(drafted(3, 65))
+    else:
+        hand.begin()
+        hand.on(decided(0, 65, 65), decided(2, 70))
+        hand.answer()
+        hand.on(decided(3, 65))
+    stats = hand.finish.stats
+    assert (stats["drafted"], stats["accepted"], stats["alone"], stats["handovers"]) == (4, 3, 0, 0)
+    forwards = [effect for effect in hand.effects if isinstance(effect, Forward)]
+    assert stats["forwards"] <= len(forwards) and stats["rows"] >= stats["forwards"]
+
+
+def test_alone_counts_what_was_written_alone() -> None:
+    hand = device(max_tokens=6, drafting=TOKEN_BY_TOKEN)
+    hand.begin()
+    hand.on(*heard(0, 65, 65, log_weight=5.0))
+    hand.answer()
+    assert len(hand.tokens) == 2
+    hand.on(LinkLost())
+    hand.answer()
+    assert hand.finish.stats["alone"] == 4
+
+
+def test_the_speed_is_told_once_it_is_known_and_when_it_has_changed() -> None:
+    hand = Hand(Aggregate, "cloud", front=False, private=False, rtt=0.1, max_tokens=1000, drafting=TOKEN_BY_TOKEN)
+    hand.begin()
+
+    def decode(seconds: float, times: int) -> list[Effect]:
+        effects: list[Effect] = []
+        for _ in range(times):
+            at = sum(isinstance(effect, Forward) for effect in hand.effects) - 1
+            effects += hand.on(decided(at, 70))
+            hand.now += seconds
+            effects += hand.answer()
+        return effects
+
+    told = [message for message in says(decode(0.5, 3)) if isinstance(message, Pace)]
+    assert [round(message.decode_s, 3) for message in told] == [0.5]
+    assert [m for m in says(decode(0.5, 20)) if isinstance(m, Pace)] == []
+    slower = [message for message in says(decode(2.0, 20)) if isinstance(message, Pace)]
+    assert slower and slower[-1].decode_s > 1.0
+
+
+def test_it_ends_at_an_end_token_without_emitting_it() -> None:
+    hand = device(max_tokens=20)
+    hand.say = lambda path: point(256 if len(path) == 2 else 65)
+    hand.begin(9.0)
+    hand.on(*heard(0, 65, 65, 65, log_weight=0.0))
+    hand.answer()
+    assert hand.tokens == [65, 65] and hand.finish.reason == "stop"
+    told = [token for message in hand.sent if isinstance(message, Targets) for token in message.tokens]
+    assert told == [65, 65, 256]  # the peer learns of it
+
+
+def test_a_wake_that_comes_back_asks_for_the_next_one() -> None:
+    hand = device()
+    hand.begin()
+    for _ in range(3):
+        assert type(hand.wake()[-1]).__name__ == "WakeAt"
+    assert type(hand.on(Woke(9.0, rtt=0.3))[-1]).__name__ == "WakeAt"
+
+
+def test_on_a_full_link_fewer_rows_are_worth_their_bytes() -> None:
+    """A side that ships counts what its laws take on the link."""
+    rows = {}
+    for bandwidth in (None, 1e6, 100.0):
+        hand = cloud(max_tokens=100, drafting=Drafting(width=3, rows=8, ahead=6), rtt=0.1, bandwidth=bandwidth)
+        hand.say = lambda _: two(70, 71)
+        hand.begin()
+        forwards = [effect.segment for effect in hand.effects if isinstance(effect, Forward)]
+        rows[bandwidth] = max(len(segment.tokens) for segment in forwards[1:])  # the first is the prompt
+    assert rows[None] >= rows[1e6] > 2 * rows[100.0]

@@ -1,0 +1,174 @@
+"""What one answer teaches the tables, and the next one drafts from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from paceline.core.drafting.lookup_table import K, LookupTable, pair_key
+from paceline.core.drafting.ngram_drafter import Drafter
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.runtime.simulator import World
+from paceline.strategies.aggregate.machine import Aggregate
+from paceline.strategies.aggregate.ngram_drafts import Forecast
+from paceline.strategies.base import SIDES, Branch, MachineFactory, Side, Started
+from paceline.strategies.decoding.prefix_tree import Paths
+from paceline.strategies.lookup_tree import LookupTree
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.messages import Drafts
+from paceline.wire.tree_codec import unpack_nodes
+from tests.strategies import oracle
+from tests.strategies.cases import (
+    BRANCHES,
+    EOS,
+    MAX_TOKENS,
+    PROMPT,
+    SAMPLINGS,
+    VOCAB,
+    Hand,
+    Manner,
+    cloud,
+    decided,
+    engines,
+    found,
+    job,
+    point,
+    two,
+)
+
+HEATS = (0.1, 0.0, 1.0, 0.0, 0.7)
+LAW = two(65, 66, 0.6)
+
+
+class Only:
+    """A constraint: one token, for ever."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def allowed(self, _: Sequence[int]) -> NDArray[np.bool_]:
+        return np.arange(VOCAB) == self._token
+
+    def complete(self, _: Sequence[int]) -> bool:
+        return False
+
+
+def test_a_first_token_waits_for_no_reading_and_nothing_decided_meanwhile_is_lost() -> None:
+    branches = [Branch((1, 2, 3, 4, 5, 6), 0.0), Branch((7, 2, 3, 8, 9), 0.0)]
+    forecasts = [Forecast(Drafter(LookupTable(VOCAB), SamplingParams(temperature=0.0))) for _ in range(2)]
+    at_once, late = forecasts
+    for forecast in forecasts:
+        forecast.start(branches, (1,))
+    paths = Paths(1)
+    for _ in branches:
+        at_once.read()
+    for token in (2, 3):
+        for forecast in forecasts:
+            forecast.decided(paths.head, token)
+        paths.advance(token)
+    late.read()
+    assert not late.children(paths.head, paths.head)  # the second prompt has not been read
+    late.read()
+
+    assert late.children(paths.head, paths.head) == at_once.children(paths.head, paths.head)
+    assert [token for token, _ in late.children(paths.head, paths.head)] == [4]  # what followed 1, 2, 3
+
+
+EVERY_MACHINE = pytest.mark.parametrize("machine", [Aggregate, LookupTree])
+
+
+@EVERY_MACHINE
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"sampling": sampling} for sampling in SAMPLINGS.values()),
+        {"sampling": SamplingParams(temperature=0.1, logit_bias=((65, -50.0), (67, 50.0)))},
+        {"mask": Only(65)},
+    ],
+)
+def test_what_is_learnt_is_what_the_model_thought_whatever_was_made_of_it(
+    machine: MachineFactory, changes: dict[str, object]
+) -> None:
+    table = LookupTable(VOCAB)
+    hand = Hand(machine, "device", front=True, linked=False, table=table, **{"max_tokens": 12} | changes)
+    hand.say = lambda _: LAW
+    hand.begin()
+    assert len(table) > 1  # the last token of the prompt, and some of the answer
+    for token in {*hand.tokens[:-1], PROMPT[-1]}:
+        ids, probs = table.successors(token)
+        assert not ids or (ids, probs) == ([i for i, _ in LAW.top(K)], pytest.approx([p for _, p in LAW.top(K)]))
+    table.check()
+
+
+@EVERY_MACHINE
+def test_a_context_of_two_tokens_is_learnt_with_the_law_that_followed_it(
+    machine: MachineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each token stands after several others, and of a large vocabulary not every row is a lesson."""
+    monkeypatch.setattr("paceline.strategies.lookup_tree.LEARNT_IDS", VOCAB / 3)
+
+    def after(before: int, token: int) -> int:
+        return random.Random(f"15 {before} {token}").randrange(10, 16)
+
+    table = LookupTable(VOCAB)
+    hand = Hand(machine, "device", front=True, linked=False, table=table, max_tokens=200)
+    hand.say = lambda path: point(after(*(*PROMPT, *path)[-2:]))
+    hand.begin()
+    assert table.pairs is not None
+    known = set()
+    for before, token in pairwise((*PROMPT, *hand.tokens)):
+        ids, _ = table.pairs.successors(pair_key(before, token))
+        assert not ids or ids[0] == after(before, token), (before, token)
+        known |= {(before, token)} if ids else set()
+    assert len(known) > 2 and len({token for _, token in known}) < len(known)
+
+
+def test_targets_whose_law_is_not_known_here_teach_nothing() -> None:
+    table = LookupTable(VOCAB)
+    hand = cloud(table=table)
+    hand.on(Started(0.0), decided(0, 65, 66), found())
+    hand.answer()
+    assert len(table) == 0
+    hand.on(decided(2, 70, 71))
+    assert table.successors(66)[0][0] == 65 and len(table) == 1
+    assert table.pairs is not None and table.pairs.successors(pair_key(65, 66))[0][0] == 65
+
+
+@pytest.mark.parametrize("front", SIDES)
+@pytest.mark.parametrize("manner", [Manner("coin"), Manner(private=False), Manner(private=False, rescoring=True)])
+def test_answers_of_different_temperatures_share_a_table(front: Side, manner: Manner) -> None:
+    table = LookupTable(VOCAB)
+    for heat in HEATS:
+        sampling = SamplingParams(temperature=heat, seed=9)
+        expected = oracle.REFERENCES[manner.rule](
+            engines(), BRANCHES, sampling, MAX_TOKENS, EOS, rescoring=manner.rescoring
+        )
+        world = World(job(STRATEGIES["aggregate"], front, sampling, manner=manner, table=table), engines())
+        assert world.run().tokens == expected
+        table.check()
+    assert len(table) > 10
+
+
+def test_what_other_answers_have_taught_reaches_no_peer_before_it_is_a_target() -> None:
+    """Neither side's: the earlier ones may have been for its own eyes alone."""
+    table = LookupTable(VOCAB)
+    for token in range(40, 50):
+        table.record(token, [token + 1], [0.9], overwrite=True)
+    hand = cloud(table=table, private=False, max_tokens=100)
+    hand.say = lambda _: two(90, 91)
+    hand.begin()
+    hand.on(decided(0, 40))
+    hand.answer()
+    assert (40, 41, 42) in hand.rows, "nothing was guessed"
+    tokens = {token for message in hand.sent if isinstance(message, Drafts) for token in edges(message)}
+    assert tokens <= {90, 91, *(token for token, _ in two(90, 91).top(4))}
+
+
+def edges(message: Drafts) -> Sequence[int]:
+    nodes = unpack_nodes(message.nodes, VOCAB)
+    return [token for parent, token in zip(nodes.parents, nodes.tokens, strict=True) if parent >= 0]

@@ -1,0 +1,359 @@
+"""`aggregate` and its peer: useless and hostile messages, bounds on what is held, and what a peer may learn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from paceline.core.aggregation.registry import RuleName
+from paceline.core.drafting.lookup_table import LookupTable
+from paceline.core.sampling.dist import Dist
+from paceline.runtime.simulator import Host, World
+from paceline.strategies.aggregate.machine import MAX_EARLY
+from paceline.strategies.base import SIDES, Branch, Event, Received, Retrieved, Side, Started
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.dist_codec import encode_head
+from paceline.wire.messages import (
+    DistPayload,
+    Drafts,
+    Handover,
+    Have,
+    Message,
+    Pace,
+    SessionMessage,
+    Targets,
+    Wanted,
+    Weight,
+)
+from paceline.wire.tree_codec import FOLLOWS, Nodes, pack_nodes, unpack_nodes
+from tests.strategies.cases import (
+    CHAIN,
+    PROMPT,
+    SAMPLINGS,
+    TREE,
+    VOCAB,
+    Hand,
+    Manner,
+    cloud,
+    decided,
+    device,
+    drafted,
+    engines,
+    handed,
+    has,
+    heard,
+    job,
+    point,
+    says,
+    weighed,
+)
+from tests.strategies.test_conformance import changing_speeds, harsh
+
+EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
+
+
+def known_until(hand: Hand) -> int:
+    """Targets the machine has, as it says when nothing happens."""
+    have = [message for _ in range(2) for message in says(hand.wake())][-1]
+    assert isinstance(have, Have)
+    return have.targets
+
+
+def nodes(
+    parents: tuple[int, ...], tokens: tuple[int, ...], choices: tuple[int, ...] | None = None, first: int = 0
+) -> bytes:
+    return pack_nodes(Nodes(0, first, 0, first, parents, tokens, choices))
+
+
+# ---- messages that are worth nothing --------------------------------------------------------------------------------
+OUTSIDE = Dist(np.array([65, VOCAB + 5], dtype=np.int32), np.array([0.5, 0.5]))
+LAW = encode_head(point(65), precise=False)
+
+USELESS_DRAFTS: dict[str, Event] = {
+    "no nodes": Received(Drafts(0, 0, b"", [])),
+    "nodes that are none": Received(Drafts(0, 0, b"\xff\xff\xff", [LAW])),
+    "no law": Received(Drafts(0, 0, nodes((-1,), (0,)), [])),
+    "more laws than nodes": Received(Drafts(0, 0, nodes((-1,), (0,)), [LAW, LAW])),
+    "half a law": Received(Drafts(0, 0, nodes((-1,), (0,)), [DistPayload(b"\x41", b"\x00")])),
+    "a choice in place of a law": Received(Drafts(0, 0, nodes((-1,), (0,), (65,)), [])),
+    "a law of ids outside the vocabulary": drafted(0, 65, law=OUTSIDE),
+    "an edge outside the vocabulary": Received(Drafts(0, 0, nodes((-1, 0), (0, VOCAB)), [LAW, LAW])),
+    "another epoch": drafted(0, 65, epoch=3),
+    "a prefix that is not decided": drafted(5, 65),
+    "a parent nobody knows": Received(Drafts(0, 0, pack_nodes(Nodes(0, 0, 0, 9, (7,), (65,), None)), [LAW])),
+    "a choice nobody told": Received(Drafts(0, 0, pack_nodes(Nodes(0, 0, 0, 9, (0,), (FOLLOWS,), (65,))), [])),
+}
+USELESS_TARGETS: dict[str, Event] = {
+    "outside the vocabulary": decided(0, 65, VOCAB),
+    "more than were asked for": decided(0, *[65] * 9),
+    "beyond what was asked for": decided(8, 65),
+    "none": decided(0),
+    "another epoch": decided(0, 70, epoch=1),
+}
+
+
+@pytest.mark.parametrize("useless", USELESS_DRAFTS.values(), ids=USELESS_DRAFTS.keys())
+def test_a_useless_draft_is_as_good_as_lost(useless: Event) -> None:
+    hand = device()
+    hand.begin()
+    hand.on(weighed(), useless)
+    assert not hand.emitted and known_until(hand) == 0
+    hand.on(drafted(0, 65))
+    assert hand.tokens == [65]
+
+
+def test_an_empty_law_is_asked_for_in_more_detail() -> None:
+    """All there was may have been too unlikely for 16 bits."""
+    hand = device()
+    hand.begin()
+    (asked,) = says(hand.on(weighed(), Received(Drafts(0, 0, nodes((-1,), (0,)), [DistPayload(b"", b"")]))))
+    assert isinstance(asked, Wanted) and (asked.node, asked.level) == (0, 1)
+    packed = pack_nodes(Nodes(0, 0, 1, 0, (-1,), (0,), None))
+    hand.on(Received(Drafts(0, 0, packed, [encode_head(point(65), precise=True)])))
+    assert hand.tokens == [65]
+
+
+@pytest.mark.parametrize("useless", USELESS_TARGETS.values(), ids=USELESS_TARGETS.keys())
+def test_useless_targets_are_as_good_as_lost(useless: Event) -> None:
+    hand = cloud()
+    hand.begin()
+    hand.on(useless)
+    assert not hand.emitted and known_until(hand) == 0
+    hand.on(decided(0, 65))
+    assert hand.tokens == [65]
+
+
+@pytest.mark.parametrize("log_weight", [1e308, -1e308, 700.0, -700.0])
+def test_no_weight_is_too_large_to_decide_with(log_weight: float) -> None:
+    hand = device()
+    hand.say = lambda _: point(66)
+    hand.begin()
+    hand.on(*heard(0, 65, log_weight=log_weight))
+    assert hand.tokens[:1] == [65 if log_weight > 0 else 66]
+
+
+# ---- what is held ---------------------------------------------------------------------------------------------------
+def test_what_waits_for_earlier_targets_is_bounded() -> None:
+    many = cloud(max_tokens=100_000, drafting=CHAIN)
+    many.begin()
+    many.on(*(decided(start, 65) for start in range(1, 10 * MAX_EARLY)), decided(0, 65))
+    assert 1 < known_until(many) <= MAX_EARLY + 1
+    long = cloud(max_tokens=100_000, drafting=CHAIN)
+    long.begin()
+    long.on(decided(1, *[65] * 3_000), decided(0, 65))
+    assert known_until(long) == 1  # kept nothing, will ask again
+
+
+def test_targets_that_follow_at_once_need_not_wait() -> None:
+    hand = cloud(max_tokens=100_000, drafting=CHAIN)
+    hand.on(Started(0.0), decided(0, *[65] * 3_000))
+    assert known_until(hand) == 3_000
+
+
+def test_a_law_for_every_prefix_there_might_be_makes_no_side_compute_for_ever() -> None:
+    """`Hand` holds every machine to 5,000 rows."""
+    hand = device(max_tokens=1000)
+    chance = random.Random(1)
+    hand.begin()
+    hand.on(weighed())
+    for start in range(0, 3000, 30):
+        parents = (-1, *(start + chance.randrange(place) for place in range(1, 30)))
+        tokens = (0, *(chance.randrange(256) for _ in range(29)))
+        hand.on(Received(Drafts(0, 0, nodes(parents, tokens, first=start), [LAW] * 30)))
+        hand.answer()
+    assert len(hand.rows) < 2000
+
+
+# ---- whose documents ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("draft", "log_weight", "token", "lane"),
+    [
+        (66, 5.0, 66, "cloud"),
+        (66, -5.0, 65, "device"),
+        (65, 5.0, 65, None),  # both would have said it
+        (66, None, 65, "device"),  # the cloud found nothing
+    ],
+)
+def test_a_device_that_faces_the_client_names_the_side_and_tells_nobody(
+    draft: int, log_weight: float | None, token: int, lane: Side | None
+) -> None:
+    hand = device(max_tokens=1)
+    hand.begin()
+    hand.on(*heard(0, draft, log_weight=log_weight))
+    assert [(emit.token, emit.lane) for emit in hand.emitted] == [(token, lane)]
+    (targets,) = hand.sent
+    assert isinstance(targets, Targets) and (targets.tokens, targets.lanes) == ([token], b"")
+
+
+def test_where_nobody_found_a_document_no_side_is_named() -> None:
+    hand = device(max_tokens=1)
+    hand.begin(score=None)
+    hand.on(*heard(0, 65, log_weight=None))
+    assert [emit.lane for emit in hand.emitted] == [None]
+
+
+def test_a_cloud_that_faces_the_client_names_the_side_it_was_told() -> None:
+    hand = cloud()
+    hand.begin()
+    hand.on(decided(0, 65, 66, 67, 68, lanes=b"\x00\x01\x02\x07"))
+    assert [emit.lane for emit in hand.emitted] == [None, "cloud", "device", None]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("score", [0.5, None], ids=["document", "none"])
+def test_who_writes_alone_names_itself_where_it_reads_a_document(
+    side: Side, score: float | None, strategy: object
+) -> None:
+    machine = next(each.machine for each in STRATEGIES.values() if each is strategy)
+    hand = Hand(machine, side, front=True, linked=False)
+    hand.begin(score)
+    assert {emit.lane for emit in hand.emitted} == {None if score is None else side}
+
+
+# ---- what a peer learns ---------------------------------------------------------------------------------------------
+def lawful(message: SessionMessage, rule: RuleName) -> bool:
+    """May a device say that of private documents?"""
+    if isinstance(message, Drafts):
+        return rule == "coin" and not message.laws
+    return rule == "coin" or not isinstance(message, Weight | Pace | Handover)
+
+
+@EVERY_FRONT
+@pytest.mark.parametrize("rule", ["mixture", "paper", "coin"])
+def test_no_peer_gets_out_of_a_device_what_is_private(front: Side, rule: RuleName) -> None:
+    """Whatever it asks for, however it claims to decide."""
+    for seed in range(5):
+        chance = random.Random(seed)
+        hand = device(front=front == "device", private=True, rule=rule, rtt=0.5, max_tokens=100, drafting=TREE)
+        hand.begin()
+        for _ in range(60):
+            known = known_until(hand) if chance.random() < 0.2 else chance.randrange(4)
+            hand.on(
+                chance.choice(
+                    [
+                        Received(Wanted(0, 0, chance.randrange(8), chance.choice((1, 2)))),
+                        handed(chance.choice((1, 2)), known),
+                        has(known, turn=chance.choice((0, 1)), waits=True),
+                        Received(Pace(0, 0, 3.0, 0.0)),
+                        weighed(3.0),
+                        drafted(known, 65, 65),
+                        decided(known, 65),
+                    ]
+                )
+            )
+            hand.answer()
+        assert all(lawful(message, rule) for message in hand.sent)
+
+
+DOCUMENT = (*PROMPT, 40, 50, 51, 52, 53, 7, 8)
+
+
+def tree(hand: Hand) -> list[tuple[tuple[int, ...], int]]:
+    """What it has shipped under `coin`: each node's tokens from the anchor of its message on, and the choice there."""
+    named: dict[int, tuple[int, ...]] = {}
+    chosen: dict[int, int] = {}
+    told = []
+    for message in hand.sent:
+        if isinstance(message, Drafts):
+            said = unpack_nodes(message.nodes, VOCAB)
+            assert said.choices is not None
+            for place, (parent, token, choice) in enumerate(zip(said.parents, said.tokens, said.choices, strict=True)):
+                edge = () if parent < 0 else (chosen[parent] if token == FOLLOWS else token,)
+                number = said.first + place
+                named[number], chosen[number] = (*named.get(parent, ()), *edge), choice
+                told.append((named[number], choice))
+    return told
+
+
+def following(prompt: tuple[int, ...], say: Callable[[int], int], table: LookupTable) -> Hand:
+    """A device with private documents that lets the cloud decide. say: what comes after a token."""
+    hand = device(front=False, private=True, rule="coin", rtt=0.5, max_tokens=100, table=table)
+    hand.say = lambda path: point(say(path[-1]) if path else 90)
+    hand.on(Started(0.0), Retrieved((Branch(prompt, 0.0),)))
+    hand.answer()
+    hand.on(weighed(9.0), Received(Pace(0, 0, 1.0, 0.0)))
+    assert any(isinstance(message, Handover) for message in hand.sent)
+    hand.answer()
+    return hand
+
+
+@pytest.mark.parametrize("source", ["document", "earlier answer"])
+def test_a_look_up_guess_is_not_told_before_it_is_a_target(source: str) -> None:
+    """It would be private text, word by word; and a second choice at one position."""
+    table = LookupTable(VOCAB)
+    for before, after in pairwise(DOCUMENT):
+        if source == "earlier answer":
+            table.record(before, [after], [0.9], overwrite=True)
+    prompt = DOCUMENT if source == "document" else PROMPT
+    hand = following(prompt, lambda _: 90, table)
+    known = len(hand.rows)
+    hand.on(decided(0, 40))
+    hand.answer()
+    guessed = [row[len(prompt) - len(PROMPT) :] for row in hand.rows[known:]]
+    assert (40, 50) in guessed and (40, 50, 51, 52) in guessed, "nothing was guessed"
+    assert all(set(path) <= {90} for path, _ in tree(hand))
+    known = len(hand.rows)
+    told = says(hand.on(decided(1, 50)))
+    assert any(isinstance(message, Drafts) for message in told), "what was computed is told at once"
+    hand.on(has(2, turn=1, waits=True), decided(2, 51), handed(2, 3))
+    hand.answer()
+    assert not any(row[-1] in (50, 51) for row in hand.rows[known:]), "and not computed again"
+    assert all(set(path) <= {90} for path, _ in tree(hand))
+
+
+def test_a_look_up_guess_that_the_model_shares_is_told_with_its_choice() -> None:
+    """This is what they are for: several levels in one forward."""
+    after = dict(pairwise((40, 50, 51, 52, 53, 40)))
+    hand = following(DOCUMENT, lambda token: after.get(token, 90), LookupTable(VOCAB))
+    hand.on(decided(0, 40))
+    hand.answer_one()
+    assert ((50, 51, 52), 53) in tree(hand)
+
+
+class Overheard(World):
+    """Keeps what each side sends."""
+
+    def send(self, sender: Host, message: Message) -> None:
+        self.overheard = [*getattr(self, "overheard", []), (sender.side, message)]
+        super().send(sender, message)
+
+
+@EVERY_FRONT
+@pytest.mark.parametrize("rule", ["mixture", "paper", "coin"])
+def test_a_device_sends_nothing_that_tells_of_its_private_documents(front: Side, rule: RuleName) -> None:
+    """Lanes only to a cloud that must show them to its client."""
+    lanes: set[int] = set()
+    targets = 0
+    for seed in range(8):
+        weather, chance = harsh(seed), random.Random(f"overheard {seed}")
+
+        def flap(world: World, chance: random.Random = chance) -> None:
+            changing_speeds(world)
+            if chance.random() < 0.01:
+                world.cut()
+            elif chance.random() < 0.05:
+                world.mend()
+
+        this = job(STRATEGIES["aggregate"], front, SAMPLINGS["filtered"], manner=Manner(rule))
+        world = Overheard(
+            this, engines(), seed=seed, network=weather.network, decode=weather.decode, search=weather.search
+        )
+        world.run(flap)
+        said = [message for side, message in world.overheard if side == "device"]
+        for message in said:
+            assert isinstance(message, Targets | Have | Wanted | Drafts | Weight | Pace | Handover) or not hasattr(
+                message, "epoch"
+            )
+            if isinstance(message, Drafts | Weight | Pace | Handover):
+                assert lawful(message, rule), message
+            if isinstance(message, Targets):
+                targets += len(message.tokens)
+                lanes.update(message.lanes)
+    assert targets > 50
+    assert lanes <= (set() if front == "device" else {0, 1, 2})
+    assert front == "device" or len(lanes) > 1

@@ -1,0 +1,174 @@
+"""A side's rows on a real engine: whatever is fed, decided and settled in between, each law is that of its path."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from paceline.core.aggregation.weights import UNLIKELY
+from paceline.core.batching.segment import Batch
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import Engine
+from paceline.engine.fake.engine import FakeEngine
+from paceline.strategies.base import SIDES, Branch, Commit, Effect, Forward, Side, Started
+from paceline.strategies.decoding.branch_decoder import JUDGED, Decoder
+from paceline.strategies.decoding.prefix_tree import Node, Paths
+from paceline.wire.messages import Drafts
+from tests.strategies import oracle
+from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB, cloud, decided, found, two
+
+TOKENS = (65, 66, 67, 32)
+
+
+def path(node: Node) -> list[int]:
+    return [] if node.parent is None else [*path(node.parent), node.token]
+
+
+class Play:
+    """A decoder under random targets and drafts."""
+
+    def __init__(self, seed: int, branches: tuple[Branch, ...], sampling: SamplingParams) -> None:
+        self.chance = random.Random(seed)
+        self.prefix = [self.chance.choice(TOKENS) for _ in range(self.chance.choice((0, 0, 3)))]
+        self.branches, self.sampling = branches, sampling
+        self.engine: Engine = FakeEngine(seed=1, spread=0.4)
+        self.paths = Paths(len(self.prefix))
+        self.decoder = Decoder(sampling, VOCAB)
+        self.answers: list[tuple[int, tuple[Dist, ...]]] = []
+        self.scored: list[tuple[Node, Dist]] = []
+        self.now = 0.0
+        self.do(self.decoder.start(branches, self.prefix, self.paths.head, None))
+
+    def do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Forward(ticket, segment):
+                    (dists,) = self.engine.forward(Batch((segment,))).dists
+                    self.answers.append((ticket, dists))
+                case Commit(seq, keep, rest):
+                    self.engine.commit(seq, keep, rest)
+                case _:
+                    raise AssertionError(effect)
+
+    def answer(self) -> None:
+        """One branch's; in any order."""
+        self.now += 0.01
+        ticket, dists = self.answers.pop(self.chance.randrange(len(self.answers)))
+        for node in self.decoder.scored(ticket, dists, self.now):
+            if node.alive and node.own is not None:
+                self.scored.append((node, node.own))
+
+    def advance(self) -> None:
+        """Mostly along what is drafted."""
+        known = list(self.paths.head.children)
+        drafted = known and self.chance.random() < 0.8
+        self.paths.advance(self.chance.choice(known) if drafted else self.chance.choice(TOKENS))
+
+    def feed(self) -> None:
+        head = self.paths.head
+        self.do(self.decoder.settle(head))
+        nodes = self.decoder.behind(head)
+        known = [node for node in head.below() if node.cached] + ([head] if nodes else [])
+        for _ in range(self.chance.choice((0, 1, 3, 6))):
+            if known:
+                child = self.chance.choice(known).child(self.chance.choice(TOKENS))
+                if not child.cached and child not in nodes:
+                    nodes.append(child)
+                    known.append(child)
+        if nodes:
+            self.do(self.decoder.feed(nodes, head, self.now))
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("how", ["sampled", "filtered"])
+def test_the_law_of_every_row_is_that_of_a_fresh_prefill_of_its_path(side: Side, how: str) -> None:
+    deepest = trees = 0
+    for seed in range(25):
+        play = Play(seed, BRANCHES[side], SAMPLINGS[how])
+        for _ in range(40):
+            if play.answers and play.chance.random() < 0.6:
+                play.answer()
+            elif play.decoder.idle:
+                play.feed()
+            elif play.chance.random() < 0.4:
+                play.advance()  # while a forward is under way
+            if play.decoder.idle and play.chance.random() < 0.3:
+                play.advance()
+            play.engine.check()
+        fresh = FakeEngine(seed=1, spread=0.4)
+        for node, law in play.scored[:: 1 + len(play.scored) // 12]:
+            expected, _ = oracle.side_law(fresh, BRANCHES[side], [*play.prefix, *path(node)], SAMPLINGS[how])
+            np.testing.assert_allclose(law.probs, expected.probs, atol=1e-12)
+            deepest = max(deepest, node.position)
+        trees += sum(siblings > 1 for siblings in Counter(node.parent for node, _ in play.scored).values())
+    assert deepest > 10 and trees > 50  # otherwise nothing was tried
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("length", [3, JUDGED, 100])
+def test_a_prefix_is_judged_as_if_it_had_been_written_here(side: Side, length: int) -> None:
+    """And nothing is kept of its laws, nor of the head's, but what the next token may be judged by."""
+    chance = random.Random(length)
+    prefix = [chance.choice(TOKENS) for _ in range(length)]
+    engine, paths = FakeEngine(seed=1, spread=0.4), Paths(length)
+    decoder = Decoder(SAMPLINGS["sampled"], VOCAB, rescoring=True)
+    for effect in decoder.start(BRANCHES[side], prefix, paths.head, None):
+        assert isinstance(effect, Forward)
+        decoder.scored(effect.ticket, engine.forward(Batch((effect.segment,))).dists[0], 0.0)
+    law, log_h = oracle.side_law(engine, BRANCHES[side], prefix, SAMPLINGS["sampled"], rescoring=True)
+    assert paths.head.own is not None and paths.head.log_h == log_h
+    np.testing.assert_allclose(paths.head.own.probs, law.probs, atol=1e-12)
+    assert paths.head.laws and all(len(each.ids) < 1 / UNLIKELY for each in paths.head.laws)
+
+
+def test_targets_that_came_before_the_prompts_are_a_prefix_like_any_other() -> None:
+    played = []
+    for changes, events in (({"targets": (65, 66)}, ()), ({}, (decided(0, 65, 66),))):
+        hand = cloud(front=False, rescoring=True, max_tokens=100, **changes)
+        hand.say = lambda path: two(65, 66, 0.2 + 0.1 * (len(path) % 7))
+        hand.on(Started(0.0), *events, found())
+        hand.answer()
+        hand.on(decided(2, 66, 65))
+        hand.answer()
+        played.append(hand.sent)
+    assert played[0] == played[1] and any(isinstance(message, Drafts) for message in played[0])
+
+
+def test_targets_alone_are_a_chain_scored_at_its_end() -> None:
+    play = Play(0, BRANCHES["device"], SAMPLINGS["greedy"])
+    play.answer()
+    for token in TOKENS:
+        play.paths.advance(token)
+    effects = play.decoder.feed(play.decoder.behind(play.paths.head), play.paths.head, 0.0)
+    (forward,) = effects
+    assert isinstance(forward, Forward)
+    assert (forward.segment.tokens, forward.segment.parents, forward.segment.logits) == (TOKENS, None, "last")
+    play.do(effects)
+    assert play.decoder.settle(play.paths.head) == []
+
+
+def test_forwards_are_timed_but_for_the_prefill() -> None:
+    play = Play(0, BRANCHES["cloud"], SAMPLINGS["greedy"])
+    play.now = 5.0
+    play.answer()
+    assert play.decoder.log_h is not None and len(play.answers) == 1  # the other document's answer is missing
+    play.answer()
+    assert play.decoder.timed is None
+    play.paths.advance(65)
+    play.do(play.decoder.feed(play.decoder.behind(play.paths.head), play.paths.head, play.now))
+    play.answer()
+    play.answer()
+    assert play.decoder.timed is not None
+    rows, seconds = play.decoder.timed
+    assert rows == 1 and seconds == pytest.approx(0.02)
+    assert (play.decoder.forwards, play.decoder.rows) == (2, 2)
+
+
+def test_an_answer_nobody_waits_for_is_ignored() -> None:
+    play = Play(0, BRANCHES["device"], SAMPLINGS["greedy"])
+    assert len(play.decoder.scored(999, (), 0.0)) == 0
+    assert not play.decoder.idle

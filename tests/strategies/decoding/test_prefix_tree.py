@@ -1,0 +1,109 @@
+"""The tree of continuations: what a target leaves alive, and that nothing is kept for what cannot come any more."""
+
+from __future__ import annotations
+
+import gc
+import random
+
+from paceline.core.aggregation.registry import Share
+from paceline.strategies.decoding.prefix_tree import MAX_NODES, Node, Paths
+from tests.strategies.cases import point
+
+
+def grown(paths: Paths, chance: random.Random, count: int) -> list[Node]:
+    """So many random nodes at and below the head, with laws."""
+    nodes = [paths.head]
+    for _ in range(count):
+        nodes.append(chance.choice(nodes).child(chance.randrange(4)))
+    for node in nodes:
+        node.own = point(65)
+        node.hear(Share(65, None), chance.randrange(1000))
+    return nodes
+
+
+def path(node: Node) -> tuple[int, ...]:
+    return () if node.parent is None else (*path(node.parent), node.token)
+
+
+def test_a_target_keeps_what_hangs_below_it_and_nothing_else() -> None:
+    for seed in range(50):
+        chance = random.Random(seed)
+        paths = Paths(3)
+        nodes = grown(paths, chance, 40)
+        token = chance.randrange(5)  # one of them nobody has drafted
+        head = paths.advance(token)
+        assert head is paths.head and head.position == 4 and paths.decided(4) is head
+        below = {node for node in nodes if path(node)[:1] == (token,)} | {head}
+        assert set(head.below()) == below and all(node.alive for node in below)
+        for node in set(nodes) - below:
+            assert not node.alive and node.own is None and node.theirs is None
+
+
+def test_parents_come_before_their_children() -> None:
+    paths = Paths(0)
+    grown(paths, random.Random(1), 60)
+    seen: set[Node] = set()
+    for node in paths.head.below():
+        assert node is paths.head or node.parent in seen
+        seen.add(node)
+
+
+def test_a_node_of_a_dead_one_is_dead() -> None:
+    paths = Paths(0)
+    dead = paths.head.child(1)
+    paths.advance(2)
+    assert not dead.child(5).alive
+
+
+def test_decided_nodes_are_found_by_their_length_and_others_are_not() -> None:
+    paths = Paths(2)
+    for token in (5, 6):
+        paths.advance(token)
+    for position, expected in ((2, ()), (3, (5,)), (4, (5, 6))):
+        node = paths.decided(position)
+        assert node is not None and path(node) == expected
+    assert paths.decided(1) is None and paths.decided(5) is None
+
+
+def test_of_what_is_told_twice_the_more_detailed_stays() -> None:
+    node = Paths(0).head
+    node.hear(Share(1, point(1), 1), 7)
+    node.hear(Share(2, point(2), 0), 8)
+    assert node.theirs is not None and (node.theirs.token, node.told_as) == (1, 8)
+    node.hear(Share(3, point(3), 2), 9)
+    assert node.theirs.token == 3
+
+
+def test_to_forget_a_peer_keeps_what_was_computed_here() -> None:
+    paths = Paths(0)
+    nodes = grown(paths, random.Random(2), 20)
+    paths.forget_told()
+    for node in nodes:
+        assert node.own is not None
+        assert (node.theirs, node.told_as, node.number, node.settled) == (None, None, None, None)
+
+
+def test_it_is_full_when_as_many_as_may_be_are_alive() -> None:
+    paths = Paths(0)
+    node = paths.head
+    for token in range(MAX_NODES - 1):
+        assert not paths.full()
+        node = node.child(token)
+    assert paths.full()
+    paths.advance(0)
+    assert not paths.full()
+
+
+def test_what_an_answer_leaves_needs_no_collector() -> None:
+    """Else each leaves a thousand objects, and looking through those of some answers holds all the others up."""
+    gc.collect()
+    gc.disable()
+    try:
+        paths = Paths(0)
+        for position in range(20_000):  # deep: freeing one node frees the next
+            paths.head.child(position + 1).child(7)
+            paths.advance(position)
+        del paths
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -1,0 +1,244 @@
+"""One schema for flags, variables and a file: precedence, origins, unknown keys, sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import ConfigError
+from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, ServerSettings, describe, is_loopback, resolve
+
+PORTS = st.integers(0, 65_535)
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "settings.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@given(flag=st.none() | PORTS, variable=st.none() | PORTS, table=st.none() | PORTS, key=st.none() | PORTS)
+def test_flag_beats_environment_beats_table_beats_key_beats_default(
+    tmp_path_factory: pytest.TempPathFactory,
+    flag: int | None,
+    variable: int | None,
+    table: int | None,
+    key: int | None,
+) -> None:
+    lines = [f"port = {key}"] if key is not None else []
+    lines += ["[agent]", f"port = {table}"] if table is not None else []
+    file = written(tmp_path_factory.mktemp("precedence"), "\n".join(lines))
+    env = {} if variable is None else {"PACELINE_PORT": str(variable)}
+    settings, origins = resolve(AgentSettings, {"port": flag}, env, file)
+    expected = [
+        (flag, "flag --port"),
+        (variable, "environment PACELINE_PORT"),
+        (table, f"file {file} [agent]"),
+        (key, f"file {file}"),
+        (8001, "default"),
+    ]
+    assert (settings.port, origins["port"]) == next(pair for pair in expected if pair[0] is not None)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_defaults_listen_on_loopback_and_need_nothing(schema: type[NodeSettings], own_state_directory: Path) -> None:
+    settings, origins = resolve(schema, {}, {})
+    assert settings.model == "demo"
+    assert is_loopback(settings.host)
+    assert settings.state_dir == own_state_directory / "paceline" / schema.side
+    assert settings.docs_dir == settings.state_dir / "docs"
+    assert set(origins) == set(schema.model_fields)
+    assert set(origins.values()) == {"default"}
+
+
+def test_the_two_programs_have_different_ports_and_state_directories() -> None:
+    server, agent = resolve(ServerSettings, {}, {})[0], resolve(AgentSettings, {}, {})[0]
+    assert (server.port, agent.port) == (8000, 8001)
+    assert server.state_dir != agent.state_dir
+
+
+def test_documents_lie_in_the_state_directory_that_was_given(tmp_path: Path) -> None:
+    settings, origins = resolve(ServerSettings, {"state_dir": tmp_path / "here"}, {})
+    assert settings.docs_dir == tmp_path / "here" / "docs"
+    assert origins["docs_dir"] == "default"
+
+
+@pytest.mark.parametrize("key", ["state_dir", "docs_dir"])
+@pytest.mark.parametrize("source", ["variable", "key"])
+def test_a_folder_named_for_both_sides_gives_each_its_own_below_it(tmp_path: Path, key: str, source: str) -> None:
+    env = {f"PACELINE_{key.upper()}": str(tmp_path / "both")} if source == "variable" else {}
+    file = written(tmp_path, f"{key} = {str(tmp_path / 'both')!r}" if source == "key" else "")
+    for schema in SCHEMAS:
+        settings, origins = resolve(schema, {}, env, file)
+        assert getattr(settings, key) == tmp_path / "both" / schema.side
+        assert origins[key] == (f"environment PACELINE_{key.upper()}" if source == "variable" else f"file {file}")
+
+
+@pytest.mark.parametrize("key", ["state_dir", "docs_dir"])
+def test_a_folder_named_for_one_side_is_taken_as_it_is(tmp_path: Path, key: str) -> None:
+    file = written(tmp_path, f"{key} = 'shared'\n[server]\n{key} = {str(tmp_path / 'table')!r}")
+    assert getattr(resolve(ServerSettings, {}, {}, file)[0], key) == tmp_path / "table"
+    flags, env = {key: tmp_path / "flag"}, {f"PACELINE_{key.upper()}": str(tmp_path / "both")}
+    assert getattr(resolve(ServerSettings, flags, env, file)[0], key) == tmp_path / "flag"
+
+
+@pytest.mark.parametrize(
+    ("key", "left"),
+    [("state_dir", "keys.sqlite"), ("state_dir", "docs/documents.sqlite"), ("docs_dir", "documents.sqlite")],
+)
+def test_what_a_side_kept_in_the_folder_of_both_is_not_lost_in_silence(tmp_path: Path, key: str, left: str) -> None:
+    (tmp_path / left).parent.mkdir(exist_ok=True)
+    (tmp_path / left).write_bytes(b"")
+    env = {f"PACELINE_{key.upper()}": str(tmp_path)}
+    with pytest.raises(ConfigError, match=f"{left} is there: stop the programs and move") as caught:
+        resolve(ServerSettings, {}, env)
+    assert str(tmp_path / "cloud") in str(caught.value) and str(tmp_path / "device") in str(caught.value)
+    resolve(ServerSettings, {key: tmp_path / "elsewhere"}, env)  # a flag beats it, so nothing is to be said
+
+
+@pytest.mark.parametrize(("flags", "embedder"), [({}, "minilm"), ({"model": "fake"}, "hash")])
+def test_the_fake_model_gets_the_embedder_without_a_model(flags: dict[str, object], embedder: str) -> None:
+    assert resolve(ServerSettings, flags, {})[0].embedder == embedder
+
+
+def test_an_embedder_that_was_named_stays_with_the_fake_model() -> None:
+    assert resolve(ServerSettings, {"model": "fake", "embedder": "minilm"}, {})[0].embedder == "minilm"
+
+
+def test_relative_paths_become_absolute(tmp_path: Path) -> None:
+    assert resolve(ServerSettings, {"state_dir": "here"}, {})[0].state_dir == tmp_path / "here"
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "text", "sentence"),
+    [
+        ({"prot": 1}, {}, "", "unknown flag prot: did you mean port?"),
+        ({}, {"PACELINE_PROT": "1"}, "", "unknown environment variable PACELINE_PROT: did you mean PACELINE_PORT?"),
+        ({}, {}, "modle = 'fake'", "did you mean model?"),
+        ({}, {}, "[agent]\nclod = 'x'", "did you mean cloud?"),
+        ({}, {}, "[agnet]\nport = 1", "did you mean agent?"),
+        ({}, {}, "[server]\ncloud = 'http://127.0.0.1'", "unknown key in [server]"),
+    ],
+)
+def test_an_unknown_key_is_an_error_that_names_the_nearest_known_one(
+    tmp_path: Path, flags: dict[str, object], env: dict[str, str], text: str, sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve(ServerSettings, flags, env, written(tmp_path, text))
+    assert sentence in str(error.value)
+
+
+@given(st.text(min_size=1).filter(lambda key: key not in AgentSettings.model_fields))
+def test_no_key_that_nobody_knows_passes_in_silence(key: str) -> None:
+    with pytest.raises(ConfigError, match="did you mean"):
+        resolve(AgentSettings, {key: "1"}, {})
+
+
+def test_the_other_programs_keys_are_left_to_it(tmp_path: Path) -> None:
+    file = written(tmp_path, "cloud = 'http://127.0.0.1:1'\n[agent]\ndevice = 'laptop'\nport = 3")
+    env = {"PACELINE_CODE": "123", "OTHER_PORT": "x"}
+    settings, origins = resolve(ServerSettings, {}, env, file)
+    assert settings.port == 8000
+    assert set(origins.values()) == {"default"}
+
+
+def test_the_file_in_the_working_directory_is_read_unless_another_is_named(tmp_path: Path) -> None:
+    (tmp_path / "paceline.toml").write_text("port = 1")
+    other = written(tmp_path, "port = 2")
+    assert resolve(ServerSettings, {}, {})[0].port == 1
+    assert resolve(ServerSettings, {}, {"PACELINE_CONFIG": str(other)})[0].port == 2
+    assert resolve(ServerSettings, {}, {"PACELINE_CONFIG": "paceline.toml"}, other)[0].port == 2
+
+
+def test_a_file_that_was_named_must_exist_and_be_toml(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the configuration file .*nowhere.toml: No such file"):
+        resolve(ServerSettings, {}, {}, tmp_path / "nowhere.toml")
+    for text in (b"port = ", b"\xff"):
+        (tmp_path / "bad.toml").write_bytes(text)
+        with pytest.raises(ConfigError, match=r"bad.toml is not a TOML file"):
+            resolve(ServerSettings, {}, {}, tmp_path / "bad.toml")
+    with pytest.raises(ConfigError, match=r"must be a table: \[agent\]"):
+        resolve(AgentSettings, {}, {}, written(tmp_path, "agent = 1"))
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    settings, origins = resolve(AgentSettings, {}, {"PACELINE_CLOUD": "", "PACELINE_PORT": ""})
+    assert (settings.cloud, origins["cloud"]) == (None, "default")
+
+
+def test_keys_are_a_list_in_the_file_and_separated_by_commas_in_a_variable(tmp_path: Path) -> None:
+    assert resolve(ServerSettings, {}, {"PACELINE_API_KEYS": "a, b=laptop,"})[0].api_keys == ("a", "b=laptop")
+    assert resolve(ServerSettings, {}, {}, written(tmp_path, "api_keys = ['a', 'b']"))[0].api_keys == ("a", "b")
+    assert resolve(ServerSettings, {"api_keys": ["a", "b,c"]}, {})[0].api_keys == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("url", ["http://example.org", "ws://192.168.1.4:8000"])
+def test_an_unencrypted_link_to_another_machine_must_be_asked_for(url: str) -> None:
+    with pytest.raises(ConfigError, match="would not be encrypted"):
+        resolve(AgentSettings, {"cloud": url}, {})
+    assert resolve(AgentSettings, {"cloud": url, "insecure": True}, {})[0].cloud == url
+
+
+@pytest.mark.parametrize(
+    ("given_url", "kept"),
+    [
+        ("http://127.0.0.1:8000/", "http://127.0.0.1:8000"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+        ("https://example.org", "https://example.org"),
+    ],
+)
+def test_a_server_on_this_machine_or_behind_https_is_accepted(given_url: str, kept: str) -> None:
+    assert resolve(AgentSettings, {"cloud": given_url}, {})[0].cloud == kept
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"port": "x"}, "port = 'x' (flag --port) cannot be used: input should be a valid integer"),
+        ({"port": 70_000}, "less than or equal to 65535"),
+        ({"backend": "vulkan"}, "input should be 'auto', 'hf' or 'paged'"),
+        ({"cloud": "example.org"}, "must be a URL such as"),
+        ({"documents": -1}, "documents = -1"),
+        ({"state_dir": 3}, "state_dir = 3 (flag --state-dir)"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named_with_its_origin_and_what_would_be(
+    flags: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve(AgentSettings, flags, {})
+    assert sentence in str(error.value)
+
+
+def test_secrets_are_shown_nowhere() -> None:
+    env = {"PACELINE_API_KEYS": "hush-1,hush-2", "PACELINE_CODE": "hush-3"}
+    settings, origins = resolve(AgentSettings, {}, env)
+    shown = "\n".join([*describe(settings, origins), repr(settings)])
+    assert "hush" not in shown
+    assert "(2 set)  (environment PACELINE_API_KEYS)" in shown
+    with pytest.raises(ConfigError) as error:
+        resolve(AgentSettings, {"code": ["hush"]}, {})
+    assert "hush" not in str(error.value)
+
+
+def test_start_up_shows_every_value_with_its_origin() -> None:
+    settings, origins = resolve(AgentSettings, {"threads": 2}, {"PACELINE_MODEL": "fake"})
+    lines = describe(settings, origins)
+    assert len(lines) == len(AgentSettings.model_fields)
+    assert any(line.split() == ["threads", "=", "2", "(flag", "--threads)"] for line in lines)
+    assert any(line.split() == ["model", "=", "fake", "(environment", "PACELINE_MODEL)"] for line in lines)
+    assert any(line.split() == ["cloud", "=", "(none)", "(default)"] for line in lines)
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    settings, _ = resolve(ServerSettings, {}, {})
+    with pytest.raises(ValueError, match="frozen"):
+        settings.port = 1

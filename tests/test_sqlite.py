@@ -1,0 +1,88 @@
+"""SQLite's locks belong to the process: opening a database once more must not lose those of the first connection."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from paceline import sqlite
+
+OTHER_PROCESS = """
+import sqlite3, sys
+rows = sqlite3.connect(sys.argv[1])
+rows.execute("INSERT INTO numbers VALUES (2)")
+rows.commit()
+rows.close()
+"""
+
+
+def write_from_another_process(file: Path) -> None:
+    """A writer that, as SQLite does, empties and removes the log of writes if it believes to be the last user."""
+    subprocess.run([sys.executable, "-c", OTHER_PROCESS, str(file)], check=True, timeout=60)
+
+
+def test_a_second_connection_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
+    file = tmp_path / "numbers.sqlite"
+    with closing(sqlite.connect(file)) as first:
+        first.execute("CREATE TABLE numbers (n INTEGER)")
+        first.execute("INSERT INTO numbers VALUES (1)")
+        with closing(sqlite.connect(file)):
+            write_from_another_process(file)
+            assert file.with_name("numbers.sqlite-wal").exists(), "its log was removed under a connection in use"
+            first.execute("INSERT INTO numbers VALUES (3)")
+        with closing(sqlite3.connect(file)) as reader:
+            assert [n for (n,) in reader.execute("SELECT n FROM numbers ORDER BY n")] == [1, 2, 3]
+            assert reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_threads_that_make_a_database_at_once_keep_their_locks(tmp_path: Path) -> None:
+    for round_number in range(20):
+        file = tmp_path / str(round_number) / "numbers.sqlite"
+        start = threading.Barrier(4)
+
+        def open_it(file: Path = file, start: threading.Barrier = start) -> sqlite3.Connection:
+            start.wait()
+            return sqlite.connect(file)
+
+        with ThreadPoolExecutor(4) as threads:
+            opened = [each.result() for each in [threads.submit(open_it) for _ in range(4)]]
+        opened[0].execute("CREATE TABLE numbers (n INTEGER)")
+        assert [rows.execute("SELECT count(*) FROM numbers").fetchone() for rows in opened] == [(0,)] * 4
+        for rows in opened:
+            rows.close()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_a_new_database_and_its_logs_are_private(tmp_path: Path, umask: int) -> None:
+    """Whatever the user's umask; in a process of its own, since a umask belongs to the whole process."""
+    file = tmp_path / "private.sqlite"
+    code = (
+        "import os, sys; from pathlib import Path; from paceline import sqlite\n"
+        "file = Path(sys.argv[1]); os.umask(int(sys.argv[2]))\n"
+        "rows = sqlite.connect(file); rows.execute('CREATE TABLE t (x)')\n"
+        "for each in file.parent.iterdir(): print(each.name, f'{each.stat().st_mode & 0o777:o}')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(file), str(umask)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert dict(line.split() for line in done.stdout.splitlines()) == {
+        "private.sqlite": "600",
+        "private.sqlite-shm": "600",
+        "private.sqlite-wal": "600",
+    }
+
+
+def test_an_existing_database_keeps_its_mode(tmp_path: Path) -> None:
+    file = tmp_path / "shared.sqlite"
+    sqlite.connect(file).close()
+    file.chmod(0o640)  # its owner's choice
+    sqlite.connect(file).close()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.core.sampling.dist import Dist
+from paceline.errors import RemoteProtocolError
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.dist_codec import ONE, decode_dist, encode_dist, quantise
+from paceline.wire.messages import DistPayload
+
+untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def dists(draw: st.DrawFn, max_id: int = 200_000) -> Dist:
+    """Sparse or dense, peaked or flat, summing to 1 or to less."""
+    ids = sorted(draw(st.sets(st.integers(0, max_id), max_size=60)))
+    weights = draw(st.lists(st.floats(0, 1), min_size=len(ids), max_size=len(ids)))
+    rest = draw(st.sampled_from([0.0, 0.0, 1e-12, 0.3]))
+    total = sum(weights) + rest
+    probs = np.array(weights, dtype=np.float64) / total if total > 0 else np.zeros(len(ids))
+    return Dist(np.array(ids, dtype=np.int32), probs, float(1 - probs.sum()))
+
+
+def same(left: Dist, right: Dist) -> bool:
+    return (
+        left.ids.tolist() == right.ids.tolist()
+        and left.probs.tobytes() == right.probs.tobytes()
+        and left.tail == right.tail
+    )
+
+
+def payload(ids: bytes, *codes: int) -> DistPayload:
+    return DistPayload(ids=ids, probs=np.array(codes, dtype="<u2").tobytes())
+
+
+options = st.fixed_dictionaries({"top_p": st.sampled_from([0.5, 0.9, 1.0]), "max_ids": st.none() | st.integers(1, 20)})
+
+
+@untimed
+@given(dists(), options)
+def test_what_arrives_is_bit_for_bit_the_law_the_sender_draws_from(dist: Dist, how: dict[str, float]) -> None:
+    shipped = quantise(dist, **how)  # type: ignore[arg-type]  # hypothesis knows the values' types, mypy does not
+    assert same(decode_dist(encode_dist(dist, **how), 200_001), shipped)  # type: ignore[arg-type]  # likewise
+    assert same(decode_dist(encode_dist(shipped), 200_001), shipped)
+
+
+@untimed
+@given(dists(), options)
+def test_to_quantise_twice_changes_nothing_more(dist: Dist, how: dict[str, float]) -> None:
+    once = quantise(dist, **how)  # type: ignore[arg-type]  # hypothesis knows the values' types, mypy does not
+    assert same(quantise(once, **how), once)  # type: ignore[arg-type]  # likewise
+
+
+@untimed
+@given(dists())
+def test_the_kept_probabilities_and_the_tail_are_exactly_one_in_any_order(dist: Dist) -> None:
+    kept = quantise(dist)
+    assert float(kept.probs.sum()) + kept.tail == 1.0
+    assert sum(reversed(kept.probs.tolist())) == 1.0 - kept.tail
+    assert 0.0 <= kept.tail <= 1.0
+
+
+@untimed
+@given(dists())
+def test_a_probability_loses_less_than_a_thousandth_of_itself(dist: Dist) -> None:
+    kept = quantise(dist)
+    true = dist.probs[np.isin(dist.ids, kept.ids)]
+    assert np.all(kept.probs <= true)
+    assert np.all(kept.probs >= true * (1 - 2.0**-10))
+    assert np.all(dist.probs[~np.isin(dist.ids, kept.ids)] < 2.0**-30)
+
+
+def test_a_certain_token_stays_certain() -> None:
+    kept = quantise(Dist(np.array([3, 4], dtype=np.int32), np.array([1.0, 0.0])))
+    assert (kept.ids.tolist(), kept.probs.tolist(), kept.tail) == ([3], [1.0], 0.0)
+
+
+def test_a_softmax_that_sums_to_a_little_over_one_is_brought_down() -> None:
+    dist = Dist(np.arange(4, dtype=np.int32), np.array([0.25, 0.25, 0.25, 0.25 * (1 + 1e-4)]))
+    kept = quantise(dist)
+    assert kept.probs.sum() + kept.tail == 1.0
+    assert kept.tail >= 0
+
+
+@pytest.mark.parametrize("probs", [[0.9, 0.9], [-0.1, 0.5], [float("nan"), 0.5], [float("inf"), 0.5]])
+def test_what_is_no_distribution_is_our_own_fault(probs: list[float]) -> None:
+    with pytest.raises(ValueError, match="not a distribution"):
+        quantise(Dist(np.arange(2, dtype=np.int32), np.array(probs)))
+
+
+def test_top_p_keeps_the_fewest_most_likely_and_the_lower_of_equals() -> None:
+    dist = Dist(np.arange(5, dtype=np.int32), np.array([0.125, 0.25, 0.125, 0.375, 0.125]))
+    assert quantise(dist, top_p=0.625).ids.tolist() == [1, 3]
+    assert quantise(dist, top_p=0.626).ids.tolist() == [0, 1, 3]
+    assert quantise(dist, max_ids=3).ids.tolist() == [0, 1, 3]
+    assert quantise(dist, max_ids=4).ids.tolist() == [0, 1, 2, 3]
+    assert quantise(dist, top_p=0.1).ids.tolist() == [3]
+
+
+def test_an_empty_distribution_is_all_tail() -> None:
+    empty = Dist(np.zeros(0, dtype=np.int32), np.zeros(0), 1.0)
+    assert quantise(empty, top_p=0.5, max_ids=3).tail == 1.0
+    assert decode_dist(encode_dist(empty)).tail == 1.0
+
+
+def test_128_of_152_thousand_ids_take_about_four_bytes_each() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.gumbel(size=151_936) * 2.2
+    probs = np.exp(scores - scores.max())
+    packed = encode_dist(Dist(np.arange(151_936, dtype=np.int32), probs / probs.sum()), max_ids=128)
+    assert len(packed.probs) == 256
+    assert 128 < len(packed.ids) <= 256
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (payload(b"\x80", ONE), "end within a number"),
+        (payload(b"\x80\x00", ONE), "more bytes than it needs"),
+        (payload(b"\x80\x80\x80\x80\x80\x01", ONE), "more bytes than it needs"),
+        (payload(b"\xff\xff\xff\xff\x7f", ONE), "outside the vocabulary"),
+        (payload(b"\x64", ONE), "outside the vocabulary"),
+        (payload(b"\x00\x00", ONE), "2 ids and 1 probabilities"),
+        (payload(b"\x00", ONE, ONE), "1 ids and 2 probabilities"),
+        (payload(b"\x00\x00", ONE, 1), "mass"),
+        (payload(b"\x00", ONE + 1), "above 1"),
+        (DistPayload(ids=b"\x00", probs=b"\x00"), "within a number"),
+    ],
+)
+def test_what_the_encoder_never_writes_is_refused(bad: DistPayload, why: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=why) as caught:
+        decode_dist(bad, vocab_size=100)
+    assert caught.value.close_code == CloseCode.BAD_FRAME
+
+
+@untimed
+@given(st.binary(max_size=64), st.binary(max_size=64))
+def test_any_bytes_are_a_distribution_or_a_fault_of_the_peer(ids: bytes, probs: bytes) -> None:
+    try:
+        dist = decode_dist(DistPayload(ids=ids, probs=probs), 1000)
+    except RemoteProtocolError:
+        return
+    assert np.all(np.diff(dist.ids) > 0)
+    assert len(dist.ids) == 0 or (dist.ids[0] >= 0 and dist.ids[-1] < 1000)
+    assert np.all(dist.probs > 0)
+    assert 0 <= dist.tail <= 1
+    assert encode_dist(dist) == DistPayload(ids=ids, probs=probs)  # one law, one spelling

@@ -1,0 +1,189 @@
+"""Tree nodes on the wire: nothing lost, nothing wasted, nothing believed."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.sampling.dist import Dist
+from paceline.errors import RemoteProtocolError
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.dist_codec import decode_head, encode_head, quantise
+from paceline.wire.messages import DistPayload
+from paceline.wire.tree_codec import FOLLOWS, MAX_NODES, Nodes, pack_nodes, unpack_nodes
+
+VOCAB = 151_936
+untimed = settings(deadline=None)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Nodes:
+    first = draw(st.integers(0, 100_000))
+    count = draw(st.integers(1, 24))
+    anchor = draw(st.integers(0, first + count))
+    tokens = st.integers(0, VOCAB - 1)
+    choices = draw(st.none() | st.lists(tokens, min_size=count, max_size=count))
+    numbers = st.lists(st.integers(-(2**30), 2**30), min_size=count, max_size=count)
+    scores = None if choices is not None else draw(st.none() | numbers)
+    parents: list[int] = []
+    edges: list[int] = []
+    for node in range(first, first + count):
+        if node == anchor and (node == 0 or draw(st.booleans())):
+            parents.append(-1)
+            edges.append(0)
+            continue
+        if node == 0:
+            anchor = 0
+            parents.append(-1)
+            edges.append(0)
+            continue
+        parent = draw(st.sampled_from([node - 1, draw(st.integers(0, node - 1))]))
+        inside = parent - first if choices is not None and parent >= first else None
+        told = [] if choices is None else [FOLLOWS] if inside is None else [choices[inside]]
+        parents.append(parent)
+        edges.append(draw(st.sampled_from([draw(tokens), *told])))
+    return Nodes(
+        position=draw(st.integers(0, 2**31 - 1)),
+        anchor=anchor,
+        level=draw(st.integers(0, 2)),
+        first=first,
+        parents=tuple(parents),
+        tokens=tuple(edges),
+        choices=None if choices is None else tuple(choices),
+        scores=None if scores is None else tuple(scores),
+    )
+
+
+@untimed
+@given(messages())
+def test_what_arrives_is_what_was_packed(nodes: Nodes) -> None:
+    assert unpack_nodes(pack_nodes(nodes), VOCAB) == nodes
+
+
+@untimed
+@given(st.binary(max_size=40))
+def test_any_bytes_are_nodes_or_a_fault_of_the_peer(data: bytes) -> None:
+    try:
+        nodes = unpack_nodes(data, 1000)
+    except RemoteProtocolError as error:
+        assert error.close_code == CloseCode.BAD_FRAME
+        return
+    assert pack_nodes(nodes) == data, "one spelling"
+    assert all(FOLLOWS <= token < 1000 for token in nodes.tokens)
+
+
+@untimed
+@given(messages(), st.data())
+def test_a_changed_byte_is_other_nodes_or_a_fault(nodes: Nodes, data: st.DataObject) -> None:
+    packed = bytearray(pack_nodes(nodes))
+    packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(RemoteProtocolError):
+        assert pack_nodes(unpack_nodes(bytes(packed), VOCAB)) == packed
+
+
+CHAIN = Nodes(position=300, anchor=412, level=0, first=415, parents=(414,), tokens=(FOLLOWS,), choices=(2345,))
+
+
+def test_a_node_of_a_chain_takes_eight_bytes_and_further_ones_little_more_than_their_choice() -> None:
+    assert len(pack_nodes(CHAIN)) == 8
+    assert len(pack_nodes(replace(CHAIN, tokens=(977,)))) == 11, "an edge that is no choice known: three bytes more"
+    choices = (11, 2345, 977, 30_000, 12)
+    chain = replace(CHAIN, parents=(414, 415, 416, 417, 418), tokens=(FOLLOWS, *choices[:-1]), choices=choices)
+    assert len(pack_nodes(chain)) == 6 + (1 + 2 + 2 + 3 + 1)
+    assert unpack_nodes(pack_nodes(chain), VOCAB) == chain
+
+
+def test_the_most_nodes_there_may_be_fit_and_one_more_is_refused() -> None:
+    def of(count: int) -> Nodes:
+        parents = tuple(range(-1, count - 1))
+        return Nodes(0, 0, 0, 0, parents, (0, *[5] * (count - 1)), (5,) * count)
+
+    assert unpack_nodes(pack_nodes(of(MAX_NODES)), 6) == of(MAX_NODES)
+    with pytest.raises(ValueError, match="257 nodes"):
+        pack_nodes(of(MAX_NODES + 1))
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (replace(CHAIN, parents=(415,)), "not an earlier one"),
+        (replace(CHAIN, parents=(-2,)), "not an earlier one"),
+        (replace(CHAIN, parents=(-1,)), "not the anchor"),
+        (replace(CHAIN, parents=(-1,), anchor=415, tokens=(7,)), "not the anchor"),
+        (replace(CHAIN, tokens=(-2,)), "outside the vocabulary"),
+        (replace(CHAIN, tokens=(2**31,)), "outside the vocabulary"),
+        (replace(CHAIN, choices=(-1,)), "choice"),
+        (replace(CHAIN, choices=None), "follows a choice"),
+        (replace(CHAIN, choices=(1, 2)), "1 nodes"),
+        (replace(CHAIN, level=3), "no level 3"),
+        (replace(CHAIN, position=-1), "out of range"),
+        (replace(CHAIN, anchor=-1), "out of range"),
+        (replace(CHAIN, first=2**31), "out of range"),
+        (Nodes(0, 0, 0, 0, (), (), None), "0 nodes"),
+    ],
+)
+def test_what_makes_no_sense_is_not_packed(bad: Nodes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        pack_nodes(bad)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "missing"),
+        (b"\x80", "end within"),
+        (b"\xc0\x00\x00\x80", "end within"),
+        (b"\xc0\x00\x00\x00\x05\x00", "not packed as"),
+        (b"\xc0\x80\x00\x00\x00\x05", "not packed as"),
+        (b"\xc0\xff\xff\xff\xff\xff\x00\x00\x00\x05", "too large"),
+        (b"\xcf\xff\xff\xff\x7f\x00\x00\x00", "in one message"),
+        (b"\xf0\x00\x00\x00\x05", "no level 3"),
+        (b"\xc0\x00\x00\x00\x64", "choice"),
+    ],
+)
+def test_hostile_bytes_are_refused(data: bytes, why: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
+        unpack_nodes(data, 100)
+
+
+# ---- heads ----------------------------------------------------------------------------------------------------------
+@untimed
+@given(st.integers(0, 2**32), st.integers(1, 60), st.booleans())
+def test_a_head_arrives_rounded_or_as_it_was(number: int, size: int, precise: bool) -> None:
+    generator = np.random.default_rng(number)
+    ids = np.sort(generator.choice(VOCAB, size=size, replace=False)).astype(np.int32)
+    head = Dist(ids, generator.dirichlet(np.full(size + 1, 0.3))[:size], 0.0)
+    payload = encode_head(head, precise)
+    arrived, expected = decode_head(payload, VOCAB), head if precise else quantise(head)
+    assert arrived.ids.tolist() == expected.ids.tolist()
+    assert arrived.probs.tobytes() == expected.probs.tobytes()
+    assert arrived.tail == max(0.0, 1.0 - float(expected.probs.sum()))
+    assert len(payload.probs) == (8 if precise else 2) * len(expected.ids)
+
+
+@pytest.mark.parametrize(
+    "probs", [[np.nan], [-0.1], [1.5], [0.9, 0.9], [np.inf, 0.0]], ids=["nan", "negative", "above", "mass", "infinite"]
+)
+def test_precise_numbers_that_are_no_distribution_are_refused(probs: list[float]) -> None:
+    payload = DistPayload(ids=bytes(len(probs)), probs=np.array(probs, dtype="<f8").tobytes())
+    with pytest.raises(RemoteProtocolError):
+        decode_head(payload, VOCAB)
+    with pytest.raises(ValueError, match="not a distribution"):
+        encode_head(Dist(np.arange(len(probs), dtype=np.int32), np.array(probs)), True)
+
+
+@untimed
+@given(st.binary(max_size=12), st.binary(max_size=32))
+def test_any_bytes_are_a_head_or_a_fault(ids: bytes, probs: bytes) -> None:
+    try:
+        head = decode_head(DistPayload(ids=ids, probs=probs), 1000)
+    except RemoteProtocolError:
+        return
+    assert np.isfinite(head.probs).all()
+    assert 0 <= head.tail <= 1
+    assert len(head.ids) == 0 or 0 <= head.ids.min() <= head.ids.max() < 1000
