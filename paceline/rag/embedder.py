@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
+from paceline.rag.records import Vectors
 
-Vectors = NDArray[np.float32]
 DEFAULT = "minilm"
 _AT_ONCE = 16  # texts between two calls of the progress callback
 

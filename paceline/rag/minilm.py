@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.errors import ConfigError
-from paceline.rag.embedder import Vectors
+from paceline.rag.records import Vectors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

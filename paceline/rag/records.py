@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+Vectors = NDArray[np.float32]  # (texts, dimensions), each of unit norm
 Zone = Literal["device", "edge", "cloud"]  # where a document may be: on the device, on its owner's edge, in the cloud
 ZONES: tuple[Zone, ...] = ("device", "edge", "cloud")
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.errors import RequestError
-from paceline.rag.embedder import Embedder, Vectors
+from paceline.rag.embedder import Embedder
+from paceline.rag.records import Vectors
 from paceline.runtime.service import Embeddings
 
 PART = 32  # texts

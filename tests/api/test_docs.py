@@ -9,9 +9,9 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
+from paceline.api.chat.schema import ChatRequest
 from paceline.api.completions.request import CompletionRequest
 from paceline.api.embeddings.endpoint import EmbeddingRequest
-from paceline.api.generation.schema import ChatRequest
 from paceline.api.responses.schema import ResponseRequest
 from tests.api.generation.test_request import fault, post
 from tests.api.scripted import ScriptedService

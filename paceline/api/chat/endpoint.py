@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.api.chat.output import ChatStream, ChatWhole, Envelope
+from paceline.api.chat.request import chat_call
+from paceline.api.chat.schema import ChatRequest
 from paceline.api.generation.fan_in import prepare_all
-from paceline.api.generation.request import chat_call
-from paceline.api.generation.schema import ChatRequest
 from paceline.api.generation.streaming import StreamedAnswer, WholeAnswer
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.strict_json import decode_object

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from paceline.api.chat.schema import Message, Part
 from paceline.api.chat.tool_calls import CLOSE, OPEN
-from paceline.api.generation.schema import Message, Part
 from paceline.errors import RequestError
 
 _ROLES = {"developer": "system", "function": "tool"}

@@ -12,7 +12,7 @@ from typing import Protocol
 from urllib.parse import quote
 
 from paceline.api.chat.message_builder import ChoiceText, Json
-from paceline.api.generation.request import ChatCall
+from paceline.api.chat.request import ChatCall
 from paceline.api.http import sse
 from paceline.api.http.errors import Failure
 from paceline.api.http.strict_json import encode_json

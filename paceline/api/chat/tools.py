@@ -10,8 +10,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.api.chat.schema import AllowedChoice, ChatRequest, Function, NamedChoice, SchemaFormat, Tool
 from paceline.api.chat.tool_calls import CLOSE, OPEN
-from paceline.api.generation.schema import AllowedChoice, ChatRequest, Function, NamedChoice, SchemaFormat, Tool
 from paceline.core.sampling.constraint import Constraint
 from paceline.errors import RequestError
 

@@ -13,9 +13,10 @@ from typing import Annotated
 from pydantic import Field
 
 from paceline.api.generation.inputs import Input, Inputs, read_inputs
-from paceline.api.generation.request import check_relations, choices_of, generation_of, parse
+from paceline.api.generation.request import check_relations, choices_of, generation_of
 from paceline.api.generation.schema import SamplingFields
 from paceline.api.http.auth import Identity
+from paceline.api.http.validation import parse
 from paceline.api.names import chat_model
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError

@@ -19,10 +19,9 @@ from starlette.responses import Response
 
 from paceline.api.embeddings.openai_ids import OpenAIIds
 from paceline.api.generation.inputs import Inputs, read_inputs
-from paceline.api.generation.request import parse
-from paceline.api.generation.schema import Schema
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.strict_json import decode_object, encode_json
+from paceline.api.http.validation import Schema, parse
 from paceline.api.names import embedder
 from paceline.api.routes import Route
 from paceline.errors import RequestError

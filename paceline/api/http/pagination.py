@@ -9,9 +9,8 @@ from pydantic import ConfigDict, Field
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
-from paceline.api.generation.request import parse
-from paceline.api.generation.schema import Schema
 from paceline.api.http.strict_json import encode_json
+from paceline.api.http.validation import Schema, parse
 from paceline.rag.store.paging import Paging
 from paceline.rag.store.vector_stores import Status
 

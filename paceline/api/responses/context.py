@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.api.generation.schema import MAX_MESSAGES
+from paceline.api.chat.schema import MAX_MESSAGES
 from paceline.api.http.body import MAX_BODY
 from paceline.api.responses.event_log import TokenLog
 from paceline.api.responses.events import ENDS, Json

@@ -18,12 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.api.chat.output import summary
-from paceline.api.generation.request import ChatCall, chat_call, parse
+from paceline.api.chat.request import ChatCall, chat_call
 from paceline.api.http.admission import Gate
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.pagination import PageQuery, answer, listing, parse_query
 from paceline.api.http.strict_json import decode_object, encode_json
+from paceline.api.http.validation import parse
 from paceline.api.responses.context import conversation_of, prepare
 from paceline.api.responses.event_log import TokenLog
 from paceline.api.responses.event_store import Header

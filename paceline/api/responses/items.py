@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from paceline.api.generation.schema import Part
+from paceline.api.chat.schema import Part
 from paceline.api.responses.schema import InputItem
 from paceline.errors import RequestError
 

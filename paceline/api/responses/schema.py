@@ -11,21 +11,19 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from paceline.api.chat.schema import MAX_MESSAGES, Part, Role
 from paceline.api.generation.schema import (
-    MAX_MESSAGES,
     MAX_METADATA,
     MAX_SEARCHED,
     MAX_TOOLS,
     Extension,
     Hint,
     JsonObject,
-    Part,
     Probability,
-    Role,
-    Schema,
     StoreId,
     Temperature,
 )
+from paceline.api.http.validation import Schema
 from paceline.api.vector_stores.search import MAX_RESULTS, FilterField, RankingOptions
 
 MAX_ID = 64  # characters

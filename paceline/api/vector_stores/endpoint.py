@@ -12,11 +12,11 @@ from typing import Literal, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.generation.request import parse
-from paceline.api.generation.schema import MAX_METADATA, Schema
+from paceline.api.generation.schema import MAX_METADATA
 from paceline.api.http.body import read_body
 from paceline.api.http.pagination import AttachedQuery, PageQuery, answer, listing, parse_query
 from paceline.api.http.strict_json import decode_object
+from paceline.api.http.validation import Schema, parse
 from paceline.api.routes import Endpoint, Route
 from paceline.api.vector_stores.schema import (
     AttachRequest,

@@ -13,9 +13,9 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from paceline.api.generation.schema import Schema
 from paceline.api.http.multipart import read_upload
 from paceline.api.http.pagination import FilesQuery, answer, listing, parse_query
+from paceline.api.http.validation import Schema
 from paceline.api.routes import Route
 from paceline.api.vector_stores.search import library_of
 from paceline.errors import RequestError

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from paceline.api.generation.schema import MAX_METADATA, Schema
+from paceline.api.generation.schema import MAX_METADATA
+from paceline.api.http.validation import Schema
 from paceline.api.vector_stores.search import (
     MAX_QUERIES,
     MAX_QUERY,

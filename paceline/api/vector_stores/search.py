@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from paceline.api.generation.schema import Schema
 from paceline.api.http.auth import Identity
+from paceline.api.http.validation import Schema
 from paceline.errors import RequestError
 from paceline.rag.records import DEFAULT_COLLECTION
 from paceline.rag.store.filters import AttributesOf, Comparison, Compound, Filter

@@ -25,7 +25,7 @@ from paceline.errors import ConfigError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split
 from paceline.rag.database import Database
 from paceline.rag.document_kv import FOLDER, KvStore, text_hash
-from paceline.rag.embedder import Embedder, Vectors, embed_all, silently
+from paceline.rag.embedder import Embedder, embed_all, silently
 from paceline.rag.index.hybrid import FILE, Searcher
 from paceline.rag.parse import FoundFile, Parsed, find_files, parse, read_file
 from paceline.rag.records import (
@@ -38,6 +38,7 @@ from paceline.rag.records import (
     Passage,
     Progress,
     Selection,
+    Vectors,
     Zone,
     titled,
 )

@@ -12,10 +12,10 @@ import pytest
 
 from paceline.core.side import Side, other
 from paceline.errors import ConfigError
-from paceline.rag.embedder import HashEmbedder, Vectors
+from paceline.rag.embedder import HashEmbedder
 from paceline.rag.index.faiss_index import faiss_index as index_module
 from paceline.rag.index.hybrid import FILE, Searcher
-from paceline.rag.records import MIN_SCORE, Progress, Zone
+from paceline.rag.records import MIN_SCORE, Progress, Vectors, Zone
 from paceline.rag.store.documents import DocumentStore
 
 BOAT = "The red boat belongs to Ann Bell.\n"

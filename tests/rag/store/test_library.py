@@ -16,10 +16,10 @@ import pytest
 from paceline.errors import RequestError
 from paceline.rag.document_kv import FOLDER as KV_FOLDER
 from paceline.rag.document_kv import text_hash
-from paceline.rag.embedder import HashEmbedder, Vectors
+from paceline.rag.embedder import HashEmbedder
 from paceline.rag.index.faiss_index import IndexImage, VectorIndex
 from paceline.rag.index.hybrid import FILE
-from paceline.rag.records import Selection
+from paceline.rag.records import Selection, Vectors
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.documents import files as uploads_module
 from paceline.rag.store.documents import ingester as ingest_module

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.rag.embedder import HashEmbedder, Vectors
-from paceline.rag.records import Selection
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.records import Selection, Vectors
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.documents import files as uploads_module
 from paceline.rag.store.ingester import MAX_STARTS

@@ -1,0 +1,65 @@
+"""Chat bodies to the generations they ask for: validated, defaults filled in, one seed per choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from paceline.api.chat.messages import conversation
+from paceline.api.chat.schema import ChatRequest
+from paceline.api.chat.tools import ToolUse, format_constraint, format_told, tool_use
+from paceline.api.generation.request import check_relations, choices_of, generation_of
+from paceline.api.generation.unsupported import refuse_unsupported
+from paceline.api.http.auth import Identity
+from paceline.api.http.validation import parse
+from paceline.api.names import chat_model
+from paceline.errors import RequestError
+from paceline.runtime.service import GenerateRequest, Service
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """One HTTP call: what its answer looks like, and the generations it is made of."""
+
+    model: str  # as asked for, and echoed
+    stream: bool
+    include_usage: bool
+    report: bool
+    vector_stores: tuple[str, ...] | None  # what this side reads in place of its own documents
+    tools: ToolUse | None  # that may be called
+    service_tier: bool  # whether one was asked for
+    generations: tuple[GenerateRequest, ...]  # one per choice
+
+
+def chat_call(body: Mapping[str, object], service: Service, identity: Identity, *, documents: int) -> ChatCall:
+    """Raises RequestError: 400 that names the field, 403 for a device of another key, 404 for an unknown model."""
+    asked = parse_chat(body)
+    model = chat_model(service, asked.model)
+    check_relations(asked)
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
+    limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+    tools = tool_use(asked)
+    wanted = format_constraint(asked)
+    told = [text for text in (tools and tools.told(), format_told(asked, tools)) if text]
+    generation = replace(
+        generation_of(asked, model, service, identity, documents=documents, limit=limit),
+        messages=conversation(asked.messages, told),
+        top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        constraint=wanted if tools is None else tools.constraint(wanted),
+    )
+    return ChatCall(
+        model=asked.model,
+        stream=asked.stream,
+        include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
+        report=asked.paceline.report,
+        vector_stores=None if asked.paceline.vector_stores is None else tuple(asked.paceline.vector_stores),
+        tools=tools,
+        service_tier=asked.service_tier is not None,
+        generations=choices_of(generation, asked.n),
+    )
+
+
+def parse_chat(body: Mapping[str, object]) -> ChatRequest:
+    refuse_unsupported(body)
+    return parse(ChatRequest, body)

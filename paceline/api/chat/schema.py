@@ -1,0 +1,179 @@
+"""Body of `/v1/chat/completions`, with OpenAI's names and ranges.
+
+Unknown fields are ignored, since front ends send many. Fields that ask for something this server does not do are not
+here: see `generation.unsupported`; the fields that are honoured stand in docs/api.md. Source: openai-openapi 2.3.0,
+CreateChatCompletionRequest.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from paceline.api.generation.schema import MAX_METADATA, MAX_TOOLS, Hint, JsonObject, Name, SamplingFields
+from paceline.api.http.validation import Schema
+
+MAX_MESSAGES = 1000
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+def _kind(value: object) -> str | None:
+    """The branch of a union that a word or an object with a `type` is meant for. Branches' names stand in <>."""
+    if isinstance(value, str):
+        return "<word>"
+    kind = value.get("type", "function") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>" if isinstance(kind, str) else None
+
+
+class Part(Schema):
+    """One part of a message's content. Which types are served is for `messages` to say."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(Schema):
+    name: str
+    arguments: str = ""
+
+
+class CustomCall(Schema):
+    name: str
+    input: str = ""
+
+
+class ToolCall(Schema):
+    """A call the model made in an earlier turn, under whatever server that was."""
+
+    id: str | None = None
+    type: str = "function"
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+
+
+class Message(Schema):
+    role: Role
+    content: str | list[Part] | None = None
+    refusal: str | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] = Field(default_factory=list)
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+
+
+class Function(Schema):
+    """One that the model may call. Not `strict`: what of the parameters cannot be kept to is left out."""
+
+    name: Name
+    description: str | None = None
+    parameters: JsonObject | None = None  # a JSON schema of an object; without one the function has no parameters
+    strict: bool = False
+
+
+class Tool(Schema):
+    type: str = "function"
+    function: Function | None = None
+
+
+class FunctionName(Schema):
+    name: str
+
+
+class NamedChoice(Schema):
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
+class AllowedTools(Schema):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(Schema):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+    | Annotated[NamedChoice, Tag("<function>")]
+    | Annotated[AllowedChoice, Tag("<allowed_tools>")],
+    Discriminator(
+        _kind,
+        custom_error_type="tool_choice",
+        custom_error_message='it must be "none", "auto", "required", or an object of the type "function" or '
+        '"allowed_tools"',
+    ),
+]
+LegacyChoice = Annotated[
+    Annotated[Literal["none", "auto"], Tag("<word>")] | Annotated[FunctionName, Tag("<function>")],
+    Discriminator(
+        _kind, custom_error_type="function_call", custom_error_message='it must be "none", "auto" or an object'
+    ),
+]
+
+
+class TextFormat(Schema):
+    type: Literal["text"]
+
+
+class JsonFormat(Schema):
+    type: Literal["json_object"]
+
+
+class NamedSchema(Schema):
+    """Not `strict`: what of the schema cannot be kept to is left out."""
+
+    name: Name
+    description: str | None = None
+    schema_: JsonObject = Field(alias="schema")
+    strict: bool = False
+
+
+class SchemaFormat(Schema):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("<text>")]
+    | Annotated[JsonFormat, Tag("<json_object>")]
+    | Annotated[SchemaFormat, Tag("<json_schema>")],
+    Discriminator(
+        _kind,
+        custom_error_type="response_format",
+        custom_error_message='it must be an object of the type "text", "json_object" or "json_schema"',
+    ),
+]
+
+
+class ChatRequest(SamplingFields):
+    model: str
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    functions: Annotated[list[Function], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    function_call: LegacyChoice | None = None
+
+    # Accepted without effect: they say who asks or hint at how, and promise nothing about the answer.
+    user: Hint | None = None
+    metadata: Annotated[
+        dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+        Field(max_length=MAX_METADATA),
+    ] = Field(default_factory=dict)
+    store: bool = False
+    service_tier: Hint | None = None
+    safety_identifier: Hint | None = None
+    prompt_cache_key: Hint | None = None
+    prompt_cache_retention: Hint | None = None
+    verbosity: Hint | None = None
+    reasoning_effort: Hint | None = None
+    prediction: JsonObject | None = None
