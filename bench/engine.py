@@ -24,7 +24,7 @@ from transformers import DynamicCache, PreTrainedModel, Qwen2Config, Qwen2ForCau
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import ModelInfo
 from paceline.engine.paged.engine import PagedEngine, paged_engine
-from paceline.engine.scores import dists
+from paceline.engine.tensors import dists
 from paceline.errors import EngineError
 
 from .report import Claim, Options, Report, plot_lines

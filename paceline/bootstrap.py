@@ -9,7 +9,7 @@ from paceline.api.responses.event_log import Retention
 from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import LoadedModel
 from paceline.engine.loader import load_model
-from paceline.engine.paced import PacedEngine
+from paceline.engine.wrappers import PacedEngine
 from paceline.errors import ConfigError
 from paceline.rag.document_kv import FOLDER, KvStore
 from paceline.rag.embedder import load_embedder

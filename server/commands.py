@@ -1,4 +1,4 @@
-"""`paceline serve` and `paceline devices`; `paceline keys` is beside."""
+"""`paceline serve`, `paceline devices` and `paceline keys`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import json
 import logging
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.commands.options import options
+from paceline.commands.options import Config, Json, options
 from paceline.errors import ConfigError
 from paceline.settings import Origins, ServerSettings, describe, resolve
 
-from . import key_commands
 from .devices import CODE_LIFE_S, Registry
-from .options import Config, Json, StateDir
+from .keys import Keys
+
+StateDir = Annotated[Path | None, typer.Option("--state-dir", help="the server's state; default: as for serve")]
 
 
 def register(app: typer.Typer) -> None:
@@ -29,11 +31,20 @@ def register(app: typer.Typer) -> None:
         help="Add, list and revoke the devices that may link to this server.",
         epilog="Example: paceline devices add phone",
     )
-    group.command(epilog="Example: paceline devices add phone")(add)
-    group.command("list", epilog="Example: paceline devices list --json")(list_)
-    group.command(epilog="Example: paceline devices revoke phone")(revoke)
+    group.command("add", epilog="Example: paceline devices add phone")(add_device)
+    group.command("list", epilog="Example: paceline devices list --json")(list_devices)
+    group.command("revoke", epilog="Example: paceline devices revoke phone")(revoke_device)
     app.add_typer(group, name="devices")
-    key_commands.register(app)
+    group = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        help="Create, list and revoke the keys that let applications use this server.",
+        epilog="Example: paceline keys create notebook --scope chat --expires 30",
+    )
+    group.command("create", epilog="Example: paceline keys create notebook --scope chat --scope embeddings")(create_key)
+    group.command("list", epilog="Example: paceline keys list --json")(list_keys)
+    group.command("revoke", epilog="Example: paceline keys revoke notebook")(revoke_key)
+    app.add_typer(group, name="keys")
 
 
 def serve(settings: ServerSettings, origins: Origins) -> None:
@@ -48,7 +59,7 @@ def serve(settings: ServerSettings, origins: Origins) -> None:
     asyncio.run(run(settings))
 
 
-def add(
+def add_device(
     name: Annotated[str, typer.Argument(help="what the device is called here")],
     state_dir: StateDir = None,
     config: Config = None,
@@ -63,7 +74,7 @@ def add(
     typer.echo(f"At the device, within ten minutes: paceline agent --cloud URL --code {code}", err=True)
 
 
-def list_(state_dir: StateDir = None, config: Config = None, as_json: Json = False) -> None:
+def list_devices(state_dir: StateDir = None, config: Config = None, as_json: Json = False) -> None:
     """List the devices and whether they may link."""
     devices = _registry(state_dir, config).devices()
     if as_json:
@@ -77,7 +88,7 @@ def list_(state_dir: StateDir = None, config: Config = None, as_json: Json = Fal
         typer.echo("no devices yet: add one with `paceline devices add NAME`", err=True)
 
 
-def revoke(
+def revoke_device(
     name: Annotated[str, typer.Argument(help="as `paceline devices list` shows it")],
     state_dir: StateDir = None,
     config: Config = None,
@@ -91,3 +102,60 @@ def revoke(
 def _registry(state_dir: Path | None, config: Path | None) -> Registry:
     settings, _ = resolve(ServerSettings, {"state_dir": state_dir}, os.environ, config)
     return Registry(settings.state_dir)
+
+
+def create_key(
+    name: Annotated[str, typer.Argument(help="what the key is called in lists")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="what it may do: chat, completions, responses, embeddings, files, vector_stores; "
+            "give it once for each; default: all"
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="the only device that joins its answers; default: any")] = None,
+    expires: Annotated[float | None, typer.Option(metavar="DAYS", help="days it holds; default: until revoked")] = None,
+    state_dir: StateDir = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Make a key and show it, this once: only its hash is kept. A running server knows it at once."""
+    keys = _keys(state_dir, config)
+    key = keys.create(name, scopes=scope or (), device=device, days=expires)
+    if as_json:
+        typer.echo(json.dumps({"name": name, "key": key}))
+        return
+    typer.echo(key)
+    typer.echo("Keep it: it is not shown again. Clients send it as `Authorization: Bearer KEY`.", err=True)
+
+
+def list_keys(state_dir: StateDir = None, config: Config = None, as_json: Json = False) -> None:
+    """List the keys by name and prefix, with what they may do."""
+    found = _keys(state_dir, config).all()
+    if as_json:
+        typer.echo(json.dumps([asdict(key) for key in found], indent=2))
+        return
+    for key in found:
+        until = "" if key.expires_at is None else time.strftime(" until %Y-%m-%d", time.localtime(key.expires_at))
+        since = time.strftime("%Y-%m-%d", time.localtime(key.created_at))
+        may = "all" if key.scopes is None else ",".join(key.scopes)
+        bound = "" if key.device is None else f" device {key.device}"
+        typer.echo(f"{key.name:<24} {key.prefix}… {key.state:<8} since {since}{until} scopes {may}{bound}")
+    if not found:
+        typer.echo("no keys yet: make one with `paceline keys create NAME`", err=True)
+
+
+def revoke_key(
+    name: Annotated[str, typer.Argument(help="its name, or its prefix, as `paceline keys list` shows them")],
+    state_dir: StateDir = None,
+    config: Config = None,
+) -> None:
+    """Refuse a key from the next request on. Answers that are being written end as they would have."""
+    if not _keys(state_dir, config).revoke(name):
+        raise ConfigError(f"There is no key {name} that could be revoked; see `paceline keys list`.")
+    typer.echo(f"revoked {name}")
+
+
+def _keys(state_dir: Path | None, config: Path | None) -> Keys:
+    settings, _ = resolve(ServerSettings, {"state_dir": state_dir}, os.environ, config)
+    return Keys(settings.state_dir)

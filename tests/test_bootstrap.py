@@ -6,7 +6,7 @@ import pytest
 
 from paceline.bootstrap import open_model
 from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.paced import PacedEngine
+from paceline.engine.wrappers import PacedEngine
 from paceline.errors import ConfigError
 from paceline.settings import AgentSettings, ServerSettings
 

@@ -26,10 +26,9 @@ from paceline.core.batching.segment import Batch
 from paceline.core.side import SIDES, Side
 from paceline.engine.base import Engine, LoadedModel, ModelInfo, Output
 from paceline.engine.fake.engine import FakeEngine, arbitrary
-from paceline.engine.paced import PacedEngine
 from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.engine.tokenizer import Tokenizer
-from paceline.engine.wrapped import WrappedEngine
+from paceline.engine.wrappers import PacedEngine, WrappedEngine
 from paceline.errors import EngineError
 from paceline.models import DEVICE
 from paceline.rag.document_kv import FOLDER, KvStore

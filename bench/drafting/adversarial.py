@@ -19,7 +19,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Output
 from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.wrapped import WrappedEngine
+from paceline.engine.wrappers import WrappedEngine
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.garbage import long_lived_spared
 from paceline.strategies.base import Machine, Task

@@ -19,7 +19,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, ModelInfo, Output
 from paceline.engine.paged.engine import PagedEngine, paged_engine
-from paceline.engine.wrapped import WrappedEngine
+from paceline.engine.wrappers import WrappedEngine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.strategies.base import Machine, Task

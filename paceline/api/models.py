@@ -1,6 +1,7 @@
-"""`/v1/models`, `/healthz`, `/readyz`: what is here, whether it lives, whether it can be asked.
+"""`/v1/models`, `/healthz`, `/readyz`, and the models that an endpoint may be asked for by name.
 
-Front ends fill their menus from the list; agents read the context's length from `max_model_len` or `meta.n_ctx`.
+Front ends fill their menus from the list; agents read the context's length from `max_model_len` or `meta.n_ctx`. Chat
+models and embedders stand in one list, because clients know one list. Each endpoint takes its own kind only.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from starlette.responses import Response
 
 from paceline.api.http.admission import Gate
 from paceline.api.http.strict_json import encode_json
-from paceline.api.names import any_model
 from paceline.api.routes import Route
 from paceline.engine.base import ModelInfo
+from paceline.errors import RequestError
 from paceline.runtime.service import EmbedderInfo, Service
 
 
@@ -114,3 +115,45 @@ class Catalog:
 
 def _json(value: object, status: int = 200) -> Response:
     return Response(encode_json(value), status_code=status, media_type="application/json")
+
+
+def chat_model(service: Service, name: str) -> ModelInfo:
+    """Raises RequestError 404 for an unknown name and for an embedder."""
+    for model in service.models():
+        if model.name == name:
+            return model
+    if any(embedder.name == name for embedder in service.embedders()):
+        raise _missing(f"The model {name!r} makes embeddings and writes no text; ask /v1/embeddings.")
+    raise _unknown(name, [model.name for model in service.models()])
+
+
+def embedder(service: Service, name: str) -> EmbedderInfo:
+    """Raises RequestError 404 for an unknown name and for a chat model."""
+    for found in service.embedders():
+        if found.name == name:
+            return found
+    if any(model.name == name for model in service.models()):
+        raise _missing(f"The model {name!r} writes text and makes no embeddings.{_offer(service)}")
+    raise _unknown(name, [found.name for found in service.embedders()])
+
+
+def any_model(service: Service, name: str) -> ModelInfo | EmbedderInfo:
+    """Of either kind. Raises RequestError 404 for an unknown name."""
+    known: tuple[ModelInfo | EmbedderInfo, ...] = (*service.models(), *service.embedders())
+    for model in known:
+        if model.name == name:
+            return model
+    raise _unknown(name, [model.name for model in known])
+
+
+def _offer(service: Service) -> str:
+    names = ", ".join(found.name for found in service.embedders())
+    return f" Known embedders: {names}." if names else " None that does is here."
+
+
+def _unknown(name: str, known: list[str]) -> RequestError:
+    return _missing(f"The model {name!r} does not exist here. Known: {', '.join(known) or 'none'}.")
+
+
+def _missing(sentence: str) -> RequestError:
+    return RequestError(sentence, status=404, code="model_not_found", param="model")

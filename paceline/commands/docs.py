@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from paceline.commands.options import Config, Json
 from paceline.errors import ConfigError
 from paceline.settings import AgentSettings, ServerSettings, resolve
 
@@ -33,8 +34,6 @@ Store = Annotated[
 Embedder = Annotated[
     str | None, typer.Option("--embedder", help="minilm, hash, or a name; default: that of the side's settings")
 ]
-Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; default: paceline.toml")]
-Json = Annotated[bool, typer.Option("--json", help="write JSON to standard output")]
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""Command-line options made from the fields of a settings class, so that no command repeats them.
+"""Command-line options: those that several commands share, and those made from the fields of a settings class.
 
     @app.command(epilog="Example: paceline serve --model fake")
     @options(ServerSettings)
@@ -22,6 +22,8 @@ from pydantic.fields import FieldInfo
 from paceline.settings import PREFIX, NodeSettings, Origins, field_default, resolve
 
 Settings = TypeVar("Settings", bound=NodeSettings)
+Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; default: paceline.toml")]
+Json = Annotated[bool, typer.Option("--json", help="write JSON to standard output")]
 
 CONFIG_HELP = "TOML file with settings; default: paceline.toml in the working directory, if there is one"
 

@@ -13,13 +13,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from paceline.commands.options import Config, Json
 from paceline.errors import ConfigError
 from paceline.settings import AgentSettings, NodeSettings, ServerSettings, resolve
 
 Side = Annotated[Literal["cloud", "device"], typer.Option("--side", help="whose state directory is meant")]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="default: that of the side's settings")]
-Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; default: paceline.toml")]
-Json = Annotated[bool, typer.Option("--json", help="write JSON to standard output")]
 
 
 def register(app: typer.Typer) -> None:

@@ -20,12 +20,10 @@ from paceline.core.batching.kv_prefix import KvRows
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import ModelInfo, Output
-from paceline.engine.kvrows import adopted, exported
 from paceline.engine.model_config import MASKED_KINDS, windows
-from paceline.engine.scores import dists
 from paceline.engine.self_test import agrees, prompt_for
 from paceline.engine.sequence_table import Ledger
-from paceline.engine.visible import visible
+from paceline.engine.tensors import adopted, dists, exported
 from paceline.errors import EngineError
 
 log = logging.getLogger("paceline.engine")
@@ -187,7 +185,7 @@ class HFEngine:
 
     def _mask(self, segment: Segment, window: int | None) -> torch.Tensor:
         """(1, 1, n, start + n), added to the scores."""
-        seen = torch.from_numpy(visible(segment, window)).to(self._model.device)
+        seen = torch.from_numpy(segment.attention_mask(window)).to(self._model.device)
         lowest = torch.finfo(self._model.dtype).min
         return torch.zeros(seen.shape, dtype=self._model.dtype, device=seen.device).masked_fill_(~seen, lowest)[
             None, None

@@ -16,7 +16,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.engine.loader import EngineOptions, quiet
 from paceline.engine.pipeline_stage import Stage, StageOutput, load_stage
-from paceline.engine.scores import dists
+from paceline.engine.tensors import dists
 from tests.engine.checkpoints import ARCHITECTURES
 from tests.engine.trials import Growing, assert_same, extend, path, prompts, scratch, sequences, trees
 

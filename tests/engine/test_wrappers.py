@@ -7,7 +7,7 @@ import pytest
 from paceline.core.batching.segment import Batch, Segment, SeqId, Wanted
 from paceline.engine.base import Output
 from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.paced import PacedEngine
+from paceline.engine.wrappers import PacedEngine
 from paceline.errors import EngineError
 from tests.engine.trials import Growing, assert_same, extend, scratch
 

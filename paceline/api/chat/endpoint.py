@@ -15,7 +15,7 @@ from paceline.api.generation.fan_in import prepare_all
 from paceline.api.generation.streaming import StreamedAnswer, WholeAnswer
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.strict_json import decode_object
-from paceline.api.names import chat_model
+from paceline.api.models import chat_model
 from paceline.api.routes import Route
 from paceline.api.vector_stores.search import reading_stores
 from paceline.errors import RequestError

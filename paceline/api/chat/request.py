@@ -12,7 +12,7 @@ from paceline.api.generation.request import check_relations, choices_of, generat
 from paceline.api.generation.unsupported import refuse_unsupported
 from paceline.api.http.auth import Identity
 from paceline.api.http.validation import parse
-from paceline.api.names import chat_model
+from paceline.api.models import chat_model
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest, Service
 

@@ -17,7 +17,7 @@ from paceline.api.generation.request import check_relations, choices_of, generat
 from paceline.api.generation.schema import SamplingFields
 from paceline.api.http.auth import Identity
 from paceline.api.http.validation import parse
-from paceline.api.names import chat_model
+from paceline.api.models import chat_model
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest, Service

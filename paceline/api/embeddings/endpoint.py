@@ -22,7 +22,7 @@ from paceline.api.generation.inputs import Inputs, read_inputs
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.strict_json import decode_object, encode_json
 from paceline.api.http.validation import Schema, parse
-from paceline.api.names import embedder
+from paceline.api.models import embedder
 from paceline.api.routes import Route
 from paceline.errors import RequestError
 from paceline.runtime.service import Embeddings, Service

@@ -63,6 +63,22 @@ class Segment:
                 seen[i] |= seen[parent]  # a row sees what its parent sees, and itself
         return seen[self.open_rows :]
 
+    def attention_mask(self, window: int | None) -> NDArray[np.bool_]:
+        """(n, start + n): may new row i see row j of the whole cache? `mask` behind the committed prefix, narrowed by a
+        sliding window of so many positions, the row's own included.
+
+        Committed rows are a chain, so row j stands at position j; the rows of a tree, those cached before included,
+        stand at their depth.
+        """
+        n, committed = len(self.tokens), self.start - self.open_rows
+        seen = np.ones((n, self.start + n), dtype=np.bool_)
+        seen[:, committed:] = self.mask()
+        if window is not None:
+            positions = np.asarray(self.positions())
+            columns = np.concatenate((np.arange(committed), self.tree_positions()))
+            seen &= positions[:, None] - columns[None, :] < window
+        return seen
+
     def positions(self) -> tuple[int, ...]:
         """(n,) absolute position of each row: committed rows plus depth in the tree."""
         return self.tree_positions()[self.open_rows :]

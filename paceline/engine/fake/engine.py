@@ -22,7 +22,7 @@ from paceline.engine.base import Engine, LoadedModel, ModelInfo, Output
 from paceline.engine.fake.bigram_model import WordTable
 from paceline.engine.fake.tokenizer import EOS, VOCAB, ByteTokenizer
 from paceline.engine.sequence_table import Ledger
-from paceline.engine.wrapped import WrappedEngine
+from paceline.engine.wrappers import WrappedEngine
 from paceline.errors import EngineError
 
 _MASK = (1 << 64) - 1

@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from paceline.core.batching.block_manager import Copy, SlotArray
 from paceline.core.batching.segment import Segment
-from paceline.engine.visible import visible
 
 NAME = "paceline"  # as transformers knows it: `config._attn_implementation`
 
@@ -233,7 +232,7 @@ class Plan:
         if (window, share) not in group.masks:
             seen = np.zeros((len(group.spans), group.longest, group.columns), dtype=np.bool_)
             for i, span in enumerate(group.spans):
-                now = visible(span.segment, window)
+                now = span.segment.attention_mask(window)
                 seen[i, : span.rows, : now.shape[1]] = now
                 seen[i, span.rows :, 0] = True  # a padding row must see something, or its scores are not numbers
             mask = torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf))).to(self._device, self._dtype)

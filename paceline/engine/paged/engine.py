@@ -22,13 +22,12 @@ from paceline.core.batching.block_manager import BlockPool, SlotArray
 from paceline.core.batching.kv_prefix import KvRows
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.engine.base import ModelInfo, Output
-from paceline.engine.kvrows import adopted, exported
 from paceline.engine.model_config import MASKED_KINDS, windows
 from paceline.engine.paged.attention import NAME, How, Plan, Span, Storage, attention
 from paceline.engine.paged.packed_linear import pack
-from paceline.engine.scores import dists
 from paceline.engine.self_test import agrees, prompt_for
 from paceline.engine.sequence_table import Ledger
+from paceline.engine.tensors import adopted, dists, exported
 from paceline.errors import EngineError
 
 BLOCK_SIZE = 16  # rows

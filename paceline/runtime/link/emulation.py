@@ -1,6 +1,6 @@
 """A worse network than there is, as a pure function of time: `--emulate rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01`.
 
-The same words name a slower machine (`forward=60ms,row=0.5ms`); `engine.paced` is one.
+The same words name a slower machine (`forward=60ms,row=0.5ms`); `engine.wrappers.PacedEngine` is one.
 
 One direction of a reliable, ordered stream: nothing is lost or overtakes, as over TCP. A lost packet shows as the wait
 for its retransmission, and whatever was sent behind it waits too. Knows no clock, no socket and no event loop; the same

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from paceline.core.sampling.detokenise import Detokeniser
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.stops import StopStrings
+from paceline.core.sampling.text import Detokeniser, StopStrings
 from paceline.engine.base import TextModel
 from paceline.runtime.service import TokenLogprob
 

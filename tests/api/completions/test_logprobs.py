@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.api.completions.logprobs import Offsets, entries
 from paceline.api.completions.output import Echo
-from paceline.core.sampling.detokenise import Detokeniser
+from paceline.core.sampling.text import Detokeniser
 from paceline.runtime.service import Logprobs, TokenLogprob
 
 

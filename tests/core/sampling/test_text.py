@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.sampling.detokenise import Detokeniser
-from paceline.core.sampling.stops import StopStrings
+from paceline.core.sampling.text import Detokeniser, StopStrings
 
 SCRIPTS = (
     "The answer is 42.",

@@ -10,7 +10,7 @@ from paceline.core.batching.segment import Batch
 from paceline.core.drafting.online_stats import Experience
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.wrapped import WrappedEngine
+from paceline.engine.wrappers import WrappedEngine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.calibration import PREFIX, ROWS, TIMES, Timed, forward_times
 from paceline.runtime.engine_loop.worker import EngineWorker

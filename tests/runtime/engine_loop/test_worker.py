@@ -11,7 +11,7 @@ import pytest
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Output
 from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.wrapped import WrappedEngine
+from paceline.engine.wrappers import WrappedEngine
 from paceline.runtime.engine_loop.executor import Answer
 from paceline.runtime.engine_loop.worker import EngineWorker
 

@@ -1,4 +1,7 @@
-"""Between an engine's tensors and `KvRows`. The only place that knows how a bfloat16 is carried."""
+"""Tensors to the pure forms and back: logits to `Dist`, KV to `KvRows`.
+
+The only place where tensors become distributions, and the only one that knows how a bfloat16 is carried.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,18 @@ import torch
 from torch import Tensor
 
 from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.sampling.dist import Dist
 from paceline.errors import EngineError
 
 _BITS = {torch.bfloat16: torch.uint16}  # number formats that numpy lacks are carried as their bits
+
+
+def dists(logits: Tensor) -> tuple[Dist, ...]:
+    """logits: (rows, vocab), any float dtype. Dense distributions at temperature 1; the softmax is torch's."""
+    scores = logits.float()
+    norms = torch.logsumexp(scores, dim=-1).tolist()
+    probs = torch.softmax(scores, dim=-1).double().cpu().numpy()
+    return tuple(Dist.dense(row, norm) for row, norm in zip(probs, norms, strict=True))
 
 
 def exported(model: str, tokens: Sequence[int], keys: Tensor, values: Tensor) -> KvRows:
