@@ -21,18 +21,18 @@ import tokenizers
 from jsonschema import Draft202012Validator, ValidationError
 from tokenizers import decoders, models, pre_tokenizers
 
-from paceline.core.aggregation.registry import RuleName
+from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.sampling.constraint import Constraint
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake.engine import FakeEngine, arbitrary
 from paceline.engine.fake.tokenizer import ByteTokenizer
-from paceline.engine.grammar.compiler import Grammars
+from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.tokenizer import Tokenizer
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
-from paceline.runtime.service import Done, Drafts, GenerateRequest, Piece
+from paceline.runtime.service import DraftMode, GenerateRequest, GenerationResult, TextDelta
 from paceline.strategies.base import Strategy
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.close_codes import CloseCode
@@ -162,7 +162,7 @@ async def judged(nodes: dict[Side, Node], strategy: Strategy, count: int, at_onc
 
 
 def request(strategy: Strategy, form: Form, number: int) -> GenerateRequest:
-    rules, ways = get_args(RuleName), get_args(Drafts)
+    rules, ways = get_args(AggregatorName), get_args(DraftMode)
     return GenerateRequest(
         messages=({"role": "user", "content": f"Who is number {number}?"},),
         sampling=SamplingParams(temperature=0.0 if number % 5 == 4 else 1.0, seed=number),
@@ -174,13 +174,13 @@ def request(strategy: Strategy, form: Form, number: int) -> GenerateRequest:
     )
 
 
-async def _answer(node: Node, asked: GenerateRequest) -> tuple[str, Done]:
+async def _answer(node: Node, asked: GenerateRequest) -> tuple[str, GenerationResult]:
     text = ""
     session = await node.prepare(asked)
     async for event in session.run():
-        if isinstance(event, Piece):
+        if isinstance(event, TextDelta):
             text += event.text
-        elif isinstance(event, Done):
+        elif isinstance(event, GenerationResult):
             return text, event
     raise AssertionError("an answer without an end")
 
@@ -259,7 +259,7 @@ WORDS: Final = "The ferry leaves at noon; I shall look up when it comes back. "
 def mask_rows(folder: Path) -> list[dict[str, object]]:
     """One mask a token of an answer; then again with a draft of three other tokens tried before each."""
     tokenizer = qwen_tokenizer(folder)
-    grammars = Grammars(tokenizer)
+    grammars = GrammarCompiler(tokenizer)
     rows: list[dict[str, object]] = [{"mask": "reading the vocabulary, ms", "median": _ms(grammars.warm)}]
     call = f'{WORDS * 3}<tool_call>\n{{"name": "place", "arguments": {EXAMPLE}}}\n</tool_call>'
     tools = {"tools": [{"name": "place", "parameters": PLACE}], "required": False, "parallel": True}

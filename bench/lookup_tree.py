@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from paceline.core.drafting.lookup_table import K
+from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.strategies.base import Machine, Task
+from paceline.strategies.base import Machine, MachineConfig
 
 from .drafting import adversarial as adversary
 from .drafting import large_shape as replayed
@@ -76,13 +76,13 @@ def run(options: Options) -> Report:
     )
 
 
-def _task(subject: Subject, sampling: SamplingParams, tokens: int) -> Task:
+def _task(subject: Subject, sampling: SamplingParams, tokens: int) -> MachineConfig:
     banned = replace(sampling, logit_bias=dict.fromkeys(subject.eos_ids, -100.0))
-    return Task("cloud", True, banned, tokens, subject.eos_ids, subject.vocab_size)
+    return MachineConfig("cloud", True, banned, tokens, subject.eos_ids, subject.vocab_size)
 
 
-async def _answered(worker: EngineWorker, way: Way, task: Task, memory: Memory, prompt: Ids) -> Answer:
-    known = replace(task, table=memory.table, experience=memory.experience)
+async def _answered(worker: EngineWorker, way: Way, task: MachineConfig, memory: Memory, prompt: Ids) -> Answer:
+    known = replace(task, table=memory.table, stats=memory.experience)
     machine: Callable[[], Machine] = partial(way, known, memory)
     (answer,) = await together(worker, [machine], [prompt])
     return answer
@@ -215,7 +215,9 @@ def _claims(rows: Sequence[Row]) -> list[Claim]:
         for of in by_task.values()
     ]
     bytes_ = max(
-        float(str(row["table_bytes"])) / float(str(row["vocabulary"])) / K for row in rows if "table_bytes" in row
+        float(str(row["table_bytes"])) / float(str(row["vocabulary"])) / NUM_SUCCESSORS
+        for row in rows
+        if "table_bytes" in row
     )
     mean = statistics.fmean(of[OURS] for of in by_task.values())
     return [

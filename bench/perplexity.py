@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.aggregation.weights import evidence
+from paceline.core.aggregation.weights import decayed_evidence
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import SIDES, Side
 from paceline.engine.loader import load_model
@@ -180,7 +180,7 @@ def _log_probability(plan: Plan, rows: Sequence[Sequence[Dist]], text: Ids) -> f
                 for context, merit in zip(plan.contexts, merits, strict=True)
             )
             told = [math.log(dist.prob(token)) for dist in dists]
-            merits = [evidence(merit, log) for merit, log in zip(merits, told, strict=True)]
+            merits = [decayed_evidence(merit, log) for merit, log in zip(merits, told, strict=True)]
         total += math.log(mixture(contexts, dists).prob(token))
     return total
 

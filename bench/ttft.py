@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from paceline.core.aggregation.weights import mix
-from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Segment
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
@@ -34,10 +34,10 @@ from paceline.models import DEVICE
 from paceline.rag.prompt import passages_text, query_of, relevance
 from paceline.rag.records import Passage
 from paceline.runtime.engine_loop.document_prefill import kv_key
-from paceline.runtime.engine_loop.executor import Control
-from paceline.runtime.engine_loop.prefix_reuse import Prefix
+from paceline.runtime.engine_loop.executor import SequenceOp
+from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.link.emulation import Emulation
-from paceline.runtime.service import GenerateRequest, Piece
+from paceline.runtime.service import GenerateRequest, TextDelta
 
 from .aggregation.two_process_rig import Elsewhere, Near, Setting, Shape, two_sides
 from .report import Claim, Options, Report, plot_lines
@@ -218,21 +218,21 @@ class _Bench:
         preamble, document, tail = self.model.tokenizer.document_prompt(MESSAGES, "\n".join(texts))
         return (*preamble, *document), (*preamble, *document, *tail)
 
-    def stored(self, passage: Passage) -> Prefix:
+    def stored(self, passage: Passage) -> StoredPrefix:
         """The device's own document, as its node would find it."""
         tokens, _ = self.prompt(passages_text(passage))
         rows = self.near.files.get(kv_key(self.model.engine.info, passage, tokens))
         if rows is None:
             raise EngineError("the bench's document has no stored KV")
-        return Prefix(tokens, rows)
+        return StoredPrefix(tokens, rows)
 
-    async def forward(self, tokens: tuple[int, ...], prefix: Prefix | None = None) -> Dist:
+    async def forward(self, tokens: tuple[int, ...], prefix: StoredPrefix | None = None) -> Dist:
         """The distribution after a prompt, on the device."""
         seq = self.worker.allocate()
         answer: asyncio.Future[tuple[Dist, ...] | EngineError] = asyncio.get_running_loop().create_future()
         self.worker.forward(Segment(seq, 0, tokens), answer.set_result, prefix)
         result = await answer
-        self.worker.control(Control.release(seq))
+        self.worker.control(SequenceOp.release(seq))
         if isinstance(result, EngineError):
             raise result
         return result[0]
@@ -248,12 +248,12 @@ class _Bench:
     async def prepared(self) -> bytes:
         """KV of the cloud's document as the device's model computes it: K, then V, in bfloat16."""
         prefix, whole = self.prompt(passages_text(self.search("cloud")))
-        rows: asyncio.Future[KvRows] = (loop := asyncio.get_running_loop()).create_future()
+        rows: asyncio.Future[KvPrefix] = (loop := asyncio.get_running_loop()).create_future()
 
-        def keep(kept: KvRows) -> None:
+        def keep(kept: KvPrefix) -> None:
             loop.call_soon_threadsafe(rows.set_result, kept)
 
-        await self.forward(whole, Prefix(prefix, keep=keep))
+        await self.forward(whole, StoredPrefix(prefix, keep=keep))
         return (await rows).keys.tobytes() + (await rows).values.tobytes()
 
     async def written(self, strategy: str) -> First:
@@ -265,7 +265,7 @@ class _Bench:
         session = await self.near.node.prepare(request)
         try:
             async for event in session.run():
-                if not isinstance(event, Piece) or event.tokens != 1:
+                if not isinstance(event, TextDelta) or event.tokens != 1:
                     raise EngineError(f"the first event is no first token: {event}")
                 seconds = time.perf_counter() - begun
                 computed = steps.rows - rows
@@ -309,7 +309,9 @@ async def _transferred(bench: _Bench) -> First:
     keys, values = np.frombuffer(bytearray(other.kv), "<u2").reshape(
         2, shape.layers, len(prefix), shape.kv_heads, shape.hidden // shape.heads
     )
-    dist = await bench.forward(tokens, Prefix(prefix, KvRows(info.fingerprint, info.dtype, prefix, keys, values)))
+    dist = await bench.forward(
+        tokens, StoredPrefix(prefix, KvPrefix(info.fingerprint, info.dtype, prefix, keys, values))
+    )
     _token(bench, mix([mine[1], dist], [mine[0], other.relevance]))
     return First(time.perf_counter() - begun, 2 * (len(tokens) - len(prefix)), other.num_bytes)
 

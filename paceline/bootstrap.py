@@ -9,9 +9,9 @@ from paceline.api.responses.event_log import Retention
 from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import LoadedModel
 from paceline.engine.loader import load_model
-from paceline.engine.wrappers import PacedEngine
+from paceline.engine.wrappers import DelayedEngine
 from paceline.errors import ConfigError
-from paceline.rag.document_kv import FOLDER, KvStore
+from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.link.emulation import Emulation
@@ -40,7 +40,7 @@ def open_model(settings: NodeSettings, demo: Path) -> LoadedModel:
     )
     if not (emulation.forward or emulation.row):
         return model
-    return replace(model, engine=PacedEngine(model.engine, emulation.forward, emulation.row))
+    return replace(model, engine=DelayedEngine(model.engine, emulation.forward, emulation.row))
 
 
 def served_name(settings: NodeSettings, model: LoadedModel) -> str:
@@ -70,10 +70,10 @@ def open_tables(settings: NodeSettings, model: LoadedModel) -> TableStore:
     return TableStore(settings.state_dir / TABLES, tokenizer.fingerprint, tokenizer.vocab_size)
 
 
-def open_kv(settings: NodeSettings) -> KvStore | None:
+def open_kv(settings: NodeSettings) -> DocumentKvStore | None:
     """Where a model's reading of the documents is kept: beside them, so that it goes with them."""
     limit = settings.document_kv_mib << 20
-    return KvStore(settings.docs_dir / FOLDER, limit) if limit else None
+    return DocumentKvStore(settings.docs_dir / FOLDER, limit) if limit else None
 
 
 def retention_of(settings: NodeSettings) -> Retention:

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.bootstrap import open_model
 from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.wrappers import PacedEngine
+from paceline.engine.wrappers import DelayedEngine
 from paceline.errors import ConfigError
 from paceline.settings import AgentSettings, ServerSettings
 
@@ -14,7 +14,7 @@ from paceline.settings import AgentSettings, ServerSettings
 def test_an_emulated_pace_is_that_of_this_programs_engine() -> None:
     settings = AgentSettings.model_validate({"model": "fake", "emulate": "rtt=100ms,forward=60ms,row=0.5ms"})
     engine = open_model(settings, settings.state_dir).engine
-    assert isinstance(engine, PacedEngine)
+    assert isinstance(engine, DelayedEngine)
     assert (engine.forward_s, engine.row_s) == (0.06, 0.0005)
 
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from paceline.core.estimation.timing import Pace
+from paceline.core.estimation.timing import DecodeSpeed
 from paceline.core.side import SIDES, Side, other
 
 
@@ -60,10 +60,10 @@ class Rule(Protocol):
 
     start: Side  # where the aggregator is at first
 
-    def decoded(self, side: Side, step: int, seconds: float) -> Pace:
+    def decoded(self, side: Side, step: int, seconds: float) -> DecodeSpeed:
         """The side's pace now, which travels with the draft."""
 
-    def received(self, side: Side, pace: Pace, delay: float) -> None:
+    def received(self, side: Side, pace: DecodeSpeed, delay: float) -> None:
         """A draft of the other side's came after `delay` seconds."""
 
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None: ...
@@ -85,7 +85,7 @@ class Draft:
     side: Side
     step: int
     epoch: int
-    pace: Pace
+    pace: DecodeSpeed
     sent: float  # s
 
 

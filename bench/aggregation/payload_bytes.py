@@ -11,16 +11,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from paceline.core.aggregation.registry import RuleName, make_rule
+from paceline.core.aggregation.registry import AggregatorName, make_aggregator
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.wire.codec import encode
 from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import Drafts
-from paceline.wire.tree_codec import FOLLOWS, Nodes, pack_nodes
+from paceline.wire.tree_codec import FOLLOWS, EncodedNodes, pack_nodes
 
 VOCAB = 151_936
-CASES: tuple[tuple[str, RuleName, SamplingParams], ...] = (
+CASES: tuple[tuple[str, AggregatorName, SamplingParams], ...] = (
     ("mixture, top_p 0.95", "mixture", SamplingParams(top_p=0.95, seed=1)),
     ("mixture, top_p 1", "mixture", SamplingParams(seed=1)),
     ("mixture, temperature 0", "mixture", SamplingParams(temperature=0.0)),
@@ -53,12 +53,12 @@ def rows(count: int) -> list[dict[str, object]]:
     return found
 
 
-def _size(name: RuleName, sampling: SamplingParams, dist: Dist, position: int) -> int:
+def _size(name: AggregatorName, sampling: SamplingParams, dist: Dist, position: int) -> int:
     """Of a message with one node, not the first of its session."""
-    share = make_rule(name, sampling, vocab_size=VOCAB).share("cloud", dist, position)
+    share = make_aggregator(name, sampling, vocab_size=VOCAB).to_wire("cloud", dist, position)
     first = 4 * (position + 3)
     coin = share.head is None
-    nodes = Nodes(
+    nodes = EncodedNodes(
         position=position,
         anchor=first - 9,
         level=0,

@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.core.aggregation.placement import Placement
 from paceline.core.estimation.running import MovingAverage
-from paceline.core.estimation.timing import AcceptanceRate, Pace, Profile
+from paceline.core.estimation.timing import AcceptanceRate, DecodeSpeed, TimingModel
 from paceline.core.side import SIDES, Side, other
 
 from .link_replay import Link, Rule, Trace
@@ -28,10 +28,10 @@ class Static:
     def __init__(self, start: Side) -> None:
         self.start: Side = start
 
-    def decoded(self, side: Side, step: int, seconds: float) -> Pace:  # noqa: ARG002  # not of interest to it
-        return Pace(seconds)
+    def decoded(self, side: Side, step: int, seconds: float) -> DecodeSpeed:  # noqa: ARG002  # not of interest to it
+        return DecodeSpeed(seconds)
 
-    def received(self, side: Side, pace: Pace, delay: float) -> None: ...
+    def received(self, side: Side, pace: DecodeSpeed, delay: float) -> None: ...
 
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None: ...
 
@@ -66,7 +66,7 @@ class Greedy(Static):
         super().__init__(start)
         self._trace, self._link = trace, link
         acceptance = {side: AcceptanceRate(memory=1.0, strength=0.0) for side in SIDES}
-        self._placement = Placement(start, margin=0.0, rest=0, acceptance=acceptance)
+        self._placement = Placement(start, margin=0.0, min_dwell=0, acceptance=acceptance)
 
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None:
         if side == self._placement.holder:
@@ -74,7 +74,7 @@ class Greedy(Static):
 
     def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # the placement knows it
         for each in SIDES:
-            self._placement.observe_pace(each, Pace(self._trace.decode[each][targets]))
+            self._placement.observe_speed(each, DecodeSpeed(self._trace.decode[each][targets]))
         self._placement.observe_round_trip(2.0 * self._link.expected(now))
         return self._placement.choose(targets)
 
@@ -87,20 +87,20 @@ class Shipped(Static):
 
     def __init__(self, start: Side) -> None:
         super().__init__(start)
-        self._profiles = {side: Profile() for side in SIDES}
+        self._profiles = {side: TimingModel() for side in SIDES}
         self._delays = {side: MovingAverage() for side in SIDES}
         self._placements = {side: Placement(start) for side in SIDES}
 
-    def decoded(self, side: Side, step: int, seconds: float) -> Pace:
+    def decoded(self, side: Side, step: int, seconds: float) -> DecodeSpeed:
         self._profiles[side].add(step, 1, seconds)
-        pace = self._profiles[side].pace(step)
-        self._placements[side].observe_pace(side, pace)
+        pace = self._profiles[side].speed(step)
+        self._placements[side].observe_speed(side, pace)
         return pace
 
-    def received(self, side: Side, pace: Pace, delay: float) -> None:
+    def received(self, side: Side, pace: DecodeSpeed, delay: float) -> None:
         """A delay counts for both directions: only their sum is used."""
         self._delays[side].add(2.0 * delay)
-        self._placements[side].observe_pace(other(side), pace)
+        self._placements[side].observe_speed(other(side), pace)
         self._placements[side].observe_round_trip(self._delays[side].value or 0.0)
 
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None:

@@ -28,10 +28,10 @@ from paceline.engine.base import Engine, LoadedModel, ModelInfo, Output
 from paceline.engine.fake.engine import FakeEngine, arbitrary
 from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.engine.tokenizer import Tokenizer
-from paceline.engine.wrappers import PacedEngine, WrappedEngine
+from paceline.engine.wrappers import DelayedEngine, WrappedEngine
 from paceline.errors import EngineError
 from paceline.models import DEVICE
-from paceline.rag.document_kv import FOLDER, KvStore
+from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.prompt import passages_text, relevance
 from paceline.rag.store.documents import DocumentStore
@@ -88,7 +88,7 @@ class Elsewhere:
 
     def engine(self, vocab_size: int) -> Engine:
         """Arbitrary laws, and no core of this machine while a forward lasts."""
-        return PacedEngine(arbitrary(FakeEngine(vocab_size=vocab_size)), self.forward_s, self.row_s)
+        return DelayedEngine(arbitrary(FakeEngine(vocab_size=vocab_size)), self.forward_s, self.row_s)
 
 
 class OnCore(WrappedEngine):
@@ -188,8 +188,8 @@ class Setting:
     def open_store(self, side: Side) -> DocumentStore:
         return DocumentStore.open(self.folder / side, HashEmbedder(), chunk_tokens=POSITIONS)
 
-    def open_kv(self, side: Side) -> KvStore:
-        return KvStore(self.folder / side / FOLDER, 1 << 30)
+    def open_kv(self, side: Side) -> DocumentKvStore:
+        return DocumentKvStore(self.folder / side / FOLDER, 1 << 30)
 
     def model(self, side: Side) -> LoadedModel:
         tokenizer = Tokenizer.load(DEVICE)
@@ -206,7 +206,7 @@ class Near:
     node: Node
     model: LoadedModel
     stores: Mapping[Side, DocumentStore]
-    files: KvStore
+    files: DocumentKvStore
     wire: Transport  # to the cloud, for baselines
 
 

@@ -21,8 +21,8 @@ from paceline.engine.base import Output
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.wrappers import WrappedEngine
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.runtime.garbage import long_lived_spared
-from paceline.strategies.base import Machine, Task
+from paceline.runtime.garbage import freeze_heap
+from paceline.strategies.base import Machine, MachineConfig
 
 from .drafters import OURS, PLAIN, Memory, ways
 from .single_session import Answer, together
@@ -75,7 +75,7 @@ class Scripted(WrappedEngine):
     def forward(self, batch: Batch) -> Output:
         began = time.perf_counter()
         super().forward(Batch(tuple(replace(segment, logits="none") for segment in batch.segments)))
-        dists = tuple(tuple(self._dist(s.positions()[row]) for row in s.wanted()) for s in batch.segments)
+        dists = tuple(tuple(self._dist(s.positions()[row]) for row in s.logits_rows()) for s in batch.segments)
         wanted = sum(len(some) for some in dists)
         left = began + self._forward_s * (1.0 + self._setting.row * (wanted - 1)) - time.perf_counter()
         time.sleep(max(0.0, left))
@@ -103,14 +103,14 @@ async def measure(setting: Setting, *, forward_s: float, rounds: int) -> dict[st
     """Tokens per second of both ways, in turns. What ours has learnt stays from round to round."""
     engine = Scripted(setting, forward_s / setting.batch if setting.row >= 1.0 else forward_s)
     sampling = SamplingParams(temperature=0.0)
-    task = Task("cloud", True, sampling, setting.tokens, frozenset(), setting.vocab)
+    task = MachineConfig("cloud", True, sampling, setting.tokens, frozenset(), setting.vocab)
     make, memory = ways(None), Memory(setting.vocab)
-    task = replace(task, table=memory.table, experience=memory.experience)
+    task = replace(task, table=memory.table, stats=memory.experience)
     told: dict[str, list[Answer]] = {PLAIN: [], OURS: []}
     worker = EngineWorker(engine)
     await worker.start()
     try:
-        with long_lived_spared():  # as in the programs
+        with freeze_heap():  # as in the programs
             for number in range(rounds):
                 engine.turn(number)
                 for way, answers in told.items():

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.drafting.budget import Fixed
+from paceline.core.drafting.budget import FixedBudget
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.drafting.ngram_drafter import Drafter, DraftingOptions
-from paceline.core.drafting.online_stats import Experience
+from paceline.core.drafting.ngram_drafter import DrafterOptions, NgramDrafter
+from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.drafting.token_tree import TokenTree
-from paceline.core.drafting.tree_search import NO_DRAFT, PAPER, DraftedTree, levelled_template, static_template
+from paceline.core.drafting.tree_search import NO_DRAFT, PAPER, DraftTree, levelled_shape, static_shape
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.strategies.autoregressive import Autoregressive
-from paceline.strategies.base import Machine, Task
-from paceline.strategies.lookup_tree import Guesses, LookupTree
+from paceline.strategies.base import Machine, MachineConfig
+from paceline.strategies.lookup_tree import LookupTree, TreeDrafter
 
 PLAIN: Final = "plain"
 OURS: Final = "lookup_tree"
@@ -32,8 +32,8 @@ AUTOMATON_MOST: Final = 60
 MODEL_DRAFTS: Final = 5
 
 
-def _chain(tokens: Sequence[int]) -> DraftedTree:
-    return DraftedTree(TokenTree.chain(tokens), (1.0,) * len(tokens), (0,) * len(tokens)) if tokens else NO_DRAFT
+def _chain(tokens: Sequence[int]) -> DraftTree:
+    return DraftTree(TokenTree.chain(tokens), (1.0,) * len(tokens), (0,) * len(tokens)) if tokens else NO_DRAFT
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class PromptLookup:
     def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
         """Nothing."""
 
-    def tree(self, budget: int, position: int) -> DraftedTree:  # noqa: ARG002  # of `Guesses`
+    def draft(self, budget: int, position: int) -> DraftTree:  # noqa: ARG002  # of `Guesses`
         text = self.text
         for size in range(min(NGRAM, len(text) - 1), 0, -1):
             ending, first = text[-size:], text[-size]
@@ -61,15 +61,15 @@ class PromptLookup:
         return NO_DRAFT
 
 
-class AutomatonAlone(Drafter):
+class AutomatonAlone(NgramDrafter):
     """The chain after the longest ending that occurred before: four tokens for each that agrees."""
 
-    def tree(self, budget: int, position: int) -> DraftedTree:  # noqa: ARG002  # of `Guesses`
+    def draft(self, budget: int, position: int) -> DraftTree:  # noqa: ARG002  # of `Guesses`
         match = self._automaton.match
         return _chain(self._automaton.chain(match, min(budget, AUTOMATON_MOST, 4 * match.length)))
 
 
-class Recycling(Drafter):
+class Recycling(NgramDrafter):
     """The last law of a token is its row, whoever the row was computed for."""
 
     def learn(
@@ -100,7 +100,7 @@ class ModelDrafter:
     def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
         """Nothing."""
 
-    def tree(self, budget: int, position: int) -> DraftedTree:
+    def draft(self, budget: int, position: int) -> DraftTree:
         seq = SeqId(1)
         if position <= 1:
             self._engine.release(seq)
@@ -122,46 +122,44 @@ class Memory:
 
     vocab_size: int
     table: LookupTable = field(init=False)
-    experience: Experience = field(default_factory=Experience)
+    experience: OnlineStats = field(default_factory=OnlineStats)
 
     def __post_init__(self) -> None:
         self.table = LookupTable(self.vocab_size)
 
 
-Way = Callable[[Task, Memory], Machine]
+Way = Callable[[MachineConfig, Memory], Machine]
 
 
-def _drafting(options: DraftingOptions, budget: int | None = None, kind: type[Drafter] = Drafter) -> Way:
+def _drafting(options: DrafterOptions, budget: int | None = None, kind: type[NgramDrafter] = NgramDrafter) -> Way:
     """budget: drafts in every step; None: the guard decides."""
 
-    def make(task: Task, memory: Memory) -> Machine:
-        drafter = kind(
-            memory.table, task.sampling, ends=task.eos_ids, skill=memory.experience.drafting, options=options
-        )
-        return LookupTree(task, drafter=drafter, budget=None if budget is None else Fixed(budget))
+    def make(task: MachineConfig, memory: Memory) -> Machine:
+        drafter = kind(memory.table, task.sampling, ends=task.eos_ids, skill=memory.experience.drafter, options=options)
+        return LookupTree(task, drafter=drafter, budget=None if budget is None else FixedBudget(budget))
 
     return make
 
 
-def _with(drafter: Callable[[], Guesses], budget: int) -> Way:
-    return lambda task, _: LookupTree(task, drafter=drafter(), budget=Fixed(budget))
+def _with(drafter: Callable[[], TreeDrafter], budget: int) -> Way:
+    return lambda task, _: LookupTree(task, drafter=drafter(), budget=FixedBudget(budget))
 
 
 def ways(draft_model: Engine | None) -> dict[str, Way]:
     """By name, plain decoding first."""
-    recycling = DraftingOptions(automaton=False, noise=False, probs="law", template=levelled_template())
+    recycling = DrafterOptions(automaton=False, noise=False, probs="law", template=levelled_shape())
     found: dict[str, Way] = {
         PLAIN: lambda task, _: Autoregressive(task),
         "prompt look-up": _with(PromptLookup, COPIED),
-        "suffix automaton": _drafting(DraftingOptions(tables=False), AUTOMATON_MOST, AutomatonAlone),
+        "suffix automaton": _drafting(DrafterOptions(tables=False), AUTOMATON_MOST, AutomatonAlone),
         "token recycling": _drafting(recycling, RECYCLING, Recycling),
     }
     if draft_model is not None:
         found["draft model"] = _with(lambda: ModelDrafter(draft_model), MODEL_DRAFTS)
     return found | {
         OURS: lambda task, _: LookupTree(task),
-        "without tables": _drafting(DraftingOptions(tables=False)),
-        "without dynamic tree": _drafting(DraftingOptions(template=static_template(64))),
+        "without tables": _drafting(DrafterOptions(tables=False)),
+        "without dynamic tree": _drafting(DrafterOptions(template=static_shape(64))),
         "without overlap": lambda task, _: LookupTree(task, overlap=False),
     }
 
@@ -169,7 +167,7 @@ def ways(draft_model: Engine | None) -> dict[str, Way]:
 def sized(budget: int) -> dict[str, Way]:
     """The same drafter with a tree that follows the text, with the paper's scores, and with one that never changes."""
     return {
-        "dynamic": _drafting(DraftingOptions(), budget),
-        "paper's scores": _drafting(DraftingOptions(automaton=False, probs="law", scoring=PAPER), budget),
-        "static": _drafting(DraftingOptions(template=static_template(budget)), budget),
+        "dynamic": _drafting(DrafterOptions(), budget),
+        "paper's scores": _drafting(DrafterOptions(automaton=False, probs="law", scoring=PAPER), budget),
+        "static": _drafting(DrafterOptions(template=static_shape(budget)), budget),
     }

@@ -22,7 +22,7 @@ from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.engine.wrappers import WrappedEngine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.strategies.base import Machine, Task
+from paceline.strategies.base import Machine, MachineConfig
 
 from ..engine import QUICK, Workload, random_model
 from .drafters import OURS, PLAIN, Memory, ways
@@ -87,7 +87,7 @@ class Replay(WrappedEngine):
             parent = row - 1 if segment.parents is None else segment.parents[row]
             on_path = parent < 0 or true[parent]
             true.append(on_path and position < len(self._text) and self._text[position] == token)
-        return tuple(self._law(segment.tokens[row], positions[row], true[row]) for row in segment.wanted())
+        return tuple(self._law(segment.tokens[row], positions[row], true[row]) for row in segment.logits_rows())
 
     def _law(self, token: int, position: int, true: bool) -> Dist:
         place = position - self._first if true else self._by_token.get(token, 0)
@@ -118,7 +118,7 @@ def measure(
 async def _play(replay: Replay, traces: Sequence[Trace], tokens: int) -> tuple[list[dict[str, object]], float, float]:
     """The first trace warms both up."""
     size = replay.info.vocab_size
-    task = Task("cloud", True, GREEDY, tokens, frozenset(), size)
+    task = MachineConfig("cloud", True, GREEDY, tokens, frozenset(), size)
     make = ways(None)
     memories = {way: Memory(size) for way in (PLAIN, OURS)}
     told: dict[str, list[Answer]] = {way: [] for way in memories}
@@ -130,7 +130,7 @@ async def _play(replay: Replay, traces: Sequence[Trace], tokens: int) -> tuple[l
             replay.play(trace)
             for way, memory in memories.items():
                 before = replay.seconds
-                known = replace(task, experience=memory.experience, table=memory.table)
+                known = replace(task, stats=memory.experience, table=memory.table)
                 machine: Callable[[], Machine] = partial(make[way], known, memory)
                 (answer,) = await together(worker, [machine], [trace.prompt])
                 if tuple(answer.tokens) != trace.tokens[:tokens]:

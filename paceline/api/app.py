@@ -17,15 +17,15 @@ from paceline import __version__
 from paceline.api.chat.endpoint import ChatEndpoint
 from paceline.api.completions.endpoint import CompletionsEndpoint
 from paceline.api.embeddings.endpoint import EmbeddingsEndpoint
-from paceline.api.http.admission import MAX_ACTIVE, Gate, GateMiddleware
+from paceline.api.http.admission import MAX_ACTIVE, AdmissionControl, AdmissionMiddleware
 from paceline.api.http.auth import Keyring
 from paceline.api.http.errors import http_failure
 from paceline.api.http.sse import KEEP_ALIVE_S
 from paceline.api.models import Catalog
 from paceline.api.openapi import ApiDescription
 from paceline.api.responses.endpoint import ResponsesEndpoint
-from paceline.api.responses.event_log import DEFAULT_RETENTION, Retention, TokenLog
-from paceline.api.responses.replay import close_cut
+from paceline.api.responses.event_log import DEFAULT_RETENTION, EventLog, Retention
+from paceline.api.responses.replay import close_interrupted
 from paceline.api.routes import allowed, register
 from paceline.api.vector_stores.endpoint import VectorStoresEndpoint
 from paceline.api.vector_stores.files import FilesEndpoint
@@ -50,17 +50,17 @@ def create_app(
     The `Gate` is in `app.state.gate`, every `Route` in `app.state.routes`, what ends with the server in
     `app.state.closers`.
     """
-    gate = Gate(keyring, max_active)
+    gate = AdmissionControl(keyring, max_active)
     app = FastAPI(
         title="Paceline", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
     app.state.gate = gate
     app.state.routes = []
     app.state.closers = []
-    app.add_middleware(GateMiddleware, gate=gate)
+    app.add_middleware(AdmissionMiddleware, gate=gate)
     app.add_exception_handler(HTTPException, _http_error)
     responses = ResponsesEndpoint(
-        service, TokenLog(state, close_cut, retention), gate, documents=documents, keep_alive=keep_alive
+        service, EventLog(state, close_interrupted, retention), gate, documents=documents, keep_alive=keep_alive
     )
     app.state.closers.append(responses.close)
     for endpoints in (

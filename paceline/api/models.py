@@ -12,7 +12,7 @@ from dataclasses import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.http.admission import Gate
+from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.strict_json import encode_json
 from paceline.api.routes import Route
 from paceline.engine.base import ModelInfo
@@ -21,7 +21,7 @@ from paceline.runtime.service import EmbedderInfo, Service
 
 
 class Catalog:
-    def __init__(self, service: Service, gate: Gate) -> None:
+    def __init__(self, service: Service, gate: AdmissionControl) -> None:
         self._service = service
         self._gate = gate
         self._created = int(time.time())  # of this process: a model's own age is not known

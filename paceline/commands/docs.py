@@ -21,7 +21,7 @@ from paceline.errors import ConfigError
 from paceline.settings import AgentSettings, ServerSettings, resolve
 
 if TYPE_CHECKING:
-    from paceline.rag.records import Added, Progress
+    from paceline.rag.records import IngestResult, Progress
     from paceline.rag.store.documents import DocumentStore
 
 Side = Annotated[
@@ -162,7 +162,9 @@ def opened(
         yield documents
 
 
-def add_with_progress(store: DocumentStore, paths: Iterable[Path], side: Literal["cloud", "device"]) -> list[Added]:
+def add_with_progress(
+    store: DocumentStore, paths: Iterable[Path], side: Literal["cloud", "device"]
+) -> list[IngestResult]:
     """Add, with one bar on stderr for all files; none where stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import Progress as Bar

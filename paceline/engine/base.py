@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
@@ -68,11 +68,11 @@ class Engine(Protocol):
     def fork(self, seq: SeqId, into: SeqId) -> None:
         """`into` starts with the rows of `seq`."""
 
-    def export_rows(self, seq: SeqId, tokens: Sequence[int]) -> KvRows:
+    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         """A copy of the first rows of `seq`, which hold these tokens: the caller must know. Raises EngineError for rows
         that are not there for good, and where layers differ so much that their rows have no common shape."""
 
-    def adopt_rows(self, seq: SeqId, rows: KvRows) -> None:
+    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
         """`seq`, new, starts with these rows, as if they had been prefilled.
 
         Raises EngineError, and leaves everything as it was, for a sequence that exists, rows of another model, span of
@@ -86,7 +86,7 @@ class Engine(Protocol):
         """Rows cached, provisional ones included; 0 for an unknown sequence."""
 
     @property
-    def block_rows(self) -> int:
+    def block_size(self) -> int:
         """Rows that memory is handed out in; 1 where there are no blocks."""
 
     def free_rows(self) -> int | None:

@@ -16,14 +16,14 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import ModelInfo, Output
 from paceline.engine.model_config import MASKED_KINDS, windows
 from paceline.engine.self_test import agrees, prompt_for
-from paceline.engine.sequence_table import Ledger
-from paceline.engine.tensors import adopted, dists, exported
+from paceline.engine.sequence_table import SequenceTable
+from paceline.engine.tensors import dists, kv_from_tensors, kv_to_tensors
 from paceline.errors import EngineError
 
 log = logging.getLogger("paceline.engine")
@@ -40,7 +40,7 @@ class HFEngine:
         self._model, self._info = model, info
         self._windows = windows(model.config)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._ledger = Ledger(vocab_size=info.vocab_size, max_positions=info.max_positions)
+        self._ledger = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
         self._caches: dict[SeqId, DynamicCache] = {}
         self._tokens: dict[SeqId, list[int]] = {}  # committed ones; only filled where rows are recomputed
         self._row_shapes: list[tuple[int, int, int]] | None = None  # of K and V: (layers, kv heads, dim)
@@ -54,7 +54,7 @@ class HFEngine:
         return self._info
 
     def forward(self, batch: Batch) -> Output:
-        self._ledger.admit(batch)
+        self._ledger.validate(batch)
         before = {segment.seq: self._state(segment.seq) for segment in batch.segments}
         try:
             with torch.inference_mode():
@@ -91,16 +91,18 @@ class HFEngine:
         self._ledger.fork(seq, into)
         self._caches[into], self._tokens[into] = self._state(seq)
 
-    def export_rows(self, seq: SeqId, tokens: Sequence[int]) -> KvRows:
+    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         num_rows = len(tokens)
         self._ledger.export(seq, num_rows)
         keys, values = (torch.empty(shape, dtype=self._model.dtype) for shape in self._shapes(num_rows))
         for i, (key, value) in enumerate(_layers(self._caches[seq])):  # none where rows are recomputed
             keys[i], values[i] = (tensor[0, :, :num_rows].transpose(0, 1) for tensor in (key, value))
-        return exported(self._info.fingerprint, tokens, keys, values)
+        return kv_from_tensors(self._info.fingerprint, tokens, keys, values)
 
-    def adopt_rows(self, seq: SeqId, rows: KvRows) -> None:
-        keys, values = adopted(rows, self._info.fingerprint, *self._shapes(len(rows.tokens)), dtype=self._model.dtype)
+    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
+        keys, values = kv_to_tensors(
+            rows, self._info.fingerprint, *self._shapes(len(rows.tokens)), dtype=self._model.dtype
+        )
         self._ledger.adopt(seq, rows.tokens)
         cache = DynamicCache()
         for i, layer in enumerate(zip(keys, values, strict=True)):
@@ -117,7 +119,7 @@ class HFEngine:
         return self._ledger.length(seq)
 
     @property
-    def block_rows(self) -> int:
+    def block_size(self) -> int:
         return 1
 
     def free_rows(self) -> int | None:
@@ -166,7 +168,7 @@ class HFEngine:
             by_kind = {kind: self._mask(segment, window) for kind, window in self._windows.items()}
             masks = by_kind if len(by_kind) > 1 else next(iter(by_kind.values()))
         return self._wanted(
-            segment.wanted(),
+            segment.logits_rows(),
             input_ids=torch.tensor([segment.tokens], device=device),
             position_ids=torch.tensor([segment.positions()], device=device),
             attention_mask=masks,
@@ -196,9 +198,9 @@ class HFEngine:
         device, before = self._model.device, len(tokens)
         if segment.parents is None:
             ids = torch.tensor([[*tokens, *segment.tokens]], device=device)
-            return self._wanted([before + row for row in segment.wanted()], input_ids=ids, use_cache=False)
+            return self._wanted([before + row for row in segment.logits_rows()], input_ids=ids, use_cache=False)
         rows: list[torch.Tensor] = []
-        for row in segment.wanted():
+        for row in segment.logits_rows():
             path = self._ledger.path(segment, row)
             ids = torch.tensor([[*tokens, *path]], device=device)
             rows.append(self._wanted([before + len(path) - 1], input_ids=ids, use_cache=False))

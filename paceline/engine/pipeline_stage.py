@@ -20,12 +20,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, AutoConfig, PreTrainedModel
 
-from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.engine.base import ModelInfo, Output
 from paceline.engine.loader import DEFAULTS, EngineOptions, choose_device, choose_dtype, find, fingerprint, quiet
 from paceline.engine.model_config import max_positions
-from paceline.engine.paged.engine import Flat, Rows, output_of, prepare
+from paceline.engine.paged.engine import FlatBatch, PagedKvCache, output_of, patch_model
 from paceline.errors import ConfigError, EngineError
 
 HiddenArray = NDArray[np.float32]
@@ -48,7 +48,7 @@ class StageOutput:
 class Stage:
     """Layers `first` to `stop` - 1 of a model. The engine contract but for `forward`, which also takes hidden rows."""
 
-    def __init__(self, model: PreTrainedModel, info: ModelInfo, rows: Rows, *, first: bool, last: bool) -> None:
+    def __init__(self, model: PreTrainedModel, info: ModelInfo, rows: PagedKvCache, *, first: bool, last: bool) -> None:
         self._model, self._info, self._rows = model, info, rows
         self._first, self._last = first, last
 
@@ -61,19 +61,19 @@ class Stage:
         """hidden: (rows of the batch, d_model) from the stage before; None at the first. Raises EngineError."""
         if (hidden is None) != self._first or (hidden is not None and len(hidden) != batch.num_rows):
             raise EngineError("the first stage takes tokens alone, each other one a hidden row for every token")
-        plan = self._rows.begin(batch)
+        plan = self._rows.allocate(batch)
         try:
             with torch.inference_mode():
-                found = self._run(Flat.of(batch, self._model.device), hidden, plan)
+                found = self._run(FlatBatch.of(batch, self._model.device), hidden, plan)
         except RuntimeError as error:  # what torch raises when memory runs out, or for rows of another width
-            self._rows.undo(batch)
+            self._rows.roll_back(batch)
             raise EngineError(f"the stage could not run: {error}") from error
-        self._rows.done(batch)
+        self._rows.written(batch)
         if self._last:
             return StageOutput(None, output_of(batch, found))
         return StageOutput(found.float().cpu().numpy(), None)
 
-    def _run(self, flat: Flat, hidden: HiddenArray | None, plan: object) -> Tensor:
+    def _run(self, flat: FlatBatch, hidden: HiddenArray | None, plan: object) -> Tensor:
         """(wanted, vocab) at the last stage, else (rows, d_model)"""
         wanted = {"logits_to_keep": flat.wanted} if self._last else {}
         if hidden is None:
@@ -93,12 +93,12 @@ class Stage:
     def fork(self, seq: SeqId, into: SeqId) -> None:
         self._rows.fork(seq, into)
 
-    def export_rows(self, seq: SeqId, tokens: Sequence[int]) -> KvRows:
+    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         """Of this stage's layers."""
-        return self._rows.export_rows(seq, tokens)
+        return self._rows.export_kv(seq, tokens)
 
-    def adopt_rows(self, seq: SeqId, rows: KvRows) -> None:
-        self._rows.adopt_rows(seq, rows)
+    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
+        self._rows.import_kv(seq, rows)
 
     def release(self, seq: SeqId) -> None:
         self._rows.release(seq)
@@ -107,8 +107,8 @@ class Stage:
         return self._rows.length(seq)
 
     @property
-    def block_rows(self) -> int:
-        return self._rows.block_rows
+    def block_size(self) -> int:
+        return self._rows.block_size
 
     def free_rows(self) -> int:
         return self._rows.free_rows()
@@ -172,7 +172,7 @@ def load_stage(
     span = replace(whole, fingerprint=f"{whole.fingerprint} layers {first} to {stop - 1}")  # of the rows it keeps
     probe = None if is_first else {"inputs_embeds": torch.zeros(1, 1, config.hidden_size, dtype=dtype, device=device)}
     try:
-        rows = prepare(model, span, kv_rows=options.kv_rows, probe=probe)
+        rows = patch_model(model, span, kv_rows=options.kv_rows, probe=probe)
     except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"{directory} cannot be cut into stages: {error}") from error
     return Stage(model, whole, rows, first=is_first, last=is_last)

@@ -23,7 +23,7 @@ class OpenTree(NamedTuple):
 NOTHING_OPEN = OpenTree()
 
 
-class Kept(NamedTuple):
+class KeptRows(NamedTuple):
     """What a commit leaves of an open tree, for the engine to do."""
 
     first: int  # the tree's first row in its sequence
@@ -33,7 +33,7 @@ class Kept(NamedTuple):
 
 
 @dataclass(slots=True)
-class Rows:
+class CachedRows:
     """The rows of one sequence."""
 
     length: int = 0  # rows written, provisional ones included
@@ -44,7 +44,7 @@ class Rows:
         return self.length - len(self.tree.tokens)
 
 
-class Ledger:
+class SequenceTable:
     """Rows of all sequences. `admit` only checks; `written` records what an engine has done.
 
     Every refusal is an EngineError and leaves everything as it was.
@@ -53,17 +53,17 @@ class Ledger:
     def __init__(self, *, vocab_size: int, max_positions: int) -> None:
         self._vocab_size = vocab_size
         self._max_positions = max_positions
-        self._rows: dict[SeqId, Rows] = {}
+        self._rows: dict[SeqId, CachedRows] = {}
 
-    def admit(self, batch: Batch) -> None:
+    def validate(self, batch: Batch) -> None:
         """Raise unless every segment continues exactly what is written."""
         for segment in batch.segments:
-            rows = self._rows.get(segment.seq, Rows())
+            rows = self._rows.get(segment.seq, CachedRows())
             if segment.start != rows.length:
                 raise EngineError(
                     f"sequence {segment.seq} has {rows.length} rows, but the segment starts at {segment.start}"
                 )
-            repeated = (segment.parents or ())[: segment.open_rows]
+            repeated = (segment.parents or ())[: segment.num_open_rows]
             if repeated != rows.tree.parents:
                 raise EngineError(
                     f"sequence {segment.seq} has an open tree with the parents {rows.tree.parents}: a segment must "
@@ -79,18 +79,18 @@ class Ledger:
 
     def written(self, batch: Batch) -> None:
         for segment in batch.segments:
-            rows = self._rows.setdefault(segment.seq, Rows())
+            rows = self._rows.setdefault(segment.seq, CachedRows())
             rows.length += len(segment.tokens)
             if segment.parents is not None:
                 rows.tree = OpenTree(rows.tree.tokens + segment.tokens, segment.parents)
 
     def path(self, segment: Segment, row: int) -> list[int]:
         """Tokens from a root of the tree down to `row` of this segment, which is admitted and not yet written."""
-        tree = self._rows.get(segment.seq, Rows()).tree
+        tree = self._rows.get(segment.seq, CachedRows()).tree
         tokens = tree.tokens + segment.tokens
         return [token for token, above in zip(tokens, segment.mask()[row], strict=True) if above]
 
-    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> Kept:
+    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> KeptRows:
         """Raises unless `keep` is a path from a root, and `rest`, in rising order, hangs together below its end."""
         rows = self._rows.get(seq)
         if rows is None or not rows.tree.tokens:
@@ -111,14 +111,14 @@ class Ledger:
                 )
             place[row] = len(place) - 1
             last = row
-        kept = Kept(rows.committed, len(tokens), (*keep, *rest), tuple(tokens[row] for row in keep))
+        kept = KeptRows(rows.committed, len(tokens), (*keep, *rest), tuple(tokens[row] for row in keep))
         rows.length = kept.first + len(kept.order)
         rows.tree = OpenTree(tuple(tokens[row] for row in rest), tuple(place[parents[row]] for row in rest))
         return kept
 
     def truncate(self, seq: SeqId, length: int) -> None:
         """Raises for rows that were never written, and inside a tree, whose rows have no single order."""
-        rows = self._rows.get(seq, Rows())
+        rows = self._rows.get(seq, CachedRows())
         if not 0 <= length <= rows.committed:
             raise EngineError(f"sequence {seq} cannot be truncated to {length} rows: it has {rows.committed}")
         rows.length, rows.tree = length, NOTHING_OPEN
@@ -129,11 +129,11 @@ class Ledger:
             raise EngineError(f"sequence {seq} cannot be forked: unknown, or a tree of it is open")
         if into in self._rows:
             raise EngineError(f"sequence {into} exists already")
-        self._rows[into] = Rows(rows.length)
+        self._rows[into] = CachedRows(rows.length)
 
     def export(self, seq: SeqId, num_rows: int) -> None:
         """Raises unless so many first rows are there for good."""
-        committed = self._rows.get(seq, Rows()).committed
+        committed = self._rows.get(seq, CachedRows()).committed
         if not 0 < num_rows <= committed:
             raise EngineError(f"sequence {seq} cannot export {num_rows} rows: it has {committed}")
 
@@ -143,7 +143,7 @@ class Ledger:
             raise EngineError(f"sequence {seq} exists already")
         if len(tokens) > self._max_positions or not all(0 <= token < self._vocab_size for token in tokens):
             raise EngineError(f"sequence {seq} cannot adopt {len(tokens)} rows: too many, or of unknown tokens")
-        self._rows[seq] = Rows(len(tokens))
+        self._rows[seq] = CachedRows(len(tokens))
 
     def release(self, seq: SeqId) -> None:
         self._rows.pop(seq, None)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.sampling.dist import Dist
 from paceline.errors import EngineError
 
@@ -25,15 +25,15 @@ def dists(logits: Tensor) -> tuple[Dist, ...]:
     return tuple(Dist.dense(row, norm) for row, norm in zip(probs, norms, strict=True))
 
 
-def exported(model: str, tokens: Sequence[int], keys: Tensor, values: Tensor) -> KvRows:
+def kv_from_tensors(model: str, tokens: Sequence[int], keys: Tensor, values: Tensor) -> KvPrefix:
     """keys: (layers, rows, kv heads, key dim), values likewise; on any device, and not changed afterwards."""
     name = str(keys.dtype).removeprefix("torch.")
     arrays = [tensor.view(_BITS.get(tensor.dtype, tensor.dtype)).cpu().numpy() for tensor in (keys, values)]
-    return KvRows(model, name, tuple(tokens), arrays[0], arrays[1])
+    return KvPrefix(model, name, tuple(tokens), arrays[0], arrays[1])
 
 
-def adopted(
-    rows: KvRows, model: str, keys: Sequence[int], values: Sequence[int], *, dtype: torch.dtype
+def kv_to_tensors(
+    rows: KvPrefix, model: str, keys: Sequence[int], values: Sequence[int], *, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Tensors on the CPU over the memory of `rows`: for reading only.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.engine.base import Engine, ModelInfo, Output
 from paceline.errors import EngineError
@@ -38,11 +38,11 @@ class WrappedEngine:
     def fork(self, seq: SeqId, into: SeqId) -> None:
         self._inner.fork(seq, into)
 
-    def export_rows(self, seq: SeqId, tokens: Sequence[int]) -> KvRows:
-        return self._inner.export_rows(seq, tokens)
+    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
+        return self._inner.export_kv(seq, tokens)
 
-    def adopt_rows(self, seq: SeqId, rows: KvRows) -> None:
-        self._inner.adopt_rows(seq, rows)
+    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
+        self._inner.import_kv(seq, rows)
 
     def release(self, seq: SeqId) -> None:
         self._inner.release(seq)
@@ -51,8 +51,8 @@ class WrappedEngine:
         return self._inner.length(seq)
 
     @property
-    def block_rows(self) -> int:
-        return self._inner.block_rows
+    def block_size(self) -> int:
+        return self._inner.block_size
 
     def free_rows(self) -> int | None:
         return self._inner.free_rows()
@@ -61,7 +61,7 @@ class WrappedEngine:
         self._inner.check()
 
 
-class PacedEngine(WrappedEngine):
+class DelayedEngine(WrappedEngine):
     """`inner`, each forward of which takes at least forward_s + row_s * (wanted rows - 1) seconds.
 
     Only rows whose distributions are wanted are counted: those of decodes and trees. A prefill wants one row or none,

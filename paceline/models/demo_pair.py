@@ -14,8 +14,8 @@ from paceline.engine.base import LoadedModel
 from paceline.engine.loader import load_model
 from paceline.rag.embedder import Embedder
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
-from paceline.runtime.simulator import Job, Network, World
-from paceline.strategies.base import SIDES, Branch, Drafting, Side, Task
+from paceline.runtime.simulator import Network, SimulatedRequest, Simulation
+from paceline.strategies.base import SIDES, Branch, DraftLimits, MachineConfig, Side
 from paceline.strategies.registry import STRATEGIES
 
 LIMIT = 96  # tokens an answer may have
@@ -46,12 +46,12 @@ class Pair:
             for side, score in zip(sides, scores, strict=True)
         }
         sampling = SamplingParams(temperature=0.0)
-        plain = Drafting(width=1, rows=1, ahead=0)  # drafts change no token, and cost time here
-        task = Task(
+        plain = DraftLimits(width=1, rows=1, ahead=0)  # drafts change no token, and cost time here
+        task = MachineConfig(
             front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, drafting=plain, rescoring=True
         )
         engines = {side: self.models[side].engine for side in SIDES}
-        world = World(Job(strategy, front, task, branches), engines, network=Network((0.01, 0.02)))
+        world = Simulation(SimulatedRequest(strategy, front, task, branches), engines, network=Network((0.01, 0.02)))
         return tokenizer.decode(world.run().tokens)
 
     def _scores(self, question: str, documents: Sequence[str | None]) -> list[float | None]:

@@ -236,7 +236,7 @@ class Database:
         return sqlite.speaking(self._directory / FILE, "a document store")
 
 
-class Rows:
+class SharedConnection:
     """A connection for several threads, one transaction at a time."""
 
     def __init__(self, database: Database) -> None:

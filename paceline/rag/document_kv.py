@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from safetensors import TensorSpec, serialize_file
 
-from paceline.core.batching.kv_prefix import CARRIERS, KvArray, KvRows
+from paceline.core.batching.kv_prefix import CARRIERS, KvArray, KvPrefix
 
 FOLDER = "kv"  # in the folder of the documents
 _SUFFIX = ".safetensors"
@@ -77,7 +77,7 @@ class _Stored(NamedTuple):
         return str(crc)
 
 
-class KvStore:
+class DocumentKvStore:
     """Files in one folder, `limit` bytes of them at most. Safe to use from several threads.
 
     Where the folder cannot be used nothing is found and nothing kept, and the log says so: an answer never waits for
@@ -91,7 +91,7 @@ class KvStore:
         self._lock = threading.Lock()
         self._checked: set[tuple[str, int, int, int]] = set()  # files whose checksum has been found right
 
-    def get(self, key: KvKey) -> KvRows | None:
+    def get(self, key: KvKey) -> KvPrefix | None:
         """Rows over the mapped file, which stay readable when it is removed; None when there is none that is whole."""
         path = self._folder / key.file
         try:
@@ -113,7 +113,7 @@ class KvStore:
             path.unlink(missing_ok=True)
         return None
 
-    def put(self, key: KvKey, rows: KvRows) -> bool:
+    def put(self, key: KvKey, rows: KvPrefix) -> bool:
         """Keep these rows, and drop what was not used for longest. False when they could not be kept."""
         assert key.tokens == rows.tokens, "a file's name is of the rows in it"
         if rows.num_bytes > self._limit:
@@ -142,7 +142,7 @@ class KvStore:
     def num_bytes(self) -> int:
         return sum(size for _, size, _ in self._files())
 
-    def has_room(self, rows: KvRows) -> bool:
+    def has_room(self, rows: KvPrefix) -> bool:
         """Could these be kept with nothing else going for it?"""
         return self.num_bytes() + rows.num_bytes + 8 * len(rows.tokens) + _HEADER <= self._limit
 
@@ -158,7 +158,7 @@ class KvStore:
         return self._remove(name for name in names if name.split("-")[0] not in kept)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
-    def _rows(self, key: KvKey, memory: mmap.mmap, stamp: tuple[str, int, int, int]) -> KvRows:
+    def _rows(self, key: KvKey, memory: mmap.mmap, stamp: tuple[str, int, int, int]) -> KvPrefix:
         """Raises ValueError, KeyError or TypeError for a file that is not what its name says."""
         stored = _read(memory)
         with self._lock:
@@ -171,7 +171,7 @@ class KvStore:
         tokens, keys, values = (stored.arrays[name] for name in _ARRAYS)
         if stored.metadata["model"] != key.model or tokens.tolist() != list(key.tokens):
             raise ValueError("it is of another model or other tokens")
-        return KvRows(stored.metadata["fingerprint"], stored.metadata["dtype"], key.tokens, keys, values)
+        return KvPrefix(stored.metadata["fingerprint"], stored.metadata["dtype"], key.tokens, keys, values)
 
     def _files(self) -> list[tuple[str, int, int]]:
         """(name, bytes, last use in ns)"""
@@ -216,7 +216,7 @@ class KvStore:
         return removed
 
 
-def _write(part: Path, key: KvKey, rows: KvRows) -> None:
+def _write(part: Path, key: KvKey, rows: KvPrefix) -> None:
     """The whole file, on the disk when this returns."""
     arrays: dict[str, KvArray] = {"tokens": np.array(rows.tokens, dtype="<i8")}
     arrays |= {"keys": np.ascontiguousarray(rows.keys), "values": np.ascontiguousarray(rows.values)}

@@ -21,7 +21,7 @@ class Selection:
     """Which documents are searched."""
 
     collections: tuple[str, ...] = (DEFAULT_COLLECTION,)
-    among: frozenset[str] | None = None  # ids of documents: of those collections only these
+    document_ids: frozenset[str] | None = None  # ids of documents: of those collections only these
 
 
 MANAGED = Selection()
@@ -47,7 +47,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class IngestResult:
     """What became of one file. `note` says why it was skipped, or which document has the same text."""
 
     name: str

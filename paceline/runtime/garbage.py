@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def long_lived_spared() -> Iterator[None]:
+def freeze_heap() -> Iterator[None]:
     """What is there now (modules, models, stores) stays until the end: it is not looked through for garbage meanwhile.
 
     That would take a few hundred milliseconds each time, and hold every answer up. What answers leave behind is still

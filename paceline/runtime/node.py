@@ -13,48 +13,48 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from paceline.core.aggregation.registry import RuleName
+from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.drafting.online_stats import Experience
+from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.constraint import Constraint, Mask
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from paceline.engine.base import LoadedModel, ModelInfo
-from paceline.engine.grammar.compiler import Grammars, PromisedMask
+from paceline.engine.grammar.compiler import DeferredMask, GrammarCompiler
 from paceline.errors import PacelineError, RequestError
-from paceline.rag.document_kv import KvStore
+from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.records import Passage, Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.runtime.embeddings import TextEmbedder
 from paceline.runtime.engine_loop.calibration import PREFIX, Timed, forward_times
-from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentKv
+from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentPrefiller
 from paceline.runtime.engine_loop.memory import claim, claim_or_refuse
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.service import EmbedderInfo, Embeddings, GenerateRequest, Logprobs, Readiness
 from paceline.runtime.sessions.base import PeerSession
-from paceline.runtime.sessions.client import FrontSession, Plan
+from paceline.runtime.sessions.client import ClientSession, PreparedRequest
 from paceline.runtime.sessions.egress import Egress
-from paceline.runtime.sessions.output_text import spelled
+from paceline.runtime.sessions.output_text import token_strings
 from paceline.runtime.sessions.prompt_logprobs import PromptScorer
-from paceline.runtime.sessions.prompts import Reading, raw_reading, read, too_long
-from paceline.runtime.sessions.remote_search import SEARCH, PublicSearch, Searches, told
+from paceline.runtime.sessions.prompts import PromptSet, build_prompts, raw_prompt, too_long
+from paceline.runtime.sessions.remote_search import SEARCH, RemoteSearch, SearchServer, to_wire
 from paceline.runtime.sessions.routing import (
     DRAFTINGS,
     RULES,
-    Joint,
-    Situation,
-    choose_rule,
+    AggregateSetting,
+    RoutingContext,
+    choose_aggregator,
     choose_strategy,
     drafting_from_wire,
     opening_for,
     peer_missing,
 )
-from paceline.strategies.base import Side, Task, other
+from paceline.strategies.base import MachineConfig, Side, other
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import constraint_from_wire, sampling_from_wire
-from paceline.wire.messages import CloseSession, Found, FoundPassage, OpenSession
+from paceline.wire.messages import CloseSession, OpenSession, RetrievedPassage, RetrievedPassages
 
 log = logging.getLogger("paceline.node")
 
@@ -79,7 +79,7 @@ class Node:
         max_tokens_default: int | None = None,
         expects_peer: bool = False,
         open_to_peer: bool = False,
-        kv: KvStore | None = None,
+        kv: DocumentKvStore | None = None,
         tables: TableStore | None = None,
         timed: bool = False,
     ) -> None:
@@ -101,24 +101,24 @@ class Node:
         self._open_to_peer = open_to_peer
         self._tables = tables or TableStore(None, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
         self._shrinking: asyncio.Task[None] | None = None  # tables go to their files
-        self._experiences: dict[tuple[RuleName, bool], Experience] = {}
+        self._experiences: dict[tuple[AggregatorName, bool], OnlineStats] = {}
         self._timed = timed
         self._times: Sequence[Timed] = ()
         self.worker = EngineWorker(model.engine)
-        self._block_rows = model.engine.block_rows
+        self._block_size = model.engine.block_size
         self._links: dict[str, Link] = {}  # by the peer's name
-        self._fronts: set[FrontSession] = set()
+        self._fronts: set[ClientSession] = set()
         self._preparing = 0  # requests that will be fronts
         self._peers: dict[PeerSession, Link] = {}
-        self._search, self._searches = PublicSearch(), Searches()  # for passages alone: of this side, and of peers
+        self._search, self._searches = RemoteSearch(), SearchServer()  # for passages alone: of this side, and of peers
         self._tasks: set[asyncio.Task[None]] = set()
         self._tokenizer = model.tokenizer
         self._library: Library | None = None
-        self._grammars = Grammars(model.tokenizer)
+        self._grammars = GrammarCompiler(model.tokenizer)
         self._vocab_size = min(self._info.vocab_size, self._tokenizer.vocab_size)
         self._scorer = PromptScorer(self.worker, self._tokenizer, self._vocab_size)
         self._embedder = None if store is None else TextEmbedder(store.embedder)
-        self._kv = None if kv is None or store is None else DocumentKv(kv, store, self.worker, model)
+        self._kv = None if kv is None or store is None else DocumentPrefiller(kv, store, self.worker, model)
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self._grammars.warm)  # now, as it holds up everything
@@ -149,11 +149,11 @@ class Node:
             await asyncio.to_thread(self._kv.close)
         await asyncio.to_thread(self._tables.save)
 
-    async def _fill(self, kv: DocumentKv) -> None:
+    async def _fill(self, kv: DocumentPrefiller) -> None:
         """Compute the KV of documents that are new, while no answer is being written."""
         while True:
             try:
-                await kv.catch_up(lambda: bool(self._fronts or self._peers or self._preparing))
+                await kv.prefill_missing(lambda: bool(self._fronts or self._peers or self._preparing))
             except Exception:
                 log.exception("KV of documents could not be computed ahead")
             await asyncio.sleep(WATCH_S)
@@ -199,16 +199,16 @@ class Node:
         }
         return Readiness(True, detail)
 
-    async def tokenise(self, text: str) -> tuple[int, ...]:
+    async def tokenize(self, text: str) -> tuple[int, ...]:
         return tuple(await asyncio.to_thread(self._tokenizer.raw, text))
 
-    async def spell(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
-        return await asyncio.to_thread(spelled, self._tokenizer, tokens)
+    async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
+        return await asyncio.to_thread(token_strings, self._tokenizer, tokens)
 
     def check(self, request: GenerateRequest, *, room: int) -> None:
         choose_strategy(request, self._situation(*self._peer_for(request), 0))
-        choose_rule(request)
-        raw_reading(request.prompt or (), self._info.max_positions, self._vocab_size, room=room)
+        choose_aggregator(request)
+        raw_prompt(request.prompt or (), self._info.max_positions, self._vocab_size, room=room)
 
     async def score(self, prompt: Sequence[int], top: int) -> Sequence[Logprobs]:
         return await self._scorer.score(prompt, top)
@@ -218,7 +218,7 @@ class Node:
             raise RequestError("This side keeps no documents and has no embedder.", status=404, param="model")
         return await self._embedder.embed(texts)
 
-    async def prepare(self, request: GenerateRequest) -> FrontSession:
+    async def prepare(self, request: GenerateRequest) -> ClientSession:
         if len(self._fronts) + self._preparing >= MAX_ANSWERS:
             raise RequestError(
                 f"This server is writing {MAX_ANSWERS} answers already. Please try again in {RETRY_AFTER_S} s.",
@@ -237,9 +237,9 @@ class Node:
         finally:
             self._preparing -= 1
 
-    async def _prepare(self, request: GenerateRequest, egress: Egress) -> FrontSession:
+    async def _prepare(self, request: GenerateRequest, egress: Egress) -> ClientSession:
         name, link = self._peer_for(request)
-        selection = Selection(request.collections, request.among)
+        selection = Selection(request.collections, request.document_ids)
         own = 0 if self._store is None else await asyncio.to_thread(self._store.count, selection)
         choice = choose_strategy(request, self._situation(name, link, own))
         if choice.missing and request.on_loss != "continue":
@@ -254,12 +254,12 @@ class Node:
             raise peer_missing(other(self._side))
         if public:
             reading = await self._read(request, selection, public)
-        share = claim_or_refuse(self.worker.capacity, self._block_rows, reading.branches, self._limit(request, reading))
+        share = claim_or_refuse(self.worker.capacity, self._block_size, reading.branches, self._limit(request, reading))
         max_tokens = share.tokens
         if not share.drafts:
             joint = replace(joint, drafting=DRAFTINGS["none"])
         link = None if name is None else self._links.get(name)  # it may have gone or come back meanwhile
-        plan = Plan(
+        plan = PreparedRequest(
             request=request,
             side=self._side,
             strategy=strategy.name,
@@ -277,19 +277,19 @@ class Node:
         )
         task = replace(
             self._task(request.sampling, max_tokens, front=True, linked=strategy.needs_peer),
-            patient=request.on_loss == "pause",
-            rule=joint.rule,
-            wide=joint.wide,
+            waits_for_peer=request.on_loss == "pause",
+            aggregator=joint.rule,
+            needs_dists=joint.wide,
             rescoring=request.rescoring,
             private=request.privacy != "open",
             drafting=joint.drafting,
             rtt=None if link is None else link.rtt,
             bandwidth=None if link is None else link.bandwidth,
-            experience=self._experience(joint.rule, request.sampling),
+            stats=self._experience(joint.rule, request.sampling),
             mask=mask,
             table=self._table(request.owner),
         )
-        front = FrontSession(
+        front = ClientSession(
             strategy.machine(task),
             self.worker,
             plan,
@@ -312,8 +312,8 @@ class Node:
         return await asyncio.to_thread(self._grammars.mask, constraint)
 
     @staticmethod
-    def _joint(request: GenerateRequest) -> Joint:
-        return Joint(choose_rule(request), request.top_logprobs is not None, DRAFTINGS[request.drafts])
+    def _joint(request: GenerateRequest) -> AggregateSetting:
+        return AggregateSetting(choose_aggregator(request), request.top_logprobs is not None, DRAFTINGS[request.drafts])
 
     def _peer_for(self, request: GenerateRequest) -> tuple[str | None, Link | None]:
         """Whose documents join: the named device, else the only peer there is."""
@@ -323,9 +323,9 @@ class Node:
             return next(iter(self._links.items()))
         return None, None
 
-    def _situation(self, name: str | None, link: Link | None, own_documents: int) -> Situation:
+    def _situation(self, name: str | None, link: Link | None, own_documents: int) -> RoutingContext:
         peer = None if link is None else link.peer
-        return Situation(
+        return RoutingContext(
             side=self._side,
             expected=self._expects_peer or name is not None,
             linked=link is not None and link.accepting,
@@ -334,12 +334,12 @@ class Node:
             peer_documents=0 if peer is None else peer.documents,
         )
 
-    async def _read(self, request: GenerateRequest, selection: Selection, others: Sequence[Passage] = ()) -> Reading:
+    async def _read(self, request: GenerateRequest, selection: Selection, others: Sequence[Passage] = ()) -> PromptSet:
         if request.prompt is not None:
-            return raw_reading(request.prompt, self._info.max_positions, self._vocab_size)
+            return raw_prompt(request.prompt, self._info.max_positions, self._vocab_size)
         least = min(LEAST_ROOM, self._info.max_positions // 8)
         room = min(request.max_tokens or self._max_tokens_default or least, self._info.max_positions // 2)
-        reading = await read(
+        reading = await build_prompts(
             request.messages,
             self._store,
             self._tokenizer,
@@ -354,23 +354,23 @@ class Node:
             raise too_long(self._info.max_positions, reading.plain_tokens, "messages")
         return reading
 
-    def _limit(self, request: GenerateRequest, reading: Reading) -> int:
+    def _limit(self, request: GenerateRequest, reading: PromptSet) -> int:
         """Tokens to write at most. What does not fit the context is clamped, as OpenAI does."""
         room = self._info.max_positions - reading.longest
         return min(request.max_tokens or self._max_tokens_default or room, room)
 
-    def _experience(self, rule: RuleName, sampling: SamplingParams) -> Experience:
+    def _experience(self, rule: AggregatorName, sampling: SamplingParams) -> OnlineStats:
         """What answers of this kind have taught this side."""
         kind = rule, sampling.temperature == 0.0
         if kind not in self._experiences:
-            self._experiences[kind] = Experience()
+            self._experiences[kind] = OnlineStats()
             self._experiences[kind].begin(self._times, PREFIX)
         return self._experiences[kind]
 
-    def _task(self, sampling: SamplingParams, max_tokens: int, *, front: bool, linked: bool) -> Task:
-        return Task(
+    def _task(self, sampling: SamplingParams, max_tokens: int, *, front: bool, linked: bool) -> MachineConfig:
+        return MachineConfig(
             side=self._side,
-            front=front,
+            faces_client=front,
             sampling=sampling,
             max_tokens=max_tokens,
             eos_ids=self._tokenizer.eos_ids,
@@ -412,27 +412,27 @@ class Node:
             why = f"it does not know '{opening.strategy}'"
         elif opening.privacy not in JOINT_PRIVACY:
             why = f"the privacy level '{opening.privacy}' takes no second side"
-        elif opening.rule not in RULES:
-            why = f"it does not know the aggregator '{opening.rule}'"
+        elif opening.aggregator not in RULES:
+            why = f"it does not know the aggregator '{opening.aggregator}'"
         else:
             why = "it is busy" if len(self._peers) >= MAX_ANSWERS else ""
         if strategy is None or why:
             link.send(CloseSession(opening.session, f"refused: {why}"))
             return
         sampling = sampling_from_wire(opening.sampling)
-        mask = None if opening.constraint is None else PromisedMask()
+        mask = None if opening.constraint is None else DeferredMask()
         task = replace(
             self._task(sampling, opening.max_tokens, front=False, linked=True),
             targets=tuple(opening.targets),
             epoch=opening.epoch,
-            rule=RULES[opening.rule],
-            wide=opening.wide,
+            aggregator=RULES[opening.aggregator],
+            needs_dists=opening.needs_dists,
             rescoring=opening.rescoring,
             private=opening.privacy != "open" or (self._side == "device" and not self._open_to_peer),
             drafting=drafting_from_wire(opening.drafting),
             rtt=link.rtt,
             bandwidth=link.bandwidth,
-            experience=self._experience(RULES[opening.rule], sampling),
+            stats=self._experience(RULES[opening.aggregator], sampling),
             mask=mask,
             table=self._table(f"peer:{peer}"),  # whose clients they are is the peer's to know
         )
@@ -447,7 +447,7 @@ class Node:
         self._peers[session] = link
         session.begin()
 
-    async def _retrieve(self, session: PeerSession, opening: OpenSession, mask: PromisedMask | None) -> None:
+    async def _retrieve(self, session: PeerSession, opening: OpenSession, mask: DeferredMask | None) -> None:
         if mask is not None and opening.constraint is not None:
             try:
                 mask.keep(await self._mask(constraint_from_wire(opening.constraint)))
@@ -461,7 +461,7 @@ class Node:
         messages = [{"role": message.role, "content": message.content} for message in opening.messages]
         room = min(opening.max_tokens, self._info.max_positions // 2)
         try:
-            reading = await read(
+            reading = await build_prompts(
                 messages,
                 self._store,
                 self._tokenizer,
@@ -478,19 +478,19 @@ class Node:
             session.fail(PacelineError(f"its context of {self._info.max_positions} tokens is too short"))
             return
         prompts = [len(branch.prompt) + len(opening.targets) for branch in reading.branches]
-        share = claim(self.worker.capacity, self._block_rows, prompts, opening.max_tokens)
+        share = claim(self.worker.capacity, self._block_size, prompts, opening.max_tokens)
         if share is None or not share.drafts:
             session.fail(PacelineError("the engine's memory is too short for it"))
             return
-        found = Found(0, self._found(reading.passages))
+        found = RetrievedPassages(0, self._found(reading.passages))
         left = min(self._info.max_positions - reading.longest, len(opening.targets) + share.tokens)
         session.retrieved(reading.branches, left, found, reading.prefixes, claim=share.rows)
 
-    def _found(self, passages: Sequence[Passage]) -> list[FoundPassage]:
+    def _found(self, passages: Sequence[Passage]) -> list[RetrievedPassage]:
         """What the peer may know of passages that are read here: of a device's, that there are some."""
         if self._side == "device":
-            return [FoundPassage(document="", text="", score=0.0)] * len(passages)
-        return told(passages)
+            return [RetrievedPassage(document="", text="", score=0.0)] * len(passages)
+        return to_wire(passages)
 
     def _run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """In the background, and no longer than this node lives."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.aggregation.registry import RuleName
+from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.sampling.constraint import Constraint
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import ModelInfo
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OnLoss = Literal["continue", "pause", "fail"]
 Privacy = Literal["open", "document-private", "answer-private", "local-only"]
-Drafts = Literal["tree", "chain", "sequence", "none"]  # how far and how broadly the sides draft
+DraftMode = Literal["tree", "chain", "sequence", "none"]  # how far and how broadly the sides draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ class GenerateRequest:
     privacy: Privacy = "document-private"
     top_logprobs: int | None = None  # None: no logprobs
     seeded: bool = True  # the client named the seed: the same one must give the same text
-    aggregator: RuleName | None = None  # None: chosen by default_rule
-    drafts: Drafts = "tree"
+    aggregator: AggregatorName | None = None  # None: chosen by default_rule
+    drafts: DraftMode = "tree"
     rescoring: bool = True  # scores of documents follow the text as it grows
     owner: str = ""  # whose request: what it teaches about text serves the same owner alone. A name, never a secret
     constraint: Constraint | None = None  # what the text must look like
     collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # this side's documents that are read; the peer reads its own
     min_score: float = MIN_SCORE  # the least cosine of a passage of this side that is read
-    among: frozenset[str] | None = None  # of those collections only these documents, by id; None: all
+    document_ids: frozenset[str] | None = None  # of those collections only these documents, by id; None: all
     prompt: tuple[int, ...] | None = None  # continue these tokens; then `messages` is empty and no document is read
 
 
@@ -76,7 +76,7 @@ Logprobs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]  # a token, and the mos
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextDelta:
     """Text that is final: never half a character, never the beginning of a stop string, never taken back."""
 
     text: str
@@ -86,7 +86,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class GenerationResult:
     """The last event of every generation that did not fail."""
 
     reason: FinishReason
@@ -101,7 +101,7 @@ class Done:
     end: Logprobs | None = None  # of the token that ended the answer, where logprobs are asked for and one did
 
 
-GenerateEvent = Piece | Done
+GenerateEvent = TextDelta | GenerationResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +143,10 @@ class Service(Protocol):
 
     def strategies(self) -> Sequence[str]: ...
 
-    async def tokenise(self, text: str) -> tuple[int, ...]:
+    async def tokenize(self, text: str) -> tuple[int, ...]:
         """The tokens of a raw prompt, at least one. Raises RequestError."""
 
-    async def spell(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
+    async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
         """What each token of a raw prompt stands for in its text; special tokens by their names."""
 
     def check(self, request: GenerateRequest, *, room: int) -> None:
@@ -162,13 +162,13 @@ class Service(Protocol):
     async def embed(self, texts: Sequence[str]) -> Embeddings:
         """Raises RequestError where there is no embedder or a text is too long."""
 
-    async def prepare(self, request: GenerateRequest) -> Prepared:
-        """Check, retrieve, tokenise and admit. Raises RequestError; nothing has started if it does."""
+    async def prepare(self, request: GenerateRequest) -> Generation:
+        """Check, retrieve, tokenize and admit. Raises RequestError; nothing has started if it does."""
 
     def readiness(self) -> Readiness: ...
 
 
-class Prepared(Protocol):
+class Generation(Protocol):
     """An admitted request. Must be run or closed, exactly once."""
 
     def run(self) -> AsyncIterator[GenerateEvent]:

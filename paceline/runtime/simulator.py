@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.engine.base import Engine
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.executor import Control, Request, Steps
+from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor
 from paceline.runtime.sessions.driver import Driver
 from paceline.strategies.base import (
     SIDES,
@@ -25,28 +25,28 @@ from paceline.strategies.base import (
     Finish,
     LinkBack,
     LinkLost,
+    MachineConfig,
     Received,
     Retrieved,
     Scored,
     Side,
     Started,
     Strategy,
-    Task,
-    Woke,
+    TimerFired,
     other,
 )
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import (
     CloseSession,
+    DetailRequest,
     Drafts,
+    EvidenceWeight,
     Handover,
-    Have,
     Message,
-    Pace,
     SessionMessage,
+    SpeedReport,
+    SyncState,
     Targets,
-    Wanted,
-    Weight,
 )
 
 
@@ -58,22 +58,22 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedRequest:
     """One request in the world. The task's `side`, `front`, `linked`, `targets` and `epoch` are the world's to set."""
 
     strategy: Strategy
     front: Side
-    task: Task
+    task: MachineConfig
     branches: Mapping[Side, tuple[Branch, ...]]
     room: Mapping[Side, int] = field(default_factory=dict)  # output tokens a side's context holds; absent: all
 
 
-class World:
+class Simulation:
     """Two sides, one request. `run` plays it to its end and checks that nothing is left behind."""
 
     def __init__(
         self,
-        job: Job,
+        job: SimulatedRequest,
         engines: Mapping[Side, Engine],
         *,
         seed: int = 0,
@@ -92,7 +92,9 @@ class World:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         self.hosts = {
-            side: Host(self, side, engines[side], (decode or {}).get(side, 0.01), (search or {}).get(side, 0.0))
+            side: SimulatedSide(
+                self, side, engines[side], (decode or {}).get(side, 0.01), (search or {}).get(side, 0.0)
+            )
             for side in SIDES
         }
         self.front = self.hosts[job.front]
@@ -106,7 +108,7 @@ class World:
         self._order += 1
         heapq.heappush(self._heap, (time, self._order, action))
 
-    def run(self, before: Callable[[World], None] | None = None, *, limit: float = 100_000.0) -> Host:
+    def run(self, before: Callable[[Simulation], None] | None = None, *, limit: float = 100_000.0) -> SimulatedSide:
         """Play until both sides have finished; `before` is called ahead of each event and may cut, kill or cancel."""
         self.front.start((), 0)
         while self._heap and not all(host.done for host in self.hosts.values()):
@@ -140,7 +142,7 @@ class World:
             self.linked = True
             self.front.deliver_later(LinkBack())
 
-    def send(self, sender: Host, message: Message) -> None:
+    def send(self, sender: SimulatedSide, message: Message) -> None:
         self.sent[type(message).__name__] = self.sent.get(type(message).__name__, 0) + 1
         if not self.linked:
             return
@@ -161,18 +163,18 @@ class World:
         self.at(self.now + self.random.uniform(*self.network.delay), arrive)
 
 
-class Host:
+class SimulatedSide:
     """One side: an engine in virtual time and at most one machine. Implements `driver.Ports`."""
 
-    def __init__(self, world: World, side: Side, engine: Engine, decode: float, search: float) -> None:
+    def __init__(self, world: Simulation, side: Side, engine: Engine, decode: float, search: float) -> None:
         self.world, self.side, self.decode, self.search = world, side, decode, search
-        self.steps = Steps(engine)
+        self.steps = StepExecutor(engine)
         self.tokens: list[int] = []
         self.lanes: list[Side | None] = []
         self.finished: Finish | None = None
         self._driver: Driver | None = None
         self._generation = 0  # of machines on this host: answers meant for an earlier one are void
-        self._inbox: list[Control | Request] = []
+        self._inbox: list[SequenceOp | ForwardRequest] = []
         self._stepping = False
         self._wake = 0
         self._next_seq = 0
@@ -187,7 +189,7 @@ class Host:
         task = replace(
             job.task,
             side=self.side,
-            front=self.side == job.front,
+            faces_client=self.side == job.front,
             targets=targets,
             epoch=epoch,
             linked=self.world.linked and job.strategy.needs_peer,
@@ -212,7 +214,7 @@ class Host:
             case CloseSession():
                 if self._driver is not None and self is not self.world.front:
                     self._driver.deliver(Cancelled())
-            case Drafts() | Weight() | Wanted() | Targets() | Handover() | Pace() | Have():
+            case Drafts() | EvidenceWeight() | DetailRequest() | Targets() | Handover() | SpeedReport() | SyncState():
                 if self._driver is not None and not self._driver.finished:
                     self._driver.deliver(Received(message, self.world.now))
                 elif self is self.world.front:
@@ -223,7 +225,7 @@ class Host:
     def settle(self) -> None:
         """After the end: nothing of this host's is left in its engine."""
         for item in self._inbox:
-            self.steps.take(item)
+            self.steps.submit(item)
         self.steps.engine.check()
         left = [seq for seq in range(1, self._next_seq + 1) if self.steps.engine.length(SeqId(seq))]
         assert not left and not self._live, f"{self.side} leaks sequences {left or self._live}"
@@ -242,17 +244,17 @@ class Host:
             if self._driver is not None and generation == self._generation:
                 self._driver.deliver(Scored(ticket, result, self.world.now, self.steps.last))  # type: ignore[arg-type]  # the other case is asserted
 
-        self._submit(Request(segment, answer))
+        self._submit(ForwardRequest(segment, answer))
 
     def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:
-        self._submit(Control.commit(seq, keep, rest))
+        self._submit(SequenceOp.commit(seq, keep, rest))
 
     def truncate(self, seq: SeqId, length: int) -> None:
-        self._submit(Control.truncate(seq, length))
+        self._submit(SequenceOp.truncate(seq, length))
 
     def release(self, seq: SeqId) -> None:
         self._live.discard(seq)
-        self._submit(Control.release(seq))
+        self._submit(SequenceOp.release(seq))
 
     def retrieve(self) -> None:
         generation = self._generation
@@ -281,7 +283,7 @@ class Host:
 
         def woke() -> None:
             if wake == self._wake and generation == self._generation and self._driver is not None:
-                self._driver.deliver(Woke(self.world.now, self.world.rtt))
+                self._driver.deliver(TimerFired(self.world.now, self.world.rtt))
 
         self.world.at(time, woke)
 
@@ -297,7 +299,7 @@ class Host:
             self.world.send(self, CloseSession(0, finish.reason))
 
     # ---- the engine in virtual time ---------------------------------------------------------------------------------
-    def _submit(self, item: Control | Request) -> None:
+    def _submit(self, item: SequenceOp | ForwardRequest) -> None:
         self._inbox.append(item)
         if not self._stepping:
             self._stepping = True
@@ -307,7 +309,7 @@ class Host:
         """Between two steps: take what was submitted, then run for `decode` seconds."""
         items, self._inbox = self._inbox, []
         for item in items:
-            self.steps.take(item)
+            self.steps.submit(item)
         scheduled = self.steps.next()
         if scheduled is None:
             self._stepping = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.sampling.sampler import choose, truncate
+from paceline.core.sampling.sampler import filter_top, sample
 from paceline.strategies.base import (
     Cancelled,
     Effect,
@@ -16,24 +16,24 @@ from paceline.strategies.base import (
     Event,
     Finish,
     FinishReason,
+    MachineConfig,
     Retrieve,
     Retrieved,
     Scored,
     Started,
     Strategy,
-    Task,
 )
-from paceline.strategies.decoding.branch_decoder import Decoder
-from paceline.strategies.decoding.prefix_tree import Paths
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.prefix_tree import PrefixTree
 
 
 class Autoregressive:
     """Needs no peer and ignores everything about one."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: MachineConfig) -> None:
         self._task = task
-        self._paths = Paths(len(task.targets))
-        self._decoder = Decoder(
+        self._paths = PrefixTree(len(task.targets))
+        self._decoder = BranchDecoder(
             task.sampling, task.vocab_size, rescoring=task.rescoring, mask=task.mask, ends=task.eos_ids
         )
         self._finished = False
@@ -57,17 +57,17 @@ class Autoregressive:
         head = self._paths.head
         if head.position >= self._task.max_tokens:
             return [self._finish("length")]
-        assert head.own is not None, "every branch has answered"
-        final = truncate(head.own, self._task.sampling)
-        token = choose(final, self._task.sampling, head.position)
-        lane = None if self._decoder.log_h is None else self._task.side
+        assert head.own_dist is not None, "every branch has answered"
+        final = filter_top(head.own_dist, self._task.sampling)
+        token = sample(final, self._task.sampling, head.position)
+        lane = None if self._decoder.log_evidence is None else self._task.side
         if token in self._task.eos_ids:
             return [self._finish("stop", Emit(token, final, lane))]
         effects: list[Effect] = [Emit(token, final, lane)]
         head = self._paths.advance(token)
         if head.position >= self._task.max_tokens or not self._decoder.fits(head.position):
             return [*effects, self._finish("length")]
-        return [*effects, *self._decoder.feed([head], head, now)]
+        return [*effects, *self._decoder.append_rows([head], head, now)]
 
     def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
         self._finished = True

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from paceline.core.aggregation.registry import RuleName
-from paceline.core.batching.segment import UNKNOWN, Segment, SeqId, Step
+from paceline.core.aggregation.registry import AggregatorName
+from paceline.core.batching.segment import UNKNOWN, Segment, SeqId, StepSize
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.drafting.online_stats import Experience
+from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
@@ -35,7 +35,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class DraftLimits:
     """How far and how broadly a side drafts."""
 
     width: int = 4  # guesses for each next token; 1 makes chains, which is DRAGON as published
@@ -45,14 +45,14 @@ class Drafting:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class MachineConfig:
     """What a machine must know of a request before anything happens.
 
     `targets` and `epoch` are not empty when a side joins (again) in mid-answer.
     """
 
     side: Side
-    front: bool  # this side faces the client: it emits
+    faces_client: bool  # this side faces the client: it emits
     sampling: SamplingParams
     max_tokens: int
     eos_ids: frozenset[int]
@@ -60,30 +60,30 @@ class Task:
     targets: tuple[int, ...] = ()  # output tokens already decided
     epoch: int = 0
     linked: bool = False  # a peer takes part
-    patient: bool = False  # without the peer nothing is decided: it is waited for
-    rule: RuleName = "mixture"  # of aggregation
-    wide: bool = False  # distributions are wanted for logprobs, not for the choice alone
+    waits_for_peer: bool = False  # without the peer nothing is decided: it is waited for
+    aggregator: AggregatorName = "mixture"  # of aggregation
+    needs_dists: bool = False  # distributions are wanted for logprobs, not for the choice alone
     private: bool = True  # distributions that the device computes from its documents never go up
     rescoring: bool = False  # scores of documents follow the text, see `aggregation.evidence`; not under `coin`
-    drafting: Drafting = Drafting()
+    drafting: DraftLimits = DraftLimits()
     rtt: float | None = None  # s, between the sides, where it is known
     bandwidth: float | None = None  # bytes a second towards the peer; None: nothing has shown a limit
-    experience: Experience | None = None  # of earlier answers; None: begin without any
+    stats: OnlineStats | None = None  # of earlier answers; None: begin without any
     mask: Mask | None = None  # what the answer is held to; asked only after `Retrieved`
     table: LookupTable | None = None  # what the client's earlier answers have shown; read and written
 
     @property
-    def holder(self) -> Side | None:
+    def pinned_side(self) -> Side | None:
         """Where the decision must stay: with the device, if what it computes may not leave it. None: anywhere.
 
         Also for logprobs: only the side that decides has the distributions.
         """
-        return "device" if self.wide or (self.private and self.rule != "coin") else None
+        return "device" if self.needs_dists or (self.private and self.aggregator != "coin") else None
 
     @property
-    def own_drafting(self) -> Drafting:
+    def own_drafting(self) -> DraftLimits:
         """A device that may only ship choices ships one a position: several would tell of the law behind them."""
-        choices = self.private and self.side == "device" and self.rule == "coin"
+        choices = self.private and self.side == "device" and self.aggregator == "coin"
         return replace(self.drafting, width=1) if choices else self.drafting
 
 
@@ -100,7 +100,7 @@ class Retrieved:
     """Answer to `Retrieve`: at least one branch. All sequences of one machine are its own: it names them 0, 1, …"""
 
     branches: tuple[Branch, ...]
-    room: int | None = None  # output tokens that fit the context behind the longest prompt; None: no bound
+    max_new_tokens: int | None = None  # output tokens that fit the context behind the longest prompt; None: no bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Scored:
     ticket: int
     dists: tuple[Dist, ...]
     now: float = 0.0  # s
-    step: Step = UNKNOWN
+    step: StepSize = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Woke:
+class TimerFired:
     now: float
     rtt: float | None = None  # s, between the sides, as measured last
     bandwidth: float | None = None  # as in `Task`, as measured last
@@ -143,7 +143,7 @@ class Cancelled:
     reason: FinishReason = "cancelled"
 
 
-Event = Started | Retrieved | Scored | Received | Woke | LinkLost | LinkBack | Cancelled
+Event = Started | Retrieved | Scored | Received | TimerFired | LinkLost | LinkBack | Cancelled
 
 
 # ---- effects: wishes ------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenPeer:
     """Ask the peer to take part (again), from these targets on. The driver adds what the peer needs of the request."""
 
     targets: tuple[int, ...]
@@ -189,7 +189,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class ClosePeer:
     """The peer is of no use any more: close its session. `LinkLost` follows."""
 
 
@@ -218,7 +218,7 @@ class Finish:
     end: Emit | None = None  # the end-of-text token, where one was chosen and its law is known: no part of the answer
 
 
-Effect = Retrieve | Forward | Commit | Truncate | Send | Open | Drop | WakeAt | Emit | Finish
+Effect = Retrieve | Forward | Commit | Truncate | Send | OpenPeer | ClosePeer | WakeAt | Emit | Finish
 
 
 class Machine(Protocol):
@@ -228,7 +228,7 @@ class Machine(Protocol):
 
 
 class MachineFactory(Protocol):
-    def __call__(self, task: Task) -> Machine: ...
+    def __call__(self, task: MachineConfig) -> Machine: ...
 
 
 @dataclass(frozen=True, slots=True)

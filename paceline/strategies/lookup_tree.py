@@ -13,45 +13,45 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from paceline.core.batching.segment import UNKNOWN, Step
-from paceline.core.drafting.budget import Budget, Guard
+from paceline.core.batching.segment import UNKNOWN, StepSize
+from paceline.core.drafting.budget import AdaptiveBudget, Budget
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.drafting.ngram_drafter import Drafter
-from paceline.core.drafting.online_stats import Experience
-from paceline.core.drafting.tree_search import NO_DRAFT, DraftedTree
+from paceline.core.drafting.ngram_drafter import NgramDrafter
+from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import choose, truncate
+from paceline.core.sampling.sampler import filter_top, sample
 from paceline.strategies.base import (
     Branch,
     Cancelled,
-    Drafting,
+    DraftLimits,
     Effect,
     Emit,
     Event,
     Finish,
     FinishReason,
+    MachineConfig,
     Retrieve,
     Retrieved,
     Scored,
     Started,
     Strategy,
-    Task,
+    TimerFired,
     WakeAt,
-    Woke,
 )
-from paceline.strategies.decoding.branch_decoder import Decoder
-from paceline.strategies.decoding.prefix_tree import Node, Paths
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 
 ROOM: Final = 4  # drafts of one step, times the rows that a request's way of drafting gives a forward
 HEAD_START: Final = 0.001  # s that the engine's thread gets before lessons compete with it for the interpreter
 AT_ONCE: Final = 1 << 16  # probabilities looked at before others on the event loop have their turn
 LEARNT_IDS: Final = 1 << 19  # probabilities looked at for the lessons of one engine step, of all answers together
-SELDOM: Final = 1 / 4  # rows of an engine step, while drafts do not pay
+OBSERVE_EVERY: Final = 1 / 4  # rows of an engine step, while drafts do not pay
 LEARNT_ROWS: Final = 32  # of one answer's step
 UNOBSERVED: Final = 4  # output tokens, while no draft needs them, until a forward's time is used to look at them
 
 
-class Guesses(Protocol):
+class TreeDrafter(Protocol):
     """What drafts a tree. `core.drafting.ngram_drafter.Drafter` is one."""
 
     def read(self, tokens: Iterable[int]) -> None:
@@ -63,7 +63,7 @@ class Guesses(Protocol):
     def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
         """The target's law after a row that held `token`, below a row that held `before`."""
 
-    def tree(self, budget: int, position: int) -> DraftedTree:
+    def draft(self, budget: int, position: int) -> DraftTree:
         """At most `budget` nodes below the last observed token, best first. position: of the next output token."""
 
 
@@ -72,22 +72,24 @@ class LookupTree:
 
     def __init__(
         self,
-        task: Task,
+        task: MachineConfig,
         *,
-        drafter: Guesses | None = None,
+        drafter: TreeDrafter | None = None,
         budget: Budget | None = None,
         overlap: bool = True,
     ) -> None:
         """drafter, budget: in place of its own, for baselines. overlap: learn while the next forward runs."""
-        experience = Experience() if task.experience is None else task.experience
+        experience = OnlineStats() if task.stats is None else task.stats
         table = LookupTable(task.vocab_size) if task.table is None else task.table
         self._task = task
-        self._paths = Paths(len(task.targets))
-        self._decoder = Decoder(
+        self._paths = PrefixTree(len(task.targets))
+        self._decoder = BranchDecoder(
             task.sampling, task.vocab_size, rescoring=task.rescoring, mask=task.mask, ends=task.eos_ids, lazy=True
         )
-        self._drafter: Guesses = drafter or Drafter(table, task.sampling, ends=task.eos_ids, skill=experience.drafting)
-        self._budget = budget or Guard(experience.drafts, rows=_most(task.drafting))
+        self._drafter: TreeDrafter = drafter or NgramDrafter(
+            table, task.sampling, ends=task.eos_ids, skill=experience.drafter
+        )
+        self._budget = budget or AdaptiveBudget(experience.budget, rows=_max_rows(task.drafting))
         self._overlap = overlap
         self._prompts: tuple[Branch, ...] = ()  # not read yet
         self._later: list[Callable[[], None]] = []  # what can be learnt while a forward runs
@@ -115,8 +117,8 @@ class LookupTree:
                 return [*effects, WakeAt(self._began + HEAD_START)]
             case Scored(ticket, dists, now, step):
                 self._step = step
-                return self._walk(now) if self._decoder.scored(ticket, dists, now) else []
-            case Woke(now):
+                return self._verify(now) if self._decoder.scored(ticket, dists, now) else []
+            case TimerFired(now):
                 self._woken = True
                 self._read()
                 self._observe()
@@ -128,7 +130,7 @@ class LookupTree:
                 return []
 
     # ---- a step -----------------------------------------------------------------------------------------------------
-    def _walk(self, now: float) -> list[Effect]:
+    def _verify(self, now: float) -> list[Effect]:
         """The target's own tokens, down the tree as far as it holds them, and one more; then the next forward."""
         self._read()
         if not self._woken:
@@ -137,11 +139,11 @@ class LookupTree:
         effects: list[Effect] = []
         output: list[int] = []
         reason: FinishReason | None = "length" if head.position >= self._task.max_tokens else None
-        lane = None if self._decoder.log_h is None else self._task.side
+        lane = None if self._decoder.log_evidence is None else self._task.side
         end: Emit | None = None
-        while reason is None and (law := self._decoder.law(head)) is not None:
-            final = truncate(law, self._task.sampling)
-            token = choose(final, self._task.sampling, head.position)
+        while reason is None and (law := self._decoder.dist(head)) is not None:
+            final = filter_top(law, self._task.sampling)
+            token = sample(final, self._task.sampling, head.position)
             if token in self._task.eos_ids:
                 reason, end = "stop", Emit(token, final, lane)
                 break
@@ -152,7 +154,7 @@ class LookupTree:
                 reason = "length"
         timed = self._decoder.timed
         if timed is not None:
-            self._account(len(output) - (reason != "stop"), *timed)
+            self._record_step(len(output) - (reason != "stop"), *timed)
         if reason is not None:
             return [*effects, self._finish(reason, end)]
         self._unobserved += output
@@ -162,35 +164,35 @@ class LookupTree:
         if not self._overlap:
             self._learn()
         self._woken = False
-        effects += self._decoder.settle(head)
-        effects += self._decoder.feed([head, *self._draft(head)], head, now)
+        effects += self._decoder.commit_to(head)
+        effects += self._decoder.append_rows([head, *self._draft(head)], head, now)
         return [*effects, WakeAt(now + HEAD_START)] if self._later or len(self._unobserved) >= UNOBSERVED else effects
 
-    def _draft(self, head: Node) -> list[Node]:
+    def _draft(self, head: PrefixNode) -> list[PrefixNode]:
         """Nodes to verify below the head, parents first."""
-        most = self._budget.most()
+        most = self._budget.max_draft_tokens()
         if most == 0:
             return []
         self._observe()
-        drafted = self._drafter.tree(most, head.position)
+        drafted = self._drafter.draft(most, head.position)
         self._drafted = drafted = drafted.first(self._budget.choose(drafted.probs))
         last = self._task.max_tokens - 1  # a longer prefix has no next token
-        nodes: list[Node | None] = []
+        nodes: list[PrefixNode | None] = []
         for token, parent in zip(drafted.tree.tokens, drafted.tree.parents, strict=True):
             above = head if parent < 0 else nodes[parent]
             fits = above is not None and above.position < last and self._decoder.fits(above.position + 1)
             nodes.append(above.child(token) if above is not None and fits and token not in self._task.eos_ids else None)
         return [node for node in nodes if node is not None]
 
-    def _account(self, accepted: int, own_rows: int, seconds: float) -> None:
+    def _record_step(self, accepted: int, own_rows: int, seconds: float) -> None:
         """The forward that was answered, in the guard's books and the report's."""
-        step = self._step if self._step.rows else Step(own_rows, 1)
+        step = self._step if self._step.rows else StepSize(own_rows, 1)
         if own_rows == 1:
-            self._budget.stepped(0, 0.0, 0, step, seconds)
+            self._budget.record(0, 0.0, 0, step, seconds)
             return
         self._drafts += own_rows - 1
         self._accepted += accepted
-        self._budget.stepped(own_rows - 1, sum(self._drafted.probs), accepted, step, seconds)
+        self._budget.record(own_rows - 1, sum(self._drafted.probs), accepted, step, seconds)
 
     # ---- what is learnt ---------------------------------------------------------------------------------------------
     def _learn(self, most: int | None = None) -> None:
@@ -220,18 +222,20 @@ class LookupTree:
         self._ending = text[-2] if len(text) > 1 else None, text[-1] if text else 0
         self._prompts = ()
 
-    def _lessons(self, head: Node) -> list[Callable[[], None]]:
+    def _lessons(self, head: PrefixNode) -> list[Callable[[], None]]:
         """What the model thought after each row: those that were output overwrite what was known, and come last."""
-        rows = self._decoder.taken()  # in any case: laws are large
+        rows = self._decoder.pop_branch_dists()  # in any case: laws are large
         sequences = max(1, self._step.sequences)
-        rate = SELDOM if self._budget.resting else LEARNT_IDS / self._task.vocab_size  # of one step, of all answers
+        rate = (
+            OBSERVE_EVERY if self._budget.paused else LEARNT_IDS / self._task.vocab_size
+        )  # of one step, of all answers
         self._attention += min(rate, LEARNT_ROWS / sequences) / sequences
         if self._attention < 1.0:
             return []
         self._attention = min(self._attention, LEARNT_ROWS)
         most = int(self._attention)
         self._attention -= min(most, len(rows))
-        path: list[Node] = []
+        path: list[PrefixNode] = []
         node = head.parent
         while node is not None and node in rows:
             path.append(node)
@@ -243,7 +247,7 @@ class LookupTree:
 
     def _harvest(self) -> list[Callable[[], None]]:
         """What the model thought at the prompt's end, from the forward that read it; of many prompts less of each."""
-        tokens, laws = self._decoder.harvested()
+        tokens, laws = self._decoder.prompt_dists()
         if not laws:
             return []
         befores = (None, *tokens)
@@ -257,7 +261,7 @@ class LookupTree:
     def _learn_row(self, before: int | None, token: int, dists: Sequence[Dist], accepted: bool) -> None:
         self._drafter.learn(token, self._decoder.plain(dists), before=before, accepted=accepted)
 
-    def _context(self, node: Node) -> tuple[int | None, int]:
+    def _context(self, node: PrefixNode) -> tuple[int | None, int]:
         """The last two tokens of what a node stands for."""
         if node.parent is None:
             return self._ending
@@ -274,7 +278,7 @@ class LookupTree:
         return Finish(reason, stats | self._budget.stats(), end)
 
 
-def _most(drafting: Drafting) -> int:
+def _max_rows(drafting: DraftLimits) -> int:
     """Drafts in one step at most: 64 for trees, none for who wants none."""
     return ROOM * drafting.rows if drafting.ahead else 0
 

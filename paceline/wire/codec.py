@@ -18,19 +18,19 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.dist_codec import decode_dist, encode_dist, quantise
+from paceline.wire.dist_codec import decode_dist, encode_dist, quantize
 from paceline.wire.messages import (
     Drafts,
-    Found,
+    EvidenceWeight,
     Hello,
     Message,
     OpenSession,
-    Pace,
     Ping,
     Pong,
+    RetrievedPassages,
     Sampling,
+    SpeedReport,
     Targets,
-    Weight,
 )
 from paceline.wire.tree_codec import unpack_nodes
 
@@ -44,14 +44,14 @@ __all__ = [
     "encode",
     "encode_dist",
     "peek_version",
-    "quantise",
+    "quantize",
     "sampling_from_wire",
     "sampling_to_wire",
 ]
 
 MAX_FRAME_BYTES = 1 << 20
 MAX_CONTROL_BYTES = 1 << 16
-DATA = (OpenSession, Drafts, Targets, Found)  # may fill a frame; everything else is control
+DATA = (OpenSession, Drafts, Targets, RetrievedPassages)  # may fill a frame; everything else is control
 _LAST_TOKEN = 2**31 - 1
 _LANES = bytes(range(3))
 
@@ -69,7 +69,7 @@ def encode(message: Message) -> bytes:
     """One frame. Raises LocalProtocolError when it is larger than a peer may accept, or holds text that is not text."""
     try:
         data = _encoder.encode(message)
-        if isinstance(message, Drafts) and not message.laws:
+        if isinstance(message, Drafts) and not message.dists:
             data = _NO_LAWS + data[1:-1]  # of what is sent for every token no byte is spent on an empty list
     except (UnicodeEncodeError, OverflowError) as error:
         raise LocalProtocolError(f"a {_tag(message)} message cannot be encoded: {error}") from error
@@ -172,13 +172,13 @@ def _check(message: Message, vocab_size: int | None) -> None:
         case Drafts():
             nodes = unpack_nodes(message.nodes, vocab_size)
             expected = len(nodes.tokens) if nodes.choices is None else 0
-            if len(message.laws) != expected:
-                raise _bad(f"{len(message.laws)} laws where there must be {expected} - at `$.laws`")
+            if len(message.dists) != expected:
+                raise _bad(f"{len(message.dists)} laws where there must be {expected} - at `$.laws`")
             # The laws are unpacked once, where they are used: a bad one is worth nothing, and harms nobody.
-        case Weight(log_weight=log_weight):
+        case EvidenceWeight(log_weight=log_weight):
             if log_weight is not None:
                 _finite("log_weight", log_weight)
-        case Pace():
+        case SpeedReport():
             _finite("decode_s", message.decode_s, message.row_s)
         case Targets():
             if message.lanes and len(message.lanes) != len(message.tokens):
@@ -186,7 +186,7 @@ def _check(message: Message, vocab_size: int | None) -> None:
             if message.lanes.strip(_LANES):
                 raise _bad("a lane is neither 0, 1 nor 2 - at `$.lanes`")
             _tokens("tokens", message.tokens, message.start, vocab_size)
-        case Found():
+        case RetrievedPassages():
             _finite("passages", *(passage.score for passage in message.passages))
         case Ping() | Pong():
             _finite("sent_at", *_floats(message))

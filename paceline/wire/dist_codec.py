@@ -19,8 +19,8 @@ from paceline.core.sampling.quantize import (
     Codes,
     check,
     from_codes,
-    kept_codes,
-    quantise,
+    quantize,
+    quantized_codes,
 )
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
@@ -34,7 +34,7 @@ __all__ = [
     "decode_head",
     "encode_dist",
     "encode_head",
-    "quantise",
+    "quantize",
 ]
 
 _MAX_VARINT_BYTES = 5
@@ -43,7 +43,7 @@ _CODE_BYTES, _PRECISE_BYTES = 2, 8
 
 def encode_dist(dist: Dist, *, top_p: float = 1.0, max_ids: int | None = None) -> DistPayload:
     """See `quantise`; what was quantised before is shipped without loss. Raises ValueError for what is no law."""
-    ids, codes = kept_codes(dist, top_p, max_ids)
+    ids, codes = quantized_codes(dist, top_p, max_ids)
     return DistPayload(ids=_id_bytes(ids), probs=codes.astype("<u2").tobytes())
 
 

@@ -22,7 +22,7 @@ from paceline.wire.messages import SUBPROTOCOL, VERSION, Message
 from paceline.wire.sessions import MAX_SESSIONS
 from paceline.wire.tree_codec import MAX_NODES
 
-PARTS = (messages.ChatMessage, messages.Sampling, messages.Drafting, messages.DistPayload, messages.FoundPassage)
+PARTS = (messages.ChatMessage, messages.Sampling, messages.DraftLimits, messages.DistPayload, messages.RetrievedPassage)
 _PLAIN: dict[type[inspect.Type], str] = {
     inspect.FloatType: "float",
     inspect.IntType: "int",

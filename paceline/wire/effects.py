@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.wire.messages import CloseSession, Found, Hello, OpenSession, SessionMessage, Welcome
+from paceline.wire.messages import CloseSession, Hello, OpenSession, RetrievedPassages, SessionMessage, Welcome
 
-Outgoing = OpenSession | CloseSession | Found | SessionMessage  # what a session's two ends exchange
+Outgoing = OpenSession | CloseSession | RetrievedPassages | SessionMessage  # what a session's two ends exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Authenticate:
 
 
 @dataclass(frozen=True, slots=True)
-class Up:
+class Connected:
     """The handshake is done: sessions may be opened. Once."""
 
     peer: Hello | Welcome
@@ -45,7 +45,7 @@ class WakeAt:
 
 
 @dataclass(frozen=True, slots=True)
-class Down:
+class Disconnected:
     """Last, once: close the connection with this code and `detail`, if it still stands. `reason` is for the user."""
 
     code: int
@@ -54,4 +54,4 @@ class Down:
     by_peer: bool
 
 
-Effect = Transmit | Authenticate | Up | Deliver | WakeAt | Down
+Effect = Transmit | Authenticate | Connected | Deliver | WakeAt | Disconnected

@@ -8,12 +8,12 @@ from typing import get_args
 from paceline.wire.messages import (
     CloseSession,
     Drain,
-    Found,
     Hello,
     Message,
     OpenSession,
     Ping,
     Pong,
+    RetrievedPassages,
     SessionMessage,
     Welcome,
 )
@@ -74,6 +74,6 @@ TRIGGERS: dict[type[Message], Trigger] = {
     Drain: Trigger.DRAIN,
     OpenSession: Trigger.SESSION,
     CloseSession: Trigger.SESSION,
-    Found: Trigger.SESSION,
+    RetrievedPassages: Trigger.SESSION,
     **dict.fromkeys(get_args(SessionMessage), Trigger.SESSION),
 }

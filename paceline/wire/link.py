@@ -16,25 +16,25 @@ from paceline.core.estimation.bandwidth import Bandwidth
 from paceline.errors import LinkClosed, LocalProtocolError, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.codec import decode, encode, peek_version
-from paceline.wire.effects import Authenticate, Deliver, Down, Effect, Outgoing, Transmit, Up, WakeAt
+from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, Outgoing, Transmit, WakeAt
 from paceline.wire.lifecycle import NEXT, TRIGGERS, LinkState, Role, Trigger
 from paceline.wire.messages import (
     VERSION,
     CloseSession,
+    DetailRequest,
     Drafts,
     Drain,
-    Found,
+    EvidenceWeight,
     Handover,
-    Have,
     Hello,
     Message,
     OpenSession,
-    Pace,
     Ping,
     Pong,
+    RetrievedPassages,
+    SpeedReport,
+    SyncState,
     Targets,
-    Wanted,
-    Weight,
     Welcome,
 )
 from paceline.wire.sessions import SessionTable
@@ -78,7 +78,7 @@ class LinkMachine:
         return self.state is LinkState.READY
 
     # ---- inputs -----------------------------------------------------------------------------------------------------
-    def opened(self, now: float) -> list[Effect]:
+    def connection_made(self, now: float) -> list[Effect]:
         """The connection stands. First input, once."""
         self._deadline = now + HANDSHAKE_S
         hello = [Transmit(encode(self._introduction))] if self.role is Role.DEVICE else []
@@ -164,7 +164,7 @@ class LinkMachine:
         """End it from this side."""
         return self._down(code, detail, by_peer=False)
 
-    def closed(self, code: int, detail: str = "") -> list[Effect]:
+    def connection_lost(self, code: int, detail: str = "") -> list[Effect]:
         """The connection is gone: the peer closed it with this code, or it broke (1006)."""
         return self._down(code, detail, by_peer=True)
 
@@ -192,7 +192,17 @@ class LinkMachine:
                 pass  # the state says it all
             case OpenSession():
                 yield from self._opened_by_peer(message)
-            case CloseSession() | Found() | Drafts() | Weight() | Wanted() | Targets() | Handover() | Pace() | Have():
+            case (
+                CloseSession()
+                | RetrievedPassages()
+                | Drafts()
+                | EvidenceWeight()
+                | DetailRequest()
+                | Targets()
+                | Handover()
+                | SpeedReport()
+                | SyncState()
+            ):
                 if not self.sessions.receivable(message.session):
                     return  # of a session that has just ended on this side
                 if isinstance(message, CloseSession):
@@ -232,7 +242,7 @@ class LinkMachine:
 
     def _up(self, peer: Hello | Welcome, now: float) -> list[Effect]:
         self.peer = peer
-        return [Up(peer), *self._ping(now)]
+        return [Connected(peer), *self._ping(now)]
 
     def _ping(self, now: float) -> list[Effect]:
         """The heartbeat."""
@@ -273,5 +283,5 @@ class LinkMachine:
         return [_down(code, detail, by_peer=by_peer)]
 
 
-def _down(code: int, detail: str, *, by_peer: bool) -> Down:
-    return Down(code=code, detail=detail, reason=sentence(code, detail), by_peer=by_peer)
+def _down(code: int, detail: str, *, by_peer: bool) -> Disconnected:
+    return Disconnected(code=code, detail=detail, reason=sentence(code, detail), by_peer=by_peer)

@@ -91,7 +91,7 @@ class Sampling(_Part, frozen=True):
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)]
 
 
-class Drafting(_Part, frozen=True):
+class DraftLimits(_Part, frozen=True):
     """How far and how broadly each side drafts."""
 
     width: Annotated[int, msgspec.Meta(ge=1, le=64)]  # guesses for each next token: 1 makes chains
@@ -124,10 +124,10 @@ class OpenSession(_Message, frozen=True, tag="open"):
     max_tokens: Count
     top_k_documents: Count
     privacy: Name
-    rule: Name  # of aggregation; empty where the strategy has none
-    wide: bool  # distributions are wanted for logprobs, not for the choice alone
+    aggregator: Name  # of aggregation; empty where the strategy has none
+    needs_dists: bool  # distributions are wanted for logprobs, not for the choice alone
     rescoring: bool  # scores of documents follow the text
-    drafting: Drafting
+    drafting: DraftLimits
     targets: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
     epoch: Count  # how often this answer has been opened before; what was said under another epoch counts no more
     constraint: Constraint | None  # what the text must look like; each side masks its own law
@@ -160,10 +160,10 @@ class Drafts(_Message, frozen=True, tag="d"):
     epoch: Count
     nodes: Annotated[bytes, msgspec.Meta(max_length=65_536)]
     # One a node; none where choices are shipped, and then the field is left out.
-    laws: Annotated[list[DistPayload], msgspec.Meta(max_length=256)] = []
+    dists: Annotated[list[DistPayload], msgspec.Meta(max_length=256)] = []
 
 
-class Weight(_Message, frozen=True, tag="w"):
+class EvidenceWeight(_Message, frozen=True, tag="w"):
     """What the sender's documents weigh together: log h; None: it found none."""
 
     session: SessionNumber
@@ -171,7 +171,7 @@ class Weight(_Message, frozen=True, tag="w"):
     log_weight: float | None
 
 
-class Wanted(_Message, frozen=True, tag="more"):
+class DetailRequest(_Message, frozen=True, tag="more"):
     """A node's law does not settle the choice: send more of it."""
 
     session: SessionNumber
@@ -199,7 +199,7 @@ class Handover(_Message, frozen=True, tag="turn"):
     start: Count
 
 
-class Pace(_Message, frozen=True, tag="pace"):
+class SpeedReport(_Message, frozen=True, tag="pace"):
     """How fast the sender computes, for the choice of who decides."""
 
     session: SessionNumber
@@ -208,7 +208,7 @@ class Pace(_Message, frozen=True, tag="pace"):
     row_s: Annotated[float, msgspec.Meta(ge=0, le=3600)]  # s, each further row
 
 
-class Have(_Message, frozen=True, tag="have"):
+class SyncState(_Message, frozen=True, tag="have"):
     """Sent when nothing has come for a while: what the sender holds, so that the receiver can send the rest again."""
 
     session: SessionNumber
@@ -218,7 +218,7 @@ class Have(_Message, frozen=True, tag="have"):
     waits: bool  # it decides, and lacks a law of the receiver
 
 
-class FoundPassage(_Part, frozen=True):
+class RetrievedPassage(_Part, frozen=True):
     """A passage the sender reads. From a device, `document` and `text` are empty: they are private."""
 
     document: Annotated[str, msgspec.Meta(max_length=1024)]
@@ -226,12 +226,12 @@ class FoundPassage(_Part, frozen=True):
     score: float
 
 
-class Found(_Message, frozen=True, tag="found"):
+class RetrievedPassages(_Message, frozen=True, tag="found"):
     """What the peer's search found, for the citations of the answer. For the driver; no machine sees it."""
 
     session: SessionNumber
-    passages: Annotated[list[FoundPassage], msgspec.Meta(max_length=64)]
+    passages: Annotated[list[RetrievedPassage], msgspec.Meta(max_length=64)]
 
 
-SessionMessage = Drafts | Weight | Wanted | Targets | Handover | Pace | Have
-Message = Hello | Welcome | Ping | Pong | Drain | OpenSession | CloseSession | Found | SessionMessage
+SessionMessage = Drafts | EvidenceWeight | DetailRequest | Targets | Handover | SpeedReport | SyncState
+Message = Hello | Welcome | Ping | Pong | Drain | OpenSession | CloseSession | RetrievedPassages | SessionMessage

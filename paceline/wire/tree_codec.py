@@ -26,7 +26,7 @@ _MAX_SCORE = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class EncodedNodes:
     """Consecutive nodes of a draft tree, `first`, `first + 1`, …; each stands for one prefix of the answer."""
 
     position: int  # output position of the token that follows the anchor
@@ -44,7 +44,7 @@ class Nodes:
         return self.choices[node - self.first] if inside and self.choices is not None else None
 
 
-def pack_nodes(nodes: Nodes) -> bytes:
+def pack_nodes(nodes: EncodedNodes) -> bytes:
     """Raises ValueError for what `unpack_nodes` would refuse."""
     if (fault := _fault(nodes, _LIMIT)) is not None:
         raise ValueError(fault)
@@ -77,7 +77,7 @@ def pack_nodes(nodes: Nodes) -> bytes:
     return bytes(out)
 
 
-def unpack_nodes(data: bytes, vocab_size: int | None = None) -> Nodes:
+def unpack_nodes(data: bytes, vocab_size: int | None = None) -> EncodedNodes:
     """Raises RemoteProtocolError for anything that `pack_nodes` cannot have written for such a vocabulary."""
     if not data:
         raise _bad("nodes are missing")
@@ -110,7 +110,7 @@ def unpack_nodes(data: bytes, vocab_size: int | None = None) -> Nodes:
         if has_scores:
             code = reader.number()
             scores.append(code >> 1 if code % 2 == 0 else -(code + 1 >> 1))
-    nodes = Nodes(
+    nodes = EncodedNodes(
         position=position,
         anchor=first - (back >> 1 if back % 2 == 0 else -(back + 1 >> 1)),
         level=flags >> _LEVEL_SHIFT & 3,
@@ -127,13 +127,13 @@ def unpack_nodes(data: bytes, vocab_size: int | None = None) -> Nodes:
     return nodes
 
 
-def _implied(nodes: Nodes, index: int) -> bool:
+def _implied(nodes: EncodedNodes, index: int) -> bool:
     """Does the reader know this edge's token without being told?"""
     parent, token = nodes.parents[index], nodes.tokens[index]
     return parent < 0 or token == FOLLOWS or token == nodes.choice(parent)
 
 
-def _fault(nodes: Nodes, vocab_size: int) -> str | None:
+def _fault(nodes: EncodedNodes, vocab_size: int) -> str | None:
     """What is wrong with them, if anything."""
     count = len(nodes.parents)
     if not 1 <= count <= MAX_NODES or len(nodes.tokens) != count or len(nodes.choices or nodes.tokens) != count:

@@ -18,7 +18,15 @@ from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.rag.store.library import Library
-from paceline.runtime.service import Done, EmbedderInfo, GenerateEvent, GenerateRequest, Piece, Prepared, Readiness
+from paceline.runtime.service import (
+    EmbedderInfo,
+    GenerateEvent,
+    GenerateRequest,
+    Generation,
+    GenerationResult,
+    Readiness,
+    TextDelta,
+)
 from paceline.strategies.base import Side
 
 MODEL = ModelInfo("scripted", "f" * 64, 256, 4096, "float32", "fake")
@@ -65,13 +73,13 @@ class Script:
     cancelled: Signal = field(default_factory=Signal)  # prepare was cancelled
 
 
-def done(reason: str = "stop", **fields: object) -> Done:
+def done(reason: str = "stop", **fields: object) -> GenerationResult:
     base: dict[str, object] = {"prompt_tokens": 7, "completion_tokens": 3, "strategy": "aggregate", "why": "both read."}
-    return Done(reason, **(base | fields))  # type: ignore[arg-type]  # a test's shorthand
+    return GenerationResult(reason, **(base | fields))  # type: ignore[arg-type]  # a test's shorthand
 
 
 def said(*texts: str, **fields: object) -> list[GenerateEvent]:
-    return [*(Piece(text, 1) for text in texts), done("stop", **fields)]
+    return [*(TextDelta(text, 1) for text in texts), done("stop", **fields)]
 
 
 class ScriptedPrepared:
@@ -117,7 +125,7 @@ class ScriptedService:
     def strategies(self) -> Sequence[str]:
         return ("autoregressive", "aggregate")
 
-    async def prepare(self, request: GenerateRequest) -> Prepared:
+    async def prepare(self, request: GenerateRequest) -> Generation:
         script = self.script
         try:
             if script.hold is not None:

@@ -9,7 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from paceline.errors import LinkClosed, RequestError
-from paceline.runtime.service import Piece
+from paceline.runtime.service import TextDelta
 from tests.api.scripted import Script, ScriptedService, said, serving
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
@@ -51,7 +51,7 @@ def test_the_stream_helper_accumulates(client: openai.OpenAI) -> None:
 
 
 def test_our_object_travels_as_an_extra_body(client: openai.OpenAI, service: ScriptedService) -> None:
-    service.script = Script([Piece("a", 1, "device"), *said(degraded="device_lost")])
+    service.script = Script([TextDelta("a", 1, "device"), *said(degraded="device_lost")])
     stream = client.chat.completions.create(
         model="scripted", messages=MESSAGES, stream=True, extra_body={"paceline": {"report": True, "documents": 1}}
     )
@@ -79,7 +79,7 @@ def test_errors_become_the_clients_own_classes(client: openai.OpenAI, service: S
 
 
 def test_a_failure_in_a_stream_is_raised_to_its_reader(client: openai.OpenAI, service: ScriptedService) -> None:
-    service.script = Script([Piece("a", 1), LinkClosed("The device has gone.")])
+    service.script = Script([TextDelta("a", 1), LinkClosed("The device has gone.")])
     stream = client.chat.completions.create(model="scripted", messages=MESSAGES, stream=True)
     with pytest.raises(openai.APIError, match="The device has gone"):
         list(stream)
@@ -109,7 +109,7 @@ async def test_leaving_the_async_stream_ends_the_generation(
 ) -> None:
     from tests.api.scripted import Signal
 
-    script = service.script = Script([Piece("a", 1), Signal()])
+    script = service.script = Script([TextDelta("a", 1), Signal()])
     stream = await async_client.chat.completions.create(model="scripted", messages=MESSAGES, stream=True)
     async for chunk in stream:
         if chunk.choices[0].delta.content:

@@ -16,16 +16,16 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake.engine import FakeEngine
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.strategies.base import Task
+from paceline.strategies.base import MachineConfig
 
 
 def test_prompt_look_up_copies_what_followed_the_longest_match() -> None:
     drafter = PromptLookup()
     for token in (1, 2, 3, 9, 8, 7, 3, 5, 1, 2, 3):
         drafter.observe(token)
-    assert drafter.tree(2, 0).tree.tokens == (9, 8)
+    assert drafter.draft(2, 0).tree.tokens == (9, 8)
     drafter.observe(100)
-    assert len(drafter.tree(8, 0)) == 0
+    assert len(drafter.draft(8, 0)) == 0
 
 
 def test_a_draft_model_continues_the_text_and_takes_back_what_was_not_output() -> None:
@@ -39,7 +39,7 @@ def test_a_draft_model_continues_the_text_and_takes_back_what_was_not_output() -
             rows = (*text, *expected)
             expected.append(engine.forward(Batch((Segment(SeqId(1), 0, rows),))).dists[0][-1].argmax())
             engine.release(SeqId(1))
-        assert list(drafter.tree(8, position).tree.tokens) == expected
+        assert list(drafter.draft(8, position).tree.tokens) == expected
         text.append(expected[0] if position < 2 else 65)
         drafter.observe(text[-1])
 
@@ -53,7 +53,7 @@ def test_every_way_writes_the_same_text() -> None:
         await worker.start()
         try:
             for name, way in ways(FakeEngine(2)).items():
-                task = Task("cloud", True, SamplingParams(temperature=0.0), 30, frozenset(), 257)
+                task = MachineConfig("cloud", True, SamplingParams(temperature=0.0), 30, frozenset(), 257)
                 (answer,) = await together(worker, [partial(way, task, Memory(257))], [prompt])
                 texts[name] = answer.tokens
         finally:

@@ -17,7 +17,7 @@ from client.conversation import Conversation
 from client.screen import Screen
 from paceline.api.http.server import listen, url_of
 from paceline.errors import EngineError, PacelineError
-from paceline.runtime.service import Citation, Piece
+from paceline.runtime.service import Citation, TextDelta
 from tests.api.scripted import Script, ScriptedService, done, said, serving
 
 
@@ -50,7 +50,7 @@ def test_a_conversation_remembers_what_was_said(url: str, service: ScriptedServi
 
 
 def test_an_answer_that_fails_is_forgotten_and_the_conversation_goes_on(url: str, service: ScriptedService) -> None:
-    service.script = Script([Piece("Half", 1), EngineError("Out of memory.")])
+    service.script = Script([TextDelta("Half", 1), EngineError("Out of memory.")])
     result = chat("--url", url, input="One?\nTwo?\n")
     assert result.exit_code == 0 and result.stdout.count("Out of memory.") == 2
     assert len(service.requests[1].messages) == 1
@@ -65,7 +65,7 @@ def test_sources_and_a_lost_side_are_shown(url: str, service: ScriptedService) -
 
 
 def test_json_has_the_whole_answer(url: str, service: ScriptedService) -> None:
-    service.script = Script([Piece("é", 1, "cloud"), done("length", degraded="device_missing")])
+    service.script = Script([TextDelta("é", 1, "cloud"), done("length", degraded="device_missing")])
     body = json.loads(chat("--json", "When?", "--url", url).stdout)
     assert (body["content"], body["finish_reason"], body["usage"]["total_tokens"]) == ("é", "length", 10)
     assert body["paceline"]["degraded"] == "device_missing" and body["paceline"]["strategy"] == "aggregate"
@@ -74,7 +74,9 @@ def test_json_has_the_whole_answer(url: str, service: ScriptedService) -> None:
 def test_lanes_have_colours_and_control_characters_do_not_reach_the_terminal(
     url: str, service: ScriptedService
 ) -> None:
-    service.script = Script([Piece("a\x1b[2J", 1, "cloud"), Piece("b\r\n", 1, "device"), Piece("[red]c", 1), done()])
+    service.script = Script(
+        [TextDelta("a\x1b[2J", 1, "cloud"), TextDelta("b\r\n", 1, "device"), TextDelta("[red]c", 1), done()]
+    )
     screen = io.StringIO()
     with Conversation(url) as conversation:
         Screen(Console(file=screen, force_terminal=True, color_system="standard")).show(conversation.ask("?"))
@@ -103,7 +105,7 @@ def test_a_missing_key_is_asked_for() -> None:
 
 
 def test_a_failure_in_mid_answer_ends_the_line_and_is_told(url: str, service: ScriptedService) -> None:
-    service.script = Script([Piece("Half", 1), EngineError("Out of memory.")])
+    service.script = Script([TextDelta("Half", 1), EngineError("Out of memory.")])
     result = chat("Hi", "--url", url)
     assert result.stdout == "Half\n" and "Out of memory." in sentence(result)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.aggregation.registry import RuleName, make_rule
+from paceline.core.aggregation.registry import AggregatorName, make_aggregator
 from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
@@ -55,12 +55,12 @@ def test_the_vector_by_hand() -> None:
     assert gumbel_bound(TWO, HALVES)["cloud"] == pytest.approx(0.8 / 1.2)
 
 
-def measured(name: RuleName, count: int) -> Acceptance:
-    rule, hits = make_rule(name, SamplingParams(seed=17)), np.zeros(4)
+def measured(name: AggregatorName, count: int) -> Acceptance:
+    rule, hits = make_aggregator(name, SamplingParams(seed=17)), np.zeros(4)
     for position in range(count):
-        shares = {side: rule.share(side, TWO[side], position) for side in SIDES}
+        shares = {side: rule.to_wire(side, TWO[side], position) for side in SIDES}
         decision = rule.decide(
-            "cloud", TWO["cloud"], rule.share("device", TWO["device"], position, 2), HALVES, position
+            "cloud", TWO["cloud"], rule.to_wire("device", TWO["device"], position, 2), HALVES, position
         )
         assert decision is not None
         cloud, device = (shares[side].token == decision.token for side in SIDES)
@@ -73,7 +73,7 @@ def measured(name: RuleName, count: int) -> Acceptance:
     # Two tokens: common noise couples them as well as can be, the mixture .80/.80 by hand, the coin 1 - delta / 2.
     [("paper", 0.68, 0.64, 0.38), ("mixture", 0.8, 0.8, 0.6), ("coin", 0.8, 0.8, 0.6)],
 )
-def test_the_rules_accept_as_the_vector_says(name: RuleName, cloud: float, device: float, both: float) -> None:
+def test_the_rules_accept_as_the_vector_says(name: AggregatorName, cloud: float, device: float, both: float) -> None:
     seen = measured(name, 4000)
     assert (seen.cloud, seen.device, seen.both) == pytest.approx((cloud, device, both), abs=0.03)
 
@@ -160,17 +160,17 @@ def test_the_coin_accepts_no_less_than_the_paper_and_nothing_more_than_the_ceili
 
 
 @pytest.mark.parametrize(("name", "bound"), [("mixture", gumbel_bound), ("coin", shared_coin_bound)])
-def test_common_noise_keeps_its_bound(name: RuleName, bound: type) -> None:
+def test_common_noise_keeps_its_bound(name: AggregatorName, bound: type) -> None:
     laws = laws_of(3, 6, zeros=False)
     weights: dict[Side, float] = {"cloud": 0.35, "device": 0.65}
-    rule, count, kept = make_rule(name, SamplingParams(seed=23)), 2000, dict.fromkeys(SIDES, 0)
+    rule, count, kept = make_aggregator(name, SamplingParams(seed=23)), 2000, dict.fromkeys(SIDES, 0)
     for position in range(count):
         decision = rule.decide(
-            "cloud", laws["cloud"], rule.share("device", laws["device"], position, 2), weights, position
+            "cloud", laws["cloud"], rule.to_wire("device", laws["device"], position, 2), weights, position
         )
         assert decision is not None
         for side in SIDES:
-            kept[side] += rule.share(side, laws[side], position).token == decision.token
+            kept[side] += rule.to_wire(side, laws[side], position).token == decision.token
     least = bound(laws, weights)
     assert all(kept[side] / count >= least[side] - 0.025 for side in SIDES)
     assert sum(kept.values()) / count <= ceiling(laws) + 0.03

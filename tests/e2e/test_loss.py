@@ -13,7 +13,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake.engine import fake_model
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.sessions.prompts import Reading, read
+from paceline.runtime.sessions.prompts import PromptSet, build_prompts
 from tests.e2e.pair import QUESTION, Pair, running_pair
 from tests.strategies import oracle
 
@@ -22,12 +22,12 @@ SEED = 4
 KILLS = 10
 
 
-async def reading_of_the_cloud(directory: Path) -> Reading:
+async def reading_of_the_cloud(directory: Path) -> PromptSet:
     """The branches the server must have continued."""
     model = fake_model(0)
     messages = [{"role": "user", "content": QUESTION}]
     with DocumentStore.open(store_of(directory, "cloud"), load_embedder("hash")) as store:
-        return await read(messages, store, model.tokenizer, k=2, max_prompt=2048)
+        return await build_prompts(messages, store, model.tokenizer, k=2, max_prompt=2048)
 
 
 def ask(pair: Pair, drafts: str) -> tuple[str, str | None, str | None]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.core.batching.block_manager import NoRoom
-from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.block_manager import OutOfBlocks
+from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import total_variation
 from paceline.engine.base import Engine
@@ -24,10 +24,10 @@ PROMPT = [(5 * i * i + i) % 97 for i in range(21)]
 SUBJECTS = ["fake", "fake-noisy", "hf-llama", "paged-llama", "paged-gemma2", "recompute-llama"]
 
 
-def exported(engine: Engine) -> KvRows:
+def exported(engine: Engine) -> KvPrefix:
     with sequences(engine) as (seq,):
         extend(engine, seq, PROMPT)
-        return engine.export_rows(seq, PROMPT)
+        return engine.export_kv(seq, PROMPT)
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
@@ -40,12 +40,12 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(subject: str, load:
         extend(engine, known, PROMPT[:3])
         for other in foreign:
             with pytest.raises(EngineError):
-                engine.adopt_rows(seq, other)
+                engine.import_kv(seq, other)
             engine.check()
         with pytest.raises(EngineError, match="exists already"):
-            engine.adopt_rows(known, rows)
+            engine.import_kv(known, rows)
         assert engine.length(seq) == 0
-        engine.adopt_rows(seq, rows)
+        engine.import_kv(seq, rows)
         assert engine.length(seq) == len(PROMPT)
 
 
@@ -54,12 +54,12 @@ def test_only_rows_that_are_there_for_good_are_exported(subject: str, load: Call
     engine = load(subject)
     with sequences(engine) as (seq,):
         with pytest.raises(EngineError):
-            engine.export_rows(seq, PROMPT)
+            engine.export_kv(seq, PROMPT)
         extend(engine, seq, PROMPT[:4])
         extend(engine, seq, PROMPT[4:6], parents=[-1, 0])
         with pytest.raises(EngineError):
-            engine.export_rows(seq, PROMPT[:6])
-        assert engine.export_rows(seq, PROMPT[:4]).tokens == tuple(PROMPT[:4])
+            engine.export_kv(seq, PROMPT[:6])
+        assert engine.export_kv(seq, PROMPT[:4]).tokens == tuple(PROMPT[:4])
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
@@ -68,7 +68,7 @@ def test_adopted_rows_are_a_copy(subject: str, load: Callable[[str], Engine]) ->
     engine = load(subject)
     rows = exported(engine)
     with sequences(engine) as (seq,):
-        engine.adopt_rows(seq, rows)
+        engine.import_kv(seq, rows)
         np.asarray(rows.keys)[...] = 0
         np.asarray(rows.values)[...] = 0
         found = extend(engine, seq, [1, 2])
@@ -81,7 +81,7 @@ def test_two_backends_of_one_model_read_each_others_rows(
 ) -> None:
     origin, engine = (load(f"{backend}-gemma3") for backend in backends)
     with sequences(engine) as (seq,):
-        engine.adopt_rows(seq, exported(origin))
+        engine.import_kv(seq, exported(origin))
         found = extend(engine, seq, [3, 4])
     assert_same(found, scratch(engine, [*PROMPT, 3, 4])[-2:])
 
@@ -91,8 +91,8 @@ def test_bfloat16_rows_come_back_bit_for_bit(checkpoint: Callable[[str], Path]) 
     rows = exported(engine)
     assert rows.dtype == "bfloat16" and rows.keys.dtype == np.uint16 and rows.num_bytes == 2 * 2 * 2 * 2 * 8 * 21
     with sequences(engine) as (seq,):
-        engine.adopt_rows(seq, rows)
-        again = engine.export_rows(seq, PROMPT)
+        engine.import_kv(seq, rows)
+        again = engine.export_kv(seq, PROMPT)
     assert np.array_equal(rows.keys, again.keys) and np.array_equal(rows.values, again.values)
 
 
@@ -108,12 +108,12 @@ def test_where_there_is_no_room_nothing_is_adopted(
     rows = exported(engine)
     with sequences(engine, 2) as (seq, other):
         extend(engine, other, PROMPT)
-        with pytest.raises(NoRoom):
-            engine.adopt_rows(seq, rows)
+        with pytest.raises(OutOfBlocks):
+            engine.import_kv(seq, rows)
         engine.check()
         assert engine.length(seq) == 0
         engine.release(other)
-        engine.adopt_rows(seq, rows)
+        engine.import_kv(seq, rows)
 
 
 def test_wrong_rows_show_in_the_fake_engines_text() -> None:
@@ -121,7 +121,7 @@ def test_wrong_rows_show_in_the_fake_engines_text() -> None:
     rows = exported(engine)
     rows.keys[0, -1] += 1
     with sequences(engine) as (seq,):
-        engine.adopt_rows(seq, rows)
+        engine.import_kv(seq, rows)
         (found,) = extend(engine, seq, [101])
         with pytest.raises(EngineError):
             engine.forward(Batch((Segment(seq, len(PROMPT) + 5, (1,)),)))  # rows that were never written
@@ -133,11 +133,11 @@ def test_a_stage_adopts_the_rows_of_its_own_layers_alone(checkpoint: Callable[[s
     seq, into, more = SeqId(1), SeqId(2), Segment(SeqId(1), len(PROMPT), (7, 8), logits="all")
     hidden = first.forward(Batch((Segment(seq, 0, tuple(PROMPT)),))).hidden
     second.forward(Batch((Segment(seq, 0, tuple(PROMPT)),)), hidden)
-    rows = [stage.export_rows(seq, PROMPT) for stage in (first, second)]
+    rows = [stage.export_kv(seq, PROMPT) for stage in (first, second)]
     with pytest.raises(EngineError, match="another model"):
-        first.adopt_rows(into, rows[1])
-    first.adopt_rows(into, rows[0])
-    second.adopt_rows(into, rows[1])
+        first.import_kv(into, rows[1])
+    first.import_kv(into, rows[0])
+    second.import_kv(into, rows[1])
     outputs = []
     for each in (seq, into):
         batch = Batch((replace(more, seq=each),))

@@ -142,10 +142,10 @@ def test_law_9_rows_exported_and_adopted_then_continued_equal_a_fresh_prefill(
     with sequences(engine, 3) as (seq, in_the_way, into):
         extend(engine, in_the_way, before)
         extend(engine, seq, prompt)
-        rows = engine.export_rows(seq, prompt[:num_rows])
+        rows = engine.export_kv(seq, prompt[:num_rows])
         engine.release(seq)
         extend(engine, in_the_way, before)  # where the exported rows lay
-        engine.adopt_rows(into, rows)
+        engine.import_kv(into, rows)
         engine.check()
         assert engine.length(into) == num_rows
         found = extend(engine, into, then)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.batching.block_manager import NoRoom
+from paceline.core.batching.block_manager import OutOfBlocks
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
@@ -169,7 +169,7 @@ def test_out_of_memory_refuses_the_whole_batch_and_harms_nothing(small: Engine) 
         extend(small, other, [1] * 32)
         many = Segment(other, 32, (2,) * 40)
         refuses(small, Segment(third, 0, (5,)), many, Segment(seq, 8, (7,)))
-        with pytest.raises(NoRoom):  # which a scheduler may answer by waiting
+        with pytest.raises(OutOfBlocks):  # which a scheduler may answer by waiting
             small.forward(Batch((many,)))
         small.release(other)
         assert small.free_rows() in (48, 56)

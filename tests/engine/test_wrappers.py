@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.batching.segment import Batch, Segment, SeqId, Wanted
+from paceline.core.batching.segment import Batch, LogitsMode, Segment, SeqId
 from paceline.engine.base import Output
 from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.wrappers import PacedEngine
+from paceline.engine.wrappers import DelayedEngine
 from paceline.errors import EngineError
 from tests.engine.trials import Growing, assert_same, extend, scratch
 
@@ -38,15 +38,15 @@ class Slow(FakeEngine):
         return super().forward(batch)
 
 
-def paced(clock: Clock, forward_s: float, row_s: float = 0.0) -> PacedEngine:
-    return PacedEngine(Slow(clock), forward_s, row_s, clock=clock.now, sleep=clock.sleep)
+def paced(clock: Clock, forward_s: float, row_s: float = 0.0) -> DelayedEngine:
+    return DelayedEngine(Slow(clock), forward_s, row_s, clock=clock.now, sleep=clock.sleep)
 
 
 @pytest.mark.parametrize(
     ("rows", "logits", "slept"),
     [(1, "last", 4.0), (5, "all", 6.0), (5, "last", 4.0), (400, "last", 4.0), (400, "none", 4.0)],
 )
-def test_a_forward_takes_its_time_and_more_for_every_wanted_row(rows: int, logits: Wanted, slept: float) -> None:
+def test_a_forward_takes_its_time_and_more_for_every_wanted_row(rows: int, logits: LogitsMode, slept: float) -> None:
     clock = Clock()
     engine = paced(clock, 6.0, 0.5)
     engine.forward(Batch((Segment(SEQ, 0, (1,) * rows, None, logits),)))
@@ -80,10 +80,10 @@ def test_its_scores_are_those_of_the_engine_inside() -> None:
     engine = paced(Clock(), 6.0)
     assert_same(extend(engine, SEQ, [1, 2, 3]), scratch(FakeEngine(seed=3), [1, 2, 3]))
     assert engine.info == FakeEngine(seed=3).info
-    assert (engine.length(SEQ), engine.block_rows, engine.free_rows()) == (3, 1, None)
+    assert (engine.length(SEQ), engine.block_size, engine.free_rows()) == (3, 1, None)
 
 
 @pytest.mark.parametrize("times", [(-1.0, 0.0), (1.0, -0.1)])
 def test_negative_times_are_refused(times: tuple[float, float]) -> None:
     with pytest.raises(EngineError, match="negative"):
-        PacedEngine(FakeEngine(), *times)
+        DelayedEngine(FakeEngine(), *times)

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from paceline.core.batching.kv_prefix import CARRIERS, KvArray, KvRows
-from paceline.rag.document_kv import FOLDER, KvKey, KvStore, text_hash
+from paceline.core.batching.kv_prefix import CARRIERS, KvArray, KvPrefix
+from paceline.rag.document_kv import FOLDER, DocumentKvStore, KvKey, text_hash
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
 
@@ -28,16 +28,16 @@ def random_array(shape: tuple[int, ...], dtype: str, seed: int) -> KvArray:
     return np.random.default_rng(seed).integers(0, 255, size, dtype=np.uint8).view(CARRIERS[dtype])
 
 
-def rows_of(tokens: tuple[int, ...] = (3, 1, 4), dtype: str = "float32", seed: int = 0) -> KvRows:
+def rows_of(tokens: tuple[int, ...] = (3, 1, 4), dtype: str = "float32", seed: int = 0) -> KvPrefix:
     keys, values = (random_array((2, len(tokens), 2, dim), dtype, seed + dim) for dim in (4, 5))
-    return KvRows("fingerprint", dtype, tokens, keys, values)
+    return KvPrefix("fingerprint", dtype, tokens, keys, values)
 
 
-def key_of(rows: KvRows, text: str = "a text", model: str = "model") -> KvKey:
+def key_of(rows: KvPrefix, text: str = "a text", model: str = "model") -> KvKey:
     return KvKey(text_hash(text), model, rows.tokens)
 
 
-def assert_same(found: KvRows | None, expected: KvRows) -> None:
+def assert_same(found: KvPrefix | None, expected: KvPrefix) -> None:
     assert found is not None
     assert (found.model, found.dtype, found.tokens) == (expected.model, expected.dtype, expected.tokens)
     for a, b in ((found.keys, expected.keys), (found.values, expected.values)):
@@ -58,13 +58,13 @@ class Ticking:
 @pytest.mark.parametrize("dtype", CARRIERS)
 def test_rows_come_back_bit_for_bit_in_another_process_too(tmp_path: Path, dtype: str) -> None:
     rows = rows_of(dtype=dtype)
-    assert KvStore(tmp_path, MIB).put(key_of(rows), rows)
-    assert_same(KvStore(tmp_path, MIB).get(key_of(rows)), rows)
+    assert DocumentKvStore(tmp_path, MIB).put(key_of(rows), rows)
+    assert_same(DocumentKvStore(tmp_path, MIB).get(key_of(rows)), rows)
 
 
 def test_the_files_are_safetensors_that_only_their_owner_reads(tmp_path: Path) -> None:
     rows = rows_of(dtype="bfloat16")
-    KvStore(tmp_path / FOLDER, MIB).put(key_of(rows), rows)
+    DocumentKvStore(tmp_path / FOLDER, MIB).put(key_of(rows), rows)
     (file,) = (tmp_path / FOLDER).iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     with safe_open(file, framework="np") as stored:
@@ -73,7 +73,7 @@ def test_the_files_are_safetensors_that_only_their_owner_reads(tmp_path: Path) -
 
 
 def test_nothing_else_is_taken_for_what_was_asked(tmp_path: Path) -> None:
-    files, rows = KvStore(tmp_path, MIB), rows_of()
+    files, rows = DocumentKvStore(tmp_path, MIB), rows_of()
     key = key_of(rows)
     files.put(key, rows)
     for other in (replace(key, text=text_hash("b")), replace(key, model="m"), replace(key, tokens=(3, 1, 5))):
@@ -84,7 +84,7 @@ def test_nothing_else_is_taken_for_what_was_asked(tmp_path: Path) -> None:
 
 
 def test_the_same_text_is_one_file(tmp_path: Path) -> None:
-    files, rows = KvStore(tmp_path, MIB), rows_of()
+    files, rows = DocumentKvStore(tmp_path, MIB), rows_of()
     for text in ("a text", "\n a text "):
         assert files.put(key_of(rows, text), rows)
     assert len(list(tmp_path.iterdir())) == 1
@@ -98,7 +98,7 @@ def test_a_damaged_file_is_dropped_and_can_be_written_again(
     folder = tmp_path_factory.mktemp("kv")
     rows = rows_of()
     key = key_of(rows)
-    KvStore(folder, MIB).put(key, rows)
+    DocumentKvStore(folder, MIB).put(key, rows)
     path = folder / key.file
     content = bytearray(path.read_bytes())
     at = int(where * len(content))
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_dropped_and_can_be_written_again(
     else:
         content[at] ^= flip
     path.write_bytes(content)
-    files = KvStore(folder, MIB)
+    files = DocumentKvStore(folder, MIB)
     found = files.get(key)
     if found is not None:  # a blank of the header may be another one
         assert_same(found, rows)
@@ -120,10 +120,10 @@ def test_a_damaged_file_is_dropped_and_can_be_written_again(
 def test_what_was_not_used_for_longest_goes_first_and_the_bound_holds(tmp_path: Path) -> None:
     rows = [rows_of((i, 2, 3), seed=i) for i in range(6)]
     keys = [key_of(row, str(i)) for i, row in enumerate(rows)]
-    probe = KvStore(tmp_path / "probe", MIB)
+    probe = DocumentKvStore(tmp_path / "probe", MIB)
     probe.put(keys[0], rows[0])
     limit = 3 * probe.num_bytes()
-    files = KvStore(tmp_path / "kv", limit, clock=Ticking())
+    files = DocumentKvStore(tmp_path / "kv", limit, clock=Ticking())
     assert files.has_room(rows[0])
     for i in range(3):
         files.put(keys[i], rows[i])
@@ -136,11 +136,11 @@ def test_what_was_not_used_for_longest_goes_first_and_the_bound_holds(tmp_path: 
         files.put(keys[i], rows[i])
         assert files.num_bytes() <= limit
         assert files.get(keys[i]) is not None
-    assert not KvStore(tmp_path / "small", 10).put(keys[0], rows[0])
+    assert not DocumentKvStore(tmp_path / "small", 10).put(keys[0], rows[0])
 
 
 def test_rows_stay_readable_when_their_file_goes(tmp_path: Path) -> None:
-    files, rows = KvStore(tmp_path, MIB), rows_of()
+    files, rows = DocumentKvStore(tmp_path, MIB), rows_of()
     files.put(key_of(rows), rows)
     found = files.get(key_of(rows))
     assert files.forget([text_hash("a text")]) == 1 and not list(tmp_path.iterdir())
@@ -148,16 +148,16 @@ def test_rows_stay_readable_when_their_file_goes(tmp_path: Path) -> None:
 
 
 def test_whoever_writes_to_rows_changes_no_file(tmp_path: Path) -> None:
-    files, rows = KvStore(tmp_path, MIB), rows_of()
+    files, rows = DocumentKvStore(tmp_path, MIB), rows_of()
     files.put(key_of(rows), rows)
     found = files.get(key_of(rows))
     assert found is not None
     np.asarray(found.keys)[...] = 0
-    assert_same(KvStore(tmp_path, MIB).get(key_of(rows)), rows)
+    assert_same(DocumentKvStore(tmp_path, MIB).get(key_of(rows)), rows)
 
 
 def test_what_a_killed_process_left_half_written_is_not_read_and_goes_in_time(tmp_path: Path) -> None:
-    files, rows = KvStore(tmp_path, MIB), rows_of()
+    files, rows = DocumentKvStore(tmp_path, MIB), rows_of()
     key = key_of(rows)
     half = tmp_path / f".1-1-{key.file}.part"
     half.write_bytes(b"half")
@@ -168,7 +168,7 @@ def test_what_a_killed_process_left_half_written_is_not_read_and_goes_in_time(tm
 
 
 def test_a_crash_before_the_rename_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files, rows = KvStore(tmp_path, MIB), rows_of()
+    files, rows = DocumentKvStore(tmp_path, MIB), rows_of()
 
     def crash(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -183,7 +183,7 @@ def test_many_at_once_read_whole_files_or_none(tmp_path: Path) -> None:
     keys = [key_of(row, str(i)) for i, row in enumerate(rows)]
 
     def work(turn: int) -> None:
-        files = KvStore(tmp_path, 2500)  # as a process of its own; there is room for a few
+        files = DocumentKvStore(tmp_path, 2500)  # as a process of its own; there is room for a few
         i = turn % len(rows)
         files.put(keys[i], rows[i])
         for key, row in zip(keys, rows, strict=True):
@@ -197,7 +197,7 @@ def test_many_at_once_read_whole_files_or_none(tmp_path: Path) -> None:
 
 
 def test_only_the_texts_that_are_there_are_retained(tmp_path: Path) -> None:
-    files = KvStore(tmp_path, MIB)
+    files = DocumentKvStore(tmp_path, MIB)
     for text in ("one", "two"):
         files.put(key_of(rows_of(), text), rows_of())
     assert files.retain(lambda: {text_hash("two")}) == 1
@@ -223,7 +223,7 @@ def test_a_documents_kv_goes_with_it_and_that_of_others_stays(
     with DocumentStore.open(tmp_path, load_embedder("hash")) as store:
         store.add_text("notes.md", "The key lies under the stone.", zone="device")
         store.add_text("other.md", "The other text.", zone="device")
-        files = KvStore(tmp_path / FOLDER, MIB)
+        files = DocumentKvStore(tmp_path / FOLDER, MIB)
         keys = [key_of(rows_of(), passage.titled) for passage in store.passages(0, 10)]
         for key in keys:
             files.put(key, rows_of())

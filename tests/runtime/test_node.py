@@ -20,8 +20,8 @@ from paceline.errors import PacelineError, RequestError
 from paceline.runtime import node as node_module
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
-from paceline.runtime.service import Done, GenerateRequest, Piece
-from paceline.runtime.sessions.client import FrontSession
+from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.sessions.client import ClientSession
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
 from tests.runtime.link.test_connection import Pipe, admit, pipes
@@ -115,10 +115,10 @@ async def nodes(
         assert not engine.held(), "blocks leaked"
 
 
-async def collect(session: FrontSession) -> tuple[str, Done]:
+async def collect(session: ClientSession) -> tuple[str, GenerationResult]:
     text = ""
     async for event in session.run():
-        if isinstance(event, Done):
+        if isinstance(event, GenerationResult):
             return text, event
         text += event.text
     raise AssertionError("no last event")
@@ -139,16 +139,16 @@ async def test_a_lost_peer_is_marked_and_one_that_returns_is_taken_back() -> Non
         events = session.run()
         cloud.gate.release()  # the cloud's prefill: its first draft goes out
         first = await anext(events)
-        assert isinstance(first, Piece)
+        assert isinstance(first, TextDelta)
         await bench.unlink()
         # Alone now: nothing of the gated cloud is needed any more.
         second = await anext(events)
-        assert isinstance(second, Piece)
+        assert isinstance(second, TextDelta)
         cloud.release_gate()
         await bench.link(tasks)
         rest = [event async for event in events]
         done = rest[-1]
-        assert isinstance(done, Done) and done.degraded == "cloud_lost"
+        assert isinstance(done, GenerationResult) and done.degraded == "cloud_lost"
         assert done.completion_tokens == 40 or done.reason == "stop"
 
 
@@ -212,7 +212,7 @@ async def test_more_answers_than_are_admitted_get_429(monkeypatch: pytest.Monkey
 async def test_logprobs_are_those_of_the_mixture_the_token_came_from() -> None:
     async with nodes() as (bench, _):
         session = await bench.device.prepare(replace(REQUEST, top_logprobs=3))
-        pieces = [event async for event in session.run() if isinstance(event, Piece)]
+        pieces = [event async for event in session.run() if isinstance(event, TextDelta)]
         chosen = [entry for piece in pieces for entry in piece.logprobs]
         assert sum(piece.tokens for piece in pieces) == len(chosen)
         assert all(token.logprob <= 0.0 and 1 <= len(top) <= 3 for token, top in chosen)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.core.sampling.constraint import Constraint, Mask
 from paceline.errors import RequestError
-from paceline.runtime.service import Piece
+from paceline.runtime.service import TextDelta
 from paceline.strategies.registry import STRATEGIES
 from tests.runtime.test_node import REQUEST, collect, nodes
 
@@ -85,7 +85,7 @@ async def test_an_answer_that_ends_before_its_constraint_is_kept_was_cut_off(mon
 async def test_logprobs_are_those_of_the_tokens_that_were_left() -> None:
     async with nodes() as (bench, _):
         session = await bench.device.prepare(replace(YES, top_logprobs=5))
-        pieces = [event async for event in session.run() if isinstance(event, Piece)]
+        pieces = [event async for event in session.run() if isinstance(event, TextDelta)]
         chosen = [entry for piece in pieces for entry in piece.logprobs]
         first, second = chosen[:2]
         assert (first[0].token, first[0].logprob) == ('"', 0.0) and len(first[1]) == 1

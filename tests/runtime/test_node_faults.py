@@ -20,10 +20,10 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import node as node_module
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.node import Node
-from paceline.runtime.service import Done, Piece
+from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions import client as front_module
 from paceline.runtime.sessions.base import PeerSession
-from paceline.strategies.aggregate.machine import machine as aggregate_module
+from paceline.strategies.aggregate import machine as aggregate_module
 from paceline.wire import codec
 from paceline.wire.messages import Drafts, OpenSession
 from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, nodes
@@ -157,7 +157,7 @@ async def test_a_link_replaced_before_it_is_known_dead_takes_the_peer_back() -> 
         session = await bench.cloud.prepare(replace(REQUEST, sampling=ENDLESS))
         events = session.run()
         engine.gate.release()  # the device's prefill: with the cloud's first draft it decides a target
-        assert isinstance(await anext(events), Piece)
+        assert isinstance(await anext(events), TextDelta)
         old, session_link = bench.links, session.link
         await bench.link(tasks)  # the device has dialled again, and its old link still looks alive to the cloud
         assert old is not None and bench.links is not None
@@ -167,7 +167,7 @@ async def test_a_link_replaced_before_it_is_known_dead_takes_the_peer_back() -> 
         assert session.link is bench.links[1]
         engine.release_gate()
         done = [event async for event in events][-1]
-        assert isinstance(done, Done) and done.completion_tokens == 40
+        assert isinstance(done, GenerationResult) and done.completion_tokens == 40
         # Alone it wrote at most what it had drafted ahead, in the same breath; then together again.
         assert done.stats["alone"] <= 20 and done.stats["drafted"] > 10
 
@@ -214,16 +214,16 @@ async def test_an_answer_that_pauses_goes_on_as_if_nothing_had_been_lost() -> No
             events, text = session.run(), ""
             while len(text.encode()) < length:
                 piece = await anext(events)
-                assert isinstance(piece, Piece)
+                assert isinstance(piece, TextDelta)
                 text += piece.text
             await bench.unlink()
             waiting = asyncio.ensure_future(anext(events))
             await bench.link(tasks)
             event = await waiting
-            while isinstance(event, Piece):
+            while isinstance(event, TextDelta):
                 text += event.text
                 event = await anext(events)
-            assert isinstance(event, Done) and text == whole
+            assert isinstance(event, GenerationResult) and text == whole
             assert event.degraded is None and event.stats["alone"] == 0
 
 

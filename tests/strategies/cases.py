@@ -7,26 +7,27 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline.core.aggregation.registry import RuleName
+from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.sequence_table import Ledger
-from paceline.runtime.simulator import Job
+from paceline.engine.sequence_table import SequenceTable
+from paceline.runtime.simulator import SimulatedRequest
 from paceline.strategies.aggregate.machine import STALL, Aggregate
 from paceline.strategies.base import (
     Branch,
+    ClosePeer,
     Commit,
-    Drafting,
-    Drop,
+    DraftLimits,
     Effect,
     Emit,
     Event,
     Finish,
     Forward,
+    MachineConfig,
     MachineFactory,
     Received,
     Retrieved,
@@ -35,13 +36,12 @@ from paceline.strategies.base import (
     Side,
     Started,
     Strategy,
-    Task,
+    TimerFired,
     Truncate,
-    Woke,
 )
 from paceline.wire.dist_codec import encode_head
-from paceline.wire.messages import Drafts, Handover, Have, SessionMessage, Targets, Weight
-from paceline.wire.tree_codec import Nodes, pack_nodes
+from paceline.wire.messages import Drafts, EvidenceWeight, Handover, SessionMessage, SyncState, Targets
+from paceline.wire.tree_codec import EncodedNodes, pack_nodes
 
 VOCAB = 257
 EOS = frozenset({256})
@@ -65,17 +65,17 @@ SAMPLINGS: dict[str, SamplingParams] = {
 }
 
 
-TOKEN_BY_TOKEN = Drafting(width=1, rows=1, ahead=0)
-TREE, CHAIN = Drafting(width=3, rows=6, ahead=10), Drafting(width=1, rows=1, ahead=8)
+TOKEN_BY_TOKEN = DraftLimits(width=1, rows=1, ahead=0)
+TREE, CHAIN = DraftLimits(width=3, rows=6, ahead=10), DraftLimits(width=1, rows=1, ahead=8)
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
     """How two sides write together."""
 
-    rule: RuleName = "mixture"
+    rule: AggregatorName = "mixture"
     private: bool = True
-    drafting: Drafting = TREE
+    drafting: DraftLimits = TREE
     rescoring: bool = False
     tables: bool = False
 
@@ -83,8 +83,8 @@ class Manner:
 MANNERS: dict[str, Manner] = {
     "private trees": Manner(),
     "private chains": Manner(drafting=CHAIN),
-    "token by token": Manner(drafting=Drafting(width=1, rows=1, ahead=0)),
-    "sequences": Manner(drafting=Drafting(width=1, rows=1, ahead=6, burst=True)),
+    "token by token": Manner(drafting=DraftLimits(width=1, rows=1, ahead=0)),
+    "sequences": Manner(drafting=DraftLimits(width=1, rows=1, ahead=6, burst=True)),
     "open trees": Manner(private=False),
     "private trees, rescoring": Manner(rescoring=True),
     "open trees, rescoring": Manner(private=False, rescoring=True),
@@ -119,13 +119,13 @@ def job(
     room: Mapping[Side, int] | None = None,
     manner: Manner | None = None,
     table: LookupTable | None = None,
-) -> Job:
-    task = Task(front, True, sampling, max_tokens, eos_ids, VOCAB)
+) -> SimulatedRequest:
+    task = MachineConfig(front, True, sampling, max_tokens, eos_ids, VOCAB)
     if manner is not None:
         how = {"private": manner.private, "drafting": manner.drafting, "rescoring": manner.rescoring}
         table = LookupTable(VOCAB) if manner.tables and table is None else table
-        task = replace(task, rule=manner.rule, table=table, **how)
-    return Job(strategy, front, task, branches, room or {})
+        task = replace(task, aggregator=manner.rule, table=table, **how)
+    return SimulatedRequest(strategy, front, task, branches, room or {})
 
 
 def without_documents(branches: tuple[Branch, ...]) -> tuple[Branch, ...]:
@@ -152,14 +152,14 @@ def drafted(start: int, *tokens: int, epoch: int = 0, first: int | None = None, 
     """A peer's chain of drafts from a decided prefix of that length: each law has nearly all mass on its token."""
     number = 1000 * (start + 1) if first is None else first
     parents = (-1, *range(number, number + len(tokens) - 1))
-    nodes = Nodes(start, number, 0, number, parents, (0, *tokens[:-1]), None)
+    nodes = EncodedNodes(start, number, 0, number, parents, (0, *tokens[:-1]), None)
     laws = [encode_head(point(token) if law is None else law, precise=False) for token in tokens]
     return Received(Drafts(0, epoch, pack_nodes(nodes), laws))
 
 
 def weighed(log_weight: float | None = 0.0, epoch: int = 0) -> Event:
     """A peer's documents, by what they weigh."""
-    return Received(Weight(0, epoch, log_weight))
+    return Received(EvidenceWeight(0, epoch, log_weight))
 
 
 def heard(start: int, *tokens: int, epoch: int = 0, log_weight: float | None = 0.0) -> tuple[Event, Event]:
@@ -179,7 +179,7 @@ def handed(turn: int, start: int, epoch: int = 0) -> Event:
 
 def has(targets: int, *, turn: int = 0, waits: bool = False, epoch: int = 0) -> Event:
     """A peer says what it has."""
-    return Received(Have(0, epoch, turn, targets, waits))
+    return Received(SyncState(0, epoch, turn, targets, waits))
 
 
 class Hand:
@@ -190,14 +190,14 @@ class Hand:
     """
 
     def __init__(self, machine: MachineFactory, side: Side, *, front: bool, **changes: object) -> None:
-        task = Task(side, front, SamplingParams(temperature=0.0), 8, EOS, VOCAB, linked=True)
+        task = MachineConfig(side, front, SamplingParams(temperature=0.0), 8, EOS, VOCAB, linked=True)
         self.task = replace(task, **changes)  # type: ignore[arg-type]  # any of Task's fields
         self.machine = machine(self.task)
         self.effects: list[Effect] = []
         self.say: Callable[[tuple[int, ...]], Dist] = lambda _: point(65)
         self.rows: list[tuple[int, ...]] = []  # output tokens on the path of every row that was asked for
         self.now = 0.0
-        self._ledger = Ledger(vocab_size=VOCAB, max_positions=4096)
+        self._ledger = SequenceTable(vocab_size=VOCAB, max_positions=4096)
         self._tokens: dict[SeqId, list[int]] = {}  # committed, the prompt included
         self._waiting: list[tuple[int, list[tuple[int, ...]]]] = []  # tickets, and the paths of their wanted rows
 
@@ -217,7 +217,7 @@ class Hand:
 
     def _forward(self, ticket: int, segment: Segment) -> None:
         batch = Batch((segment,))
-        self._ledger.admit(batch)  # raises unless it continues exactly what is written
+        self._ledger.validate(batch)  # raises unless it continues exactly what is written
         known = self._tokens.setdefault(segment.seq, [])
         paths = [(*known[len(PROMPT) :], *self._ledger.path(segment, row)) for row in range(len(segment.tokens))]
         if segment.start == 0:
@@ -228,7 +228,7 @@ class Hand:
         self._ledger.written(batch)
         self.rows += paths
         assert len(self.rows) < 5000, "it computes for ever"
-        self._waiting.append((ticket, [paths[row] for row in segment.wanted()]))
+        self._waiting.append((ticket, [paths[row] for row in segment.logits_rows()]))
 
     def answer(self) -> list[Effect]:
         effects: list[Effect] = []
@@ -245,7 +245,7 @@ class Hand:
 
     def wake(self) -> list[Effect]:
         self.now += 1.0
-        return self.on(Woke(self.now))
+        return self.on(TimerFired(self.now))
 
     @property
     def emitted(self) -> list[Emit]:
@@ -275,7 +275,7 @@ def says(effects: Sequence[Effect]) -> list[SessionMessage]:
 def dropped_after(hand: Hand, between: Callable[[], object]) -> int:
     """Wakes until the machine gives its peer up."""
     for wakes in range(1, 2 * STALL):
-        if any(isinstance(effect, Drop) for effect in hand.wake()):
+        if any(isinstance(effect, ClosePeer) for effect in hand.wake()):
             return wakes
         between()
     raise AssertionError("it waits for ever")

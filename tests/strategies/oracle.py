@@ -8,21 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from paceline.core.aggregation.registry import LAST_LEVEL, RuleName, make_rule
+from paceline.core.aggregation.registry import LAST_LEVEL, AggregatorName, make_aggregator
 from paceline.core.aggregation.weights import (
-    evidence,
+    decayed_evidence,
+    dequantize_score,
     log_weight,
     mix,
     mix_weighted,
-    score_code,
-    score_of,
+    quantize_score,
     side_weights,
 )
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.noise import uniform
-from paceline.core.sampling.sampler import SamplingParams, choose, masked, truncate, warp
+from paceline.core.sampling.sampler import SamplingParams, apply_mask, filter_top, process_logits, sample
 from paceline.core.side import SIDES, Side
 from paceline.engine.base import Engine
 from paceline.strategies.base import Branch
@@ -50,15 +50,18 @@ def side_law(
         engine.release(seq)
         rows = output.dists[0][-1 - len(prefix) :]
         if mask is not None:
-            rows = tuple(masked(row, mask.allowed(prefix[:at])) for at, row in enumerate(rows))
+            rows = tuple(apply_mask(row, mask.allowed(prefix[:at])) for at, row in enumerate(rows))
         merit = 0.0
         for row, token in zip(rows, prefix, strict=False):  # the last row is the law asked for
-            merit = evidence(merit, math.log(max(row.prob(token), 1e-30))) if rescoring else 0.0
+            merit = decayed_evidence(merit, math.log(max(row.prob(token), 1e-30))) if rescoring else 0.0
         scores.append((branch.score or 0.0) + merit)
-        dists.append(warp(rows[-1], sampling, Counter(prefix), np.array(branch.prompt, dtype=np.int32)))
+        dists.append(process_logits(rows[-1], sampling, Counter(prefix), np.array(branch.prompt, dtype=np.int32)))
     has_documents = any(branch.score is not None for branch in branches)
     log_h = log_weight(scores) if has_documents else None
-    _KNOWN[key] = mix(dists, scores), log_h if log_h is None or not rescoring else score_of(score_code(log_h))
+    _KNOWN[key] = (
+        mix(dists, scores),
+        log_h if log_h is None or not rescoring else dequantize_score(quantize_score(log_h)),
+    )
     return _KNOWN[key]
 
 
@@ -77,8 +80,8 @@ def continued_alone(
     tokens = list(prefix)
     while len(tokens) < max_tokens:
         law, _ = side_law(engine, branches, tokens, sampling, rescoring=rescoring, mask=mask)
-        dist = truncate(law, sampling)
-        token = choose(dist, sampling, len(tokens))
+        dist = filter_top(law, sampling)
+        token = sample(dist, sampling, len(tokens))
         if token in eos_ids:
             break
         tokens.append(token)
@@ -103,7 +106,7 @@ def mixed(
         ]
         weights = side_weights({side: log_h for side, (_, log_h) in zip(SIDES, told, strict=True)})
         law = mix_weighted([law for law, _ in told], [weights[side] for side in SIDES])
-        return choose(truncate(law, sampling), sampling, len(tokens))
+        return sample(filter_top(law, sampling), sampling, len(tokens))
 
     return _written(target, max_tokens, eos_ids)
 
@@ -126,7 +129,7 @@ def tossed(
         cloud = uniform(sampling.seed, len(tokens), "coin") < weights["cloud"]
         side: Side = "cloud" if cloud else "device"
         dist, _ = side_law(engines[side], branches[side], tokens, sampling, mask=mask)
-        return choose(truncate(dist, sampling), sampling, len(tokens))
+        return sample(filter_top(dist, sampling), sampling, len(tokens))
 
     return _written(target, max_tokens, eos_ids)
 
@@ -142,7 +145,7 @@ def by_paper(
     mask: Mask | None = None,
 ) -> list[int]:
     """Algorithm 1 with both laws at hand; the rule itself is held to its law by tests/core."""
-    rule = make_rule("paper", sampling, vocab_size=next(iter(engines.values())).info.vocab_size)
+    rule = make_aggregator("paper", sampling, vocab_size=next(iter(engines.values())).info.vocab_size)
 
     def target(tokens: list[int]) -> int:
         told = {
@@ -151,7 +154,7 @@ def by_paper(
         }
         device, cloud = told["device"][0], told["cloud"][0]
         weights = side_weights({side: log_h for side, (_, log_h) in told.items()})
-        share = rule.share("cloud", cloud, len(tokens), LAST_LEVEL)
+        share = rule.to_wire("cloud", cloud, len(tokens), LAST_LEVEL)
         decision = rule.decide("device", device, share, weights, len(tokens))
         assert decision is not None
         return decision.token
@@ -159,7 +162,7 @@ def by_paper(
     return _written(target, max_tokens, eos_ids)
 
 
-REFERENCES: Mapping[RuleName, Callable[..., list[int]]] = {"mixture": mixed, "coin": tossed, "paper": by_paper}
+REFERENCES: Mapping[AggregatorName, Callable[..., list[int]]] = {"mixture": mixed, "coin": tossed, "paper": by_paper}
 
 
 def _written(target: Callable[[list[int]], int], max_tokens: int, eos_ids: frozenset[int]) -> list[int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.runtime.simulator import Host, Job, Network, World
+from paceline.runtime.simulator import Network, SimulatedRequest, SimulatedSide, Simulation
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import SIDES, Branch, Cancelled, Side, Strategy, other
 from paceline.strategies.registry import STRATEGIES
@@ -55,7 +55,7 @@ def reference(
     )
 
 
-def together(answer: Host) -> int:
+def together(answer: SimulatedSide) -> int:
     """How many targets were decided before the front was alone for good, or at all."""
     assert answer.finished is not None
     decided = len(answer.tokens) + (answer.finished.reason == "stop")
@@ -68,8 +68,8 @@ class Weather:
     decode: dict[Side, float]
     search: dict[Side, float]
 
-    def world(self, this: Job, seed: int) -> World:
-        return World(this, engines(), seed=seed, network=self.network, decode=self.decode, search=self.search)
+    def world(self, this: SimulatedRequest, seed: int) -> Simulation:
+        return Simulation(this, engines(), seed=seed, network=self.network, decode=self.decode, search=self.search)
 
 
 def harsh(seed: int) -> Weather:
@@ -85,7 +85,7 @@ def harsh(seed: int) -> Weather:
     return Weather(network, decode, search)
 
 
-def changing_speeds(world: World) -> None:
+def changing_speeds(world: Simulation) -> None:
     """Every now and then each side computes as fast as the other did."""
     if world.events % 40 == 0:
         cloud, device = world.hosts["cloud"], world.hosts["device"]
@@ -121,7 +121,7 @@ def test_the_decision_goes_to_and_fro_and_changes_no_token(front: Side, sampling
             continue
         expected = reference(strategy, front, sampling, manner)
         for seed in range(3):
-            world = World(
+            world = Simulation(
                 job(strategy, front, sampling, manner=manner),
                 engines(),
                 seed=seed,
@@ -144,8 +144,8 @@ def test_a_peer_lost_for_good_at_any_step_leaves_the_prefix_and_the_front_goes_o
     """At every sixth step, each combination at others; at every step in one manner of trees."""
     network = Network((0.03, 0.05))
 
-    def world() -> World:
-        return World(job(strategy, front, sampling, manner=manner, max_tokens=SHORT), engines(), network=network)
+    def world() -> Simulation:
+        return Simulation(job(strategy, front, sampling, manner=manner, max_tokens=SHORT), engines(), network=network)
 
     undisturbed = world()
     undisturbed.run()
@@ -156,7 +156,7 @@ def test_a_peer_lost_for_good_at_any_step_leaves_the_prefix_and_the_front_goes_o
     for step in range(1 + offset * (not every), undisturbed.events, 1 if every else 6):
         told: list[int] = []
 
-        def kill(world: World, step: int = step, told: list[int] = told) -> None:
+        def kill(world: Simulation, step: int = step, told: list[int] = told) -> None:
             if world.events == step:
                 told[:] = world.front.tokens
                 world.cut(kill=other(front))
@@ -182,7 +182,7 @@ def test_a_link_that_flaps_ends_in_a_whole_answer(strategy: Strategy, manner: Ma
     for seed in range(12):
         chance = random.Random(f"flap {seed}")
 
-        def flap(world: World, chance: random.Random = chance) -> None:
+        def flap(world: Simulation, chance: random.Random = chance) -> None:
             if chance.random() < 0.02:
                 world.cut()
             elif chance.random() < 0.05:
@@ -206,17 +206,17 @@ def test_a_peer_that_returns_is_taken_in_again_and_the_text_stays(manner: Manner
 
         cuts: list[float] = []
 
-        def break_and_heal(world: World, chance: random.Random = chance, cuts: list[float] = cuts) -> None:
+        def break_and_heal(world: Simulation, chance: random.Random = chance, cuts: list[float] = cuts) -> None:
             machine = None if world.front._driver is None else world.front._driver._machine
             assert isinstance(machine, Aggregate)
-            if machine._paths.head.own is None and len(cuts) < 3 and chance.random() < 0.06:
+            if machine._paths.head.own_dist is None and len(cuts) < 3 and chance.random() < 0.06:
                 cuts.append(world.now)
                 world.cut()
                 world.mend()
 
         slow: dict[Side, float] = {front: 0.3, other(front): 0.01}
         this = job(strategy, front, sampling, manner=manner)
-        world = World(this, engines(), seed=seed, network=Network((0.03, 0.08)), decode=slow)
+        world = Simulation(this, engines(), seed=seed, network=Network((0.03, 0.08)), decode=slow)
         answer = world.run(break_and_heal)
         assert answer.finished is not None
         if answer.finished.stats["alone"] == 0:
@@ -232,15 +232,15 @@ def test_a_peer_that_returns_is_taken_in_again_and_the_text_stays(manner: Manner
 def test_cancelled_at_any_step_everything_is_released(strategy: Strategy, manner: Manner, front: Side) -> None:
     sampling = SAMPLINGS["greedy"]
     this = job(strategy, front, sampling, manner=manner, max_tokens=SHORT)
-    undisturbed = World(this, engines(), network=Network((0.03, 0.05)))
+    undisturbed = Simulation(this, engines(), network=Network((0.03, 0.05)))
     undisturbed.run()
     for step in range(2, undisturbed.events, 4):
 
-        def cancel(world: World, step: int = step) -> None:
+        def cancel(world: Simulation, step: int = step) -> None:
             if world.events == step:
                 world.front.deliver_later(Cancelled())
 
-        world = World(this, engines(), network=Network((0.03, 0.05)))
+        world = Simulation(this, engines(), network=Network((0.03, 0.05)))
         answer = world.run(cancel)  # `run` itself asserts that no sequence is left on either side
         assert answer.finished is not None
         assert answer.tokens == undisturbed.front.tokens[: len(answer.tokens)]
@@ -250,7 +250,7 @@ def test_cancelled_at_any_step_everything_is_released(strategy: Strategy, manner
 @EVERY_FRONT
 def test_without_a_peer_the_front_answers_alone(strategy: Strategy, manner: Manner, front: Side) -> None:
     sampling = SAMPLINGS["sampled"]
-    world = World(job(strategy, front, sampling, manner=manner), engines(), linked=False)
+    world = Simulation(job(strategy, front, sampling, manner=manner), engines(), linked=False)
     alone = oracle.continued_alone(
         engines()[front], BRANCHES[front], [], sampling, MAX_TOKENS, EOS, rescoring=manner.rescoring
     )
@@ -275,7 +275,7 @@ def test_a_side_without_documents_has_no_say(strategy: Strategy, manner: Manner,
 def test_a_run_repeats_exactly(strategy: Strategy, manner: Manner, front: Side) -> None:
     def play() -> tuple[list[int], int, float, dict[str, int]]:
         world = harsh(3).world(job(strategy, front, SAMPLINGS["sampled"], manner=manner), 3)
-        host: Host = world.run()
+        host: SimulatedSide = world.run()
         return host.tokens, world.events, world.now, world.sent
 
     assert play() == play()

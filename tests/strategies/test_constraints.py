@@ -17,17 +17,17 @@ from jsonschema import Draft202012Validator
 
 from paceline.core.sampling.constraint import Constraint, Mask
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import SamplingParams, masked
+from paceline.core.sampling.sampler import SamplingParams, apply_mask
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine, arbitrary
 from paceline.engine.fake.tokenizer import ByteTokenizer
-from paceline.engine.grammar.compiler import Grammars
-from paceline.runtime.simulator import Job, Network, World
+from paceline.engine.grammar.compiler import GrammarCompiler
+from paceline.runtime.simulator import Network, SimulatedRequest, Simulation
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import SIDES, Branch, Forward, LinkLost, Side, Strategy
-from paceline.strategies.decoding.branch_decoder import Decoder
-from paceline.strategies.decoding.prefix_tree import Paths
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.prefix_tree import PrefixTree
 from paceline.strategies.registry import STRATEGIES
 from tests.strategies import oracle
 from tests.strategies.cases import (
@@ -58,7 +58,7 @@ SCHEMA = {
 }
 TOOLS = {"tools": [{"name": "look", "parameters": SCHEMA}, {"name": "now"}], "required": True, "parallel": False}
 LONG = 200  # tokens: longer than any answer here
-GRAMMARS = Grammars(ByteTokenizer())
+GRAMMARS = GrammarCompiler(ByteTokenizer())
 CONSTRAINTS = {
     "schema": Constraint("json_schema", json.dumps(SCHEMA)),
     "tools": Constraint("tools", json.dumps(TOOLS)),
@@ -85,7 +85,7 @@ MODELS = {"speaking": speaking, "raving": raving}
 
 def constrained(
     strategy: Strategy, front: Side, sampling: SamplingParams, way: str, mask: Mask, max_tokens: int = LONG
-) -> Job:
+) -> SimulatedRequest:
     this = job(strategy, front, sampling, manner=manners(strategy)[way], max_tokens=max_tokens)
     return replace(this, task=replace(this.task, mask=mask))
 
@@ -128,7 +128,7 @@ def test_text_equals_the_reference_in_random_interleavings_and_validates(
     check(name, reference)
     for seed in range(2):
         weather = harsh(seed)
-        world = World(
+        world = Simulation(
             constrained(strategy, front, params, way, mask),
             MODELS[models](),
             seed=seed,
@@ -148,14 +148,14 @@ def test_a_peer_lost_on_the_way_leaves_a_text_that_is_whole(strategy: Strategy, 
     for step in (3, 29, 61):
         mask = MASKS["schema"]
 
-        def flap(world: World, step: int = step) -> None:
+        def flap(world: Simulation, step: int = step) -> None:
             if world.events == step:
                 world.cut()
             elif world.events == 2 * step and step > 3:
                 world.mend()
 
         this = constrained(strategy, front, SAMPLINGS["sampled"], way, mask)
-        answer = World(this, raving(), seed=step, network=Network((0.01, 0.05))).run(flap)
+        answer = Simulation(this, raving(), seed=step, network=Network((0.01, 0.05))).run(flap)
         check("schema", answer.tokens)
         assert answer.finished is not None and answer.finished.reason == "stop"
 
@@ -187,7 +187,7 @@ def test_whatever_the_schema_and_the_laws_the_text_validates(
     mask = GRAMMARS.mask(Constraint("json_schema", json.dumps(schema)))
     sampling = SamplingParams(temperature=temperature, seed=seed, logit_bias={34: -100.0}, presence_penalty=1.0)
     this = constrained(strategy, front, sampling, name, mask)
-    answer = World(this, raving(), seed=seed, network=Network((0.0, 0.1))).run()
+    answer = Simulation(this, raving(), seed=seed, network=Network((0.0, 0.1))).run()
     assert answer.finished is not None and answer.finished.reason == "stop"
     Draft202012Validator(schema).validate(json.loads(bytes(answer.tokens)))
 
@@ -209,18 +209,18 @@ def test_a_peers_targets_that_break_the_constraint_end_the_answer_and_nothing_el
 
 def test_after_a_draft_that_breaks_the_constraint_nothing_comes_but_the_end() -> None:
     """A drafter may know nothing of the constraint; its rows are computed, and no target goes through them."""
-    paths, decoder = Paths(0), Decoder(SamplingParams(), VOCAB, mask=yes_or_no(), ends=EOS)
+    paths, decoder = PrefixTree(0), BranchDecoder(SamplingParams(), VOCAB, mask=yes_or_no(), ends=EOS)
     asked = decoder.start((Branch(PROMPT, None),), (), paths.head, None)
     broken, whole = paths.head.child(ord("m")), paths.head.child(ord('"'))
     for nodes in ([paths.head], [whole, broken, broken.child(65)]):
-        asked = asked or decoder.feed(nodes, paths.head, 0.0)
+        asked = asked or decoder.append_rows(nodes, paths.head, 0.0)
         (forward,) = asked
         assert isinstance(forward, Forward)
         decoder.scored(forward.ticket, [point(65)] * len(nodes), 0.0)
         asked = []
-    assert whole.own is not None and {token for token, _ in whole.own.top(9)} == {*b"yn"}
-    assert broken.own is not None and broken.own.top(9) == [(256, 1.0)]
-    assert broken.child(65).own is not None
+    assert whole.own_dist is not None and {token for token, _ in whole.own_dist.top(9)} == {*b"yn"}
+    assert broken.own_dist is not None and broken.own_dist.top(9) == [(256, 1.0)]
+    assert broken.child(65).own_dist is not None
 
 
 def test_what_an_engine_pads_its_vocabulary_with_is_never_chosen() -> None:
@@ -250,9 +250,9 @@ def test_logprobs_are_of_the_law_that_the_mask_has_left() -> None:
 
 def test_the_mask_keeps_proportions_and_is_even_where_nothing_allowed_is_possible() -> None:
     law = Dist.dense(np.array([0.5, 0.2, 0.1, 0.2, 0.0, 0.0]))
-    assert masked(law, np.array([0, 1, 1, 0, 1, 0], dtype=bool)).probs == pytest.approx([0, 2 / 3, 1 / 3, 0, 0, 0])
-    assert masked(law, np.array([0, 0, 0, 0, 1, 1, 1], dtype=bool)).probs == pytest.approx([0, 0, 0, 0, 0.5, 0.5])
+    assert apply_mask(law, np.array([0, 1, 1, 0, 1, 0], dtype=bool)).probs == pytest.approx([0, 2 / 3, 1 / 3, 0, 0, 0])
+    assert apply_mask(law, np.array([0, 0, 0, 0, 1, 1, 1], dtype=bool)).probs == pytest.approx([0, 0, 0, 0, 0.5, 0.5])
     faint = Dist.dense(np.array([1.0, 3e-310, 1e-310]))
-    assert masked(faint, np.array([0, 1, 1], dtype=bool)).probs == pytest.approx([0, 0.75, 0.25])
+    assert apply_mask(faint, np.array([0, 1, 1], dtype=bool)).probs == pytest.approx([0, 0.75, 0.25])
     with pytest.raises(ValueError, match="allowed"):
-        masked(law, np.zeros(6, dtype=bool))
+        apply_mask(law, np.zeros(6, dtype=bool))

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.core.aggregation.registry import RuleName
+from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.aggregation.weights import mix_weighted, side_weights
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.sampling.sampler import SamplingParams, choose, truncate
+from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
-from paceline.runtime.simulator import World
+from paceline.runtime.simulator import Simulation
 from paceline.strategies.base import SIDES, Branch, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.core.chi_square import assert_drawn_from
@@ -58,7 +58,9 @@ def expected(who: tuple[Side, ...], by: dict[Side, Engine], prefix: tuple[int, .
         ),
     ],
 )
-def test_the_first_two_tokens_follow_the_law(name: str, rule: RuleName, front: Side, who: tuple[Side, ...]) -> None:
+def test_the_first_two_tokens_follow_the_law(
+    name: str, rule: AggregatorName, front: Side, who: tuple[Side, ...]
+) -> None:
     """Of `paper` but for the 0.1 % of mass that it does not ship: less than so few seeds can show."""
     by: dict[Side, Engine] = {"cloud": FakeEngine(seed=1, spread=0.3), "device": FakeEngine(seed=2, spread=0.3)}
     pairs: Counter[tuple[int, int]] = Counter()
@@ -66,7 +68,7 @@ def test_the_first_two_tokens_follow_the_law(name: str, rule: RuleName, front: S
     for seed in range(NUM_SEEDS):
         sampling = SamplingParams(seed=seed)
         this = job(STRATEGIES[name], front, sampling, branches=SHORT, max_tokens=2, eos_ids=frozenset(), manner=manner)
-        first, second = World(this, by).run().tokens
+        first, second = Simulation(this, by).run().tokens
         pairs[first, second] += 1
     law_of_first = expected(who, by, ())
     law_of_pairs = np.array([law_of_first[token] * expected(who, by, (token,)) for token in range(VOCAB)])
@@ -88,7 +90,7 @@ def test_every_token_is_lawful_though_the_link_flaps(front: Side, how: str, priv
     for seed in range(12):
         chance = random.Random(f"flap {seed}")
 
-        def flap(world: World, chance: random.Random = chance) -> None:
+        def flap(world: Simulation, chance: random.Random = chance) -> None:
             draw = chance.random()
             if draw < 0.02:
                 world.cut()
@@ -108,8 +110,8 @@ def test_every_token_is_lawful_though_the_link_flaps(front: Side, how: str, priv
                 side_weights({side: h for side, (_, h) in told.items()}),
             )
             mixture = mix_weighted([dists[side] for side in SIDES], [weights[side] for side in SIDES])
-            together = choose(truncate(mixture, sampling), sampling, position)
-            alone = choose(truncate(dists[front], sampling), sampling, position)
+            together = sample(filter_top(mixture, sampling), sampling, position)
+            alone = sample(filter_top(dists[front], sampling), sampling, position)
             assert token in (together, alone), f"seed {seed}, position {position}"
             if together != alone:
                 only["together" if token == together else "alone"] += 1

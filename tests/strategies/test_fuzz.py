@@ -16,14 +16,14 @@ from paceline.core.batching.segment import Batch, Segment
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.sequence_table import Ledger
+from paceline.engine.sequence_table import SequenceTable
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import (
     SIDES,
     Branch,
     Cancelled,
     Commit,
-    Drafting,
+    DraftLimits,
     Effect,
     Emit,
     Event,
@@ -32,31 +32,31 @@ from paceline.strategies.base import (
     LinkBack,
     LinkLost,
     Machine,
-    Open,
+    MachineConfig,
+    OpenPeer,
     Received,
     Retrieved,
     Scored,
     Send,
     Started,
-    Task,
+    TimerFired,
     Truncate,
-    Woke,
 )
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode, encode
 from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import (
+    DetailRequest,
     DistPayload,
     Drafts,
+    EvidenceWeight,
     Handover,
-    Have,
-    Pace,
     SessionMessage,
+    SpeedReport,
+    SyncState,
     Targets,
-    Wanted,
-    Weight,
 )
-from paceline.wire.tree_codec import FOLLOWS, Nodes, pack_nodes, unpack_nodes
+from paceline.wire.tree_codec import FOLLOWS, EncodedNodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import EOS, VOCAB
 
 NUM_RUNS = 1200
@@ -70,11 +70,11 @@ SAMPLINGS = (
     SamplingParams(temperature=0.7, top_p=0.9, top_k=9, frequency_penalty=1.0, presence_penalty=0.5, seed=2),
 )
 DRAFTINGS = (
-    Drafting(width=2, rows=4, ahead=6),
-    Drafting(width=1, rows=1, ahead=4),
-    Drafting(width=1, rows=1, ahead=0),
-    Drafting(width=1, rows=1, ahead=3, burst=True),
-    Drafting(width=8, rows=2, ahead=2),
+    DraftLimits(width=2, rows=4, ahead=6),
+    DraftLimits(width=1, rows=1, ahead=4),
+    DraftLimits(width=1, rows=1, ahead=0),
+    DraftLimits(width=1, rows=1, ahead=3, burst=True),
+    DraftLimits(width=8, rows=2, ahead=2),
 )
 
 
@@ -86,9 +86,9 @@ class Run:
         self.kind = kind
         side, self.front = chance.choice(SIDES), chance.random() < 0.6
         strategy = STRATEGIES[chance.choice(sorted(STRATEGIES))] if self.front else STRATEGIES["aggregate"]
-        self.task = Task(
+        self.task = MachineConfig(
             side=side,
-            front=self.front,
+            faces_client=self.front,
             sampling=chance.choice(SAMPLINGS),
             max_tokens=chance.choice((1, 12, 12, 60)),
             eos_ids=EOS,
@@ -96,18 +96,20 @@ class Run:
             targets=() if self.front else tuple(chance.randrange(VOCAB - 1) for _ in range(chance.choice((0, 0, 3)))),
             epoch=0 if self.front else chance.choice((0, 0, 5)),
             linked=strategy.needs_peer and chance.random() < 0.95,
-            rule=chance.choice(("mixture", "coin", "paper")),
+            aggregator=chance.choice(("mixture", "coin", "paper")),
             private=chance.random() < 0.3,
-            wide=chance.random() < 0.1,
+            needs_dists=chance.random() < 0.1,
             drafting=chance.choice(DRAFTINGS),
             rtt=chance.choice((None, 0.5, 0.5)),
             rescoring=chance.random() < 0.3,
             table=LookupTable(VOCAB) if chance.random() < 0.6 else None,
-            patient=chance.random() < 0.2,
+            waits_for_peer=chance.random() < 0.2,
         )
         self._linked = self.task.linked
         self._strategy = strategy
-        may_move = self.task.linked and not self.task.wide and (self.task.rule == "coin" or not self.task.private)
+        may_move = (
+            self.task.linked and not self.task.needs_dists and (self.task.aggregator == "coin" or not self.task.private)
+        )
         self._moved = may_move and chance.random() < 0.4  # the cloud decides
         self.machine = self.make()
         self.log: list[Event] = []
@@ -115,7 +117,7 @@ class Run:
         self.known = list(self.task.targets)  # what has been emitted
         self.finished = False
         self._epoch, self._at = self.task.epoch, len(self.task.targets)  # as the machine told its peer last
-        self._ledger = Ledger(vocab_size=VOCAB, max_positions=10_000)
+        self._ledger = SequenceTable(vocab_size=VOCAB, max_positions=10_000)
         self._pending: list[tuple[int, int]] = []  # tickets, and how many distributions they want
         self._said: list[tuple[int, int]] = []  # names of nodes that the peer has used, and their positions
         self._shipped: list[int] = []  # names that the machine has used
@@ -159,7 +161,7 @@ class Run:
             return Received(self._message(), self._now)
         if draw < 0.97:
             self._now += 1.0
-            return Woke(self._now, self.chance.choice((None, 0.01, 0.5)))
+            return TimerFired(self._now, self.chance.choice((None, 0.01, 0.5)))
         if draw < 0.977:
             return LinkLost()
         if draw < 0.995:
@@ -189,10 +191,10 @@ class Run:
                 raise AssertionError("no machine truncates any more")
             case Emit(token):
                 assert self.front and len(self.known) < self.task.max_tokens
-                assert self._linked or not (self.task.patient and self._strategy.needs_peer), "it does not wait"
+                assert self._linked or not (self.task.waits_for_peer and self._strategy.needs_peer), "it does not wait"
                 self.known.append(token)
                 self._at = len(self.known)
-            case Open(targets, epoch):
+            case OpenPeer(targets, epoch):
                 assert list(targets) == self.known, "what was emitted is not what the peer is told"
                 self._epoch = epoch
             case Send(message):
@@ -202,9 +204,9 @@ class Run:
 
     def _forward(self, ticket: int, segment: Segment) -> None:
         batch = Batch((segment,))
-        self._ledger.admit(batch)  # raises unless it continues exactly what is written
+        self._ledger.validate(batch)  # raises unless it continues exactly what is written
         self._ledger.written(batch)
-        self._pending.append((ticket, len(segment.wanted())))
+        self._pending.append((ticket, len(segment.logits_rows())))
 
     def _sent(self, message: SessionMessage) -> None:
         assert decode(encode(message), vocab_size=VOCAB) == message, "it sends what a peer would refuse"
@@ -216,7 +218,7 @@ class Run:
                     told = [*self.known[: message.start], *message.tokens]
                     assert told == self.known or (told[:-1] == self.known and told[-1] in EOS), "retracted"
                 self._at = message.start + len(message.tokens)
-            case Have():
+            case SyncState():
                 self._at = message.targets
             case Handover():
                 self._turn = message.turn
@@ -230,15 +232,15 @@ class Run:
     def _private(self, message: SessionMessage) -> None:
         """What a device never says of private documents, whatever it is asked."""
         if self.task.side == "device" and self.task.private:
-            if self.task.rule != "coin":
-                assert not isinstance(message, Drafts | Weight | Pace | Handover), message
+            if self.task.aggregator != "coin":
+                assert not isinstance(message, Drafts | EvidenceWeight | SpeedReport | Handover), message
             elif isinstance(message, Drafts):
-                assert not message.laws
+                assert not message.dists
                 self._choices(unpack_nodes(message.nodes, VOCAB))
             if isinstance(message, Targets) and self.front:
                 assert not message.lanes
 
-    def _choices(self, nodes: Nodes) -> None:
+    def _choices(self, nodes: EncodedNodes) -> None:
         """One a position: no node tells of more than what this side chose above it, or its peer did."""
         assert nodes.choices is not None
         for number, (parent, edge, choice) in enumerate(
@@ -286,7 +288,7 @@ class Run:
             case "d":
                 return self._drafts(epoch, start)
             case "w":
-                return Weight(0, epoch, chance.choice((None, 0.3, 0.0, 5.0, -5.0, 700.0, 1e308, -1e308)))
+                return EvidenceWeight(0, epoch, chance.choice((None, 0.3, 0.0, 5.0, -5.0, 700.0, 1e308, -1e308)))
             case "t":
                 if start == self._at and not self.front:
                     self._at += len(tokens)  # as it will say itself, sooner or later
@@ -296,14 +298,16 @@ class Run:
                 self._turn = self._turn + 1 if chance.random() < near else self._any()
                 return Handover(0, epoch, self._turn, start)
             case "h":
-                return Have(
+                return SyncState(
                     0, epoch, self._turn if chance.random() < near else self._any(), start, chance.random() < 0.5
                 )
             case "m":
                 node = chance.choice(self._shipped) if self._shipped and chance.random() < near else self._any()
-                return Wanted(0, epoch, node, chance.choice((1, 2)))
+                return DetailRequest(0, epoch, node, chance.choice((1, 2)))
             case _:
-                return Pace(0, epoch, chance.choice((0.0, 1e-9, 0.05, 3600.0)), chance.choice((0.0, 0.01, 3600.0)))
+                return SpeedReport(
+                    0, epoch, chance.choice((0.0, 1e-9, 0.05, 3600.0)), chance.choice((0.0, 0.01, 3600.0))
+                )
 
     def _drafts(self, epoch: int, start: int) -> Drafts:
         """A few nodes: on a decided prefix, on what was said before, or on nothing."""
@@ -325,7 +329,7 @@ class Run:
             edges.append(self._token() % VOCAB)
             if parent >= number:
                 parents[-1], edges[-1], anchor = -1, 0, number
-        coin = self.task.rule == "coin" if chance.random() < 0.95 else chance.random() < 0.5
+        coin = self.task.aggregator == "coin" if chance.random() < 0.95 else chance.random() < 0.5
         choices = tuple(self._token() % VOCAB for _ in range(count)) if coin else None
         self._heard.update(choices or ())
         if coin:
@@ -336,7 +340,7 @@ class Run:
         level = chance.choice((0, 0, 0, 1, 2))
         scored = not coin and self.task.rescoring and chance.random() < 0.9
         scores = tuple(chance.randrange(-999, 999) for _ in range(count)) if scored else None
-        nodes = Nodes(start, anchor, level, first, tuple(parents), tuple(edges), choices, scores)
+        nodes = EncodedNodes(start, anchor, level, first, tuple(parents), tuple(edges), choices, scores)
         self._said += [(number, start) for number in range(first, first + count)]
         try:
             packed = pack_nodes(nodes)
@@ -381,8 +385,8 @@ def test_no_order_of_events_and_no_message_breaks_a_machine() -> None:
         did.update(type(effect.message).__name__ for effect in run.effects if isinstance(effect, Send))
         did["whole answers"] += any(e.reason in ("stop", "length") for e in run.effects if isinstance(e, Finish))
     # That much happened: otherwise nothing was tried.
-    wanted = ("Emit", "Forward", "Commit", "Open", "Drop", "whole answers")
-    said = ("Drafts", "Weight", "Wanted", "Targets", "Handover", "Pace", "Have")
+    wanted = ("Emit", "Forward", "Commit", "OpenPeer", "ClosePeer", "whole answers")
+    said = ("Drafts", "EvidenceWeight", "DetailRequest", "Targets", "Handover", "SpeedReport", "SyncState")
     assert min(did[kind] for kind in wanted) > 40 and min(did[kind] for kind in said) > 2, did
 
 

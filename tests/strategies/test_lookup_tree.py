@@ -6,28 +6,28 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.core.drafting.budget import Fixed
-from paceline.core.drafting.lookup_table import LookupTable, pair_key
-from paceline.core.drafting.ngram_drafter import Drafter
-from paceline.core.drafting.online_stats import Experience
+from paceline.core.drafting.budget import FixedBudget
+from paceline.core.drafting.lookup_table import LookupTable, bigram_key
+from paceline.core.drafting.ngram_drafter import NgramDrafter
+from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.runtime.simulator import World
+from paceline.runtime.simulator import Simulation
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import (
     Branch,
     Cancelled,
-    Drafting,
+    DraftLimits,
     Emit,
     Finish,
     Forward,
     Machine,
+    MachineConfig,
     Retrieved,
     Scored,
     Started,
     Strategy,
-    Task,
+    TimerFired,
     WakeAt,
-    Woke,
 )
 from paceline.strategies.lookup_tree import LookupTree
 from tests.strategies import oracle
@@ -41,8 +41,8 @@ CYCLE = (10, 11, 12, 13)
 def always(count: int, *, overlap: bool = True) -> type | object:
     """A factory of machines that take so many drafts."""
 
-    def machine(task: Task) -> Machine:
-        return LookupTree(task, budget=Fixed(count), overlap=overlap)
+    def machine(task: MachineConfig) -> Machine:
+        return LookupTree(task, budget=FixedBudget(count), overlap=overlap)
 
     return machine
 
@@ -124,15 +124,15 @@ def test_a_step_is_learnt_from_while_the_next_one_runs() -> None:
 def test_the_end_of_a_prompt_is_learnt_from_the_forward_that_read_it() -> None:
     prompt = tuple(range(20, 30))
     table = LookupTable(VOCAB)
-    machine = LookupTree(Task("cloud", True, GREEDY, 40, EOS, VOCAB, table=table))
+    machine = LookupTree(MachineConfig("cloud", True, GREEDY, 40, EOS, VOCAB, table=table))
     machine.on(Started(0.0))
     (read,) = [e for e in machine.on(Retrieved((Branch(prompt, None),), None)) if isinstance(e, Forward)]
-    laws = tuple(point(prompt[row] + 10) for row in read.segment.wanted())
+    laws = tuple(point(prompt[row] + 10) for row in read.segment.logits_rows())
     assert len(laws) == len(prompt)
     machine.on(Scored(read.ticket, laws, 0.1))
-    machine.on(Woke(0.2))
+    machine.on(TimerFired(0.2))
     assert all(table.successors(token)[0][0] == token + 10 for token in prompt)
-    assert table.pairs is not None and table.pairs.successors(pair_key(20, 21))[0][0] == 31
+    assert table.bigrams is not None and table.bigrams.successors(bigram_key(20, 21))[0][0] == 31
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -140,12 +140,12 @@ def test_a_prompt_that_came_in_parts_teaches_by_the_last_of_them(rows: int) -> N
     """A scheduler that cuts a prompt asks for rows of its last part alone."""
     prompt = tuple(range(20, 30))
     table = LookupTable(VOCAB)
-    machine = LookupTree(Task("cloud", True, GREEDY, 40, EOS, VOCAB, table=table))
+    machine = LookupTree(MachineConfig("cloud", True, GREEDY, 40, EOS, VOCAB, table=table))
     machine.on(Started(0.0))
     (read,) = [e for e in machine.on(Retrieved((Branch(prompt, None),), None)) if isinstance(e, Forward)]
     effects = machine.on(Scored(read.ticket, tuple(point(token + 10) for token in prompt[-rows:]), 0.1))
     assert [effect.token for effect in effects if isinstance(effect, Emit)] == [39]
-    machine.on(Woke(0.2))
+    machine.on(TimerFired(0.2))
     assert [token for token in prompt if table.successors(token)[0]] == list(prompt[-rows:])
 
 
@@ -158,16 +158,16 @@ def test_without_overlap_it_is_learnt_before() -> None:
 
 
 def test_a_request_that_wants_no_drafts_gets_none() -> None:
-    played = cycling(Hand(LookupTree, "cloud", front=True, linked=False, drafting=Drafting(1, 1, 0), max_tokens=20))
+    played = cycling(Hand(LookupTree, "cloud", front=True, linked=False, drafting=DraftLimits(1, 1, 0), max_tokens=20))
     played.begin()
     assert played.tokens == cycle(20) and played.finish.stats["drafted"] == 0
 
 
 def test_an_answer_begins_with_what_an_earlier_one_taught() -> None:
-    table, experience = LookupTable(VOCAB), Experience()
+    table, experience = LookupTable(VOCAB), OnlineStats()
     steps = []
     for _ in range(2):
-        played = cycling(hand(max_tokens=12, table=table, experience=experience))
+        played = cycling(hand(max_tokens=12, table=table, stats=experience))
         played.begin()
         steps.append(played.finish.stats["forwards"])
     assert steps[1] < steps[0]
@@ -177,16 +177,17 @@ def test_an_answer_begins_with_what_an_earlier_one_taught() -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_many_drafts_in_every_step_change_no_token(sampling: SamplingParams, overlap: bool) -> None:
     """The tables are full of another text's successors, and stay from answer to answer."""
-    table, experience = LookupTable(VOCAB), Experience()
+    table, experience = LookupTable(VOCAB), OnlineStats()
     strategy = Strategy("greedy drafts", "", always(24, overlap=overlap), False, "target")  # type: ignore[arg-type]
     accepted = 0.0
     for seed in range(6):
         this = job(strategy, "cloud", sampling)
         task = this.task.__class__(
-            **{name: getattr(this.task, name) for name in this.task.__slots__}
-            | {"table": table, "experience": experience}
+            **{name: getattr(this.task, name) for name in this.task.__slots__} | {"table": table, "stats": experience}
         )
-        world = World(this.__class__(this.strategy, this.front, task, this.branches, this.room), engines(), seed=seed)
+        world = Simulation(
+            this.__class__(this.strategy, this.front, task, this.branches, this.room), engines(), seed=seed
+        )
         answer = world.run()
         expected = oracle.continued_alone(engines()["cloud"], BRANCHES["cloud"], [], sampling, MAX_TOKENS, EOS)
         assert answer.tokens == expected
@@ -209,8 +210,8 @@ def test_logprobs_are_those_of_plain_decoding() -> None:
 def test_a_drafter_of_ones_own_takes_the_place() -> None:
     table = LookupTable(VOCAB)
 
-    def machine(task: Task) -> Machine:
-        return LookupTree(task, drafter=Drafter(table, GREEDY), budget=Fixed(4))
+    def machine(task: MachineConfig) -> Machine:
+        return LookupTree(task, drafter=NgramDrafter(table, GREEDY), budget=FixedBudget(4))
 
     played = cycling(Hand(machine, "cloud", front=True, linked=False, max_tokens=20))
     played.begin()

@@ -11,26 +11,26 @@ from paceline.wire.messages import (
     ChatMessage,
     CloseSession,
     Constraint,
-    Drafting,
+    DetailRequest,
+    DraftLimits,
     Drafts,
     Drain,
-    Found,
-    FoundPassage,
+    EvidenceWeight,
     Handover,
-    Have,
     Hello,
     Message,
     OpenSession,
-    Pace,
     Ping,
     Pong,
+    RetrievedPassage,
+    RetrievedPassages,
     Sampling,
+    SpeedReport,
+    SyncState,
     Targets,
-    Wanted,
-    Weight,
     Welcome,
 )
-from paceline.wire.tree_codec import Nodes, pack_nodes
+from paceline.wire.tree_codec import EncodedNodes, pack_nodes
 
 HELLO = Hello(
     version=VERSION,
@@ -73,10 +73,10 @@ def opening(session: int) -> OpenSession:
         max_tokens=64,
         top_k_documents=2,
         privacy="document-private",
-        rule="mixture",
-        wide=False,
+        aggregator="mixture",
+        needs_dists=False,
         rescoring=True,
-        drafting=Drafting(width=4, rows=16, ahead=32, burst=False),
+        drafting=DraftLimits(width=4, rows=16, ahead=32, burst=False),
         targets=[],
         epoch=0,
         constraint=Constraint(kind="json_schema", text='{"type": "object"}'),
@@ -90,30 +90,32 @@ def closing(session: int, reason: str = "stop") -> CloseSession:
 def draft(session: int) -> Drafts:
     """A chain of two nodes behind four targets, with their laws."""
     dist = Dist(np.array([1, 5, 9], dtype=np.int32), np.array([0.5, 0.25, 0.125]), 0.125)
-    nodes = pack_nodes(Nodes(4, 7, 0, 7, (-1, 7), (0, 5), None))
-    return Drafts(session=session, epoch=2, nodes=nodes, laws=[encode_dist(dist)] * 2)
+    nodes = pack_nodes(EncodedNodes(4, 7, 0, 7, (-1, 7), (0, 5), None))
+    return Drafts(session=session, epoch=2, nodes=nodes, dists=[encode_dist(dist)] * 2)
 
 
 def choice(session: int) -> Drafts:
     """The same chain, with what the sender would choose after each of its nodes."""
-    return Drafts(session=session, epoch=2, nodes=pack_nodes(Nodes(4, 7, 0, 7, (-1, 7), (0, 5), (5, 9))), laws=[])
+    return Drafts(
+        session=session, epoch=2, nodes=pack_nodes(EncodedNodes(4, 7, 0, 7, (-1, 7), (0, 5), (5, 9))), dists=[]
+    )
 
 
-def weight(session: int) -> Weight:
-    return Weight(session=session, epoch=2, log_weight=-0.5)
+def weight(session: int) -> EvidenceWeight:
+    return EvidenceWeight(session=session, epoch=2, log_weight=-0.5)
 
 
 def targets(session: int) -> Targets:
     return Targets(session=session, epoch=1, start=4, tokens=[5, 8], lanes=b"\x01\x02")
 
 
-def have(session: int) -> Have:
-    return Have(session=session, epoch=1, turn=2, targets=6, waits=True)
+def have(session: int) -> SyncState:
+    return SyncState(session=session, epoch=1, turn=2, targets=6, waits=True)
 
 
-def found(session: int) -> Found:
-    passage = FoundPassage(document="keys.md", text="Ana keeps it.", score=0.75)
-    return Found(session=session, passages=[passage])
+def found(session: int) -> RetrievedPassages:
+    passage = RetrievedPassage(document="keys.md", text="Ana keeps it.", score=0.75)
+    return RetrievedPassages(session=session, passages=[passage])
 
 
 def every_message(session: int = 1) -> list[Message]:
@@ -129,10 +131,10 @@ def every_message(session: int = 1) -> list[Message]:
         draft(session),
         choice(session),
         weight(session),
-        Weight(session=session, epoch=2, log_weight=None),
-        Wanted(session=session, epoch=2, node=7, level=1),
+        EvidenceWeight(session=session, epoch=2, log_weight=None),
+        DetailRequest(session=session, epoch=2, node=7, level=1),
         targets(session),
         Handover(session=session, epoch=1, turn=3, start=6),
-        Pace(session=session, epoch=1, decode_s=0.06, row_s=0.0005),
+        SpeedReport(session=session, epoch=1, decode_s=0.06, row_s=0.0005),
         have(session),
     ]

@@ -23,7 +23,7 @@ from paceline.wire.codec import (
     sampling_from_wire,
     sampling_to_wire,
 )
-from paceline.wire.messages import ChatMessage, DistPayload, Message, OpenSession, Pace, Ping
+from paceline.wire.messages import ChatMessage, DistPayload, Message, OpenSession, Ping, SpeedReport
 from tests.wire.samples import (
     HELLO,
     SAMPLING,
@@ -86,11 +86,11 @@ def test_the_path_of_a_fault_is_named(fields: object, path: str) -> None:
         (replace(targets(1), lanes=b"\x00\x03"), "lanes"),
         (replace(targets(1), start=2**31 - 2), "tokens"),
         (replace(targets(1), tokens=[5, 10]), "tokens"),
-        (replace(draft(1), laws=draft(1).laws[:1]), "laws"),
+        (replace(draft(1), dists=draft(1).dists[:1]), "laws"),
         (replace(draft(1), nodes=choice(1).nodes), "laws"),
         (replace(choice(1), nodes=draft(1).nodes), "laws"),
         (replace(weight(1), log_weight=-math.inf), "log_weight"),
-        (Pace(session=1, epoch=0, decode_s=math.nan, row_s=0.0), "decode_s"),
+        (SpeedReport(session=1, epoch=0, decode_s=math.nan, row_s=0.0), "decode_s"),
         (replace(found(1), passages=[replace(found(1).passages[0], score=math.nan)]), "passages"),
         (replace(opening(1), targets=[10]), "targets"),
         (replace(opening(1), sampling=replace(SAMPLING, logit_bias=[(10, 1.0)])), "logit_bias"),
@@ -125,7 +125,7 @@ def test_no_byte_is_spent_on_laws_that_are_not_there() -> None:
 
 def test_a_bad_law_is_left_to_who_reads_it() -> None:
     """It is unpacked once, where it is used."""
-    bad = replace(draft(1), laws=[DistPayload(b"", b""), DistPayload(b"\x41", b"\x00")])
+    bad = replace(draft(1), dists=[DistPayload(b"", b""), DistPayload(b"\x41", b"\x00")])
     assert decode(encode(bad), vocab_size=10) == bad
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from paceline.core.sampling.dist import Dist
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.dist_codec import ONE, decode_dist, encode_dist, quantise
+from paceline.wire.dist_codec import ONE, decode_dist, encode_dist, quantize
 from paceline.wire.messages import DistPayload
 
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,7 +43,7 @@ options = st.fixed_dictionaries({"top_p": st.sampled_from([0.5, 0.9, 1.0]), "max
 @untimed
 @given(dists(), options)
 def test_what_arrives_is_bit_for_bit_the_law_the_sender_draws_from(dist: Dist, how: dict[str, float]) -> None:
-    shipped = quantise(dist, **how)  # type: ignore[arg-type]  # hypothesis knows the values' types, mypy does not
+    shipped = quantize(dist, **how)  # type: ignore[arg-type]  # hypothesis knows the values' types, mypy does not
     assert same(decode_dist(encode_dist(dist, **how), 200_001), shipped)  # type: ignore[arg-type]  # likewise
     assert same(decode_dist(encode_dist(shipped), 200_001), shipped)
 
@@ -51,14 +51,14 @@ def test_what_arrives_is_bit_for_bit_the_law_the_sender_draws_from(dist: Dist, h
 @untimed
 @given(dists(), options)
 def test_to_quantise_twice_changes_nothing_more(dist: Dist, how: dict[str, float]) -> None:
-    once = quantise(dist, **how)  # type: ignore[arg-type]  # hypothesis knows the values' types, mypy does not
-    assert same(quantise(once, **how), once)  # type: ignore[arg-type]  # likewise
+    once = quantize(dist, **how)  # type: ignore[arg-type]  # hypothesis knows the values' types, mypy does not
+    assert same(quantize(once, **how), once)  # type: ignore[arg-type]  # likewise
 
 
 @untimed
 @given(dists())
 def test_the_kept_probabilities_and_the_tail_are_exactly_one_in_any_order(dist: Dist) -> None:
-    kept = quantise(dist)
+    kept = quantize(dist)
     assert float(kept.probs.sum()) + kept.tail == 1.0
     assert sum(reversed(kept.probs.tolist())) == 1.0 - kept.tail
     assert 0.0 <= kept.tail <= 1.0
@@ -67,7 +67,7 @@ def test_the_kept_probabilities_and_the_tail_are_exactly_one_in_any_order(dist: 
 @untimed
 @given(dists())
 def test_a_probability_loses_less_than_a_thousandth_of_itself(dist: Dist) -> None:
-    kept = quantise(dist)
+    kept = quantize(dist)
     true = dist.probs[np.isin(dist.ids, kept.ids)]
     assert np.all(kept.probs <= true)
     assert np.all(kept.probs >= true * (1 - 2.0**-10))
@@ -75,13 +75,13 @@ def test_a_probability_loses_less_than_a_thousandth_of_itself(dist: Dist) -> Non
 
 
 def test_a_certain_token_stays_certain() -> None:
-    kept = quantise(Dist(np.array([3, 4], dtype=np.int32), np.array([1.0, 0.0])))
+    kept = quantize(Dist(np.array([3, 4], dtype=np.int32), np.array([1.0, 0.0])))
     assert (kept.ids.tolist(), kept.probs.tolist(), kept.tail) == ([3], [1.0], 0.0)
 
 
 def test_a_softmax_that_sums_to_a_little_over_one_is_brought_down() -> None:
     dist = Dist(np.arange(4, dtype=np.int32), np.array([0.25, 0.25, 0.25, 0.25 * (1 + 1e-4)]))
-    kept = quantise(dist)
+    kept = quantize(dist)
     assert kept.probs.sum() + kept.tail == 1.0
     assert kept.tail >= 0
 
@@ -89,21 +89,21 @@ def test_a_softmax_that_sums_to_a_little_over_one_is_brought_down() -> None:
 @pytest.mark.parametrize("probs", [[0.9, 0.9], [-0.1, 0.5], [float("nan"), 0.5], [float("inf"), 0.5]])
 def test_what_is_no_distribution_is_our_own_fault(probs: list[float]) -> None:
     with pytest.raises(ValueError, match="not a distribution"):
-        quantise(Dist(np.arange(2, dtype=np.int32), np.array(probs)))
+        quantize(Dist(np.arange(2, dtype=np.int32), np.array(probs)))
 
 
 def test_top_p_keeps_the_fewest_most_likely_and_the_lower_of_equals() -> None:
     dist = Dist(np.arange(5, dtype=np.int32), np.array([0.125, 0.25, 0.125, 0.375, 0.125]))
-    assert quantise(dist, top_p=0.625).ids.tolist() == [1, 3]
-    assert quantise(dist, top_p=0.626).ids.tolist() == [0, 1, 3]
-    assert quantise(dist, max_ids=3).ids.tolist() == [0, 1, 3]
-    assert quantise(dist, max_ids=4).ids.tolist() == [0, 1, 2, 3]
-    assert quantise(dist, top_p=0.1).ids.tolist() == [3]
+    assert quantize(dist, top_p=0.625).ids.tolist() == [1, 3]
+    assert quantize(dist, top_p=0.626).ids.tolist() == [0, 1, 3]
+    assert quantize(dist, max_ids=3).ids.tolist() == [0, 1, 3]
+    assert quantize(dist, max_ids=4).ids.tolist() == [0, 1, 2, 3]
+    assert quantize(dist, top_p=0.1).ids.tolist() == [3]
 
 
 def test_an_empty_distribution_is_all_tail() -> None:
     empty = Dist(np.zeros(0, dtype=np.int32), np.zeros(0), 1.0)
-    assert quantise(empty, top_p=0.5, max_ids=3).tail == 1.0
+    assert quantize(empty, top_p=0.5, max_ids=3).tail == 1.0
     assert decode_dist(encode_dist(empty)).tail == 1.0
 
 

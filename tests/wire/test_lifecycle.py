@@ -8,7 +8,7 @@ import pytest
 from paceline.errors import LinkClosed, LocalProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import encode
-from paceline.wire.effects import Authenticate, Down
+from paceline.wire.effects import Authenticate, Disconnected
 from paceline.wire.lifecycle import NEXT, TRIGGERS, LinkState, Role, Trigger
 from paceline.wire.link import LinkMachine
 from paceline.wire.messages import Message
@@ -20,7 +20,7 @@ REACHED_BY_MESSAGE = set(TRIGGERS.values())
 def machine_in(role: Role, state: LinkState) -> LinkMachine:
     """A link of this role brought to this state as a driver would, with session 1 or 2 opened by the peer."""
     machine = LinkMachine(HELLO if role is Role.DEVICE else WELCOME)
-    machine.opened(0.0)
+    machine.connection_made(0.0)
     if state is LinkState.OPENING:
         return machine
     if state is LinkState.CLOSED:
@@ -60,13 +60,15 @@ def test_a_message_is_taken_or_closes_the_link_just_as_the_table_says(role: Role
             assert effects == []
         elif following is None:
             assert machine.state is LinkState.CLOSED
-            assert [effect.code for effect in effects if isinstance(effect, Down)] == [CloseCode.UNEXPECTED_MESSAGE]
+            assert [effect.code for effect in effects if isinstance(effect, Disconnected)] == [
+                CloseCode.UNEXPECTED_MESSAGE
+            ]
         elif machine.state is not following:  # the only session ended while draining
             assert (state, machine.state) == (LinkState.DRAINING, LinkState.CLOSED)
-            assert effects[-1] == Down(CloseCode.DRAINED, "", effects[-1].reason, by_peer=False)  # type: ignore[union-attr]  # just compared
+            assert effects[-1] == Disconnected(CloseCode.DRAINED, "", effects[-1].reason, by_peer=False)  # type: ignore[union-attr]  # just compared
         else:
             assert machine.state is following
-            assert not any(isinstance(effect, Down) for effect in effects)
+            assert not any(isinstance(effect, Disconnected) for effect in effects)
 
 
 def test_every_message_has_a_trigger_and_every_state_a_way_to_close() -> None:
@@ -101,7 +103,7 @@ def test_a_closed_link_wishes_nothing_more(role: Role) -> None:
     assert machine.tick(99.0) == []
     assert machine.drain() == []
     assert machine.close(CloseCode.CLOSING) == []
-    assert machine.closed(1006) == []
+    assert machine.connection_lost(1006) == []
     assert machine.authenticated(None, 1.0) == []
 
 

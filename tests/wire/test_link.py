@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from paceline.errors import LinkClosed, LinkError, LocalProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
-from paceline.wire.effects import Deliver, Down, Effect, Transmit, Up, WakeAt
+from paceline.wire.effects import Connected, Deliver, Disconnected, Effect, Transmit, WakeAt
 from paceline.wire.link import HANDSHAKE_S, HEARTBEAT_S, LinkMachine, LinkState, Role
 from paceline.wire.messages import VERSION, CloseSession, Hello, Message, Ping, Pong, Welcome
 from paceline.wire.sessions import MAX_SESSIONS
@@ -27,15 +27,15 @@ def delivered(effects: list[Effect]) -> list[Message]:
     return [effect.message for effect in effects if isinstance(effect, Deliver)]
 
 
-def down(effects: list[Effect]) -> Down:
-    [found] = [effect for effect in effects if isinstance(effect, Down)]
+def down(effects: list[Effect]) -> Disconnected:
+    [found] = [effect for effect in effects if isinstance(effect, Disconnected)]
     assert effects[-1] is found
     return found
 
 
 def ready(role: Role = Role.CLOUD, now: float = 0.0) -> LinkMachine:
     machine = LinkMachine(HELLO if role is Role.DEVICE else WELCOME, vocab_size=100)
-    machine.opened(now)
+    machine.connection_made(now)
     machine.received(encode(WELCOME if role is Role.DEVICE else HELLO), now)
     if role is Role.CLOUD:
         machine.authenticated(None, now)
@@ -46,16 +46,16 @@ def ready(role: Role = Role.CLOUD, now: float = 0.0) -> LinkMachine:
 # ---- handshake ------------------------------------------------------------------------------------------------------
 def test_two_ends_introduce_themselves_and_agree_on_strategies() -> None:
     device, cloud = LinkMachine(HELLO), LinkMachine(WELCOME)
-    [hello, wake] = device.opened(0.0)
+    [hello, wake] = device.connection_made(0.0)
     assert wake == WakeAt(HANDSHAKE_S)
-    assert cloud.opened(0.0) == [WakeAt(HANDSHAKE_S)]
+    assert cloud.connection_made(0.0) == [WakeAt(HANDSHAKE_S)]
     assert isinstance(hello, Transmit)
     cloud.received(hello.data, 0.1)
     answer = cloud.authenticated(None, 0.2)
-    assert Up(HELLO) in answer
+    assert Connected(HELLO) in answer
     assert isinstance(answer[0], Transmit)
     welcome = replace(WELCOME, strategies=["autoregressive", "aggregate"])
-    assert Up(welcome) in device.received(answer[0].data, 0.3)
+    assert Connected(welcome) in device.received(answer[0].data, 0.3)
     assert set(device.strategies) == set(cloud.strategies) == {"aggregate", "autoregressive"}
     assert (device.peer, cloud.peer) == (welcome, HELLO)
 
@@ -63,7 +63,7 @@ def test_two_ends_introduce_themselves_and_agree_on_strategies() -> None:
 @pytest.mark.parametrize("refusal", [CloseCode.BAD_CREDENTIAL, CloseCode.REVOKED])
 def test_a_device_that_is_not_admitted_is_told_what_to_do(refusal: CloseCode) -> None:
     cloud = LinkMachine(WELCOME)
-    cloud.opened(0.0)
+    cloud.connection_made(0.0)
     cloud.received(encode(HELLO), 0.1)
     end = down(cloud.authenticated(refusal, 0.2))
     assert end.code == refusal
@@ -80,7 +80,7 @@ def test_a_device_that_is_not_admitted_is_told_what_to_do(refusal: CloseCode) ->
 )
 def test_a_cloud_refuses_a_device_that_does_not_fit(hello: Hello, code: CloseCode, detail: str) -> None:
     cloud = LinkMachine(WELCOME)
-    cloud.opened(0.0)
+    cloud.connection_made(0.0)
     cloud.received(encode(hello), 0.1)
     effects = cloud.authenticated(None, 0.2)
     assert (down(effects).code, down(effects).detail) == (code, detail)
@@ -97,7 +97,7 @@ def test_a_cloud_refuses_a_device_that_does_not_fit(hello: Hello, code: CloseCod
 )
 def test_a_device_refuses_a_cloud_that_does_not_fit(welcome: Welcome, code: CloseCode) -> None:
     device = LinkMachine(HELLO)
-    device.opened(0.0)
+    device.connection_made(0.0)
     effects = device.received(encode(welcome), 0.1)
     assert down(effects).code == code
     assert sent(effects) == []
@@ -107,7 +107,7 @@ def test_a_device_refuses_a_cloud_that_does_not_fit(welcome: Welcome, code: Clos
 @pytest.mark.parametrize("rest", [[], ["a field", {"of": "the future"}]])
 def test_another_version_is_named_even_if_its_hello_looks_different(version: int, rest: list[object]) -> None:
     cloud = LinkMachine(WELCOME)
-    cloud.opened(0.0)
+    cloud.connection_made(0.0)
     effects = cloud.received(msgspec.msgpack.encode(["hello", version, *rest]), 0.1)
     assert down(effects).code == CloseCode.VERSION_MISMATCH
     assert f"device speaks {version}, cloud {VERSION}. The two sides" in down(effects).reason
@@ -116,14 +116,14 @@ def test_another_version_is_named_even_if_its_hello_looks_different(version: int
 @pytest.mark.parametrize("introduction", [HELLO, WELCOME])
 def test_a_peer_that_says_nothing_is_let_go_after_five_seconds(introduction: Hello | Welcome) -> None:
     machine = LinkMachine(introduction)
-    machine.opened(10.0)
+    machine.connection_made(10.0)
     assert machine.tick(14.9) == [WakeAt(15.0)]
     assert down(machine.tick(15.0)).code == CloseCode.HANDSHAKE_TIMEOUT
 
 
 def test_a_credential_that_takes_too_long_to_check_is_not_waited_for() -> None:
     cloud = LinkMachine(WELCOME)
-    cloud.opened(0.0)
+    cloud.connection_made(0.0)
     cloud.received(encode(HELLO), 0.1)
     assert down(cloud.tick(5.0)).code == CloseCode.HANDSHAKE_TIMEOUT
     assert cloud.authenticated(None, 5.1) == []
@@ -142,7 +142,7 @@ def test_any_frame_is_a_sign_of_life(message: Message) -> None:
     machine.received(encode(opening(1)), 0.0)
     for beat in range(1, 20):
         machine.received(encode(message), HEARTBEAT_S * beat - 0.1)
-        assert not any(isinstance(effect, Down) for effect in machine.tick(HEARTBEAT_S * beat))
+        assert not any(isinstance(effect, Disconnected) for effect in machine.tick(HEARTBEAT_S * beat))
 
 
 def test_a_machine_that_slept_gives_the_peer_time_to_answer() -> None:
@@ -150,7 +150,7 @@ def test_a_machine_that_slept_gives_the_peer_time_to_answer() -> None:
     machine.received(encode(Pong(sent_at=0.0, held_s=0.0)), 0.1)
     assert sent(machine.tick(3600.0)) == [Ping(sent_at=3600.0)]
     machine.received(encode(Pong(sent_at=3600.0, held_s=0.0)), 3600.1)
-    assert not any(isinstance(effect, Down) for effect in machine.tick(3603.0))
+    assert not any(isinstance(effect, Disconnected) for effect in machine.tick(3603.0))
 
 
 def test_a_ping_is_answered_at_once_with_its_own_time() -> None:
@@ -275,7 +275,7 @@ def test_draining_lets_open_sessions_end_and_takes_no_others() -> None:
 def test_a_link_without_sessions_drains_at_once() -> None:
     assert down(ready().drain()).code == CloseCode.DRAINED
     fresh = LinkMachine(WELCOME)
-    fresh.opened(0.0)
+    fresh.connection_made(0.0)
     assert down(fresh.drain()).code == CloseCode.DRAINED
 
 
@@ -284,7 +284,7 @@ def test_the_side_that_was_asked_to_drain_waits_for_the_other_to_close() -> None
     [ask] = [effect for effect in cloud.drain() if isinstance(effect, Transmit)]
     assert device.received(ask.data, 1.0) == []
     assert (device.state, device.accepting) == (LinkState.DRAINING, False)
-    end = down(device.closed(CloseCode.DRAINED, ""))
+    end = down(device.connection_lost(CloseCode.DRAINED, ""))
     assert end.by_peer
     assert "going away" in end.reason
 
@@ -304,7 +304,7 @@ def test_no_sequence_of_frames_breaks_the_machine(
     introduction: Hello | Welcome, script: list[tuple[str, bytes]]
 ) -> None:
     machine = LinkMachine(introduction, vocab_size=100)
-    effects = machine.opened(0.0)
+    effects = machine.connection_made(0.0)
     asked = False
     for now, (what, frame) in enumerate(script):
         match what:
@@ -318,10 +318,10 @@ def test_no_sequence_of_frames_breaks_the_machine(
                 step = machine.authenticated(None, now) if asked else []
         asked = machine.state is LinkState.AUTHENTICATING
         effects += step
-    downs = [effect for effect in effects if isinstance(effect, Down)]
+    downs = [effect for effect in effects if isinstance(effect, Disconnected)]
     assert len(downs) == (machine.state is LinkState.CLOSED)
     assert not downs or effects[-1] is downs[0]
     assert len(machine.sessions) <= 2 * MAX_SESSIONS
-    assert sum(isinstance(effect, Up) for effect in effects) <= 1
-    if introduction is WELCOME and not any(isinstance(effect, Up) for effect in effects):
+    assert sum(isinstance(effect, Connected) for effect in effects) <= 1
+    if introduction is WELCOME and not any(isinstance(effect, Connected) for effect in effects):
         assert sent(effects) == []  # a stranger is told nothing

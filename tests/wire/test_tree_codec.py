@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from paceline.core.sampling.dist import Dist
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.dist_codec import decode_head, encode_head, quantise
+from paceline.wire.dist_codec import decode_head, encode_head, quantize
 from paceline.wire.messages import DistPayload
-from paceline.wire.tree_codec import FOLLOWS, MAX_NODES, Nodes, pack_nodes, unpack_nodes
+from paceline.wire.tree_codec import FOLLOWS, MAX_NODES, EncodedNodes, pack_nodes, unpack_nodes
 
 VOCAB = 151_936
 untimed = settings(deadline=None)
 
 
 @st.composite
-def messages(draw: st.DrawFn) -> Nodes:
+def messages(draw: st.DrawFn) -> EncodedNodes:
     first = draw(st.integers(0, 100_000))
     count = draw(st.integers(1, 24))
     anchor = draw(st.integers(0, first + count))
@@ -47,7 +47,7 @@ def messages(draw: st.DrawFn) -> Nodes:
         told = [] if choices is None else [FOLLOWS] if inside is None else [choices[inside]]
         parents.append(parent)
         edges.append(draw(st.sampled_from([draw(tokens), *told])))
-    return Nodes(
+    return EncodedNodes(
         position=draw(st.integers(0, 2**31 - 1)),
         anchor=anchor,
         level=draw(st.integers(0, 2)),
@@ -61,7 +61,7 @@ def messages(draw: st.DrawFn) -> Nodes:
 
 @untimed
 @given(messages())
-def test_what_arrives_is_what_was_packed(nodes: Nodes) -> None:
+def test_what_arrives_is_what_was_packed(nodes: EncodedNodes) -> None:
     assert unpack_nodes(pack_nodes(nodes), VOCAB) == nodes
 
 
@@ -79,14 +79,14 @@ def test_any_bytes_are_nodes_or_a_fault_of_the_peer(data: bytes) -> None:
 
 @untimed
 @given(messages(), st.data())
-def test_a_changed_byte_is_other_nodes_or_a_fault(nodes: Nodes, data: st.DataObject) -> None:
+def test_a_changed_byte_is_other_nodes_or_a_fault(nodes: EncodedNodes, data: st.DataObject) -> None:
     packed = bytearray(pack_nodes(nodes))
     packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(RemoteProtocolError):
         assert pack_nodes(unpack_nodes(bytes(packed), VOCAB)) == packed
 
 
-CHAIN = Nodes(position=300, anchor=412, level=0, first=415, parents=(414,), tokens=(FOLLOWS,), choices=(2345,))
+CHAIN = EncodedNodes(position=300, anchor=412, level=0, first=415, parents=(414,), tokens=(FOLLOWS,), choices=(2345,))
 
 
 def test_a_node_of_a_chain_takes_eight_bytes_and_further_ones_little_more_than_their_choice() -> None:
@@ -99,9 +99,9 @@ def test_a_node_of_a_chain_takes_eight_bytes_and_further_ones_little_more_than_t
 
 
 def test_the_most_nodes_there_may_be_fit_and_one_more_is_refused() -> None:
-    def of(count: int) -> Nodes:
+    def of(count: int) -> EncodedNodes:
         parents = tuple(range(-1, count - 1))
-        return Nodes(0, 0, 0, 0, parents, (0, *[5] * (count - 1)), (5,) * count)
+        return EncodedNodes(0, 0, 0, 0, parents, (0, *[5] * (count - 1)), (5,) * count)
 
     assert unpack_nodes(pack_nodes(of(MAX_NODES)), 6) == of(MAX_NODES)
     with pytest.raises(ValueError, match="257 nodes"):
@@ -124,10 +124,10 @@ def test_the_most_nodes_there_may_be_fit_and_one_more_is_refused() -> None:
         (replace(CHAIN, position=-1), "out of range"),
         (replace(CHAIN, anchor=-1), "out of range"),
         (replace(CHAIN, first=2**31), "out of range"),
-        (Nodes(0, 0, 0, 0, (), (), None), "0 nodes"),
+        (EncodedNodes(0, 0, 0, 0, (), (), None), "0 nodes"),
     ],
 )
-def test_what_makes_no_sense_is_not_packed(bad: Nodes, why: str) -> None:
+def test_what_makes_no_sense_is_not_packed(bad: EncodedNodes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         pack_nodes(bad)
 
@@ -159,7 +159,7 @@ def test_a_head_arrives_rounded_or_as_it_was(number: int, size: int, precise: bo
     ids = np.sort(generator.choice(VOCAB, size=size, replace=False)).astype(np.int32)
     head = Dist(ids, generator.dirichlet(np.full(size + 1, 0.3))[:size], 0.0)
     payload = encode_head(head, precise)
-    arrived, expected = decode_head(payload, VOCAB), head if precise else quantise(head)
+    arrived, expected = decode_head(payload, VOCAB), head if precise else quantize(head)
     assert arrived.ids.tolist() == expected.ids.tolist()
     assert arrived.probs.tobytes() == expected.probs.tobytes()
     assert arrived.tail == max(0.0, 1.0 - float(expected.probs.sum()))

@@ -8,7 +8,7 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.chat.output import ChatStream, ChatWhole, Envelope
+from paceline.api.chat.output import ChatChunks, ChatCompletion, ResponseMeta
 from paceline.api.chat.request import chat_call
 from paceline.api.chat.schema import ChatRequest
 from paceline.api.generation.fan_in import prepare_all
@@ -57,7 +57,9 @@ class ChatEndpoint:
             if error.param == "tools" and call.tools is not None and call.tools.legacy:
                 error.param = "functions"
             raise
-        envelope = Envelope(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), f"fp_{model.fingerprint[:12]}", call)
+        envelope = ResponseMeta(
+            f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), f"fp_{model.fingerprint[:12]}", call
+        )
         if not call.stream:
-            return WholeAnswer(prepared, ChatWhole(envelope))
-        return StreamedAnswer(prepared, ChatStream(envelope), self._keep_alive, envelope.id)
+            return WholeAnswer(prepared, ChatCompletion(envelope))
+        return StreamedAnswer(prepared, ChatChunks(envelope), self._keep_alive, envelope.id)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from paceline.api.chat.tool_calls import CallArguments, CallBegun, CallReader, Content, Said
+from paceline.api.chat.tool_calls import Content, ParsedOutput, ToolCallArguments, ToolCallParser, ToolCallStart
 from paceline.api.chat.tools import ToolUse
-from paceline.runtime.service import Done
+from paceline.runtime.service import GenerationResult
 
 Json = dict[str, object]
 
@@ -19,12 +19,12 @@ class _Call:
     arguments: list[str] = field(default_factory=list)
 
 
-class ChoiceText:
+class MessageBuilder:
     """One choice. `push` the text of every piece, then `end`."""
 
     def __init__(self, tools: ToolUse | None) -> None:
         self._tools = tools
-        self._reader = None if tools is None else CallReader()
+        self._reader = None if tools is None else ToolCallParser()
         self._content: list[str] = []
         self._calls: list[_Call] = []
         self.length = 0  # characters of the content
@@ -35,11 +35,11 @@ class ChoiceText:
             return [self._delta(said) for said in self._reader.push(text)]
         return [self._delta(Content(text))] if text else []
 
-    def end(self, done: Done) -> list[Json]:
+    def end(self, done: GenerationResult) -> list[Json]:
         """The deltas of what was held back."""
         return [] if self._reader is None else [self._delta(said) for said in self._reader.flush(done.reason != "stop")]
 
-    def reason(self, done: Done) -> str:
+    def reason(self, done: GenerationResult) -> str:
         """OpenAI's word for why it ended. A call that was cut off by a limit or a stop string is none to make."""
         if self._tools is None or self._reader is None or not self._calls or not self._reader.complete:
             return done.reason
@@ -62,21 +62,21 @@ class ChoiceText:
         ]
         return message | ({"tool_calls": told} if told else {})
 
-    def _delta(self, said: Said) -> Json:
+    def _delta(self, said: ParsedOutput) -> Json:
         legacy = self._tools is not None and self._tools.legacy
         match said:
             case Content(text):
                 self._content.append(text)
                 self.length += len(text)
                 return {"content": text}
-            case CallBegun(index, name):
+            case ToolCallStart(index, name):
                 call = _Call(f"call_{secrets.token_hex(12)}", name)
                 self._calls.append(call)
                 function: Json = {"name": name, "arguments": ""}
                 if legacy:
                     return {"function_call": function}
                 return {"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": function}]}
-            case CallArguments(index, text):
+            case ToolCallArguments(index, text):
                 self._calls[index].arguments.append(text)
                 if legacy:
                     return {"function_call": {"arguments": text}}

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import quote
 
-from paceline.api.chat.message_builder import ChoiceText, Json
+from paceline.api.chat.message_builder import Json, MessageBuilder
 from paceline.api.chat.request import ChatCall
 from paceline.api.http import sse
 from paceline.api.http.errors import Failure
 from paceline.api.http.strict_json import encode_json
-from paceline.runtime.service import Citation, Done, GenerateEvent, Piece, TokenLogprob
+from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, TextDelta, TokenLogprob
 from paceline.strategies.base import Side
 
 UNNAMED = "private document"  # a device tells a cloud's client that it read one, not which
@@ -24,7 +24,7 @@ LOGPROB_FLOOR = -9999.0  # OpenAI's number for what cannot happen; minus infinit
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class ResponseMeta:
     """What every part of one answer repeats."""
 
     id: str
@@ -37,12 +37,12 @@ class Choice:
     """One choice, gathered."""
 
     def __init__(self, call: ChatCall) -> None:
-        self.text = ChoiceText(call.tools)
+        self.text = MessageBuilder(call.tools)
         self.logprobs: list[Json] = []
-        self.done: Done | None = None
+        self.done: GenerationResult | None = None
 
     def take(self, event: GenerateEvent) -> None:
-        if isinstance(event, Done):
+        if isinstance(event, GenerationResult):
             self.text.end(event)
             self.done = event
             return
@@ -57,10 +57,10 @@ class Reporting(Protocol):
     def report(self) -> bool: ...
 
 
-class ChatWhole:
+class ChatCompletion:
     """The answer to a call that does not stream."""
 
-    def __init__(self, envelope: Envelope) -> None:
+    def __init__(self, envelope: ResponseMeta) -> None:
         self._envelope = envelope
         self._choices = [Choice(envelope.call) for _ in envelope.call.generations]
 
@@ -71,21 +71,21 @@ class ChatWhole:
         return encode_json(completion(self._envelope, self._choices))
 
 
-class ChatStream:
+class ChatChunks:
     """The chunks of a streamed answer, in the order of the protocol."""
 
-    def __init__(self, envelope: Envelope) -> None:
+    def __init__(self, envelope: ResponseMeta) -> None:
         self._envelope = envelope
-        self._texts = [ChoiceText(envelope.call.tools) for _ in envelope.call.generations]
+        self._texts = [MessageBuilder(envelope.call.tools) for _ in envelope.call.generations]
         self._logprobs: list[list[Json]] = [[] for _ in self._texts]  # of tokens that no chunk has told of
-        self._dones: dict[int, Done] = {}
+        self._dones: dict[int, GenerationResult] = {}
 
     def begin(self) -> bytes:
         return b"".join(sse.event(role_chunk(self._envelope, index)) for index in range(len(self._texts)))
 
     def take(self, index: int, event: GenerateEvent) -> bytes:
         text = self._texts[index]
-        if isinstance(event, Done):
+        if isinstance(event, GenerationResult):
             self._dones[index] = event
             held = [self._chunk(index, delta) for delta in text.end(event)]
             return b"".join(held) + sse.event(self._final(index, event))
@@ -99,7 +99,7 @@ class ChatStream:
         logprobs, self._logprobs[index] = self._logprobs[index], []
         return sse.event(delta_chunk(self._envelope, index, delta, logprobs, lane))
 
-    def _final(self, index: int, done: Done) -> Json:
+    def _final(self, index: int, done: GenerationResult) -> Json:
         text = self._texts[index]
         return final_chunk(self._envelope, index, done, text.reason(done), text.length, self._logprobs[index])
 
@@ -114,7 +114,7 @@ class ChatStream:
 
 
 # ---- whole ----------------------------------------------------------------------------------------------------------
-def completion(envelope: Envelope, choices: Sequence[Choice]) -> Json:
+def completion(envelope: ResponseMeta, choices: Sequence[Choice]) -> Json:
     """The answer to a call that does not stream. Every choice must be done."""
     dones = [choice.done for choice in choices if choice.done is not None]
     assert len(dones) == len(choices), "an answer is written when every choice has ended"
@@ -141,25 +141,25 @@ def completion(envelope: Envelope, choices: Sequence[Choice]) -> Json:
     return body | _note("paceline", summary(call, dones))
 
 
-def _message(text: ChoiceText, citations: Sequence[Citation]) -> Json:
+def _message(text: MessageBuilder, citations: Sequence[Citation]) -> Json:
     annotations: Json = {"annotations": annotations_of(citations, text.length)} if citations else {}
     return text.message() | annotations
 
 
 # ---- streamed -------------------------------------------------------------------------------------------------------
-def role_chunk(envelope: Envelope, index: int) -> Json:
+def role_chunk(envelope: ResponseMeta, index: int) -> Json:
     """Where a function may be called, content is null until there is some: an answer may have none."""
     content = "" if envelope.call.tools is None else None
     return _chunk(envelope, index, {"role": "assistant", "content": content, "refusal": None})
 
 
-def delta_chunk(envelope: Envelope, index: int, delta: Json, logprobs: Sequence[Json], lane: Side | None) -> Json:
+def delta_chunk(envelope: ResponseMeta, index: int, delta: Json, logprobs: Sequence[Json], lane: Side | None) -> Json:
     chunk = _chunk(envelope, index, delta, logprobs=logprobs)
     return chunk | _note("paceline", {"lane": lane} if envelope.call.report else None)
 
 
 def final_chunk(
-    envelope: Envelope, index: int, done: Done, reason: str, length: int, logprobs: Sequence[Json] = ()
+    envelope: ResponseMeta, index: int, done: GenerationResult, reason: str, length: int, logprobs: Sequence[Json] = ()
 ) -> Json:
     """`length`: characters of the choice's content, which its annotations span. `logprobs`: not told of before."""
     delta: Json = {"annotations": annotations_of(done.citations, length)} if done.citations else {}
@@ -167,14 +167,14 @@ def final_chunk(
     return chunk | _note("paceline", report(envelope.call, done))
 
 
-def usage_chunk(envelope: Envelope, dones: Sequence[Done]) -> Json:
+def usage_chunk(envelope: ResponseMeta, dones: Sequence[GenerationResult]) -> Json:
     """The last event when usage was asked for. It repeats the summary, so that the last event is always marked."""
     chunk = _frame(envelope) | {"choices": [], "usage": usage(dones)}
     return chunk | _note("paceline", summary(envelope.call, dones))
 
 
 def _chunk(
-    envelope: Envelope, index: int, delta: Json, *, logprobs: Sequence[Json] = (), finish_reason: str | None = None
+    envelope: ResponseMeta, index: int, delta: Json, *, logprobs: Sequence[Json] = (), finish_reason: str | None = None
 ) -> Json:
     choice: Json = {
         "index": index,
@@ -186,7 +186,7 @@ def _chunk(
     return chunk | ({"usage": None} if envelope.call.include_usage else {})
 
 
-def _frame(envelope: Envelope) -> Json:
+def _frame(envelope: ResponseMeta) -> Json:
     return {
         "id": envelope.id,
         "object": "chat.completion.chunk",
@@ -203,7 +203,7 @@ def _tier(call: ChatCall) -> Json:
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
-def usage(dones: Sequence[Done]) -> Json:
+def usage(dones: Sequence[GenerationResult]) -> Json:
     """Tokens of the whole call: the prompt once, and so what of it was cached; completions summed."""
     prompt = dones[0].prompt_tokens if dones else 0
     completions = sum(done.completion_tokens for done in dones)
@@ -223,15 +223,15 @@ def usage(dones: Sequence[Done]) -> Json:
     }
 
 
-def _total(dones: Sequence[Done], name: str) -> int:
+def _total(dones: Sequence[GenerationResult], name: str) -> int:
     return sum(_stat(done, name) for done in dones)
 
 
-def _stat(done: Done, name: str) -> int:
+def _stat(done: GenerationResult, name: str) -> int:
     return int(done.stats.get(name, 0))
 
 
-def report(call: Reporting, done: Done) -> Json | None:
+def report(call: Reporting, done: GenerationResult) -> Json | None:
     """Our part of a choice's end. That an answer lost its other side is said whether a report was asked for or not."""
     if not call.report:
         return {"degraded": done.degraded} if done.degraded is not None else None
@@ -248,7 +248,7 @@ def report(call: Reporting, done: Done) -> Json | None:
     }
 
 
-def summary(call: Reporting, dones: Sequence[Done]) -> Json | None:
+def summary(call: Reporting, dones: Sequence[GenerationResult]) -> Json | None:
     """Of the call: the first choice's report, degraded if any choice was."""
     if not dones:
         return None
@@ -282,7 +282,7 @@ def _logprobs(call: ChatCall, items: list[Json]) -> Json | None:
     return {"content": items, "refusal": None} if call.generations[0].top_logprobs is not None else None
 
 
-def logprob_items(piece: Piece) -> list[Json]:
+def logprob_items(piece: TextDelta) -> list[Json]:
     return [_logprob(chosen) | {"top_logprobs": [_logprob(other) for other in top]} for chosen, top in piece.logprobs]
 
 

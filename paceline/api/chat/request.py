@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from paceline.api.chat.messages import conversation
 from paceline.api.chat.schema import ChatRequest
-from paceline.api.chat.tools import ToolUse, format_constraint, format_told, tool_use
+from paceline.api.chat.tools import ToolUse, format_constraint, format_instructions, tool_use
 from paceline.api.generation.request import check_relations, choices_of, generation_of
 from paceline.api.generation.unsupported import refuse_unsupported
 from paceline.api.http.auth import Identity
@@ -41,7 +41,7 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
     limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     tools = tool_use(asked)
     wanted = format_constraint(asked)
-    told = [text for text in (tools and tools.told(), format_told(asked, tools)) if text]
+    told = [text for text in (tools and tools.instructions(), format_instructions(asked, tools)) if text]
     generation = replace(
         generation_of(asked, model, service, identity, documents=documents, limit=limit),
         messages=conversation(asked.messages, told),

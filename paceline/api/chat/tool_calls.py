@@ -23,7 +23,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegun:
+class ToolCallStart:
     """A call whose name is known. Its arguments follow."""
 
     index: int  # among the answer's calls
@@ -31,14 +31,14 @@ class CallBegun:
 
 
 @dataclass(frozen=True, slots=True)
-class CallArguments:
+class ToolCallArguments:
     """A piece of the JSON text that the model wrote as arguments, to the letter."""
 
     index: int
     text: str
 
 
-Said = Content | CallBegun | CallArguments
+ParsedOutput = Content | ToolCallStart | ToolCallArguments
 
 
 def _letters(text: str) -> list[str]:
@@ -63,7 +63,7 @@ _MAX_FRAME = 1_024  # characters of a call beside its arguments; with more of th
 _JSON_MARKS = re.compile(r'["\\{}]')
 
 
-class CallReader:
+class ToolCallParser:
     """Reads one answer. `push` its text piece by piece, then `flush` once."""
 
     def __init__(self) -> None:
@@ -76,14 +76,14 @@ class CallReader:
         self._in_string = False
         self._escaped = False
 
-    def push(self, text: str) -> list[Said]:
-        said: list[Said] = []
+    def push(self, text: str) -> list[ParsedOutput]:
+        said: list[ParsedOutput] = []
         self._held += text
         while self._step(said):
             pass
         return _joined(said)
 
-    def flush(self, cut: bool) -> list[Said]:
+    def flush(self, cut: bool) -> list[ParsedOutput]:
         """The end. `cut`: the answer was not finished, so that what may have begun a call is dropped."""
         if self._state != "text":
             return []
@@ -92,7 +92,7 @@ class CallReader:
             held = held.rstrip()
         return [Content(held)] if held else []
 
-    def _step(self, said: list[Said]) -> bool:
+    def _step(self, said: list[ParsedOutput]) -> bool:
         """Reads what is held as far as one state goes. False when more text is needed."""
         match self._state:
             case "text":
@@ -104,7 +104,7 @@ class CallReader:
             case "tail":
                 return self._tail()
 
-    def _text(self, said: list[Said]) -> bool:
+    def _text(self, said: list[ParsedOutput]) -> bool:
         before, mark, after = self._held.partition(OPEN)
         final = (before if mark else before[: len(before) - _mark_begun(before)]).rstrip()
         if final:
@@ -115,10 +115,10 @@ class CallReader:
         self._gap, self._held, self._state = before[len(final) :], after, "head"
         return True
 
-    def _head(self, said: list[Said]) -> bool:
+    def _head(self, said: list[ParsedOutput]) -> bool:
         head = _HEAD.match(self._held)
         if head is not None:
-            said.append(CallBegun(self.num_calls, head[1]))
+            said.append(ToolCallStart(self.num_calls, head[1]))
             self.num_calls += 1
             self.complete = False
             self._held, self._state = self._held[head.end() :], "arguments"
@@ -129,11 +129,11 @@ class CallReader:
         self._state = "text"
         return True
 
-    def _arguments(self, said: list[Said]) -> bool:
+    def _arguments(self, said: list[ParsedOutput]) -> bool:
         end = self._end_of_arguments(self._held)
         piece = self._held if end is None else self._held[:end]
         if piece:
-            said.append(CallArguments(self.num_calls - 1, piece))
+            said.append(ToolCallArguments(self.num_calls - 1, piece))
         self._held = self._held[len(piece) :]
         if end is None:
             return False
@@ -178,9 +178,9 @@ def _mark_begun(text: str) -> int:
     return next((n for n in range(min(len(OPEN) - 1, len(text)), 0, -1) if OPEN.startswith(text[-n:])), 0)
 
 
-def _joined(said: list[Said]) -> list[Said]:
+def _joined(said: list[ParsedOutput]) -> list[ParsedOutput]:
     """Neighbouring pieces of content as one."""
-    result: list[Said] = []
+    result: list[ParsedOutput] = []
     for one in said:
         if isinstance(one, Content) and result and isinstance(last := result[-1], Content):
             result[-1] = Content(last.text + one.text)

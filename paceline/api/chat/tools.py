@@ -45,7 +45,7 @@ class ToolUse:
             said["content_strict"] = content.kind == "json_schema"
         return Constraint("tools", json.dumps(said, ensure_ascii=False))
 
-    def told(self) -> str:
+    def instructions(self) -> str:
         """What the model must know of its functions, as text of the system message."""
         lines = "\n".join(json.dumps(_signature(function), ensure_ascii=False) for function in self.functions)
         return (
@@ -171,7 +171,7 @@ def format_constraint(asked: ChatRequest) -> Constraint | None:
     return Constraint("json_schema" if strict else "loose_schema", json.dumps(schema, ensure_ascii=False))
 
 
-def format_told(asked: ChatRequest, tools: ToolUse | None) -> str | None:
+def format_instructions(asked: ChatRequest, tools: ToolUse | None) -> str | None:
     """What the model must know of the schema its answer will have, as text of the system message.
 
     Where a function must be called there is no content to hold to a format.

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.completions.output import CompletionEnvelope, CompletionStream, CompletionWhole, Echo
+from paceline.api.completions.output import CompletionBody, CompletionChunks, CompletionMeta, Echo
 from paceline.api.completions.request import CompletionCall, CompletionRequest, completion_call
 from paceline.api.generation.fan_in import close_all, prepare_all
 from paceline.api.generation.inputs import Input
@@ -23,7 +23,7 @@ from paceline.api.generation.streaming import StreamedAnswer, WholeAnswer
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.strict_json import decode_object
 from paceline.api.routes import Route
-from paceline.runtime.service import Done, GenerateEvent, Logprobs, Prepared, Service
+from paceline.runtime.service import GenerateEvent, Generation, GenerationResult, Logprobs, Service
 
 Tokens = tuple[int, ...]
 
@@ -72,10 +72,10 @@ class CompletionsEndpoint:
         call = completion_call(body, self._service, request.state.identity)
         envelope, prepared = await while_connected(request.receive, self._begin(call))
         if not call.stream:
-            return WholeAnswer(prepared, CompletionWhole(envelope))
-        return StreamedAnswer(prepared, CompletionStream(envelope), self._keep_alive, envelope.id)
+            return WholeAnswer(prepared, CompletionBody(envelope))
+        return StreamedAnswer(prepared, CompletionChunks(envelope), self._keep_alive, envelope.id)
 
-    async def _begin(self, call: CompletionCall) -> tuple[CompletionEnvelope, Sequence[Prepared]]:
+    async def _begin(self, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
         """A prompt is scored once its answers are admitted: nothing is computed for what will be refused."""
         prompts = [await self._tokens(prompt) for prompt in call.prompts]
         for prompt in prompts if call.echo else ():
@@ -90,8 +90,8 @@ class CompletionsEndpoint:
             await close_all(prepared)
             raise
 
-    async def _envelope(self, call: CompletionCall, prompts: Sequence[Tokens]) -> CompletionEnvelope:
-        return CompletionEnvelope(
+    async def _envelope(self, call: CompletionCall, prompts: Sequence[Tokens]) -> CompletionMeta:
+        return CompletionMeta(
             id=f"cmpl-{secrets.token_hex(12)}",
             created=int(time.time()),
             fingerprint=f"fp_{call.model.fingerprint[:12]}",
@@ -101,7 +101,7 @@ class CompletionsEndpoint:
         )
 
     async def _tokens(self, prompt: Input) -> Tokens:
-        return await self._service.tokenise(prompt) if isinstance(prompt, str) else prompt
+        return await self._service.tokenize(prompt) if isinstance(prompt, str) else prompt
 
     async def _echoes(self, call: CompletionCall, prompts: Sequence[Tokens]) -> tuple[Echo, ...]:
         """Equal prompts are scored once."""
@@ -112,7 +112,9 @@ class CompletionsEndpoint:
         return tuple(
             [
                 Echo.of(
-                    asked if isinstance(asked, str) else None, await self._service.spell(prompt), scored.get(prompt)
+                    asked if isinstance(asked, str) else None,
+                    await self._service.token_bytes(prompt),
+                    scored.get(prompt),
                 )
                 for asked, prompt in zip(call.prompts, prompts, strict=True)
             ]
@@ -126,7 +128,7 @@ class _Unwritten:
     prompt_tokens: int
 
     async def run(self) -> AsyncIterator[GenerateEvent]:
-        yield Done("length", self.prompt_tokens, 0, "autoregressive", "nothing was to be written")
+        yield GenerationResult("length", self.prompt_tokens, 0, "autoregressive", "nothing was to be written")
 
     async def aclose(self) -> None:
         pass

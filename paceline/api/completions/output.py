@@ -12,7 +12,7 @@ from paceline.api.completions.request import CompletionCall
 from paceline.api.http import sse
 from paceline.api.http.errors import Failure
 from paceline.api.http.strict_json import encode_json
-from paceline.runtime.service import Done, GenerateEvent, Logprobs
+from paceline.runtime.service import GenerateEvent, GenerationResult, Logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def _text(spelled: Sequence[bytes]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionEnvelope:
+class CompletionMeta:
     """What every part of one answer repeats."""
 
     id: str
@@ -57,7 +57,7 @@ class CompletionEnvelope:
     def echo(self, index: int) -> Echo | None:
         return self.echoes[index // self.call.n] if self.echoes else None
 
-    def tail(self, dones: Mapping[int, Done]) -> Json:
+    def tail(self, dones: Mapping[int, GenerationResult]) -> Json:
         """Usage, with the tokens of each prompt once, and our summary. dones: by choice."""
         ordered = [dones[index] for index in sorted(dones)]
         prompt = sum(self.prompt_tokens)
@@ -95,7 +95,7 @@ class Part:
 class ChoiceText:
     """One choice as it comes. The offsets of its tokens go on from part to part."""
 
-    def __init__(self, envelope: CompletionEnvelope, index: int) -> None:
+    def __init__(self, envelope: CompletionMeta, index: int) -> None:
         self._call = envelope.call
         self._echo = envelope.echo(index)
         self._offsets = Offsets()
@@ -111,7 +111,7 @@ class ChoiceText:
 
     def take(self, event: GenerateEvent) -> Part | None:
         """None where there is nothing to say."""
-        if isinstance(event, Done):
+        if isinstance(event, GenerationResult):
             end = () if event.end is None else (event.end,)
             return Part("", entries(end, self._offsets), event.reason, report(self._call, event))
         if not event.text and not event.logprobs:
@@ -119,19 +119,19 @@ class ChoiceText:
         return Part(event.text, entries(event.logprobs, self._offsets))
 
 
-class CompletionStream:
+class CompletionChunks:
     """The chunks of a streamed completion."""
 
-    def __init__(self, envelope: CompletionEnvelope) -> None:
+    def __init__(self, envelope: CompletionMeta) -> None:
         self._envelope = envelope
         self._choices = [ChoiceText(envelope, index) for index in range(envelope.num_choices)]
-        self._dones: dict[int, Done] = {}
+        self._dones: dict[int, GenerationResult] = {}
 
     def begin(self) -> bytes:
         return b"".join(self._chunk(index, choice.begin()) for index, choice in enumerate(self._choices))
 
     def take(self, index: int, event: GenerateEvent) -> bytes:
-        if isinstance(event, Done):
+        if isinstance(event, GenerationResult):
             self._dones[index] = event
         return self._chunk(index, self._choices[index].take(event))
 
@@ -152,17 +152,17 @@ class CompletionStream:
         return sse.event(self._envelope.frame() | {"choices": [choice]} | usage_of)
 
 
-class CompletionWhole:
+class CompletionBody:
     """The answer to a call that does not stream: the parts of a streamed one, put together."""
 
-    def __init__(self, envelope: CompletionEnvelope) -> None:
+    def __init__(self, envelope: CompletionMeta) -> None:
         self._envelope = envelope
         self._choices = [ChoiceText(envelope, index) for index in range(envelope.num_choices)]
         self._parts = [[part] if (part := choice.begin()) is not None else [] for choice in self._choices]
-        self._dones: dict[int, Done] = {}
+        self._dones: dict[int, GenerationResult] = {}
 
     def take(self, index: int, event: GenerateEvent) -> None:
-        if isinstance(event, Done):
+        if isinstance(event, GenerationResult):
             self._dones[index] = event
         part = self._choices[index].take(event)
         if part is not None:

@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import Self
 
 from paceline.errors import PacelineError
-from paceline.runtime.service import Done, GenerateEvent, GenerateRequest, Prepared, Service
+from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation, GenerationResult, Service
 
 QUEUE_LIMIT = 64  # events of all choices together
 
 
-async def prepare_all(service: Service, generations: Sequence[GenerateRequest]) -> list[Prepared]:
+async def prepare_all(service: Service, generations: Sequence[GenerateRequest]) -> list[Generation]:
     """Admit all of them or none. Raises what `prepare` raises."""
-    prepared: list[Prepared] = []
+    prepared: list[Generation] = []
     try:
         for generation in generations:
             prepared.append(await service.prepare(generation))
@@ -31,15 +31,15 @@ async def prepare_all(service: Service, generations: Sequence[GenerateRequest]) 
     return prepared
 
 
-async def close_all(prepared: Sequence[Prepared]) -> None:
+async def close_all(prepared: Sequence[Generation]) -> None:
     for one in prepared:
         await one.aclose()
 
 
-class Choices:
+class GenerationFanIn:
     """Reads `prepared`, which it owns from then on. Use as a context manager, once."""
 
-    def __init__(self, prepared: Sequence[Prepared]) -> None:
+    def __init__(self, prepared: Sequence[Generation]) -> None:
         self._waiting = dict(enumerate(prepared))  # not yet running
         self._queue: asyncio.Queue[tuple[int, GenerateEvent | Exception]] = asyncio.Queue(QUEUE_LIMIT)
         self._readers: list[asyncio.Task[None]] = []
@@ -75,10 +75,10 @@ class Choices:
         events = self._waiting.pop(index).run()
         try:
             async for event in events:
-                if isinstance(event, Done) and event.reason not in ("stop", "length"):
+                if isinstance(event, GenerationResult) and event.reason not in ("stop", "length"):
                     raise PacelineError(f"The answer could not be finished ({event.reason}).")
                 await self._queue.put((index, event))
-                if isinstance(event, Done):
+                if isinstance(event, GenerationResult):
                     return
             raise PacelineError("The answer ended without saying why.")
         except Exception as error:

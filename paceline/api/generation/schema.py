@@ -11,8 +11,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from paceline.api.http.validation import Schema
-from paceline.core.aggregation.registry import RuleName
-from paceline.runtime.service import Drafts, OnLoss, Privacy
+from paceline.core.aggregation.registry import AggregatorName
+from paceline.runtime.service import DraftMode, OnLoss, Privacy
 
 MAX_CHOICES = 8
 MAX_STOPS = 4
@@ -57,8 +57,8 @@ class Extension(Schema):
     privacy: Privacy = "document-private"
     documents: Annotated[int, Field(ge=0, le=MAX_DOCUMENTS)] | None = None
     vector_stores: StoreIds | None = None  # what this side reads in place of its own documents, named `default`
-    aggregator: RuleName | None = None
-    drafts: Drafts = "tree"
+    aggregator: AggregatorName | None = None
+    drafts: DraftMode = "tree"
     rescoring: bool = True
     on_device_loss: OnLoss = "continue"
     report: bool = False

@@ -15,12 +15,12 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from paceline.api.generation.fan_in import Choices
+from paceline.api.generation.fan_in import GenerationFanIn
 from paceline.api.http import sse
 from paceline.api.http.body import ClientGoneError, while_connected
 from paceline.api.http.errors import Failure, failure_of
 from paceline.errors import PacelineError
-from paceline.runtime.service import Done, GenerateEvent, Prepared
+from paceline.runtime.service import GenerateEvent, Generation, GenerationResult
 
 FIRST_PATIENCE = 1.0  # s that headers wait for the first token, so that an early failure can be a plain answer
 SEND_TIMEOUT = 60.0  # s that a reader may take for what is buffered before it counts as gone
@@ -57,22 +57,22 @@ class Stream(Protocol):
 class WholeAnswer(Response):
     """Sends the JSON when all is said. A client that leaves ends the generations at once."""
 
-    def __init__(self, prepared: Sequence[Prepared], whole: Whole) -> None:
+    def __init__(self, prepared: Sequence[Generation], whole: Whole) -> None:
         super().__init__()
         self._prepared = prepared
         self._whole = whole
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI's signature
-        async with Choices(self._prepared) as choices:
+        async with GenerationFanIn(self._prepared) as choices:
             await while_connected(receive, self._write(choices, send))
 
-    async def _write(self, choices: Choices, send: Send) -> None:
+    async def _write(self, choices: GenerationFanIn, send: Send) -> None:
         running = len(self._prepared)
         while running:
             event = await choices.next()
             if event is not None:
                 self._whole.take(*event)
-                running -= isinstance(event[1], Done)
+                running -= isinstance(event[1], GenerationResult)
         body = self._whole.body()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send_part(send, {"type": "http.response.start", "status": 200, "headers": headers})
@@ -82,7 +82,7 @@ class WholeAnswer(Response):
 class StreamedAnswer(Response):
     """Sends events as they come, and a comment after `keep_alive` seconds of silence. A client that leaves ends all."""
 
-    def __init__(self, prepared: Sequence[Prepared], stream: Stream, keep_alive: float, name: str) -> None:
+    def __init__(self, prepared: Sequence[Generation], stream: Stream, keep_alive: float, name: str) -> None:
         """`name`: of the answer, for the log."""
         super().__init__()
         self._prepared = prepared
@@ -91,10 +91,10 @@ class StreamedAnswer(Response):
         self._name = name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI's signature
-        async with Choices(self._prepared) as choices:
+        async with GenerationFanIn(self._prepared) as choices:
             await while_connected(receive, self._write(choices, send))
 
-    async def _write(self, choices: Choices, send: Send) -> None:
+    async def _write(self, choices: GenerationFanIn, send: Send) -> None:
         event = await choices.next(min(FIRST_PATIENCE, self._keep_alive))
         headers = [(name.encode(), value.encode()) for name, value in sse.HEADERS.items()]
         await send_part(send, {"type": "http.response.start", "status": 200, "headers": headers})
@@ -105,7 +105,7 @@ class StreamedAnswer(Response):
                 if event is None:
                     await put(send, sse.PING)
                 else:
-                    running -= isinstance(event[1], Done)
+                    running -= isinstance(event[1], GenerationResult)
                     await put(send, self._stream.take(*event))
                 if not running:
                     break

@@ -26,7 +26,7 @@ MAX_ACTIVE = 1280  # POSTs at a time; the service has its own, lower limit on ge
 _log = logging.getLogger("paceline.api")
 
 
-class Gate:
+class AdmissionControl:
     """The state of the way in, shared by the middleware, `/readyz` and who shuts down."""
 
     def __init__(self, keyring: Keyring, max_active: int = MAX_ACTIVE) -> None:
@@ -65,10 +65,10 @@ class Gate:
         await self._idle.wait()
 
 
-class GateMiddleware:
+class AdmissionMiddleware:
     """The ASGI side of `Gate`. Concerns HTTP only: a WebSocket's first message has its credential, keys or not."""
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, gate: AdmissionControl) -> None:
         self.app = app
         self.gate = gate
 

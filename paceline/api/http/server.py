@@ -16,10 +16,10 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from paceline.api.http.admission import Gate
+from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.timeouts import HttpConnection
 from paceline.errors import ConfigError
-from paceline.runtime.garbage import long_lived_spared
+from paceline.runtime.garbage import freeze_heap
 from paceline.runtime.link.transport import MAX_QUEUED_FRAMES
 from paceline.wire.codec import MAX_FRAME_BYTES
 
@@ -96,7 +96,7 @@ class HttpServer(uvicorn.Server):
             )
         )
         gate = app.state.gate
-        assert isinstance(gate, Gate), "made by create_app"
+        assert isinstance(gate, AdmissionControl), "made by create_app"
         self._gate = gate
         self._closers: Sequence[Callable[[], Awaitable[None]]] = app.state.closers
         self._on_ready = on_ready
@@ -137,7 +137,7 @@ class HttpServer(uvicorn.Server):
 async def serve(app: FastAPI, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
     """Serve until a signal has drained it. `app` comes from `create_app`."""
     _allow_files()
-    with long_lived_spared():
+    with freeze_heap():
         await HttpServer(app, on_ready).serve(sockets=[listener])
 
 

@@ -11,17 +11,17 @@ from dataclasses import replace
 
 from paceline.api.chat.schema import MAX_MESSAGES
 from paceline.api.http.body import MAX_BODY
-from paceline.api.responses.event_log import TokenLog
+from paceline.api.responses.event_log import EventLog
 from paceline.api.responses.events import ENDS, Json
-from paceline.api.responses.replay import close_cut
+from paceline.api.responses.replay import close_interrupted
 from paceline.api.responses.schema import ResponseRequest
 from paceline.errors import RequestError
-from paceline.runtime.service import GenerateRequest, Prepared, Service
+from paceline.runtime.service import GenerateRequest, Generation, Service
 
 MAX_EARLIER = 4 * MAX_BODY  # bytes of earlier turns
 
 
-async def conversation_of(asked: ResponseRequest, given: Sequence[Json], log: TokenLog, owner: str) -> list[Json]:
+async def conversation_of(asked: ResponseRequest, given: Sequence[Json], log: EventLog, owner: str) -> list[Json]:
     """Inputs and outputs of the responses that are continued, oldest first, and what is `given` now.
 
     With `truncation: auto` without the oldest, where there are too many. Raises RequestError (400).
@@ -36,7 +36,7 @@ async def conversation_of(asked: ResponseRequest, given: Sequence[Json], log: To
     return items[-room:]
 
 
-async def _earlier(previous: str | None, log: TokenLog, owner: str, room: int, *, cut: bool) -> list[Json]:
+async def _earlier(previous: str | None, log: EventLog, owner: str, room: int, *, cut: bool) -> list[Json]:
     """All of them, or as many of the last as are more than `room` items or, with `cut`, nearly MAX_EARLIER bytes."""
     turns: list[list[Json]] = []
     size = 0
@@ -66,12 +66,12 @@ async def _earlier(previous: str | None, log: TokenLog, owner: str, room: int, *
     return [item for turn in reversed(turns) for item in turn]
 
 
-async def _cut(response: str, log: TokenLog) -> str:
+async def _cut(response: str, log: EventLog) -> str:
     """The output of one that nobody here writes and that has no end."""
     rows = await log.all(response)
     if not rows:
         raise _missing(response)
-    last = [*rows, *close_cut(rows)][-1]  # or it has its end by now, from the process that writes it
+    last = [*rows, *close_interrupted(rows)][-1]  # or it has its end by now, from the process that writes it
     return json.dumps(json.loads(last.data)["response"]["output"])
 
 
@@ -83,7 +83,7 @@ def _missing(previous: str) -> RequestError:
     )
 
 
-async def prepare(service: Service, asked: ResponseRequest, generation: GenerateRequest) -> Prepared:
+async def prepare(service: Service, asked: ResponseRequest, generation: GenerateRequest) -> Generation:
     """With `truncation: auto`, without the fewest oldest messages that make it fit the context.
 
     One place at a time is held, and none when this raises or is cancelled: what is only tried is closed at once.

@@ -19,18 +19,18 @@ from starlette.responses import Response
 
 from paceline.api.chat.output import summary
 from paceline.api.chat.request import ChatCall, chat_call
-from paceline.api.http.admission import Gate
+from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.pagination import PageQuery, answer, listing, parse_query
 from paceline.api.http.strict_json import decode_object, encode_json
 from paceline.api.http.validation import parse
 from paceline.api.responses.context import conversation_of, prepare
-from paceline.api.responses.event_log import TokenLog
+from paceline.api.responses.event_log import EventLog
 from paceline.api.responses.event_store import Header
-from paceline.api.responses.events import ENDS, Json, Narration, Search
+from paceline.api.responses.events import ENDS, Json, ResponseEvents, Search
 from paceline.api.responses.items import kept
-from paceline.api.responses.replay import close_cut, fold
+from paceline.api.responses.replay import close_interrupted, replay
 from paceline.api.responses.request import as_written, chat_body, check, first_state, search_of
 from paceline.api.responses.runs import Run, Runs
 from paceline.api.responses.schema import DeletedResponse, ResponseRequest, RetrieveQuery
@@ -38,13 +38,15 @@ from paceline.api.responses.stream import LoggedStream
 from paceline.api.routes import Route
 from paceline.api.vector_stores.search import check_ranking, filter_of, reading_stores, searching_stores
 from paceline.errors import RequestError
-from paceline.runtime.service import Done, GenerateRequest, Prepared, Service
+from paceline.runtime.service import GenerateRequest, Generation, GenerationResult, Service
 
 
 class ResponsesEndpoint:
     """The routes, with what they need."""
 
-    def __init__(self, service: Service, log: TokenLog, gate: Gate, *, documents: int, keep_alive: float) -> None:
+    def __init__(
+        self, service: Service, log: EventLog, gate: AdmissionControl, *, documents: int, keep_alive: float
+    ) -> None:
         self._service = service
         self._log = log
         self._documents = documents
@@ -145,16 +147,16 @@ class ResponsesEndpoint:
         identity: Identity,
         given: Sequence[Json],
         search: Search | None,
-        prepared: Prepared,
+        prepared: Generation,
     ) -> Run:
         now = time.time()
         response = new_id("resp")
 
-        def notes(done: Done) -> Json:
+        def notes(done: GenerationResult) -> Json:
             note = summary(call, [done])
             return {} if note is None else {"paceline": note}
 
-        narration = Narration(
+        narration = ResponseEvents(
             first_state(asked, response, int(now), call.generations[0].sampling),
             calls=call.tools is not None,
             search=search,
@@ -247,14 +249,14 @@ class ResponsesEndpoint:
         running = self._log.running(response) is not None  # first: one that ends meanwhile has its end among the rows
         last = await self._log.last(response)
         if last is not None and last.type in ENDS:
-            return fold([last])
+            return replay([last])
         rows = await self._log.all(response)
         if not rows:
             first = self.runs.first(response)  # it has been made, and nothing of it is written yet
             if first is None:
                 raise _missing(response)
             return first
-        return fold(rows if running else [*rows, *close_cut(rows)])
+        return replay(rows if running else [*rows, *close_interrupted(rows)])
 
 
 def _missing(response: str) -> RequestError:

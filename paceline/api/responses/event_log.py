@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.api.responses.event_store import Event, Header, LogRows, Row
+from paceline.api.responses.event_store import Event, EventStore, Header, Row
 from paceline.errors import PacelineError
 
 SWEEP_S = 3600.0  # between looks for what is too old
@@ -49,7 +49,7 @@ class Retention:
 DEFAULT_RETENTION = Retention()
 
 
-class Track:
+class EventStream:
     """A response that is being written. Lives on the event loop."""
 
     def __init__(self, header: Header, *, stored: bool) -> None:
@@ -99,7 +99,7 @@ class Track:
 class Reader:
     """One reader's place in one response."""
 
-    def __init__(self, log: TokenLog, response: str, track: Track | None, after: int) -> None:
+    def __init__(self, log: EventLog, response: str, track: EventStream | None, after: int) -> None:
         self._log = log
         self._response = response
         self._track = track  # None: nobody here writes it any more
@@ -140,7 +140,7 @@ class _Write:
 
     __slots__ = ("begins", "ends", "rows", "track")
 
-    def __init__(self, track: Track, rows: Sequence[Row], *, begins: bool, ends: bool) -> None:
+    def __init__(self, track: EventStream, rows: Sequence[Row], *, begins: bool, ends: bool) -> None:
         self.track = track
         self.rows = rows
         self.begins = begins
@@ -155,7 +155,7 @@ class _Question:
         self.answer = answer
 
 
-class TokenLog:
+class EventLog:
     """Every method is called on one event loop, except `__init__` and `close`."""
 
     def __init__(
@@ -168,14 +168,14 @@ class TokenLog:
 
         Raises ConfigError when the folder cannot be used.
         """
-        self._rows = LogRows(directory)
+        self._rows = EventStore(directory)
         self._repair = repair
         self._retention = retention
         cut = self._rows.repair(repair)
         if cut:
             _log.warning("%d responses were cut when the server last ended; they are marked as failed", cut)
         self._rows.share()
-        self._live: dict[str, Track] = {}
+        self._live: dict[str, EventStream] = {}
         self._jobs: queue.SimpleQueue[_Write | _Question | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -194,14 +194,14 @@ class TokenLog:
             self._rows.close()
 
     # ---- writing ----------------------------------------------------------------------------------------------------
-    def begin(self, header: Header, *, stored: bool) -> Track:
+    def begin(self, header: Header, *, stored: bool) -> EventStream:
         """A response of which nothing is written yet."""
         self._loop = asyncio.get_running_loop()
         assert header.id not in self._live, "ids are never used twice"
-        track = self._live[header.id] = Track(header, stored=stored)
+        track = self._live[header.id] = EventStream(header, stored=stored)
         return track
 
-    async def append(self, track: Track, events: Sequence[tuple[str, bytes]], *, last: bool = False) -> None:
+    async def append(self, track: EventStream, events: Sequence[tuple[str, bytes]], *, last: bool = False) -> None:
         """Write events, each its type and JSON. Returns before they are committed, unless too many wait.
 
         Raises PacelineError when earlier ones could not be written.
@@ -212,7 +212,7 @@ class TokenLog:
             raise track.failure
         self.put(track, events, last=last)
 
-    def put(self, track: Track, events: Sequence[tuple[str, bytes]], *, last: bool = False) -> None:
+    def put(self, track: EventStream, events: Sequence[tuple[str, bytes]], *, last: bool = False) -> None:
         """`append` that waits for nothing and raises nothing: for the last words."""
         assert not track.closed, "nothing follows the last event"
         begins = not track.length
@@ -252,14 +252,14 @@ class TokenLog:
         old = header is not None and header.created < time.time() - self._retention.max_age
         return None if old and not expired else header
 
-    def running(self, response: str) -> Track | None:
+    def running(self, response: str) -> EventStream | None:
         return self._live.get(response)
 
     def follow(self, response: str, after: int = -1) -> Reader:
         """Reads the events above sequence number `after`, and waits for those to come. Of a response that was found."""
         return Reader(self, response, self._live.get(response), after)
 
-    def follow_track(self, track: Track) -> Reader:
+    def follow_track(self, track: EventStream) -> Reader:
         return Reader(self, track.header.id, track, -1)
 
     async def page(self, response: str, after: int) -> list[Row]:
@@ -284,7 +284,7 @@ class TokenLog:
     async def all(self, response: str) -> list[Row]:
         return await self.ask(lambda: self._rows.read(response, -1, -1))
 
-    async def settled(self, track: Track) -> None:
+    async def settled(self, track: EventStream) -> None:
         """Wait until its last row is committed. Raises PacelineError when it could not be."""
         while not track.ended:
             if track.failure is not None:

@@ -81,7 +81,7 @@ def share(held: Iterable[int], room: int) -> int:
     return sizes[-1] if sizes else 0
 
 
-class LogRows:
+class EventStore:
     """One connection."""
 
     def __init__(self, directory: Path | None) -> None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.api.chat.output import UNNAMED, annotations_of, logprob_items
-from paceline.api.chat.tool_calls import CallArguments, CallBegun, CallReader, Content, Said
+from paceline.api.chat.tool_calls import Content, ParsedOutput, ToolCallArguments, ToolCallParser, ToolCallStart
 from paceline.api.http.errors import Failure
 from paceline.rag.store.files import FILE_PREFIX
 from paceline.rag.store.filters import AttributesOf
-from paceline.runtime.service import Citation, Done, GenerateEvent, Piece
+from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, TextDelta
 
 Json = dict[str, object]
 Event = tuple[str, Json]  # its type and its body, sequence number included
@@ -35,7 +35,7 @@ class Search:
     attributes: AttributesOf
 
 
-class Narration:
+class ResponseEvents:
     """The events of one response. `begin`, any number of `take` up to the Done, or `fail` or `cancel` instead of it."""
 
     def __init__(
@@ -46,14 +46,14 @@ class Narration:
         search: Search | None = None,
         new_id: Callable[[str], str],
         clock: Callable[[], int],
-        notes: Callable[[Done], Json],
+        notes: Callable[[GenerationResult], Json],
     ) -> None:
         """`response`: as it is at first, all fields there. `calls`: the text may hold calls of functions.
 
         `new_id`: of a prefix such as "msg", a fresh id. `clock`: Unix time, s. `notes`: our own fields at the end.
         """
         self.first = response  # as it is before anything is written
-        self._reader = CallReader() if calls else None
+        self._reader = ToolCallParser() if calls else None
         self._search = search
         self._new_id = new_id
         self._clock = clock
@@ -72,7 +72,7 @@ class Narration:
 
     def take(self, event: GenerateEvent) -> list[Event]:
         """What a piece adds; for a Done, all that is left."""
-        if isinstance(event, Done):
+        if isinstance(event, GenerationResult):
             return self._end(event)
         self._logprobs += logprob_items(event)
         return self._say(self._split(event))
@@ -103,23 +103,23 @@ class Narration:
         return events
 
     # ---- items ------------------------------------------------------------------------------------------------------
-    def _split(self, piece: Piece) -> Sequence[Said]:
+    def _split(self, piece: TextDelta) -> Sequence[ParsedOutput]:
         if self._reader is not None:
             return self._reader.push(piece.text)
         return [Content(piece.text)] if piece.text or piece.logprobs else []
 
-    def _say(self, said: Iterable[Said]) -> list[Event]:
+    def _say(self, said: Iterable[ParsedOutput]) -> list[Event]:
         events: list[Event] = []
         for one in said:
             match one:
                 case Content(text):
                     events += self._text(text)
-                case CallBegun(_, name):
+                case ToolCallStart(_, name):
                     events += self._close("completed")
                     call = _Call(self._new_id("fc"), self._new_id("call"), name)
                     self._item = call
                     events.append(self._item_event("response.output_item.added", item=call.body("in_progress")))
-                case CallArguments(_, text):
+                case ToolCallArguments(_, text):
                     assert isinstance(self._item, _Call), "a call begins before its arguments"
                     self._item.arguments.append(text)
                     events.append(self._delta("response.function_call_arguments.delta", delta=text))
@@ -157,7 +157,7 @@ class Narration:
         self._item = None
         return events
 
-    def _end(self, done: Done) -> list[Event]:
+    def _end(self, done: GenerationResult) -> list[Event]:
         cut = done.reason == "length"
         events = self._say(self._reader.flush(done.reason != "stop")) if self._reader is not None else []
         said = any(item["type"] != "file_search_call" for item in self._output)
@@ -273,7 +273,7 @@ def _result(citation: Citation, search: Search) -> Json:
     }
 
 
-def usage(done: Done) -> Json:
+def usage(done: GenerationResult) -> Json:
     return {
         "input_tokens": done.prompt_tokens,
         "input_tokens_details": {"cached_tokens": int(done.stats.get("cached_tokens", 0)), "cache_write_tokens": 0},

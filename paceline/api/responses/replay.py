@@ -13,7 +13,7 @@ from paceline.api.responses.events import ENDS, Json, failed
 RESTARTED = Failure(500, "The server was restarted before this response was finished.", "server_error")
 
 
-def fold(rows: Sequence[Row]) -> Json:
+def replay(rows: Sequence[Row]) -> Json:
     """The response as the events so far tell it. `rows` are one response's, from the first, or its last one alone."""
     response: Json = {}
     output: list[dict[str, object]] = []
@@ -52,12 +52,12 @@ def _list(item: dict[str, object], name: str) -> list[dict[str, object]]:
     return value
 
 
-def close_cut(rows: list[Row]) -> list[Row]:
+def close_interrupted(rows: list[Row]) -> list[Row]:
     """The row that ends a response whose process died: failed, with the text that was written. See `TokenLog`."""
     last = rows[-1]
     if last.type in ENDS:
         return []
-    response = fold(rows)
+    response = replay(rows)
     output = response["output"]
     assert isinstance(output, list), "as it was written"
     kept = [item | ({"status": "incomplete"} if item["status"] == "in_progress" else {}) for item in output]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from paceline.api.responses.items import messages_of
-from paceline.api.responses.schema import ResponseRequest, ResponseTool, TextFormat, ToolChoice
+from paceline.api.responses.schema import ResponseRequest, ResponseTextFormat, ResponseTool, ToolChoice
 from paceline.api.vector_stores.search import RankingOptions
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
@@ -131,7 +131,7 @@ def _choice(asked: ResponseRequest) -> object:
     raise RequestError(f"tool_choice of the type {choice.type[:64]!r} is not supported.", param="tool_choice.type")
 
 
-def _response_format(text: TextFormat) -> Json | None:
+def _response_format(text: ResponseTextFormat) -> Json | None:
     match text.type:
         case "text":
             return None

@@ -10,15 +10,15 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from paceline.api.generation.fan_in import Choices
-from paceline.api.http.admission import Gate
+from paceline.api.generation.fan_in import GenerationFanIn
+from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.errors import Failure, failure_of
 from paceline.api.http.strict_json import encode_json
-from paceline.api.responses.event_log import TokenLog, Track
+from paceline.api.responses.event_log import EventLog, EventStream
 from paceline.api.responses.event_store import Header
-from paceline.api.responses.events import Event, Json, Narration
+from paceline.api.responses.events import Event, Json, ResponseEvents
 from paceline.errors import PacelineError
-from paceline.runtime.service import Done, Prepared
+from paceline.runtime.service import Generation, GenerationResult
 
 STOPPED = Failure(503, "The server was stopped before this response was finished.", "server_error")
 
@@ -28,7 +28,7 @@ _log = logging.getLogger("paceline.api")
 class Run:
     """A response being written."""
 
-    def __init__(self, track: Track, narration: Narration) -> None:
+    def __init__(self, track: EventStream, narration: ResponseEvents) -> None:
         self.track = track
         self.narration = narration
         self.cancelled = False  # somebody wants it to end, rather than the server
@@ -41,12 +41,14 @@ class Run:
 class Runs:
     """All of them. Lives on the event loop."""
 
-    def __init__(self, log: TokenLog, gate: Gate) -> None:
+    def __init__(self, log: EventLog, gate: AdmissionControl) -> None:
         self._log = log
         self._gate = gate
         self._runs: dict[str, Run] = {}
 
-    def start(self, header: Header, prepared: Prepared, narration: Narration, *, stored: bool, background: bool) -> Run:
+    def start(
+        self, header: Header, prepared: Generation, narration: ResponseEvents, *, stored: bool, background: bool
+    ) -> Run:
         """Owns `prepared` from then on. A run in the background holds a place, so that a drain waits for it."""
         run = Run(self._log.begin(header, stored=stored), narration)
         self._runs[header.id] = run
@@ -88,17 +90,17 @@ class Runs:
             run.task.cancel()
         await asyncio.wait({run.task})
 
-    async def _write(self, run: Run, prepared: Prepared, *, background: bool) -> None:
+    async def _write(self, run: Run, prepared: Generation, *, background: bool) -> None:
         track, narration = run.track, run.narration
         run.began.set()
         try:
-            async with Choices([prepared]) as choices:
+            async with GenerationFanIn([prepared]) as choices:
                 await self._log.append(track, _encoded(narration.begin()))
                 while run.final is None:
                     said = await choices.next()
                     assert said is not None, "without patience there is no silence"
                     events = narration.take(said[1])
-                    if isinstance(said[1], Done):
+                    if isinstance(said[1], GenerationResult):
                         self._finish(run, events)
                     elif events:
                         await self._log.append(track, _encoded(events))

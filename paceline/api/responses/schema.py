@@ -85,7 +85,7 @@ class ToolChoice(Schema):
     tools: Annotated[list[ToolName], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
 
 
-class TextFormat(Schema):
+class ResponseTextFormat(Schema):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
     description: str | None = None
@@ -94,7 +94,7 @@ class TextFormat(Schema):
 
 
 class Text(Schema):
-    format: TextFormat = Field(default_factory=TextFormat)
+    format: ResponseTextFormat = Field(default_factory=ResponseTextFormat)
     verbosity: Literal["low", "medium", "high"] | None = None  # a hint, without effect
 
 

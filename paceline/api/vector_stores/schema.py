@@ -23,7 +23,7 @@ from paceline.api.vector_stores.search import (
 from paceline.errors import RequestError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS
 from paceline.rag.store.library import Hit
-from paceline.rag.store.vector_stores import Attached, Attachment, Batch, Counts, VectorStore
+from paceline.rag.store.vector_stores import Counts, FileBatch, FileSpec, VectorStore, VectorStoreFile
 
 Json = dict[str, object]
 
@@ -103,20 +103,20 @@ class SearchRequest(Schema):
 # ---- from requests --------------------------------------------------------------------------------------------------
 def attachment(
     file_id: str, attributes: dict[str, str | bool | int | float] | None, chunking: AutoChunking | StaticChunking | None
-) -> Attachment:
+) -> FileSpec:
     """Raises RequestError (400) for an overlap of more than half a chunk."""
     if not isinstance(chunking, StaticChunking):
-        return Attachment(file_id, attributes or {}, CHUNK_TOKENS, OVERLAP_TOKENS)
+        return FileSpec(file_id, attributes or {}, CHUNK_TOKENS, OVERLAP_TOKENS)
     size, overlap = chunking.static.max_chunk_size_tokens, chunking.static.chunk_overlap_tokens
     if 2 * overlap > size:
         raise RequestError(
             "chunk_overlap_tokens must not exceed half of max_chunk_size_tokens.",
             param="chunking_strategy.static.chunk_overlap_tokens",
         )
-    return Attachment(file_id, attributes or {}, size, overlap)
+    return FileSpec(file_id, attributes or {}, size, overlap)
 
 
-def attachments(asked: BatchRequest) -> list[Attachment]:
+def attachments(asked: BatchRequest) -> list[FileSpec]:
     if (asked.file_ids is None) == (asked.files is None):
         raise RequestError("Give either file_ids or files.", param="file_ids")
     if asked.files is not None:
@@ -151,7 +151,7 @@ def counts_object(counts: Counts) -> Json:
     }
 
 
-def file_object(file: Attached) -> Json:
+def file_object(file: VectorStoreFile) -> Json:
     return {
         "id": file.file,
         "object": "vector_store.file",
@@ -168,7 +168,7 @@ def file_object(file: Attached) -> Json:
     }
 
 
-def batch_object(batch: Batch) -> Json:
+def batch_object(batch: FileBatch) -> Json:
     """`cancelled` once it was, though some files may have been read before; failed only when all are."""
     counts = batch.counts
     if batch.cancelled:

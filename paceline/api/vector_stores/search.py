@@ -132,5 +132,7 @@ async def searching_stores(
         return tuple(generations), lambda _store, _file: {}
     library = library_of(service)
     selection, attributes = await asyncio.to_thread(library.selection, identity.key, names, condition)
-    reading = (replace(one, collections=selection.collections, among=selection.among) for one in generations)
+    reading = (
+        replace(one, collections=selection.collections, document_ids=selection.document_ids) for one in generations
+    )
     return tuple(reading), attributes

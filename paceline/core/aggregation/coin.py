@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.core.aggregation.aggregator import Decision, RuleName, Share
-from paceline.core.aggregation.exactness import ranked
+from paceline.core.aggregation.aggregator import AggregatorName, PeerDist, TargetToken
+from paceline.core.aggregation.exactness import top_by_score
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.noise import uniform
-from paceline.core.sampling.sampler import SamplingParams, choose, truncate
+from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 from paceline.core.side import Side, other
 
 
@@ -25,33 +25,35 @@ class Coin:
         self._sampling = sampling
 
     @property
-    def name(self) -> RuleName:
+    def name(self) -> AggregatorName:
         return "coin"
 
-    def share(self, side: Side, dist: Dist, position: int, level: int = 0) -> Share:
-        return Share(self._token(dist, position), None, level)
+    def to_wire(self, side: Side, dist: Dist, position: int, level: int = 0) -> PeerDist:
+        return PeerDist(self._token(dist, position), None, level)
 
-    def heard(self, side: Side, head: Dist | None, choice: int | None, position: int, level: int) -> Share | None:
-        return None if choice is None else Share(choice, None, level)
+    def from_wire(
+        self, side: Side, head: Dist | None, choice: int | None, position: int, level: int
+    ) -> PeerDist | None:
+        return None if choice is None else PeerDist(choice, None, level)
 
     def decide(
-        self, side: Side, own: Dist | None, theirs: Share | None, weights: Mapping[Side, float], position: int
-    ) -> Decision | None:
+        self, side: Side, own: Dist | None, theirs: PeerDist | None, weights: Mapping[Side, float], position: int
+    ) -> TargetToken | None:
         fallen = self.fallen(weights, position)
         ours = None if own is None or weights[side] <= 0.0 else self._token(own, position)
         token = ours if fallen == side else None if theirs is None else theirs.token
         if token is None:
             return None
         agree = ours is not None and theirs is not None and weights[other(side)] > 0.0 and ours == theirs.token
-        return Decision(token, None, None if agree else fallen)
+        return TargetToken(token, None, None if agree else fallen)
 
-    def guesses(
+    def draft_tokens(
         self, side: Side, dist: Dist, weights: Mapping[Side, float] | None, position: int, count: int
     ) -> list[int]:
         if weights is not None and self.fallen(weights, position) == side:
             return [self._token(dist, position)][:count]
-        final = truncate(dist, self._sampling)
-        places = ranked(final, self._sampling, position, count)
+        final = filter_top(dist, self._sampling)
+        places = top_by_score(final, self._sampling, position, count)
         return [int(token) for token in final.ids[places[final.probs[places] > 0.0]]]
 
     def fallen(self, weights: Mapping[Side, float], position: int) -> Side:
@@ -59,4 +61,4 @@ class Coin:
         return "cloud" if uniform(self._sampling.seed, position, "coin") < weights["cloud"] else "device"
 
     def _token(self, dist: Dist, position: int) -> int:
-        return choose(truncate(dist, self._sampling), self._sampling, position)
+        return sample(filter_top(dist, self._sampling), self._sampling, position)

@@ -13,17 +13,24 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from paceline.core.aggregation.aggregator import LAW_MAX_IDS, LAW_TOP_P, Decision, RuleName, Share, deciding_side
+from paceline.core.aggregation.aggregator import (
+    DIST_MAX_IDS,
+    DIST_TOP_P,
+    AggregatorName,
+    PeerDist,
+    TargetToken,
+    lane_of,
+)
 from paceline.core.aggregation.mixture import Mixture
 from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist, ProbArray
 from paceline.core.sampling.noise import uniform
-from paceline.core.sampling.quantize import quantise
-from paceline.core.sampling.sampler import SamplingParams, truncate
+from paceline.core.sampling.quantize import quantize
+from paceline.core.sampling.sampler import SamplingParams, filter_top
 from paceline.core.side import SIDES, Side, other
 
 
-class Paper:
+class Dragon:
     """One request's rule. gamma: with what probability the cloud's token is picked."""
 
     def __init__(self, sampling: SamplingParams, *, gamma: float = 0.5, vocab_size: int | None = None) -> None:
@@ -31,59 +38,61 @@ class Paper:
         self._greedy = Mixture(sampling, vocab_size=vocab_size) if sampling.temperature == 0.0 else None
 
     @property
-    def name(self) -> RuleName:
+    def name(self) -> AggregatorName:
         return "paper"
 
-    def share(self, side: Side, dist: Dist, position: int, level: int = 0) -> Share:
+    def to_wire(self, side: Side, dist: Dist, position: int, level: int = 0) -> PeerDist:
         if self._greedy is not None:
-            return self._greedy.share(side, dist, position, level)
-        law = self._law(dist)
-        return Share(self._draft(side, law, position), law, level)
+            return self._greedy.to_wire(side, dist, position, level)
+        law = self._processed(dist)
+        return PeerDist(self._draft(side, law, position), law, level)
 
-    def heard(self, side: Side, head: Dist | None, choice: int | None, position: int, level: int) -> Share | None:
+    def from_wire(
+        self, side: Side, head: Dist | None, choice: int | None, position: int, level: int
+    ) -> PeerDist | None:
         if self._greedy is not None:
-            return self._greedy.heard(side, head, choice, position, level)
-        head = None if head is None else quantise(head)  # as both sides round their own
+            return self._greedy.from_wire(side, head, choice, position, level)
+        head = None if head is None else quantize(head)  # as both sides round their own
         if head is None or not len(head.ids):
             return None
-        return Share(self._draft(side, head, position), head, level)
+        return PeerDist(self._draft(side, head, position), head, level)
 
     def decide(
-        self, side: Side, own: Dist | None, theirs: Share | None, weights: Mapping[Side, float], position: int
-    ) -> Decision | None:
+        self, side: Side, own: Dist | None, theirs: PeerDist | None, weights: Mapping[Side, float], position: int
+    ) -> TargetToken | None:
         if self._greedy is not None:
             return self._greedy.decide(side, own, theirs, weights, position)
         peer = other(side)
         laws: dict[Side, Dist] = {}
         if own is not None and weights[side] > 0.0:
-            laws[side] = self._law(own)
+            laws[side] = self._processed(own)
         if theirs is not None and theirs.head is not None and weights[peer] > 0.0:
             laws[peer] = theirs.head
         if any(weights[each] > 0.0 and each not in laws for each in SIDES):
             return None
         if len(laws) == 1:
             ((only, law),) = laws.items()
-            return Decision(self._draft(only, law, position), renormalised(law), only)
+            return TargetToken(self._draft(only, law, position), renormalised(law), only)
         drafts = {each: self._draft(each, laws[each], position) for each in SIDES}
         laws = {each: renormalised(laws[each]) for each in SIDES}
         kept = {each: self._sample(each, drafts[each], laws, weights, position) for each in SIDES}
         picked: Side = "cloud" if uniform(self._sampling.seed, position, "paper pick") < self._gamma else "device"
         token = kept[picked]
         mixed = mix_weighted([laws[each] for each in SIDES], [weights[each] for each in SIDES])
-        return Decision(token, mixed, deciding_side(token, laws))
+        return TargetToken(token, mixed, lane_of(token, laws))
 
-    def guesses(
+    def draft_tokens(
         self, side: Side, dist: Dist, weights: Mapping[Side, float] | None, position: int, count: int
     ) -> list[int]:
         if self._greedy is not None:
-            return self._greedy.guesses(side, dist, weights, position, count)
-        law = self._law(dist)
+            return self._greedy.draft_tokens(side, dist, weights, position, count)
+        law = self._processed(dist)
         draft = self._draft(side, law, position)
         likely = [token for token, _ in law.top(count) if token != draft]
         return [draft, *likely][:count]
 
-    def _law(self, dist: Dist) -> Dist:
-        return quantise(truncate(dist, self._sampling), top_p=LAW_TOP_P, max_ids=LAW_MAX_IDS)
+    def _processed(self, dist: Dist) -> Dist:
+        return quantize(filter_top(dist, self._sampling), top_p=DIST_TOP_P, max_ids=DIST_MAX_IDS)
 
     def _draft(self, side: Side, law: Dist, position: int) -> int:
         """What that side drafts: known to both from the law alone."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from paceline.core.sampling.dist import Dist, IndexArray, ProbArray, best_indices
 from paceline.core.sampling.noise import contenders, gumbel
-from paceline.core.sampling.sampler import SamplingParams, choose, truncate
+from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 
 _MANY = 64  # more rivals than this are not worth a closer look: the row is flat and will have to be asked for
 _PROBE = 128  # of the most probable ids, to find out how high the bar is
@@ -29,7 +29,7 @@ _MARGIN = 1e-12  # relative; sums of a vocabulary's probabilities are that good
 Ranking = Literal["probability", "score"]
 
 
-def ranked(dist: Dist, params: SamplingParams, position: int, k: int) -> IndexArray:
+def top_by_score(dist: Dist, params: SamplingParams, position: int, k: int) -> IndexArray:
     """(min(k, n),) places of the ids whose log p + G is largest, falling: what `choose` would take first, second, ….
 
     At temperature 0, where G is 0, the most probable. Equals by rising place; ids of probability 0 come last.
@@ -66,7 +66,7 @@ def head_by_score(dist: Dist, params: SamplingParams, position: int, k: int) -> 
 
     Without truncation the drafted token, `choose(dist)`, is always among them.
     """
-    return dist if len(dist.ids) <= k else dist.kept_at(np.sort(ranked(dist, params, position, k)))
+    return dist if len(dist.ids) <= k else dist.kept_at(np.sort(top_by_score(dist, params, position, k)))
 
 
 def _scores(dist: Dist, params: SamplingParams, position: int, places: IndexArray) -> ProbArray:
@@ -74,7 +74,7 @@ def _scores(dist: Dist, params: SamplingParams, position: int, places: IndexArra
     return np.asarray(np.log(dist.probs[places]) + gumbel(params.seed, position, dist.ids[places]))
 
 
-def greedy_certified(exact: Dist, truncated: Dist, *, weight: float, rounding: float = 0.0) -> bool:
+def greedy_is_exact(exact: Dist, truncated: Dist, *, weight: float, rounding: float = 0.0) -> bool:
     """Is the argmax of the mixture of these the argmax of the mixture with the untruncated row?
 
     exact: dense, without a tail. weight: of `truncated`; `exact` has the rest.
@@ -90,7 +90,7 @@ def greedy_certified(exact: Dist, truncated: Dist, *, weight: float, rounding: f
     return not above.any()
 
 
-def choice_certified(
+def sample_is_exact(
     exact: Dist,
     truncated: Dist,
     params: SamplingParams,
@@ -105,7 +105,7 @@ def choice_certified(
     ranking: which ids `truncated` has kept, the most probable or those of `head_by_score` for this position.
     """
     if params.temperature == 0.0:
-        return greedy_certified(exact, truncated, weight=weight, rounding=rounding)
+        return greedy_is_exact(exact, truncated, weight=weight, rounding=rounding)
     if _nothing_missing(exact, truncated, weight, rounding):
         return True
     if params.top_k == 0 and params.top_p >= 1.0 and params.min_p <= 0.0:
@@ -119,7 +119,7 @@ def choice_certified(
     if not (bounds.lower > 0.0).any():
         return False
     mixed = Dist(exact.ids, bounds.lower, bounds.missing)
-    token = choose(truncate(mixed, params), params, position)
+    token = sample(filter_top(mixed, params), params, position)
     if bounds.lower[token] <= 0.0 or not bounds.surely_kept(token, params):
         return False
     chosen = mixed.ids[token : token + 1]

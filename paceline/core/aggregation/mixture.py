@@ -14,20 +14,20 @@ from collections.abc import Mapping
 import numpy as np
 
 from paceline.core.aggregation.aggregator import (
+    DIST_MAX_IDS,
+    DIST_TOP_P,
     LAST_LEVEL,
-    LAW_MAX_IDS,
-    LAW_TOP_P,
-    Decision,
-    RuleName,
-    Share,
-    deciding_side,
+    AggregatorName,
+    PeerDist,
+    TargetToken,
+    lane_of,
 )
-from paceline.core.aggregation.exactness import Ranking, choice_certified, ranked
+from paceline.core.aggregation.exactness import Ranking, sample_is_exact, top_by_score
 from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist, IndexArray
 from paceline.core.sampling.noise import gumbel
-from paceline.core.sampling.quantize import LEAST, ROUNDING, quantise
-from paceline.core.sampling.sampler import SamplingParams, choose, truncate
+from paceline.core.sampling.quantize import LEAST, ROUNDING, quantize
+from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 from paceline.core.side import SIDES, Side, other
 
 # Ids in a head, by level; some fewer at level 0 where the row is peaked. Zipf-like rows of 152,000 ids were all settled
@@ -54,23 +54,25 @@ class Mixture:
         self._cuts = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
 
     @property
-    def name(self) -> RuleName:
+    def name(self) -> AggregatorName:
         return "mixture"
 
-    def share(self, side: Side, dist: Dist, position: int, level: int = 0) -> Share:
-        token = choose(truncate(dist, self._sampling), self._sampling, position)
-        return Share(token, self._head(dist, position, level), level)
+    def to_wire(self, side: Side, dist: Dist, position: int, level: int = 0) -> PeerDist:
+        token = sample(filter_top(dist, self._sampling), self._sampling, position)
+        return PeerDist(token, self._head(dist, position, level), level)
 
-    def heard(self, side: Side, head: Dist | None, choice: int | None, position: int, level: int) -> Share | None:
+    def from_wire(
+        self, side: Side, head: Dist | None, choice: int | None, position: int, level: int
+    ) -> PeerDist | None:
         if head is None:
             return None
         if not (head.probs > 0.0).any():  # at level 0 all there was may have been too unlikely for 16 bits
-            return Share(0, head, level) if level == 0 else None
-        return Share(choose(truncate(head, self._sampling), self._sampling, position), head, level)
+            return PeerDist(0, head, level) if level == 0 else None
+        return PeerDist(sample(filter_top(head, self._sampling), self._sampling, position), head, level)
 
     def decide(
-        self, side: Side, own: Dist | None, theirs: Share | None, weights: Mapping[Side, float], position: int
-    ) -> Decision | None:
+        self, side: Side, own: Dist | None, theirs: PeerDist | None, weights: Mapping[Side, float], position: int
+    ) -> TargetToken | None:
         peer = other(side)
         if weights[peer] <= 0.0:
             return None if own is None else self._decision({side: own}, weights, position)
@@ -80,7 +82,7 @@ class Mixture:
         exact = self._nothing() if own is None else own
         if _whole(head, theirs.level, None if exact is None else len(exact.ids)):
             head = Dist(head.ids, head.probs)  # its tail is but what a sum in floating point lacks of 1
-        elif exact is None or not choice_certified(
+        elif exact is None or not sample_is_exact(
             exact,
             head,
             self._sampling,
@@ -97,31 +99,31 @@ class Mixture:
             laws[side] = exact
         return self._decision(laws, weights, position)
 
-    def guesses(
+    def draft_tokens(
         self, side: Side, dist: Dist, weights: Mapping[Side, float] | None, position: int, count: int
     ) -> list[int]:
-        final = truncate(dist, self._sampling)
-        places = ranked(final, self._sampling, position, count)
+        final = filter_top(dist, self._sampling)
+        places = top_by_score(final, self._sampling, position, count)
         return [int(token) for token in final.ids[places[final.probs[places] > 0.0]]]
 
-    def _decision(self, laws: Mapping[Side, Dist], weights: Mapping[Side, float], position: int) -> Decision:
+    def _decision(self, laws: Mapping[Side, Dist], weights: Mapping[Side, float], position: int) -> TargetToken:
         """laws: of the sides that have a weight. Always added in one order, so that both sides get the same bits."""
         known = {side: laws[side] for side in SIDES if side in laws}
         mixed = mix_weighted(list(known.values()), [weights[side] if len(known) > 1 else 1.0 for side in known])
-        final = truncate(mixed, self._sampling)
-        token = choose(final, self._sampling, position)
-        return Decision(token, final, deciding_side(token, known))
+        final = filter_top(mixed, self._sampling)
+        token = sample(final, self._sampling, position)
+        return TargetToken(token, final, lane_of(token, known))
 
     def _head(self, dist: Dist, position: int, level: int) -> Dist:
         if self._wide and level == 0:
-            return quantise(dist, top_p=LAW_TOP_P, max_ids=LAW_MAX_IDS)
+            return quantize(dist, top_p=DIST_TOP_P, max_ids=DIST_MAX_IDS)
         size = WIDE_HEAD if self._wide and level == 1 else HEADS[level]
         if level > 0 and len(dist.ids) <= size:
             return dist
         if level == 0 and not self._cuts:
             size = OPEN_HEAD
         by_probability = self._wide or self._sampling.temperature == 0.0
-        places = ranked(dist, _GREEDY if by_probability else self._sampling, position, size)
+        places = top_by_score(dist, _GREEDY if by_probability else self._sampling, position, size)
         if level == 0:
             places = self._near(dist, places, position)
         return dist.kept_at(np.sort(places))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.core.estimation.timing import AcceptanceRate, Pace
+from paceline.core.estimation.timing import AcceptanceRate, DecodeSpeed
 from paceline.core.side import SIDES, Side, other
 
 # A move must promise this share of the time per token: the model leaves out terms of second order, and its inputs are
@@ -21,7 +21,7 @@ MARGIN = 0.05
 # Targets decided on one side before the aggregator may leave it again. A move silences it for one one-way delay: where
 # conditions change all the time that needs a bound. Rests from 0 to 16 differed by 1 % in replays; on a real link one
 # of 4 moved up to five times in 64 tokens, for the noise of an acceptance just begun to be measured.
-REST = 8
+MIN_DWELL = 8
 
 
 def remaining(total: float, began: float, now: float) -> float:
@@ -47,7 +47,7 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class DraftStart:
     """When the decoding of the next drafts began, for `waiting`; before `now` where it was not interrupted."""
 
     here: float
@@ -55,7 +55,7 @@ class Begun:
     now: float
 
 
-def waiting(speeds: Speeds, begun: Begun, accepted_here: bool, accepted_there: bool) -> float:
+def waiting(speeds: Speeds, begun: DraftStart, accepted_here: bool, accepted_there: bool) -> float:
     """Seconds until both drafts of the next step are at the holder (Table 1).
 
     A rejected side starts afresh: the holder at once, the other when the target has reached it.
@@ -92,7 +92,7 @@ def speed_up(here: float, there: float, round_trip: float, acceptance_there: flo
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class ExpectedTokenTime:
     """Expected seconds per token with the aggregator on either side."""
 
     cloud: float
@@ -106,12 +106,12 @@ class Outlook:
         return self.on(holder) - self.on(other(holder))
 
 
-def outlook(decode: Mapping[Side, float], round_trip: float, acceptance: Mapping[Side, float]) -> Outlook:
+def outlook(decode: Mapping[Side, float], round_trip: float, acceptance: Mapping[Side, float]) -> ExpectedTokenTime:
     """Z with the aggregator on each side (equation 7)."""
     cloud, device = (
         token_seconds(decode[side], decode[other(side)], round_trip, acceptance[other(side)]) for side in SIDES
     )
-    return Outlook(cloud, device)
+    return ExpectedTokenTime(cloud, device)
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class Placement:
 
     holder: Side
     margin: float = MARGIN
-    rest: int = REST  # targets
+    min_dwell: int = MIN_DWELL  # targets
     fixed: Side | None = None
     acceptance: dict[Side, AcceptanceRate] = field(default_factory=lambda: {side: AcceptanceRate() for side in SIDES})
     _decode: dict[Side, float] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Placement:
         if self.fixed is not None:
             self.holder = self.fixed
 
-    def observe_pace(self, side: Side, pace: Pace, rows: int = 1) -> None:
+    def observe_speed(self, side: Side, pace: DecodeSpeed, rows: int = 1) -> None:
         """What one of its drafting steps takes now; `rows` as it drafts."""
         self._decode[side] = pace.forward(rows)
 
@@ -148,7 +148,7 @@ class Placement:
         for side, kept in accepted.items():
             self.acceptance[side].add(kept)
 
-    def outlook(self) -> Outlook | None:
+    def outlook(self) -> ExpectedTokenTime | None:
         """None while a speed or the round trip is not known."""
         if self._round_trip is None or len(self._decode) < len(SIDES):
             return None
@@ -159,7 +159,7 @@ class Placement:
         expected = self.outlook()
         if self.fixed is not None or expected is None:
             return self.holder
-        if self._moved is not None and position - self._moved < self.rest:
+        if self._moved is not None and position - self._moved < self.min_dwell:
             return self.holder
         gain = expected.gain(self.holder)
         return other(self.holder) if gain > 0.0 and gain >= self.margin * expected.on(self.holder) else self.holder

@@ -7,23 +7,41 @@ Knows nothing of trees, epochs or messages; how a share is packed is for `wire.d
 
 from __future__ import annotations
 
-from paceline.core.aggregation.aggregator import CLEAR, LAST_LEVEL, Decision, Rule, RuleName, Share, deciding_side
+from paceline.core.aggregation.aggregator import (
+    CLEAR_MARGIN,
+    LAST_LEVEL,
+    Aggregator,
+    AggregatorName,
+    PeerDist,
+    TargetToken,
+    lane_of,
+)
 from paceline.core.aggregation.coin import Coin
-from paceline.core.aggregation.dragon import Paper
+from paceline.core.aggregation.dragon import Dragon
 from paceline.core.aggregation.mixture import Mixture
 from paceline.core.sampling.sampler import SamplingParams
 
-__all__ = ["CLEAR", "LAST_LEVEL", "Decision", "Rule", "RuleName", "Share", "deciding_side", "default_rule", "make_rule"]
+__all__ = [
+    "CLEAR_MARGIN",
+    "LAST_LEVEL",
+    "Aggregator",
+    "AggregatorName",
+    "PeerDist",
+    "TargetToken",
+    "default_aggregator",
+    "lane_of",
+    "make_aggregator",
+]
 
 
-def make_rule(
-    name: RuleName,
+def make_aggregator(
+    name: AggregatorName,
     sampling: SamplingParams,
     *,
     wide: bool = False,
     gamma: float = 0.5,
     vocab_size: int | None = None,
-) -> Rule:
+) -> Aggregator:
     """Both sides must make it of the same values.
 
     wide: distributions are wanted too, for logprobs; of use to `mixture` only. gamma: of `paper`, with what probability
@@ -35,10 +53,10 @@ def make_rule(
         case "coin":
             return Coin(sampling)
         case "paper":
-            return Paper(sampling, gamma=gamma, vocab_size=vocab_size)
+            return Dragon(sampling, gamma=gamma, vocab_size=vocab_size)
 
 
-def default_rule(sampling: SamplingParams, *, logprobs: bool, seeded: bool) -> RuleName:
+def default_aggregator(sampling: SamplingParams, *, logprobs: bool, seeded: bool) -> AggregatorName:
     """Which rule an answer gets that names none (specs 1.6).
 
     `coin`, whose messages are smallest and whose drafts are accepted as often, unless that is not what was asked for:

@@ -45,7 +45,7 @@ TRUST, FADING, DOUBT = 1.0, 0.5, 5.0  # chosen by measurement: bench/LOG.md
 UNLIKELY = 0.5 * math.exp(-DOUBT)  # probabilities up to here are all the same evidence, with room for rounding
 
 
-def evidence(before: float, log_probability: float) -> float:
+def decayed_evidence(before: float, log_probability: float) -> float:
     """What is added to R of a document after one more token of text, to which its branch gave this log-probability.
 
     DRAGON scores documents anew while the text grows. A branch that has just predicted the text well is a better
@@ -56,7 +56,7 @@ def evidence(before: float, log_probability: float) -> float:
     return FADING * before + TRUST * max(log_probability, -DOUBT)
 
 
-def witnesses(dist: Dist) -> Dist:
+def evidence_head(dist: Dist) -> Dist:
     """What `evidence` of this law can depend on: some hundred tokens at most, in place of a whole vocabulary."""
     return dist.kept(dist.probs > UNLIKELY)
 
@@ -64,12 +64,12 @@ def witnesses(dist: Dist) -> Dist:
 _GRAIN = 256  # steps of a nat
 
 
-def score_code(score: float) -> int:
+def quantize_score(score: float) -> int:
     """A score as the wire carries it: whole steps of 1/256. Both sides must weigh with the rounded number."""
     return round(score * _GRAIN)
 
 
-def score_of(code: int) -> float:
+def dequantize_score(code: int) -> float:
     return code / _GRAIN
 
 

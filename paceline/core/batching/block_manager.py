@@ -18,11 +18,11 @@ from paceline.errors import EngineError
 SlotArray = NDArray[np.int64]
 
 
-class NoRoom(EngineError):
+class OutOfBlocks(EngineError):
     """Not enough free blocks. Nothing has changed; it may fit once another sequence is released."""
 
 
-class Copy(NamedTuple):
+class BlockCopy(NamedTuple):
     """To be done before anything else is written: the first `rows` rows of block `source` go to block `target`."""
 
     source: int
@@ -30,7 +30,7 @@ class Copy(NamedTuple):
     rows: int
 
 
-class BlockPool:
+class BlockManager:
     """Blocks 0..total-1 and the sequences that hold them.
 
     A sequence begins with its first `reserve`. Raises NoRoom for lack of blocks and ValueError for what makes no
@@ -43,7 +43,7 @@ class BlockPool:
         self.total = total
         self.block_size = block_size
         self._free = list(range(total - 1, -1, -1))  # a stack: the lowest id is handed out first
-        self._users = [0] * total  # sequences that hold the block
+        self._ref_counts = [0] * total  # sequences that hold the block
         self._tables: dict[SeqId, list[int]] = {}
         self._lengths: dict[SeqId, int] = {}
 
@@ -51,7 +51,7 @@ class BlockPool:
         """Rows reserved; 0 for an unknown sequence."""
         return self._lengths.get(seq, 0)
 
-    def table(self, seq: SeqId) -> tuple[int, ...]:
+    def block_table(self, seq: SeqId) -> tuple[int, ...]:
         """Block ids in row order; empty for an unknown sequence."""
         return tuple(self._tables.get(seq, ()))
 
@@ -59,7 +59,7 @@ class BlockPool:
         """Rows in free blocks. What is left over in the last blocks of sequences comes on top, for these alone."""
         return len(self._free) * self.block_size
 
-    def reserve(self, seq: SeqId, rows: int) -> list[Copy]:
+    def reserve(self, seq: SeqId, rows: int) -> list[BlockCopy]:
         """Grow by `rows` rows and make them writable. Returns the copies to do first: one at most."""
         if rows < 0:
             raise ValueError(f"cannot grow by {rows} rows")
@@ -72,7 +72,7 @@ class BlockPool:
         self._tables[seq], self._lengths[seq] = table, start + rows
         return copies
 
-    def unshare(self, seq: SeqId, start: int, stop: int) -> list[Copy]:
+    def unshare(self, seq: SeqId, start: int, stop: int) -> list[BlockCopy]:
         """Make rows start..stop-1, reserved before, writable again. Returns the copies to do first."""
         self._within(seq, start, stop)
         table = self._tables.get(seq, [])
@@ -95,7 +95,7 @@ class BlockPool:
             raise ValueError(f"cannot fork {seq} into {into}: the first must exist and the second must not")
         self._tables[into], self._lengths[into] = list(self._tables[seq]), self._lengths[seq]
         for block in self._tables[into]:
-            self._users[block] += 1
+            self._ref_counts[block] += 1
 
     def release(self, seq: SeqId) -> None:
         """Forget the sequence. Unknown ones are ignored."""
@@ -103,7 +103,7 @@ class BlockPool:
             self._drop(block)
         self._lengths.pop(seq, None)
 
-    def slots(self, seq: SeqId, start: int, stop: int) -> SlotArray:
+    def slot_mapping(self, seq: SeqId, start: int, stop: int) -> SlotArray:
         """(stop - start,) where these rows lie. Valid until the sequence is next changed."""
         self._within(seq, start, stop)
         first = start // self.block_size
@@ -117,7 +117,7 @@ class BlockPool:
             assert len(set(table)) == len(table), table
             for block in table:
                 users[block] += 1
-        assert users == self._users, (users, self._users)
+        assert users == self._ref_counts, (users, self._ref_counts)
         assert sorted(self._free) == [block for block in range(self.total) if users[block] == 0], self._free
         assert self._tables.keys() == self._lengths.keys(), (self._tables, self._lengths)
         for seq, table in self._tables.items():
@@ -132,14 +132,14 @@ class BlockPool:
 
     def _demand(self, blocks: int) -> None:
         if blocks > len(self._free):
-            raise NoRoom(f"{blocks} blocks are needed, {len(self._free)} of {self.total} are free")
+            raise OutOfBlocks(f"{blocks} blocks are needed, {len(self._free)} of {self.total} are free")
 
     def _shared(self, table: list[int], start: int, stop: int) -> list[int]:
         """Places in the table of blocks that hold some of these rows and belong to others too."""
         end = min(self._blocks(stop), len(table)) if stop > start else 0
-        return [place for place in range(start // self.block_size, end) if self._users[table[place]] > 1]
+        return [place for place in range(start // self.block_size, end) if self._ref_counts[table[place]] > 1]
 
-    def _split(self, table: list[int], shared: list[int], length: int) -> list[Copy]:
+    def _split(self, table: list[int], shared: list[int], length: int) -> list[BlockCopy]:
         copies = []
         for place in shared:
             source, target = table[place], self._take()
@@ -147,15 +147,15 @@ class BlockPool:
             table[place] = target
             self._drop(source)
             if rows > 0:
-                copies.append(Copy(source, target, rows))
+                copies.append(BlockCopy(source, target, rows))
         return copies
 
     def _take(self) -> int:
         block = self._free.pop()
-        self._users[block] = 1
+        self._ref_counts[block] = 1
         return block
 
     def _drop(self, block: int) -> None:
-        self._users[block] -= 1
-        if self._users[block] == 0:
+        self._ref_counts[block] -= 1
+        if self._ref_counts[block] == 0:
             self._free.append(block)

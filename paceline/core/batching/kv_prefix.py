@@ -24,7 +24,7 @@ CARRIERS: dict[str, np.dtype[np.generic]] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KvRows:
+class KvPrefix:
     """Rows 0 to n - 1 of a sequence, as after a prefill of `tokens`. Raises ValueError when the parts do not agree."""
 
     model: str  # fingerprint; a span of a model's layers has one of its own

@@ -20,7 +20,7 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ScheduledSegment:
     """A segment, or one piece of a chain that was cut: its outputs follow those of the pieces before it."""
 
     key: int
@@ -37,26 +37,26 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
-    pieces: tuple[Piece, ...]  # of distinct sequences
-    refused: tuple[int, ...] = ()  # keys of what can never fit; dropped
+class SchedulerOutput:
+    segments: tuple[ScheduledSegment, ...]  # of distinct sequences
+    rejected: tuple[int, ...] = ()  # keys of what can never fit; dropped
 
     @property
     def batch(self) -> Batch:
-        return Batch(tuple(piece.segment for piece in self.pieces))
+        return Batch(tuple(piece.segment for piece in self.segments))
 
 
 @dataclass(slots=True)
 class _Pending:
     key: int
     segment: Segment
-    ready: int = 0  # first rows that need room, but no forward
-    done: int = 0  # rows already scheduled
+    num_cached_tokens: int = 0  # first rows that need room, but no forward
+    num_computed_tokens: int = 0  # rows already scheduled
 
     @property
     def rows(self) -> int:
         """Still to be run."""
-        return len(self.segment.tokens) - max(self.done, self.ready)
+        return len(self.segment.tokens) - max(self.num_computed_tokens, self.num_cached_tokens)
 
     @property
     def end(self) -> int:
@@ -64,7 +64,7 @@ class _Pending:
 
     @property
     def start(self) -> int:
-        return self.segment.start + self.done
+        return self.segment.start + self.num_computed_tokens
 
 
 class _Accounts:
@@ -117,7 +117,7 @@ class _Accounts:
         return True
 
 
-class StepScheduler:
+class Scheduler:
     """Pending segments in order of arrival.
 
     token_budget: rows per step, at least 2; a step exceeds it only by a tree that is larger than it or that stands
@@ -127,16 +127,16 @@ class StepScheduler:
     refusal remains.
     """
 
-    def __init__(self, token_budget: int, max_segments: int, *, block_size: int = 1) -> None:
-        if token_budget < 2 or max_segments < 2 or block_size < 1:
-            raise ValueError(f"a step needs room for two: {token_budget} rows, {max_segments} segments")
-        self._budget = token_budget
-        self._max_segments = max_segments
+    def __init__(self, max_batched_tokens: int, max_num_seqs: int, *, block_size: int = 1) -> None:
+        if max_batched_tokens < 2 or max_num_seqs < 2 or block_size < 1:
+            raise ValueError(f"a step needs room for two: {max_batched_tokens} rows, {max_num_seqs} segments")
+        self._budget = max_batched_tokens
+        self._max_segments = max_num_seqs
         self._block_size = block_size
         # A chain above this is long: it is cut, and together the long ones are sure of this many rows a step.
-        self._quantum = max(1, token_budget // 4)
+        self._quantum = max(1, max_batched_tokens // 4)
         self._pending: dict[int, _Pending] = {}  # by key, in order of arrival
-        self._holders: set[SeqId] = set()  # sequences with rows written, as far as seen from here
+        self._running: set[SeqId] = set()  # sequences with rows written, as far as seen from here
         self._groups: dict[SeqId, Group] = {}  # of sequences that are pending or hold rows
         self._capacity = 0  # the most rows that were ever free
         self._short: frozenset[Group] = frozenset()  # groups that were not given the rows they asked for last
@@ -166,7 +166,7 @@ class StepScheduler:
 
     def has_begun(self, group: Group) -> bool:
         """Does a sequence of it hold rows, as far as seen from here?"""
-        return any(self._groups.get(seq) == group for seq in tuple(self._holders))
+        return any(self._groups.get(seq) == group for seq in tuple(self._running))
 
     def lacks_memory(self, group: Group) -> bool:
         """Was it the memory, when the last step was chosen, that kept rows of this group from running?"""
@@ -179,7 +179,7 @@ class StepScheduler:
         rows. With `from_row` 0 the sequence counts as released.
         """
         if from_row <= 0:
-            self._holders.discard(seq)
+            self._running.discard(seq)
             self._groups.pop(seq, None)
         dropped = []
         for item in [item for item in self._pending.values() if item.segment.seq == seq]:
@@ -192,33 +192,35 @@ class StepScheduler:
             else:
                 tokens = segment.tokens[: from_row - segment.start]
                 item.segment = Segment(seq, segment.start, tokens, None, segment.logits)
-                if item.ready >= len(tokens):
-                    item.ready = 0
+                if item.num_cached_tokens >= len(tokens):
+                    item.num_cached_tokens = 0
         return dropped
 
-    def next_batch(self, free_rows: int | None, held: Callable[[SeqId], int] = lambda _: 0) -> Scheduled | None:
+    def schedule(self, free_rows: int | None, held: Callable[[SeqId], int] = lambda _: 0) -> SchedulerOutput | None:
         """The next step, and what is refused. None: nothing is pending, or nothing fits before something is released.
 
         free_rows: rows the engine can still write, None without a bound. held: rows it has written of a sequence.
         What needs more than were ever free is refused. If all groups that hold rows wait for more, which takes one
         that has gone beyond its claim, the youngest of them is: else none would ever move.
         """
-        refused = self._hopeless(free_rows)
+        refused = self._reject_oversized(free_rows)
         heads = list(self._heads())
-        pieces = self._fill(self._with_room(heads, free_rows, held))
+        pieces = self._fill(self._admit(heads, free_rows, held))
         if not pieces and not refused and heads:
             refused = self._deadlocked(heads)
         if not pieces and not refused:
             return None
-        return Scheduled(tuple(pieces), tuple(refused))
+        return SchedulerOutput(tuple(pieces), tuple(refused))
 
     def check(self) -> None:
         assert all(item.rows > 0 for item in self._pending.values()), self._pending
         assert all(key == item.key for key, item in self._pending.items()), self._pending
-        assert all(item.done == 0 or item.segment.parents is None for item in self._pending.values()), self._pending
-        begun = [item.segment.seq for item in self._pending.values() if item.done]
+        assert all(item.num_computed_tokens == 0 or item.segment.parents is None for item in self._pending.values()), (
+            self._pending
+        )
+        begun = [item.segment.seq for item in self._pending.values() if item.num_computed_tokens]
         assert len(set(begun)) == len(begun), begun
-        known = self._holders | {item.segment.seq for item in self._pending.values()}
+        known = self._running | {item.segment.seq for item in self._pending.values()}
         assert known <= self._groups.keys(), (known, self._groups)
 
     def _heads(self) -> Iterator[_Pending]:
@@ -229,7 +231,7 @@ class StepScheduler:
                 seen.add(item.segment.seq)
                 yield item
 
-    def _hopeless(self, free_rows: int | None) -> list[int]:
+    def _reject_oversized(self, free_rows: int | None) -> list[int]:
         """Drop and return what could not run even alone, and what would follow it."""
         if free_rows is None:
             return []
@@ -245,7 +247,7 @@ class StepScheduler:
 
     def _deadlocked(self, heads: list[_Pending]) -> list[int]:
         """Drop and return what is pending of the youngest group that holds rows, where all of these wait."""
-        holding = {self._groups[seq].key for seq in self._holders}
+        holding = {self._groups[seq].key for seq in self._running}
         waiting = [self._groups[item.segment.seq].key for item in heads]
         if not holding or not holding <= set(waiting):
             return []
@@ -253,20 +255,20 @@ class StepScheduler:
         seqs = [item.segment.seq for item in heads if self._groups[item.segment.seq].key == youngest]
         return [key for seq in seqs for key in self._drop_with_followers(seq)]
 
-    def _with_room(self, heads: list[_Pending], free_rows: int | None, held: Callable[[SeqId], int]) -> list[_Pending]:
+    def _admit(self, heads: list[_Pending], free_rows: int | None, held: Callable[[SeqId], int]) -> list[_Pending]:
         """Those that may run. Behind one that waits for room no new group begins, or small ones would overtake it for
         ever; groups that have begun go on, because only their end makes room."""
         if free_rows is None:
             return heads
         short: set[Group] = set()
-        accounts = _Accounts(free_rows, self._groups, self._holders, lambda seq: self._ceil(held(seq)), self._capacity)
+        accounts = _Accounts(free_rows, self._groups, self._running, lambda seq: self._ceil(held(seq)), self._capacity)
         for item in heads:
-            if item.done:  # it was given all of its rows when it began
+            if item.num_computed_tokens:  # it was given all of its rows when it began
                 accounts.give(self._groups[item.segment.seq], self._cost(item))
         admitted, waits = [], False
         for item in heads:
             group, cost = self._groups[item.segment.seq], self._cost(item)
-            if item.done:
+            if item.num_computed_tokens:
                 admitted.append(item)
             elif (accounts.has_begun(group) or not waits) and accounts.may_have(group, cost):
                 accounts.give(group, cost)
@@ -277,40 +279,40 @@ class StepScheduler:
         self._short = frozenset(short)
         return admitted
 
-    def _fill(self, admitted: list[_Pending]) -> list[Piece]:
+    def _fill(self, admitted: list[_Pending]) -> list[ScheduledSegment]:
         """Short ones in order while they fit beside the share of the long ones; these get what is left, in order."""
         long = [item for item in admitted if item.segment.parents is None and item.rows > self._quantum]
         short = [item for item in admitted if item.segment.parents is not None or item.rows <= self._quantum]
         left = self._budget - (self._quantum if long else 0)
         places = self._max_segments - (1 if long else 0)
-        pieces: list[Piece] = []
+        pieces: list[ScheduledSegment] = []
         for item in short[:places]:
             if pieces and item.rows > left:
                 break
             left -= item.rows
-            pieces.append(self._cut(item, item.rows))
+            pieces.append(self._chunk(item, item.rows))
         left = max(left, 0) + self._quantum
         for item in long[: self._max_segments - len(pieces)]:
             if left == 0:
                 break
             rows = min(item.rows, left)
             left -= rows
-            pieces.append(self._cut(item, rows))
+            pieces.append(self._chunk(item, rows))
         return pieces
 
-    def _cut(self, item: _Pending, rows: int) -> Piece:
+    def _chunk(self, item: _Pending, rows: int) -> ScheduledSegment:
         """The next `rows` rows, as a segment of its own."""
         whole, final = item.segment, rows == item.rows
-        segment, first = whole, max(item.done, item.ready)
+        segment, first = whole, max(item.num_computed_tokens, item.num_cached_tokens)
         if first or not final:
             tokens = whole.tokens[first : first + rows]
             logits = whole.logits if final or whole.logits == "all" else "none"
             segment = Segment(whole.seq, whole.start + first, tokens, None, logits)
-        item.done = first + rows
-        self._holders.add(whole.seq)
+        item.num_computed_tokens = first + rows
+        self._running.add(whole.seq)
         if final:
             del self._pending[item.key]
-        return Piece(item.key, segment, final)
+        return ScheduledSegment(item.key, segment, final)
 
     def _cost(self, item: _Pending) -> int:
         """Rows the engine must take from its free ones for all that is left of it."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SeqId = NewType("SeqId", int)
-Wanted = Literal["all", "last", "none"] | int  # a number: at most so many of the last rows
+LogitsMode = Literal["all", "last", "none"] | int  # a number: at most so many of the last rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +32,23 @@ class Segment:
     tokens: tuple[int, ...]  # (n,), n >= 1
     # None: a chain; else (m + n,) a tree, open rows first: parents[i] < i, -1 = the committed prefix
     parents: tuple[int, ...] | None = None
-    logits: Wanted = "last"
+    logits: LogitsMode = "last"
 
     def __post_init__(self) -> None:
         if self.start < 0 or not self.tokens:
             raise ValueError(f"a segment needs tokens and a start of at least 0, got start {self.start}")
         if self.parents is not None:
-            if not 0 <= self.open_rows <= self.start:
+            if not 0 <= self.num_open_rows <= self.start:
                 raise ValueError(f"{len(self.parents)} parents for {len(self.tokens)} tokens behind {self.start} rows")
             if any(not -1 <= parent < i for i, parent in enumerate(self.parents)):
                 raise ValueError(f"each parent must come before its child: {self.parents}")
 
-    def of(self, seq: SeqId) -> Segment:
+    def with_seq(self, seq: SeqId) -> Segment:
         """The same rows for another sequence. Once a forward: `dataclasses.replace` takes twice as long."""
         return Segment(seq, self.start, self.tokens, self.parents, self.logits)
 
     @property
-    def open_rows(self) -> int:
+    def num_open_rows(self) -> int:
         """m: rows of the tree that are cached already; 0 for a chain and for a tree that begins."""
         return 0 if self.parents is None else len(self.parents) - len(self.tokens)
 
@@ -61,7 +61,7 @@ class Segment:
         for i, parent in enumerate(self.parents):
             if parent >= 0:
                 seen[i] |= seen[parent]  # a row sees what its parent sees, and itself
-        return seen[self.open_rows :]
+        return seen[self.num_open_rows :]
 
     def attention_mask(self, window: int | None) -> NDArray[np.bool_]:
         """(n, start + n): may new row i see row j of the whole cache? `mask` behind the committed prefix, narrowed by a
@@ -70,7 +70,7 @@ class Segment:
         Committed rows are a chain, so row j stands at position j; the rows of a tree, those cached before included,
         stand at their depth.
         """
-        n, committed = len(self.tokens), self.start - self.open_rows
+        n, committed = len(self.tokens), self.start - self.num_open_rows
         seen = np.ones((n, self.start + n), dtype=np.bool_)
         seen[:, committed:] = self.mask()
         if window is not None:
@@ -81,7 +81,7 @@ class Segment:
 
     def positions(self) -> tuple[int, ...]:
         """(n,) absolute position of each row: committed rows plus depth in the tree."""
-        return self.tree_positions()[self.open_rows :]
+        return self.tree_positions()[self.num_open_rows :]
 
     def tree_positions(self) -> tuple[int, ...]:
         """(m + n,) the same with those of the open rows in front."""
@@ -90,23 +90,23 @@ class Segment:
         depths: list[int] = []
         for parent in self.parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
-        return tuple(self.start - self.open_rows + depth for depth in depths)
+        return tuple(self.start - self.num_open_rows + depth for depth in depths)
 
-    def wanted(self) -> tuple[int, ...]:
+    def logits_rows(self) -> tuple[int, ...]:
         """Indices of the rows whose distributions are asked for."""
         n = len(self.tokens)
         count = self.logits if isinstance(self.logits, int) else {"all": n, "last": 1, "none": 0}[self.logits]
         return tuple(range(max(0, n - count), n))
 
 
-class Step(NamedTuple):
+class StepSize(NamedTuple):
     """How much ran in one forward pass, of all answers together; zeros: not known."""
 
     rows: int = 0
     sequences: int = 0
 
 
-UNKNOWN: Final = Step()
+UNKNOWN: Final = StepSize()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ _STRENGTH: Final = 6.0  # observations that the prior weighs
 _MEMORY: Final = 0.98  # the last fifty count
 
 
-def clearness(gap: float) -> int:
+def margin_class(gap: float) -> int:
     """Class of the gap between the two best scores; an only guess has an infinite one."""
     return sum(gap >= edge for edge in _EDGES)
 
@@ -28,7 +28,7 @@ def _prior(first: float) -> list[float]:
 
 
 @dataclass(slots=True)
-class RankTable:
+class AcceptanceByRank:
     """P(the target is guess number r | how clear the first guess is), r from 0.
 
     Or given any other class of guesses: `firsts` says which there are.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from paceline.core.batching.segment import UNKNOWN, Step
+from paceline.core.batching.segment import UNKNOWN, StepSize
 from paceline.core.drafting.tree_search import best_budget
 from paceline.core.estimation.running import RecentMedian
 from paceline.core.estimation.timing import ForwardTime
@@ -47,28 +47,28 @@ def step_class(rows: int) -> int:
 
 
 @dataclass(slots=True)
-class Yield:
+class AcceptanceCalibration:
     """The share of promised tokens that stood. 1: a drafter's probabilities are right; it starts there."""
 
-    kept: float = 1.0
+    calibration: float = 1.0
     _strength: float = STRENGTH
-    _promised: float = 0.0
-    _stood: float = 0.0
+    _expected: float = 0.0
+    _accepted: float = 0.0
     _before: float = 1.0
 
     def add(self, promised: float, stood: int) -> None:
-        self._promised = MEMORY * self._promised + promised
-        self._stood = MEMORY * self._stood + stood
-        share = (self._stood + self._strength * self._before) / (self._promised + self._strength)
-        self.kept = min(share, 4.0)
+        self._expected = MEMORY * self._expected + promised
+        self._accepted = MEMORY * self._accepted + stood
+        share = (self._accepted + self._strength * self._before) / (self._expected + self._strength)
+        self.calibration = min(share, 4.0)
 
-    def heir(self) -> Yield:
+    def for_next_request(self) -> AcceptanceCalibration:
         """For the next answer: begins where this is."""
-        return Yield(self.kept, _before=self.kept)
+        return AcceptanceCalibration(self.calibration, _before=self.calibration)
 
 
 @dataclass(slots=True)
-class Account:
+class TimeCredit:
     """What drafting may lose, in plain steps: it earns what it saves, and plain steps earn a little for trials."""
 
     credit: float
@@ -83,20 +83,20 @@ class Account:
 
 
 @dataclass(slots=True)
-class Record:
+class BudgetStats:
     """What answers of one kind on one engine have taught about drafting: kept beyond them."""
 
     times: ForwardTime = field(default_factory=lambda: ForwardTime(typical=RecentMedian, most=MOST_ROWS))
-    share: Yield = field(default_factory=Yield)
+    share: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
     measured: set[int] = field(default_factory=set)  # classes whose time is known
     plain: int = 0  # steps without drafts so far
     idle: int = 0  # trees in a row, of whatever answer, of which nothing was worth a row
-    account: Account = field(default_factory=lambda: Account(GRACE))
-    _heard: Step = UNKNOWN
+    account: TimeCredit = field(default_factory=lambda: TimeCredit(GRACE))
+    _heard: StepSize = UNKNOWN
     _new: int = 0  # steps since the estimates were made
     _seconds: dict[int, float] = field(default_factory=dict)  # by class
 
-    def took(self, step: Step, seconds: float) -> None:
+    def record_step(self, step: StepSize, seconds: float) -> None:
         """A step of all answers together: each of them may tell it, the first is heard. Prefills are left out."""
         if step is not self._heard and 1 <= step.rows <= MOST_ROWS and seconds > 0.0:
             self._heard = step
@@ -131,54 +131,54 @@ class Record:
 class Budget(Protocol):
     """Says how many drafts a step takes."""
 
-    def most(self) -> int:
+    def max_draft_tokens(self) -> int:
         """Drafts worth building a tree for now; 0: a plain step."""
 
     def choose(self, probs: Sequence[float]) -> int:
         """How many of the drafts that were built, best first, to verify. probs: (n,) that each is output."""
 
-    def stepped(self, drafted: int, promised: float, stood: int, step: Step, seconds: float) -> None:
+    def record(self, drafted: int, promised: float, stood: int, step: StepSize, seconds: float) -> None:
         """A step is answered: of `drafted` drafts `stood` were output. step: of the engine, other answers' rows
         included; one object for all of them. seconds: since the answer before."""
 
     @property
-    def resting(self) -> bool:
+    def paused(self) -> bool:
         """No drafts are to be expected soon."""
 
     def stats(self) -> dict[str, float]: ...
 
 
-class Fixed:
+class FixedBudget:
     """Always as many as there are, up to a number: baselines, and what the guard is compared with."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
 
-    def most(self) -> int:
+    def max_draft_tokens(self) -> int:
         return self._rows
 
     def choose(self, probs: Sequence[float]) -> int:
         return min(len(probs), self._rows)
 
-    def stepped(self, drafted: int, promised: float, stood: int, step: Step, seconds: float) -> None:
+    def record(self, drafted: int, promised: float, stood: int, step: StepSize, seconds: float) -> None:
         """Nothing is learnt."""
 
     @property
-    def resting(self) -> bool:
+    def paused(self) -> bool:
         return self._rows == 0
 
     def stats(self) -> dict[str, float]:
         return {}
 
 
-class Guard:
+class AdaptiveBudget:
     """Of one answer."""
 
-    def __init__(self, record: Record, *, rows: int) -> None:
+    def __init__(self, record: BudgetStats, *, rows: int) -> None:
         """rows: drafts at most in one step."""
         self._record, self._rows = record, rows
-        self._share = record.share.heir()
-        self._own = Account(OWN_CREDIT)
+        self._share = record.share.for_next_request()
+        self._own = TimeCredit(OWN_CREDIT)
         self._sequences = 1  # of all answers, in the last step
         self._since_plain = self._since_draft = 0
         self._draft_steps = self._plain_steps = self._tries = 0
@@ -188,7 +188,7 @@ class Guard:
         self._idle = 0  # trees of this answer in a row of which nothing was worth a row
         self._gained = 0.0  # plain steps that drafting has saved
 
-    def most(self) -> int:
+    def max_draft_tokens(self) -> int:
         if self._pause > 0:
             self._pause -= 1
             return 0
@@ -198,9 +198,9 @@ class Guard:
         return min(self._affordable(), 2 * self._chosen + FEWEST)
 
     def choose(self, probs: Sequence[float]) -> int:
-        count = self._worthwhile(probs, self._share.kept)
+        count = self._break_even_size(probs, self._share.calibration)
         if count == 0 and probs and self._due():
-            count = self._worthwhile(probs, 1.0)
+            count = self._break_even_size(probs, 1.0)
             self._trying = count > 0
         count = min(count, self._affordable())
         self._chosen = max(count, self._chosen // 2)
@@ -215,18 +215,18 @@ class Guard:
         return count
 
     @property
-    def resting(self) -> bool:
+    def paused(self) -> bool:
         """Drafts have not paid for a while: there is no hurry to learn for them."""
         return self._record.idle > 2 or self._since_draft > RETRY
 
-    def stepped(self, drafted: int, promised: float, stood: int, step: Step, seconds: float) -> None:
+    def record(self, drafted: int, promised: float, stood: int, step: StepSize, seconds: float) -> None:
         rows, sequences = step
         if seconds <= 0.0 or rows > MOST_ROWS:
             return
         record = self._record
         self._sequences = sequences or 1
         if drafted == 0:
-            record.took(step, seconds)
+            record.record_step(step, seconds)
             self._plain_steps += 1
             record.plain += 1
             self._since_plain = 0
@@ -235,7 +235,7 @@ class Guard:
             record.account.plain(self._sequences)
             return
         expected = record.seconds(rows)
-        record.took(step, seconds)
+        record.record_step(step, seconds)
         self._draft_steps += 1
         self._tries += self._trying
         self._since_plain, self._since_draft = self._since_plain + 1, 0
@@ -256,7 +256,7 @@ class Guard:
             "plain_steps": float(self._plain_steps),
             "draft_steps": float(self._draft_steps),
             "tries": float(self._tries),
-            "kept": self._share.kept,
+            "kept": self._share.calibration,
             "saved_steps": self._gained,
         }
 
@@ -271,7 +271,7 @@ class Guard:
         """Seconds of a step in which every answer takes so many drafts: what one may do, all may."""
         return self._record.seconds(self._sequences * (1 + drafts))
 
-    def _worthwhile(self, probs: Sequence[float], share: float) -> int:
+    def _break_even_size(self, probs: Sequence[float], share: float) -> int:
         promised = [min(1.0, share * prob) for prob in probs]
         count = best_budget(promised, lambda rows: self._cost(rows - 1))
         if count == 0:

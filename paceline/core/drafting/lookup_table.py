@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-K: Final = 8  # successors of a token
+NUM_SUCCESSORS: Final = 8  # successors of a token
 PAIR_KEYS: Final = 1 << 17  # contexts of two tokens are told apart by a hash of so many values
 PAIR_ROWS: Final = 1 << 14  # with their keys 1.6 MiB
 _FIRST: Final = 256  # rows room is made for at first
@@ -53,10 +53,10 @@ class _Rows(NamedTuple):
 
 
 def _blank(rows: int) -> tuple[Ids, Probs]:
-    return np.full((rows, K), -1, np.int32), np.zeros((rows, K), np.float32)
+    return np.full((rows, NUM_SUCCESSORS), -1, np.int32), np.zeros((rows, NUM_SUCCESSORS), np.float32)
 
 
-def pair_key(before: int, token: int) -> int:
+def bigram_key(before: int, token: int) -> int:
     """The key of a context of two tokens in `LookupTable.pairs`. Saved tables depend on it."""
     return (before * 0x9E3779B1 + token * 0x85EBCA6B >> 7) % PAIR_KEYS
 
@@ -91,18 +91,18 @@ class LookupTable:
         self._count = 0  # rows used
         self._hand = 0  # where the search for a row to drop goes on
         self._rows = _Rows.empty(self.keys)
-        self.pairs: LookupTable | None = None  # keys: `pair_key`
+        self.bigrams: LookupTable | None = None  # keys: `pair_key`
         if pairs:
-            below = None if base is None else base.pairs
-            self.pairs = LookupTable(vocab_size, base=below, capacity=pairs, keys=PAIR_KEYS, pairs=0)
+            below = None if base is None else base.bigrams
+            self.bigrams = LookupTable(vocab_size, base=below, capacity=pairs, keys=PAIR_KEYS, pairs=0)
 
     def erase(self) -> None:
         """Forget every row. The base keeps its own."""
         self._count = self._hand = 0
         self._rows = _Rows.empty(self.keys)
         self._version += 2
-        if self.pairs is not None:
-            self.pairs.erase()
+        if self.bigrams is not None:
+            self.bigrams.erase()
 
     def __len__(self) -> int:
         """Rows of its own."""
@@ -138,9 +138,9 @@ class LookupTable:
         if not overwrite:
             for old, prob in zip(*self.successors(token), strict=True):
                 known.setdefault(old, prob)
-        best = sorted(known.items(), key=lambda item: -item[1])[:K]
+        best = sorted(known.items(), key=lambda item: -item[1])[:NUM_SUCCESSORS]
         row = [entry for entry in best if entry[1] >= _LEAST]
-        empty = K - len(row)
+        empty = NUM_SUCCESSORS - len(row)
         new_ids = [entry[0] for entry in row] + [-1] * empty
         new_probs = [entry[1] for entry in row] + [0.0] * empty
         self._version += 1
@@ -168,7 +168,7 @@ class LookupTable:
         Of several rows for one token the last one stays: it saw the most text.
         """
         n, width = ids.shape
-        assert tokens.shape == (n,) and probs.shape == (n, width) and width <= K
+        assert tokens.shape == (n,) and probs.shape == (n, width) and width <= NUM_SUCCESSORS
         unique, from_end = np.unique(tokens[::-1], return_index=True)
         which = n - 1 - from_end
         if len(unique) > self.capacity:
@@ -192,8 +192,8 @@ class LookupTable:
         rows = self._rows
         order = np.argsort(rows.tokens[: self._count], kind="stable")
         arrays: Arrays = {"tokens": rows.tokens[order], "ids": rows.ids[order], "probs": rows.probs[order]}
-        if self.pairs is not None:
-            arrays |= {f"{_PAIR}{name}": array for name, array in self.pairs.arrays().items()}
+        if self.bigrams is not None:
+            arrays |= {f"{_PAIR}{name}": array for name, array in self.bigrams.arrays().items()}
         return arrays
 
     def load(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
@@ -201,16 +201,16 @@ class LookupTable:
         then has changed nothing."""
         rows = _checked(arrays, self.keys, self.vocab_size)
         pairs = {name.removeprefix(_PAIR): array for name, array in arrays.items() if name.startswith(_PAIR)}
-        if self.pairs is not None and pairs:
-            self.pairs.load(pairs)
+        if self.bigrams is not None and pairs:
+            self.bigrams.load(pairs)
         if len(rows[0]):
             self.harvest(*rows)
 
     def check(self) -> None:
         """Assert that tokens and rows name each other, and that rows fall and end in what is empty."""
         assert not self._version & 1
-        if self.pairs is not None:
-            self.pairs.check()
+        if self.bigrams is not None:
+            self.bigrams.check()
         place, tokens, ids, probs, _ = self._rows
         tokens, ids, probs = tokens[: self._count], ids[: self._count], probs[: self._count]
         assert (place[tokens] == np.arange(self._count)).all()
@@ -250,7 +250,7 @@ def _checked(arrays: Mapping[str, NDArray[np.generic]], keys: int, vocab_size: i
     if tokens is None or ids is None or probs is None:
         raise ValueError("a table has tokens, ids and probs")
     n = len(tokens)
-    if tokens.shape != (n,) or ids.shape != (n, K) or probs.shape != (n, K):
+    if tokens.shape != (n,) or ids.shape != (n, NUM_SUCCESSORS) or probs.shape != (n, NUM_SUCCESSORS):
         raise ValueError(f"shapes {tokens.shape}, {ids.shape}, {probs.shape} are not those of a table")
     if tokens.dtype != np.int32 or ids.dtype != np.int32 or probs.dtype != np.float32:
         raise ValueError(f"types {tokens.dtype}, {ids.dtype}, {probs.dtype} are not those of a table")
@@ -260,7 +260,7 @@ def _checked(arrays: Mapping[str, NDArray[np.generic]], keys: int, vocab_size: i
     if not (np.isfinite(shares).all() and (shares >= 0.0).all() and (shares <= 1.0 + 1e-3).all()):
         raise ValueError("a probability is none")
     shares = np.where(followers >= 0, shares, np.float32(0.0))
-    ordered = np.sort(np.where(shares > 0.0, followers, -1 - np.arange(K)), axis=1)
+    ordered = np.sort(np.where(shares > 0.0, followers, -1 - np.arange(NUM_SUCCESSORS)), axis=1)
     if (np.diff(ordered, axis=1) == 0).any() or len(np.unique(rows)) < n:
         raise ValueError("a token occurs twice")
     return rows, followers, shares

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from paceline.core.drafting.acceptance import RankTable, clearness
-from paceline.core.drafting.lookup_table import K, LookupTable, pair_key
+from paceline.core.drafting.acceptance import AcceptanceByRank, margin_class
+from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
 from paceline.core.drafting.suffix_automaton import NOTHING, Match, SuffixAutomaton
-from paceline.core.drafting.tree_search import NO_DRAFT, PLAIN, DraftedTree, Scoring, Template, best_first, fill
+from paceline.core.drafting.tree_search import NO_DRAFT, PLAIN, DraftTree, Scoring, TreeShape, fill, grow_tree
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.noise import gumbel_of
 from paceline.core.sampling.sampler import SamplingParams
@@ -40,17 +40,17 @@ _FLOOR: Final = 1e-300  # in place of a probability of 0, whose logarithm there 
 
 
 @dataclass(slots=True)
-class DraftingSkill:
+class DrafterStats:
     """How good guesses are; of answers that are sampled alike, and it outlives each of them."""
 
-    matches: RankTable = field(
-        default_factory=lambda: RankTable(tuple(f for f in _MATCH_FIRSTS for _ in range(3)), _MEMORY)
+    matches: AcceptanceByRank = field(
+        default_factory=lambda: AcceptanceByRank(tuple(f for f in _MATCH_FIRSTS for _ in range(3)), _MEMORY)
     )
-    guesses: RankTable = field(default_factory=lambda: RankTable(_GUESS_FIRSTS, _MEMORY))
+    guesses: AcceptanceByRank = field(default_factory=lambda: AcceptanceByRank(_GUESS_FIRSTS, _MEMORY))
 
 
 @dataclass(frozen=True, slots=True)
-class DraftingOptions:
+class DrafterOptions:
     """What a drafter does; the default is all it can. The rest are baselines and ablations."""
 
     tables: bool = True
@@ -61,16 +61,16 @@ class DraftingOptions:
     blend: bool | None = None  # rows are means of laws, else overwritten or added to (DIAA); None: likewise
     scoring: Scoring = PLAIN
     interval: int = 1  # trees until the structure is looked for again
-    template: Template | None = None  # a static tree: this structure always
+    template: TreeShape | None = None  # a static tree: this structure always
 
 
-EVERYTHING: Final = DraftingOptions()
+EVERYTHING: Final = DrafterOptions()
 
 
 class _Guess(NamedTuple):
     """What may follow one context."""
 
-    children: Law  # by rank
+    candidates: Law  # by rank
     group: int  # class of `DraftingSkill.guesses`
     continuations: tuple[int, ...]  # what the automaton named
     match_group: int  # class of `DraftingSkill.matches`
@@ -91,7 +91,7 @@ class Context:
     after: dict[int, Context] = field(default_factory=dict)
 
 
-class Drafter:
+class NgramDrafter:
     """Told the tokens of prompt and answer in order, and what the target thought; drafts what may come next.
 
     For each step: `observe` all its output tokens first, then `learn` from its rows (on the accepted path last), so
@@ -105,25 +105,25 @@ class Drafter:
         sampling: SamplingParams,
         *,
         ends: frozenset[int] = frozenset(),
-        skill: DraftingSkill | None = None,
-        options: DraftingOptions = EVERYTHING,
+        skill: DrafterStats | None = None,
+        options: DrafterOptions = EVERYTHING,
     ) -> None:
         """table: read and written. ends: tokens that nothing follows."""
         self._table = table
         self._sampling = sampling
         self._ends = ends
-        self._skill = DraftingSkill() if skill is None else skill
+        self._skill = DrafterStats() if skill is None else skill
         self._options = options
         self._automaton = SuffixAutomaton()
         learnt = options.probs == "learnt"
         self._blend = learnt if options.blend is None else options.blend
-        self._pairs = table.pairs if options.tables and (learnt if options.pairs is None else options.pairs) else None
+        self._pairs = table.bigrams if options.tables and (learnt if options.pairs is None else options.pairs) else None
         self._last = self._before = -1  # the last observed token, and the one before
         self._at: Context | None = None  # its context in the last tree
         self._template = options.template
         self._trees = 0
         self._noisy = options.noise and sampling.temperature > 0.0
-        self._heat = sampling.temperature if sampling.temperature > 0.0 else 1.0
+        self._temperature = sampling.temperature if sampling.temperature > 0.0 else 1.0
 
     # ---- what is told -----------------------------------------------------------------------------------------------
     def read(self, tokens: Iterable[int]) -> None:
@@ -135,7 +135,7 @@ class Drafter:
     def observe(self, token: int) -> None:
         """The next token of prompt or output."""
         if self._at is not None:
-            self._judge(self._at.guess, token)
+            self._verify_guess(self._at.guess, token)
             self._at = self._at.after.get(token)
         if self._options.automaton:
             self._automaton.append(token)
@@ -148,7 +148,7 @@ class Drafter:
         """
         if not self._options.tables:
             return
-        head = dist.top(K)
+        head = dist.top(NUM_SUCCESSORS)
         if not head:
             return
         ids, probs = zip(*head, strict=True)
@@ -157,10 +157,10 @@ class Drafter:
         else:
             self._table.record(token, ids, probs, overwrite=accepted)
         if accepted and self._pairs is not None and before is not None:
-            self._pairs.blend(pair_key(before, token), ids, probs, _WEIGHT)
+            self._pairs.blend(bigram_key(before, token), ids, probs, _WEIGHT)
 
     # ---- what is asked ----------------------------------------------------------------------------------------------
-    def tree(self, budget: int, position: int) -> DraftedTree:
+    def draft(self, budget: int, position: int) -> DraftTree:
         """At most `budget` nodes below the last observed token, best first. position: of the next output token."""
         if self._last < 0 or budget <= 0:
             self._at = None
@@ -172,9 +172,9 @@ class Drafter:
         self._trees += 1
         if not again and self._template is not None:
             return fill(self, root, self._template).first(budget)
-        drafted = best_first(self, root, budget, self._options.scoring)
+        drafted = grow_tree(self, root, budget, self._options.scoring)
         if self._options.interval > 1:
-            self._template = drafted.template
+            self._template = drafted.shape
         return drafted
 
     def root(self, position: int) -> Context:
@@ -185,7 +185,7 @@ class Drafter:
     # ---- a source of `drafting` -------------------------------------------------------------------------------------
     def children(self, context: Context) -> Law:
         context.guess = _NOTHING if context.token in self._ends else self._guess(context)
-        return context.guess.children
+        return context.guess.candidates
 
     def child(self, context: Context, token: int) -> Context:
         match = self._automaton.advance(context.match, token) if self._options.automaton else NOTHING
@@ -201,9 +201,9 @@ class Drafter:
             ids, probs = self._table.successors(context.token)
             law = list(zip(ids, probs, strict=True))
             if self._pairs is not None and context.before >= 0:
-                ids, probs = self._pairs.successors(pair_key(context.before, context.token))
+                ids, probs = self._pairs.successors(bigram_key(context.before, context.token))
                 if ids:
-                    law, source = _mixed(ids, probs, law)[:K], _PAIR
+                    law, source = _mixed(ids, probs, law)[:NUM_SUCCESSORS], _PAIR
         known: list[int] = []
         match_group = 0
         if context.match.length >= (_LEAST_MATCH if source == _PAIR else 1):
@@ -216,7 +216,7 @@ class Drafter:
         law, gap = self._ranked(law, context.position)
         if known and law[0][0] == known[0]:
             source = max(source, _LONG if context.match.length >= _LONG_MATCH else _SHORT)
-        group = clearness(gap) * _SOURCES + source
+        group = margin_class(gap) * _SOURCES + source
         if self._options.probs == "learnt":
             shares = self._skill.guesses.probs(group)
             law = [(token, share) for (token, _), share in zip(law, shares, strict=False)]
@@ -225,21 +225,21 @@ class Drafter:
     def _ranked(self, law: Law, position: int) -> tuple[Law, float]:
         """At most K of them by falling score, and how far the first stands above the second."""
         if not self._noisy:
-            gap = (_log(law[0][1]) - _log(law[1][1])) / self._heat if len(law) > 1 else math.inf
-            return law[:K], gap
+            gap = (_log(law[0][1]) - _log(law[1][1])) / self._temperature if len(law) > 1 else math.inf
+            return law[:NUM_SUCCESSORS], gap
         law = [each for each in law if each[1] >= _LEAST_PROB] or law[:1]
         noise = gumbel_of(self._sampling.seed, position, [token for token, _ in law])
-        heat = self._heat
+        heat = self._temperature
         scored = [(_log(each[1]) / heat + extra, each) for each, extra in zip(law, noise, strict=True)]
         scored.sort(reverse=True)
         gap = scored[0][0] - scored[1][0] if len(scored) > 1 else math.inf
-        return [each for _, each in scored[:K]], gap
+        return [each for _, each in scored[:NUM_SUCCESSORS]], gap
 
-    def _judge(self, guess: _Guess, token: int) -> None:
+    def _verify_guess(self, guess: _Guess, token: int) -> None:
         """Which of the guesses the target was."""
         if guess is _NOTHING:
             return
-        tokens = [child for child, _ in guess.children]
+        tokens = [child for child, _ in guess.candidates]
         self._skill.guesses.add(guess.group, tokens.index(token) if token in tokens else None)
         named = guess.continuations
         if named:

@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from paceline.core.batching.segment import Step
-from paceline.core.drafting.acceptance import RankTable
-from paceline.core.drafting.budget import Record
-from paceline.core.drafting.ngram_drafter import DraftingSkill
-from paceline.core.estimation.timing import Profile
+from paceline.core.batching.segment import StepSize
+from paceline.core.drafting.acceptance import AcceptanceByRank
+from paceline.core.drafting.budget import BudgetStats
+from paceline.core.drafting.ngram_drafter import DrafterStats
+from paceline.core.estimation.timing import TimingModel
 
 
 @dataclass(slots=True)
-class Experience:
+class OnlineStats:
     """Of answers that are sampled alike: a guess at temperature 1 is worth something else than one at 0."""
 
-    profile: Profile = field(default_factory=Profile)
-    own_ranks: RankTable = field(default_factory=RankTable)
-    their_ranks: RankTable = field(default_factory=RankTable)
-    drafts: Record = field(default_factory=Record)
-    drafting: DraftingSkill = field(default_factory=DraftingSkill)
+    timing: TimingModel = field(default_factory=TimingModel)
+    own_ranks: AcceptanceByRank = field(default_factory=AcceptanceByRank)
+    peer_ranks: AcceptanceByRank = field(default_factory=AcceptanceByRank)
+    budget: BudgetStats = field(default_factory=BudgetStats)
+    drafter: DrafterStats = field(default_factory=DrafterStats)
 
     def begin(self, timed: Iterable[tuple[int, float]], position: int) -> None:
         """What was measured before the first answer: (rows, seconds) of forwards behind `position` rows."""
         for rows, seconds in timed:
-            self.profile.add(position, rows, seconds)
-            self.drafts.took(Step(rows, 1), seconds)
-            self.drafts.plain += rows == 1
+            self.timing.add(position, rows, seconds)
+            self.budget.record_step(StepSize(rows, 1), seconds)
+            self.budget.plain += rows == 1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.core.batching.segment import Segment, SeqId, Wanted
+from paceline.core.batching.segment import LogitsMode, Segment, SeqId
 
 
 class Walk(NamedTuple):
@@ -72,7 +72,7 @@ class TokenTree:
         inner = set(self.parents)
         return tuple(self.path(leaf) for leaf in range(len(self)) if leaf not in inner)
 
-    def segment(self, seq: SeqId, start: int, *, logits: Wanted = "all") -> Segment:
+    def segment(self, seq: SeqId, start: int, *, logits: LogitsMode = "all") -> Segment:
         """The rows to score this tree with, right below `start` cached rows. Raises ValueError for an empty tree."""
         return Segment(seq, start, self.tokens, self.parents, logits)
 

@@ -17,7 +17,7 @@ from paceline.core.drafting.token_tree import TokenTree
 Context = TypeVar("Context")
 
 
-class Source(Protocol, Generic[Context]):
+class DraftSource(Protocol, Generic[Context]):
     """What may follow what. A context is whatever the source wants to know of a node; the root's is the caller's."""
 
     def children(self, context: Context) -> Sequence[tuple[int, float]]:
@@ -42,7 +42,7 @@ PAPER: Final = Scoring(0.8, 0.7, 5e-3)  # the values of DIAA's figure 7
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class TreeShape:
     """A tree's structure without its tokens: `ranks[i]` is the place of node i among the guesses after its parent."""
 
     parents: tuple[int, ...]  # (n,) parents[i] < i, -1 = the prefix
@@ -50,7 +50,7 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftedTree:
+class DraftTree:
     """A tree of drafts, best nodes first, and what its drafter thinks of them."""
 
     tree: TokenTree
@@ -61,26 +61,26 @@ class DraftedTree:
         return len(self.probs)
 
     @property
-    def utility(self) -> float:
+    def expected_accepted(self) -> float:
         """U: accepted tokens to be expected of a forward; the output tokens are one more."""
         return sum(self.probs)
 
     @property
-    def template(self) -> Template:
-        return Template(self.tree.parents, self.ranks)
+    def shape(self) -> TreeShape:
+        return TreeShape(self.tree.parents, self.ranks)
 
-    def first(self, count: int) -> DraftedTree:
+    def first(self, count: int) -> DraftTree:
         """Its first nodes: a tree again, and of a tree drafted best first the best of that size."""
         if count >= len(self):
             return self
         tree = TokenTree(self.tree.tokens[:count], self.tree.parents[:count])
-        return DraftedTree(tree, self.probs[:count], self.ranks[:count])
+        return DraftTree(tree, self.probs[:count], self.ranks[:count])
 
 
-NO_DRAFT: Final = DraftedTree(TokenTree((), ()))
+NO_DRAFT: Final = DraftTree(TokenTree((), ()))
 
 
-def best_first(source: Source[Context], root: Context, budget: int, scoring: Scoring = PLAIN) -> DraftedTree:
+def grow_tree(source: DraftSource[Context], root: Context, budget: int, scoring: Scoring = PLAIN) -> DraftTree:
     """At most `budget` nodes, by falling score; of equals what was found first."""
     delta, alpha, literal, threshold = scoring.depth_decay, scoring.width_decay, scoring.literal, scoring.threshold
     tokens: list[int] = []
@@ -124,14 +124,14 @@ def best_first(source: Source[Context], root: Context, budget: int, scoring: Sco
             break
         bare = -negative / alpha**rank if literal else -negative
         expand(node, source.child(above, token), prob, bare * delta)
-    return DraftedTree(TokenTree(tuple(tokens), tuple(parents)), tuple(probs), tuple(ranks))
+    return DraftTree(TokenTree(tuple(tokens), tuple(parents)), tuple(probs), tuple(ranks))
 
 
 # The children of one node: the node, its context, and (-score, rank, token, probability of the path), best first.
 _Family = tuple[int, Context, list[tuple[float, int, int, float]]]
 
 
-def fill(source: Source[Context], root: Context, template: Template) -> DraftedTree:
+def fill(source: DraftSource[Context], root: Context, template: TreeShape) -> DraftTree:
     """The template's structure with the tokens of now. Nodes whose rank nobody has a guess for are left out, and what
     hangs below them."""
     contexts: dict[int, Context] = {-1: root}
@@ -155,7 +155,7 @@ def fill(source: Source[Context], root: Context, template: Template) -> DraftedT
         tokens.append(token)
         parents.append(place[parent])
         ranks.append(rank)
-    return DraftedTree(TokenTree(tuple(tokens), tuple(parents)), tuple(probs), tuple(ranks))
+    return DraftTree(TokenTree(tuple(tokens), tuple(parents)), tuple(probs), tuple(ranks))
 
 
 def best_budget(probs: Sequence[float], seconds: Callable[[int], float]) -> int:
@@ -190,12 +190,12 @@ class _SameEverywhere:
         return None
 
 
-def static_template(budget: int, shares: Sequence[float] = HALVING) -> Template:
+def static_shape(budget: int, shares: Sequence[float] = HALVING) -> TreeShape:
     """The best tree of this size that does not look at the text, if guess number r is right with `shares[r]`."""
-    return best_first(_SameEverywhere(tuple(shares)), None, budget).template
+    return grow_tree(_SameEverywhere(tuple(shares)), None, budget).shape
 
 
-def levelled_template(levels: Sequence[int] = RECYCLING_LEVELS, shares: Sequence[float] = HALVING) -> Template:
+def levelled_shape(levels: Sequence[int] = RECYCLING_LEVELS, shares: Sequence[float] = HALVING) -> TreeShape:
     """So many nodes at each depth, the likeliest ones below the likeliest of the depth before."""
     parents: list[int] = []
     ranks: list[int] = []
@@ -207,4 +207,4 @@ def levelled_template(levels: Sequence[int] = RECYCLING_LEVELS, shares: Sequence
             above.append((-negative, len(parents)))
             parents.append(node)
             ranks.append(rank)
-    return Template(tuple(parents), tuple(ranks))
+    return TreeShape(tuple(parents), tuple(ranks))

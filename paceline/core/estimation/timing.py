@@ -17,12 +17,12 @@ WINDOW = 10  # steps that are compared with each other to find outliers
 SPREAD = 0.9  # standard deviations within which a step is believed
 FITTED = 3 * WINDOW  # steps before a line is fitted
 MOST_ROWS = 64  # larger forwards are prefills, not steps of drafting
-KNOWN = 100  # forwards of one row count: more make it no better known than that
+MAX_OBSERVATIONS = 100  # forwards of one row count: more make it no better known than that
 RECENT = 5  # steps whose median is believed: two stalls among them change nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class DecodeSpeed:
     """How fast a side decodes at its present position: what it tells the other side."""
 
     decode_s: float  # one forward of one row
@@ -33,7 +33,7 @@ class Pace:
 
 
 # Before anything is measured: a small model on a laptop; a row more costs a hundredth of the first.
-PRIOR = Pace(0.04, 0.0004)
+PRIOR = DecodeSpeed(0.04, 0.0004)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Line:
         return self.intercept + self.slope * position
 
 
-def believed(seconds: Sequence[float], window: int = WINDOW, spread: float = SPREAD) -> list[int]:
+def inliers(seconds: Sequence[float], window: int = WINDOW, spread: float = SPREAD) -> list[int]:
     """Indices of what is no outlier: in each window of steps, |value - mean| < spread * standard deviation.
 
     Where all values of a window are alike, all are kept.
@@ -69,7 +69,7 @@ def fit_line(steps: Sequence[tuple[int, float]]) -> Line:
     """
     if not steps:
         raise ValueError("a line needs steps")
-    kept = [steps[i] for i in believed([seconds for _, seconds in steps])] or list(steps)
+    kept = [steps[i] for i in inliers([seconds for _, seconds in steps])] or list(steps)
     fit = LineFit()
     for position, seconds in kept:
         fit.add(position, seconds)
@@ -137,7 +137,7 @@ class ForwardTime:
     estimate is a straight line; beyond them it rises with the prior's cost of a row, scaled to what is measured.
     """
 
-    prior: Pace = PRIOR
+    prior: DecodeSpeed = PRIOR
     typical: Callable[[], MovingAverage | RecentMedian] = MovingAverage  # of the times of one row count
     most: int = MOST_ROWS
     _means: dict[int, MovingAverage | RecentMedian] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class ForwardTime:
         """Prefills, more than `most` rows, are left out: their rows are bound by other things."""
         if 1 <= rows <= self.most:
             self._means.setdefault(rows, self.typical()).add(seconds)
-            self._counts[rows] = min(self._counts.get(rows, 0) + 1, KNOWN)
+            self._counts[rows] = min(self._counts.get(rows, 0) + 1, MAX_OBSERVATIONS)
             self._fitted = None
 
     def at(self, rows: int) -> float:
@@ -167,11 +167,11 @@ class ForwardTime:
         (low, low_s), (high, high_s) = points[right - 1], points[right]
         return max(low_s + (high_s - low_s) * (rows - low) / (high - low), 1e-6)
 
-    def pace(self, rows: int = 1) -> Pace:
+    def speed(self, rows: int = 1) -> DecodeSpeed:
         """The straight line from one row to `rows`, or to sixteen where it is asked for one."""
         far = rows if rows > 1 else 16
         one = self.at(1)
-        return Pace(one, max(0.0, (self.at(far) - one) / (far - 1)))
+        return DecodeSpeed(one, max(0.0, (self.at(far) - one) / (far - 1)))
 
     def _beyond(self, rows: int, known: int, seconds: float) -> float:
         """The prior's shape through the known point."""
@@ -191,7 +191,7 @@ class ForwardTime:
 
 
 @dataclass(slots=True)
-class Profile:
+class TimingModel:
     """How fast one side is: fed with every drafting forward, asked for the pace it has now."""
 
     forward: ForwardTime = field(default_factory=ForwardTime)
@@ -205,10 +205,10 @@ class Profile:
         # What one row alone would have taken, so that one line holds for steps of any width.
         self.decode.add(position, seconds * self.forward.at(1) / self.forward.at(rows))
 
-    def pace(self, position: int, rows: int = 1) -> Pace:
+    def speed(self, position: int, rows: int = 1) -> DecodeSpeed:
         """For texts of `position` tokens, forwards of about `rows` rows: rows cost in proportion to the first."""
-        shape, one = self.forward.pace(rows), self.decode.at(position)
-        return Pace(one, shape.row_s * one / shape.decode_s)
+        shape, one = self.forward.speed(rows), self.decode.at(position)
+        return DecodeSpeed(one, shape.row_s * one / shape.decode_s)
 
 
 @dataclass(slots=True)

@@ -28,14 +28,14 @@ SLACK = 2.0**-12
 Codes = NDArray[np.uint16]
 
 
-def quantise(dist: Dist, *, top_p: float = 1.0, max_ids: int | None = None) -> Dist:
+def quantize(dist: Dist, *, top_p: float = 1.0, max_ids: int | None = None) -> Dist:
     """The law that a payload of 16 bits with the same options carries. Idempotent; it sums to exactly 1 with its tail.
 
     Keeps the fewest most likely ids whose mass reaches `top_p`, at most `max_ids`; among equals the lower id. Whatever
     `dist.tail` says, the new tail is what the kept probabilities lack of 1, the rounding included.
     Raises ValueError for what is not a distribution.
     """
-    ids, codes = kept_codes(dist, top_p, max_ids)
+    ids, codes = quantized_codes(dist, top_p, max_ids)
     return from_codes(ids, codes)
 
 
@@ -45,7 +45,7 @@ def from_codes(ids: IdArray, codes: Codes) -> Dist:
     return Dist(ids=ids, probs=probs, tail=1.0 - float(probs.sum()))  # exact: see the module's docstring
 
 
-def kept_codes(dist: Dist, top_p: float, max_ids: int | None) -> tuple[IdArray, Codes]:
+def quantized_codes(dist: Dist, top_p: float, max_ids: int | None) -> tuple[IdArray, Codes]:
     """(kept,) ids, ascending, and their codes. See `quantise`."""
     probs = np.ascontiguousarray(dist.probs, dtype=np.float64)
     check(probs)

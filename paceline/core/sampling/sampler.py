@@ -66,7 +66,9 @@ class SamplingDefaults:
 NO_DEFAULTS = SamplingDefaults()
 
 
-def warp(dist: Dist, params: SamplingParams, counts: Mapping[int, int], prompt: IdArray | None = None) -> Dist:
+def process_logits(
+    dist: Dist, params: SamplingParams, counts: Mapping[int, int], prompt: IdArray | None = None
+) -> Dist:
     """Bias, penalties and temperature, as if on scores: log-probabilities serve, softmax forgets the difference.
 
     counts: how often each token occurs among the generated ones (the prompt does not count, as in OpenAI's API).
@@ -88,10 +90,10 @@ def warp(dist: Dist, params: SamplingParams, counts: Mapping[int, int], prompt: 
             if total > 0.0:
                 probs /= total
                 return Dist(dist.ids, probs, dist.tail / total)
-    return _warp_in_logs(dist, places, shifts, exponent)
+    return _process_in_logs(dist, places, shifts, exponent)
 
 
-def masked(dist: Dist, allowed: NDArray[np.bool_]) -> Dist:
+def apply_mask(dist: Dist, allowed: NDArray[np.bool_]) -> Dist:
     """Only what is allowed, in proportion; if that has no probability at all, every allowed token alike.
 
     Before `warp`: bias and penalties leave each other's tokens alone, so the order changes nothing but that no allowed
@@ -116,7 +118,7 @@ def masked(dist: Dist, allowed: NDArray[np.bool_]) -> Dist:
 _SAFE_SHIFT = 300.0  # exp of it, times a probability, is far from float64's limits
 
 
-def _warp_in_logs(dist: Dist, places: IndexArray, shifts: ProbArray, exponent: float) -> Dist:
+def _process_in_logs(dist: Dist, places: IndexArray, shifts: ProbArray, exponent: float) -> Dist:
     with np.errstate(divide="ignore"):  # log 0 is -inf here, and stays impossible
         scores = np.log(dist.probs)
         tail = float(np.log(np.float64(dist.tail)))
@@ -175,7 +177,7 @@ _NO_SHIFTS: ProbArray = np.empty(0, dtype=np.float64)
 _FEW = 512  # up to here the noise of all ids costs less than finding out whose is needed
 
 
-def truncate(dist: Dist, params: SamplingParams) -> Dist:
+def filter_top(dist: Dist, params: SamplingParams) -> Dist:
     """Top-k, then top-p of what that left, then min-p relative to the maximum; equals fall by id, lower ids stay.
 
     Top-p keeps the smallest set whose share is at least `top_p`, the crossing token included. At least one token stays.
@@ -187,13 +189,13 @@ def truncate(dist: Dist, params: SamplingParams) -> Dist:
     key = "truncate", params.top_k, params.top_p, params.min_p
     known = dist.memo.get(key)
     if known is None:
-        known = _truncate(dist, params)
+        known = _filter_top(dist, params)
         if known is not dist:  # a law that refers to itself would outlive its last user
             dist.memo[key] = known
     return cast(Dist, known)
 
 
-def _truncate(dist: Dist, params: SamplingParams) -> Dist:
+def _filter_top(dist: Dist, params: SamplingParams) -> Dist:
     probs = dist.probs
     cut_k, cut_p = 0 < params.top_k < len(probs), params.top_p < 1.0
     floor = params.min_p * float(probs.max()) if params.min_p > 0.0 else 0.0
@@ -234,7 +236,7 @@ def _largest(probs: ProbArray, keep: int, edge: float) -> NDArray[np.bool_]:
     return mask
 
 
-def choose(dist: Dist, params: SamplingParams, position: int) -> int:
+def sample(dist: Dist, params: SamplingParams, position: int) -> int:
     """The token: argmax(log p + G) over `ids` with G from `noise.gumbel(seed, position, ids)`; G is 0 at temperature 0.
 
     Of equals the lowest id. A token of probability 0 is never chosen, and the tail cannot be: truncate or certify

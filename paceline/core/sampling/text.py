@@ -12,7 +12,7 @@ import codecs
 from collections.abc import Callable, Sequence
 
 
-class Detokeniser:
+class Detokenizer:
     """Text of a stream of tokens. Joined, the pieces are the bytes decoded as UTF-8 in one go.
 
     Bytes that can never become a character (RFC 3629) give U+FFFD as soon as that is certain; a character that is

@@ -51,7 +51,7 @@ def _support(recent: tuple[int, ...]) -> NDArray[np.int64]:
     return _START
 
 
-class WordTable:
+class BigramModel:
     """Base distributions of one seed: the seed weighs the words. Results are cached and must not be written to."""
 
     def __init__(self, seed: int) -> None:

@@ -14,14 +14,14 @@ from hashlib import blake2b, sha256
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.batching.block_manager import NoRoom
-from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.block_manager import OutOfBlocks
+from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine, LoadedModel, ModelInfo, Output
-from paceline.engine.fake.bigram_model import WordTable
+from paceline.engine.fake.bigram_model import BigramModel
 from paceline.engine.fake.tokenizer import EOS, VOCAB, ByteTokenizer
-from paceline.engine.sequence_table import Ledger
+from paceline.engine.sequence_table import SequenceTable
 from paceline.engine.wrappers import WrappedEngine
 from paceline.errors import EngineError
 
@@ -87,9 +87,9 @@ class FakeEngine:
         self._key = _mixed(seed & _MASK ^ _ROOT)
         self._order, self._spread = order, spread
         self._remember = max(len(_MARK), order or 0)
-        self._table = WordTable(seed)
+        self._table = BigramModel(seed)
         self._capacity = capacity_rows
-        self._ledger = Ledger(vocab_size=vocab_size, max_positions=max_positions)
+        self._ledger = SequenceTable(vocab_size=vocab_size, max_positions=max_positions)
         self._rows: dict[SeqId, list[_Row]] = {}
 
     @property
@@ -97,10 +97,10 @@ class FakeEngine:
         return self._info
 
     def forward(self, batch: Batch) -> Output:
-        self._ledger.admit(batch)
+        self._ledger.validate(batch)
         free = self.free_rows()
         if free is not None and batch.num_rows > free:
-            raise NoRoom(f"out of memory: {batch.num_rows} rows asked for, {free} free")
+            raise OutOfBlocks(f"out of memory: {batch.num_rows} rows asked for, {free} free")
         dists = tuple(self._append(segment) for segment in batch.segments)
         self._ledger.written(batch)
         return Output(dists)
@@ -119,25 +119,27 @@ class FakeEngine:
         rows = self._ledger.length(seq)
         free = self.free_rows()
         if free is not None and rows > free:
-            raise NoRoom(f"out of memory: a fork of {rows} rows asked for, {free} free")
+            raise OutOfBlocks(f"out of memory: a fork of {rows} rows asked for, {free} free")
         self._ledger.fork(seq, into)
         self._rows[into] = list(self._rows[seq])
 
-    def export_rows(self, seq: SeqId, tokens: Sequence[int]) -> KvRows:
+    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         self._ledger.export(seq, len(tokens))
         rows = self._rows[seq][: len(tokens)]
         assert [row.token for row in rows] == list(tokens), "the caller must know what the rows hold"
         digests = np.array([row.digest for row in rows], dtype=np.uint64).view(np.int64)
         rest = np.array([(row.token, row.position, row.answered) for row in rows], dtype=np.int64)
-        return KvRows(self._info.fingerprint, "int64", tuple(tokens), digests[None, :, None, None], rest[None, :, None])
+        return KvPrefix(
+            self._info.fingerprint, "int64", tuple(tokens), digests[None, :, None, None], rest[None, :, None]
+        )
 
-    def adopt_rows(self, seq: SeqId, rows: KvRows) -> None:
+    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
         shapes = (1, len(rows.tokens), 1, 1), (1, len(rows.tokens), 1, 3)
         if rows.model != self._info.fingerprint or (rows.keys.shape, rows.values.shape) != shapes:
             raise EngineError(f"these rows are of another model: {rows.keys.shape} and {rows.values.shape}")
         free = self.free_rows()
         if free is not None and len(rows.tokens) > free:
-            raise NoRoom(f"out of memory: {len(rows.tokens)} rows to adopt, {free} free")
+            raise OutOfBlocks(f"out of memory: {len(rows.tokens)} rows to adopt, {free} free")
         self._ledger.adopt(seq, rows.tokens)
         digests = rows.keys.astype(np.int64).view(np.uint64).ravel().tolist()
         rest = rows.values.reshape(-1, 3).tolist()
@@ -155,7 +157,7 @@ class FakeEngine:
         return self._ledger.length(seq)
 
     @property
-    def block_rows(self) -> int:
+    def block_size(self) -> int:
         return 1
 
     def free_rows(self) -> int | None:
@@ -171,17 +173,17 @@ class FakeEngine:
     def _append(self, segment: Segment) -> tuple[Dist, ...]:
         """Write the rows of one segment; distributions of the wanted ones."""
         rows = self._rows.setdefault(segment.seq, [])
-        committed = segment.start - segment.open_rows
+        committed = segment.start - segment.num_open_rows
         before = rows[committed - 1] if committed else None
         tree = rows[committed:]  # a tree's rows that are open already, then the new ones
-        for i, token in enumerate(segment.tokens, segment.open_rows):
+        for i, token in enumerate(segment.tokens, segment.num_open_rows):
             parent = i - 1 if segment.parents is None else segment.parents[i]
             tree.append(self._row(tree[parent] if parent >= 0 else before, token))
-        new = tree[segment.open_rows :]
+        new = tree[segment.num_open_rows :]
         rows.extend(new)
         # the last row's position proves that the rows before it were those the caller meant
         assert tuple(row.position for row in new) == segment.positions()
-        return tuple(self._dist(new[i]) for i in segment.wanted())
+        return tuple(self._dist(new[i]) for i in segment.logits_rows())
 
     def _row(self, above: _Row | None, token: int) -> _Row:
         if above is None:

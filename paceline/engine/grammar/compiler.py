@@ -38,7 +38,7 @@ _PARAM: dict[ConstraintKind, str] = {
 }
 
 
-class Grammars:
+class GrammarCompiler:
     """Of one model. Safe to use from several threads."""
 
     def __init__(self, tokenizer: TextModel) -> None:
@@ -147,7 +147,7 @@ class GrammarMask:
         return taken == len(new)
 
 
-class PromisedMask:
+class DeferredMask:
     """A mask that is still being compiled while its answer's documents are looked for."""
 
     def __init__(self) -> None:

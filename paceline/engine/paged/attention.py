@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.core.batching.block_manager import Copy, SlotArray
+from paceline.core.batching.block_manager import BlockCopy, SlotArray
 from paceline.core.batching.segment import Segment
 
 NAME = "paceline"  # as transformers knows it: `config._attn_implementation`
@@ -31,12 +31,12 @@ _WASTE = 2.0
 class Attending(Protocol):
     """What `attention` finds under the keyword `plan`."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
         """query: (rows, heads, dim); key, value: (rows, kv heads, dim). Returns (rows, heads, value dim)."""
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class LayerAttention:
     """What one layer asks of attention."""
 
     scale: float
@@ -68,13 +68,13 @@ def attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = module.layer_idx
     assert isinstance(layer, int)
-    how = How(scale, sliding_window, softcap)
+    how = LayerAttention(scale, sliding_window, softcap)
     mixed = plan.attend(layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), how)
     return mixed[None], None
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SegmentSlots:
     """One segment in the flat row, with the blocks of its sequence."""
 
     segment: Segment
@@ -90,7 +90,7 @@ class Span:
 class Group:
     """Segments padded to `longest` rows and `columns` columns, for one attention call."""
 
-    spans: Sequence[Span]
+    spans: Sequence[SegmentSlots]
     longest: int
     columns: int  # a multiple of the block size
     flat: Tensor | None  # (spans * longest,) rows of the flat row to read; None: all of them, in order
@@ -101,7 +101,7 @@ class Group:
     masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
 
 
-class Storage:
+class KvStorage:
     """K and V of every layer in blocks: (layers, blocks * block size, kv heads, dim) each."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Storage:
             found.append(out.view(spans, -1, self.keys.shape[2], tensor.shape[2]))
         return found[0], found[1]
 
-    def copy(self, copies: Sequence[Copy]) -> None:
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the first rows of blocks into others."""
         for source, target, rows in copies:
             at, to = source * self.block_size, target * self.block_size
@@ -176,10 +176,10 @@ def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(like.dtype).view(shape)
 
 
-class Plan:
+class AttentionMetadata:
     """Where the rows of one batch go and what each may see. Valid for one forward."""
 
-    def __init__(self, storage: Storage, spans: Sequence[Span], slots: SlotArray) -> None:
+    def __init__(self, storage: KvStorage, spans: Sequence[SegmentSlots], slots: SlotArray) -> None:
         self._storage = storage
         self._device = storage.keys.device
         self._dtype = storage.keys.dtype
@@ -187,7 +187,7 @@ class Plan:
         self._groups = [self._group(part, alone=len(spans) == len(part)) for part in _parts(spans)]
         self.rotary: tuple[Tensor, Tensor] | None = None  # made once by the first fused layer, read by the others
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
         keys, values = self._storage.by_layer[layer]
         keys.index_copy_(0, self._slots, key)
         values.index_copy_(0, self._slots, value)
@@ -199,7 +199,7 @@ class Plan:
             mixed[group.into] = self._one(group, layer, query, how)
         return mixed
 
-    def _one(self, group: Group, layer: int, query: Tensor, how: How) -> Tensor:
+    def _one(self, group: Group, layer: int, query: Tensor, how: LayerAttention) -> Tensor:
         """(rows of the group, heads, value dim)"""
         heads = query.shape[1]
         if group.run is not None:
@@ -240,7 +240,7 @@ class Plan:
             group.masks[window, share] = mask[:, None].expand(shape).reshape(len(group.spans), 1, -1, group.columns)
         return group.masks[window, share]
 
-    def _group(self, spans: Sequence[Span], *, alone: bool) -> Group:
+    def _group(self, spans: Sequence[SegmentSlots], *, alone: bool) -> Group:
         size = self._storage.block_size
         longest = max(span.rows for span in spans)
         each = max(len(span.blocks) for span in spans)
@@ -264,7 +264,7 @@ class Plan:
         )
 
 
-def _parts(spans: Sequence[Span]) -> list[list[Span]]:
+def _parts(spans: Sequence[SegmentSlots]) -> list[list[SegmentSlots]]:
     """Spans in groups of which padding does not waste too much: in their order if one group holds them all."""
     parts = _grouped(spans)
     if len(parts) > 1:
@@ -272,9 +272,9 @@ def _parts(spans: Sequence[Span]) -> list[list[Span]]:
     return parts
 
 
-def _grouped(spans: Sequence[Span]) -> list[list[Span]]:
+def _grouped(spans: Sequence[SegmentSlots]) -> list[list[SegmentSlots]]:
     """Neighbours together. Long spans stand alone."""
-    parts: list[list[Span]] = []
+    parts: list[list[SegmentSlots]] = []
     for span in spans:
         if parts and span.rows <= _SHORT:
             part = [*parts[-1], span]

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from paceline.core.batching.block_manager import BlockPool, SlotArray
-from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.block_manager import BlockManager, SlotArray
+from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.engine.base import ModelInfo, Output
 from paceline.engine.model_config import MASKED_KINDS, windows
-from paceline.engine.paged.attention import NAME, How, Plan, Span, Storage, attention
+from paceline.engine.paged.attention import NAME, AttentionMetadata, KvStorage, LayerAttention, SegmentSlots, attention
 from paceline.engine.paged.packed_linear import pack
 from paceline.engine.self_test import agrees, prompt_for
-from paceline.engine.sequence_table import Ledger
-from paceline.engine.tensors import adopted, dists, exported
+from paceline.engine.sequence_table import SequenceTable
+from paceline.engine.tensors import dists, kv_from_tensors, kv_to_tensors
 from paceline.errors import EngineError
 
 BLOCK_SIZE = 16  # rows
@@ -39,48 +39,50 @@ class _Recorder:
     """Stands in for a plan in the first forward: notes what each layer asks, and answers with zeros."""
 
     def __init__(self) -> None:
-        self.hows: dict[int, How] = {}
+        self.hows: dict[int, LayerAttention] = {}
         self.shapes: set[tuple[int, int, int]] = set()
         self.like: Tensor | None = None
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
         self.hows[layer] = how
         self.shapes.add((key.shape[1], key.shape[2], value.shape[2]))
         self.like = key
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 
-class Rows:
+class PagedKvCache:
     """The KV of one model, or of a span of its layers, and the sequences that own it.
 
     What `PagedEngine` and a stage share: admission, blocks, and the plan of a forward.
     """
 
-    def __init__(self, info: ModelInfo, storage: Storage, num_blocks: int) -> None:
+    def __init__(self, info: ModelInfo, storage: KvStorage, num_blocks: int) -> None:
         self._model = info.fingerprint
         self._storage = storage
-        self._pool = BlockPool(num_blocks, BLOCK_SIZE)
-        self._ledger = Ledger(vocab_size=info.vocab_size, max_positions=info.max_positions)
+        self._pool = BlockManager(num_blocks, BLOCK_SIZE)
+        self._ledger = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
 
-    def begin(self, batch: Batch) -> Plan:
+    def allocate(self, batch: Batch) -> AttentionMetadata:
         """Room for the batch's rows. Raises EngineError and leaves everything as it was."""
-        self._ledger.admit(batch)
-        spans: list[Span] = []
+        self._ledger.validate(batch)
+        spans: list[SegmentSlots] = []
         slots: list[SlotArray] = []
         first = 0
         try:
             for segment in batch.segments:
                 n = len(segment.tokens)
                 self._storage.copy(self._pool.reserve(segment.seq, n))
-                slots.append(self._pool.slots(segment.seq, segment.start, segment.start + n))
-                spans.append(Span(segment, first, np.array(self._pool.table(segment.seq), dtype=np.int64)))
+                slots.append(self._pool.slot_mapping(segment.seq, segment.start, segment.start + n))
+                spans.append(
+                    SegmentSlots(segment, first, np.array(self._pool.block_table(segment.seq), dtype=np.int64))
+                )
                 first += n
         except EngineError:
-            self.undo(batch)
+            self.roll_back(batch)
             raise
-        return Plan(self._storage, spans, np.concatenate(slots))
+        return AttentionMetadata(self._storage, spans, np.concatenate(slots))
 
-    def undo(self, batch: Batch) -> None:
+    def roll_back(self, batch: Batch) -> None:
         """Take back what `begin` has given."""
         for segment in batch.segments:
             if segment.seq in self._ledger:
@@ -88,14 +90,14 @@ class Rows:
             else:
                 self._pool.release(segment.seq)
 
-    def done(self, batch: Batch) -> None:
+    def written(self, batch: Batch) -> None:
         self._ledger.written(batch)
 
     def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
         kept = self._ledger.commit(seq, keep, rest)
         if kept.order != tuple(range(len(kept.order))):
             # No other sequence holds these slots: they were written by this one, and an open tree is never forked.
-            slots = self._pool.slots(seq, kept.first, kept.first + kept.size)
+            slots = self._pool.slot_mapping(seq, kept.first, kept.first + kept.size)
             self._storage.move_rows(slots[list(kept.order)], slots[: len(kept.order)])
         self._pool.truncate(seq, kept.first + len(kept.order))
 
@@ -109,21 +111,23 @@ class Rows:
         self._ledger.fork(seq, into)
         self._pool.fork(seq, into)
 
-    def export_rows(self, seq: SeqId, tokens: Sequence[int]) -> KvRows:
+    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         self._ledger.export(seq, len(tokens))
-        return exported(self._model, tokens, *self._storage.read_rows(self._pool.slots(seq, 0, len(tokens))))
+        return kv_from_tensors(
+            self._model, tokens, *self._storage.read_rows(self._pool.slot_mapping(seq, 0, len(tokens)))
+        )
 
-    def adopt_rows(self, seq: SeqId, rows: KvRows) -> None:
+    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
         num_rows, storage = len(rows.tokens), self._storage
         shapes = ((len(tensor), num_rows, *tensor.shape[2:]) for tensor in (storage.keys, storage.values))
-        keys, values = adopted(rows, self._model, *shapes, dtype=storage.keys.dtype)
+        keys, values = kv_to_tensors(rows, self._model, *shapes, dtype=storage.keys.dtype)
         self._ledger.adopt(seq, rows.tokens)
         try:
             self._pool.reserve(seq, num_rows)
         except EngineError:
             self._ledger.release(seq)
             raise
-        storage.write_rows(self._pool.slots(seq, 0, num_rows), keys, values)
+        storage.write_rows(self._pool.slot_mapping(seq, 0, num_rows), keys, values)
 
     def release(self, seq: SeqId) -> None:
         self._ledger.release(seq)
@@ -133,7 +137,7 @@ class Rows:
         return self._ledger.length(seq)
 
     @property
-    def block_rows(self) -> int:
+    def block_size(self) -> int:
         return BLOCK_SIZE
 
     def free_rows(self) -> int:
@@ -146,7 +150,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Flat:
+class FlatBatch:
     """A batch as one flat row of tokens."""
 
     tokens: Tensor  # (1, rows)
@@ -159,7 +163,7 @@ class Flat:
         tokens: list[int] = []
         positions: list[int] = []
         for segment in batch.segments:
-            wanted += [len(tokens) + row for row in segment.wanted()]
+            wanted += [len(tokens) + row for row in segment.logits_rows()]
             tokens += segment.tokens
             positions += segment.positions()
         as_tensor = partial(torch.tensor, dtype=torch.long, device=device)
@@ -168,16 +172,16 @@ class Flat:
 
 def output_of(batch: Batch, logits: Tensor) -> Output:
     """logits: (wanted, vocab), in the order of the batch's segments and their rows"""
-    if len(logits) != sum(len(segment.wanted()) for segment in batch.segments):
+    if len(logits) != sum(len(segment.logits_rows()) for segment in batch.segments):
         raise EngineError(f"the model scored {len(logits)} rows, not those that were asked for")
     found = iter(dists(logits))
-    return Output(tuple(tuple(next(found) for _ in segment.wanted()) for segment in batch.segments))
+    return Output(tuple(tuple(next(found) for _ in segment.logits_rows()) for segment in batch.segments))
 
 
 class PagedEngine:
     """The engine contract on a model whose attention is ours. Made by `paged_engine`."""
 
-    def __init__(self, model: PreTrainedModel, info: ModelInfo, rows: Rows) -> None:
+    def __init__(self, model: PreTrainedModel, info: ModelInfo, rows: PagedKvCache) -> None:
         self._model, self._info, self._rows = model, info, rows
 
     @property
@@ -189,19 +193,19 @@ class PagedEngine:
 
     def scores(self, batch: Batch) -> Tensor:
         """(wanted, vocab): what `forward` does but for turning scores into distributions."""
-        plan = self._rows.begin(batch)
+        plan = self._rows.allocate(batch)
         try:
             with torch.inference_mode():
                 logits = self._logits(batch, plan)
         except RuntimeError as error:  # what torch raises when memory runs out
-            self._rows.undo(batch)
+            self._rows.roll_back(batch)
             raise EngineError(f"the model could not run: {error}") from error
-        self._rows.done(batch)
+        self._rows.written(batch)
         return logits
 
-    def _logits(self, batch: Batch, plan: Plan) -> Tensor:
+    def _logits(self, batch: Batch, plan: AttentionMetadata) -> Tensor:
         """(wanted, vocab)"""
-        flat = Flat.of(batch, self._model.device)
+        flat = FlatBatch.of(batch, self._model.device)
         output = self._model(
             input_ids=flat.tokens, position_ids=flat.positions, logits_to_keep=flat.wanted, use_cache=False, plan=plan
         )
@@ -217,11 +221,11 @@ class PagedEngine:
     def fork(self, seq: SeqId, into: SeqId) -> None:
         self._rows.fork(seq, into)
 
-    def export_rows(self, seq: SeqId, tokens: Sequence[int]) -> KvRows:
-        return self._rows.export_rows(seq, tokens)
+    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
+        return self._rows.export_kv(seq, tokens)
 
-    def adopt_rows(self, seq: SeqId, rows: KvRows) -> None:
-        self._rows.adopt_rows(seq, rows)
+    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
+        self._rows.import_kv(seq, rows)
 
     def release(self, seq: SeqId) -> None:
         self._rows.release(seq)
@@ -230,7 +234,7 @@ class PagedEngine:
         return self._rows.length(seq)
 
     @property
-    def block_rows(self) -> int:
+    def block_size(self) -> int:
         return BLOCK_SIZE
 
     def free_rows(self) -> int:
@@ -253,7 +257,7 @@ def paged_engine(model: PreTrainedModel, info: ModelInfo, *, kv_rows: int | None
         ids = torch.tensor([prompt], device=model.device)
         plain = dists(model(input_ids=ids, use_cache=False).logits[0])
     try:
-        rows = prepare(model, info, kv_rows=kv_rows)
+        rows = patch_model(model, info, kv_rows=kv_rows)
     except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
         return f"its attention is not of the common kind ({error})"
     engine = PagedEngine(model, replace(info, backend="paged"), rows)
@@ -262,13 +266,13 @@ def paged_engine(model: PreTrainedModel, info: ModelInfo, *, kv_rows: int | None
     return engine
 
 
-def prepare(
+def patch_model(
     model: PreTrainedModel,
     info: ModelInfo,
     *,
     kv_rows: int | None = None,
     probe: dict[str, Tensor] | None = None,
-) -> Rows:
+) -> PagedKvCache:
     """Give the model our attention and packed linears, and make room for its KV.
 
     probe: one row of input to try it on, a token unless given. Raises ValueError and the like for a model that
@@ -291,7 +295,7 @@ def prepare(
     row_bytes = layers * kv_heads * (key_dim + value_dim) * recorder.like.element_size()
     rows = kv_rows if kv_rows is not None else min(_MOST_ROWS, int(_free_memory(model.device) * _SHARE / row_bytes))
     num_blocks = max(1, rows // BLOCK_SIZE)
-    storage = Storage(
+    storage = KvStorage(
         num_blocks,
         BLOCK_SIZE,
         layers=layers,
@@ -300,7 +304,7 @@ def prepare(
         value_dim=value_dim,
         like=recorder.like,
     )
-    return Rows(info, storage, num_blocks)
+    return PagedKvCache(info, storage, num_blocks)
 
 
 def _free_memory(device: torch.device) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from paceline.engine.paged.attention import How, Plan
+from paceline.engine.paged.attention import AttentionMetadata, LayerAttention
 
 _ROWS = 16  # the batch that oneDNN packs for; the packed weights serve any
 _LLAMA_LIKE = frozenset({"LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer", "MistralDecoderLayer"})
@@ -92,7 +92,7 @@ class FusedLayer(nn.Module):
     `how` is what the layer's own attention asked for when it was tried.
     """
 
-    def __init__(self, layer: nn.Module, index: int, how: How) -> None:
+    def __init__(self, layer: nn.Module, index: int, how: LayerAttention) -> None:
         super().__init__()
         attention = layer.get_submodule("self_attn")
         heads = [attention.get_submodule(name) for name in ("q_proj", "k_proj", "v_proj")]
@@ -109,7 +109,7 @@ class FusedLayer(nn.Module):
         self._norms = [_Norm(parts[name]) for name in ("q_norm", "k_norm") if name in parts]  # Qwen3
 
     def forward(
-        self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], plan: Plan, **_: object
+        self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], plan: AttentionMetadata, **_: object
     ) -> Tensor:
         hidden = hidden_states[0]  # (rows, hidden)
         if plan.rotary is None:
@@ -149,7 +149,7 @@ def _signed(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     return cos[0].unsqueeze(1), torch.cat((-left, right), dim=-1).unsqueeze(1)
 
 
-def pack(model: nn.Module, hows: Sequence[How]) -> None:
+def pack(model: nn.Module, hows: Sequence[LayerAttention]) -> None:
     """Replace what can be replaced, in place. hows: what each layer's attention asks for, by layer.
 
     The weights of replaced modules are freed as soon as their last user is gone.

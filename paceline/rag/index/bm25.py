@@ -20,7 +20,7 @@ _WORD = re.compile(r"\w+")
 _RANKS = 10  # softens the lead of first ranks; 5 to 60 gave the same within 1 %
 
 
-class LexicalIndex:
+class BM25Index:
     def __init__(self, ids: Sequence[int], texts: Sequence[str]) -> None:
         self._ids = ids
         self._index: bm25s.BM25 | None = None
@@ -39,7 +39,7 @@ class LexicalIndex:
         return list(islice((i for i in best if among is None or i in among), k))
 
 
-def fused(*rankings: Sequence[int]) -> list[int]:
+def rank_fusion(*rankings: Sequence[int]) -> list[int]:
     """Reciprocal rank fusion (Cormack et al. 2009); of equals, the one that came first in the first ranking."""
     weight: dict[int, float] = {}
     for ranking in rankings:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.rag.database import Database
-from paceline.rag.index.bm25 import MAX_ROWS, LexicalIndex, fused
+from paceline.rag.index.bm25 import MAX_ROWS, BM25Index, rank_fusion
 from paceline.rag.index.faiss_index import IndexImage, VectorIndex, remove
 from paceline.rag.records import Selection, titled
 
@@ -28,10 +28,10 @@ class _Words:
     """The BM25 index of some collections, alone: what others hold changes no rank in it."""
 
     ids: NDArray[np.int64]  # of their chunks
-    index: LexicalIndex
+    index: BM25Index
 
 
-class Searcher:
+class HybridIndex:
     """One thread at a time."""
 
     def __init__(self, path: Path, database: Database, dimensions: int) -> None:
@@ -84,7 +84,7 @@ class Searcher:
 
     def selected(self, selection: Selection) -> NDArray[np.int64]:
         """(n,) ids of the chunks that are searched."""
-        if selection.among is None:
+        if selection.document_ids is None:
             if selection.collections not in self._ids:
                 for oldest in list(self._ids)[: 1 - _KEPT]:
                     del self._ids[oldest]
@@ -94,9 +94,9 @@ class Searcher:
 
     def _select(self, selection: Selection) -> NDArray[np.int64]:
         where, parameters = _collections(selection.collections)
-        if selection.among is not None:
+        if selection.document_ids is not None:
             where += " AND document IN (SELECT value FROM json_each(?))"
-            parameters.append(json.dumps(sorted(selection.among)))
+            parameters.append(json.dumps(sorted(selection.document_ids)))
         rows = self._database.execute(f"SELECT chunks.id FROM {where} ORDER BY chunks.id", *parameters)
         return np.fromiter((row[0] for row in rows), np.int64)
 
@@ -113,12 +113,12 @@ class Searcher:
         index = self._word_index(selection.collections)
         if index is None:
             return found, others
-        order = fused(
-            list(scores), index.search(query, wanted, None if selection.among is None else set(among.tolist()))
+        order = rank_fusion(
+            list(scores), index.search(query, wanted, None if selection.document_ids is None else set(among.tolist()))
         )
         return [(i, scores[i] if i in scores else self._cosine(vector, i)) for i in order], others
 
-    def _word_index(self, collections: tuple[str, ...]) -> LexicalIndex | None:
+    def _word_index(self, collections: tuple[str, ...]) -> BM25Index | None:
         """None where there are too many chunks for it."""
         there = self.selected(Selection(collections))
         known = self._words.pop(collections, None)
@@ -127,7 +127,7 @@ class Searcher:
                 return None
             where, parameters = _collections(collections)
             rows = self._database.execute(f"SELECT title, text FROM {where} ORDER BY chunks.id", *parameters).fetchall()
-            known = _Words(there, LexicalIndex(there.tolist(), [titled(title, text) for title, text in rows]))
+            known = _Words(there, BM25Index(there.tolist(), [titled(title, text) for title, text in rows]))
         self._words[collections] = known
         for oldest in list(self._words)[:-_KEPT]:
             del self._words[oldest]

@@ -24,17 +24,17 @@ from paceline.core.side import Side
 from paceline.errors import ConfigError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split
 from paceline.rag.database import Database
-from paceline.rag.document_kv import FOLDER, KvStore, text_hash
+from paceline.rag.document_kv import FOLDER, DocumentKvStore, text_hash
 from paceline.rag.embedder import Embedder, embed_all, silently
-from paceline.rag.index.hybrid import FILE, Searcher
+from paceline.rag.index.hybrid import FILE, HybridIndex
 from paceline.rag.parse import FoundFile, Parsed, find_files, parse, read_file
 from paceline.rag.records import (
     DEFAULT_COLLECTION,
     MANAGED,
     MIN_SCORE,
     ZONES,
-    Added,
     Document,
+    IngestResult,
     Passage,
     Progress,
     Selection,
@@ -61,8 +61,8 @@ class DocumentStore:
         self._overlap = overlap
         self._lock = threading.RLock()  # of connection and searcher; never held while embedding
         self._saving = threading.Lock()  # of what is written beside the index file; taken before the other
-        self._searcher = Searcher(directory / FILE, database, embedder.dimensions)
-        self._kv = KvStore(directory / FOLDER, 0)  # only to remove from: what an engine has made of the texts
+        self._searcher = HybridIndex(directory / FILE, database, embedder.dimensions)
+        self._kv = DocumentKvStore(directory / FOLDER, 0)  # only to remove from: what an engine has made of the texts
 
     @classmethod
     def open(
@@ -92,7 +92,7 @@ class DocumentStore:
             if reindex:
                 store.reindex()
             else:
-                store.settle()  # what a killed process left: text in the log, an old index file
+                store.recover()  # what a killed process left: text in the log, an old index file
         except BaseException:
             database.close()
             raise
@@ -117,7 +117,7 @@ class DocumentStore:
         *,
         zone: Zone,
         progress: Callable[[Progress], None] = lambda _: None,
-    ) -> list[Added]:
+    ) -> list[IngestResult]:
         """Files, and folders with all text and Markdown below. Each document is wholly there or not at all.
 
         The same text again changes nothing; the same file with another text replaces the document. Files of one name
@@ -130,7 +130,7 @@ class DocumentStore:
         for file in files:
             if file.explicit:
                 read_file(file)
-        results = [Added(item.name, "skipped", note=item.reason) for item in skipped]
+        results = [IngestResult(item.name, "skipped", note=item.reason) for item in skipped]
         try:
             for i, file in enumerate(files):
                 try:
@@ -138,7 +138,7 @@ class DocumentStore:
                 except ConfigError as error:
                     if file.explicit:
                         raise
-                    results.append(Added(file.name, "skipped", note=str(error)))
+                    results.append(IngestResult(file.name, "skipped", note=str(error)))
                     continue
 
                 def tell(chunk: int, num_chunks: int, i: int = i, name: str = file.name) -> None:
@@ -146,10 +146,10 @@ class DocumentStore:
 
                 results.append(self._add(parsed, zone, tell, file))
         finally:
-            self.settle()
+            self.recover()
         return results
 
-    def add_text(self, name: str, text: str | bytes, *, zone: Zone) -> Added:
+    def add_text(self, name: str, text: str | bytes, *, zone: Zone) -> IngestResult:
         """One document that is no file here; another text of its name that is none either replaces it. Raises
         ConfigError as for a file of that content."""
         _check_zone(zone)
@@ -157,7 +157,7 @@ class DocumentStore:
         try:
             return self._add(parsed, zone, silently)
         finally:
-            self.settle()
+            self.recover()
 
     def remove(self, id_or_name: str) -> int:
         """How many documents went: 0 or 1. Their text and vectors leave the files."""
@@ -170,7 +170,7 @@ class DocumentStore:
                 self._database.bump()
         if gone:
             self._kv.forget(texts)
-            self.settle()
+            self.recover()
         return gone
 
     def reindex(self, tell: Callable[[int, int], None] = silently) -> int:
@@ -191,7 +191,7 @@ class DocumentStore:
                     ((_blob(vector), row[0]) for vector, row in zip(vectors, rows, strict=True)),
                 )
                 self._database.renew()
-            self.settle()
+            self.recover()
             return len(rows)
 
     # ---- asking -----------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class DocumentStore:
     def count(self, selection: Selection = MANAGED) -> int:
         marks = ", ".join("?" * len(selection.collections))
         with self._reading():
-            if selection.among is None:
+            if selection.document_ids is None:
                 row = self._database.execute(
                     f"SELECT count(*) FROM documents WHERE collection IN ({marks})", *selection.collections
                 )
@@ -218,7 +218,7 @@ class DocumentStore:
             ids = self._database.execute(
                 f"SELECT id FROM documents WHERE collection IN ({marks})", *selection.collections
             ).fetchall()
-        return sum(document in selection.among for (document,) in ids)
+        return sum(document in selection.document_ids for (document,) in ids)
 
     @property
     def directory(self) -> Path:
@@ -296,7 +296,7 @@ class DocumentStore:
 
     def _add(
         self, parsed: Parsed, zone: Zone, tell: Callable[[int, int], None], file: FoundFile | None = None
-    ) -> Added:
+    ) -> IngestResult:
         while True:
             with self._reading():
                 known = self._with_text(parsed.sha256)
@@ -312,7 +312,7 @@ class DocumentStore:
 
     def _put(
         self, parsed: Parsed, zone: Zone, chunks: Sequence[Chunk], vectors: Vectors, file: FoundFile | None
-    ) -> Added | None:
+    ) -> IngestResult | None:
         """None: nothing was done, for the document this was a copy of has gone meanwhile."""
         source = b"" if file is None else file.source
         with self._writing():
@@ -325,7 +325,7 @@ class DocumentStore:
             if known and before and known.id == before.id:
                 if known.zone != zone:
                     self._database.execute("UPDATE documents SET zone = ? WHERE id = ?", zone, known.id)
-                return Added(known.name, "unchanged", known.id, known.num_chunks)
+                return IngestResult(known.name, "unchanged", known.id, known.num_chunks)
             if not known and not chunks:
                 return None
             name = before.name if before else self._free_name([parsed.name] if file is None else file.names())
@@ -336,7 +336,9 @@ class DocumentStore:
                 if before:
                     self._database.bump()
                     self._kv.forget(texts)
-                return Added(parsed.name, "duplicate", known.id, known.num_chunks, f"the same text as {known.name}")
+                return IngestResult(
+                    parsed.name, "duplicate", known.id, known.num_chunks, f"the same text as {known.name}"
+                )
             document = f"doc-{parsed.sha256[:24]}"
             insert(
                 self._database,
@@ -347,7 +349,7 @@ class DocumentStore:
             )
         self._kv.forget(texts)
         note = "" if before or name == parsed.name else f"{parsed.name} is the name of another file's document"
-        return Added(name, "replaced" if before else "added", document, len(chunks), note)
+        return IngestResult(name, "replaced" if before else "added", document, len(chunks), note)
 
     def _of_source(self, name: str, source: bytes) -> Document | None:
         """What was read of this file before; of a text that is no file, what has its name."""
@@ -376,7 +378,7 @@ class DocumentStore:
     def _embed(self, texts: Sequence[str], tell: Callable[[int, int], None]) -> Vectors:
         return embed_all(self._embedder, texts, tell)
 
-    def settle(self) -> None:
+    def recover(self) -> None:
         """After a change: empty the log, so that removed text is gone, and write the index file."""
         with self._lock:
             warn_unless_emptied(self._database.checkpoint())

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.errors import ConfigError, RequestError
-from paceline.rag.database import Rows
+from paceline.rag.database import SharedConnection
 from paceline.rag.parse import MAX_NAME
 from paceline.rag.store.paging import Paging, page
 
@@ -44,7 +44,7 @@ class StoredFile:
 class Uploads:
     """Safe to use from several threads; methods wait for the disk."""
 
-    def __init__(self, directory: Path, rows: Rows) -> None:
+    def __init__(self, directory: Path, rows: SharedConnection) -> None:
         """Raises ConfigError when the folder cannot be used."""
         self._folder = directory / FOLDER
         self._rows = rows

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from paceline.errors import ConfigError
 from paceline.rag.chunk import split
-from paceline.rag.database import Database, Rows
+from paceline.rag.database import Database, SharedConnection
 from paceline.rag.embedder import Embedder, embed_all
 from paceline.rag.parse import MAX_BYTES, parse
 from paceline.rag.records import Document, Zone
@@ -51,7 +51,9 @@ class _FullError(Exception):
 class Ingester:
     """Works from `start` to `stop`."""
 
-    def __init__(self, rows: Rows, uploads: Uploads, documents: DocumentStore, embedder: Embedder, zone: Zone) -> None:
+    def __init__(
+        self, rows: SharedConnection, uploads: Uploads, documents: DocumentStore, embedder: Embedder, zone: Zone
+    ) -> None:
         self._rows = rows
         self._uploads = uploads
         self._documents = documents
@@ -79,7 +81,7 @@ class Ingester:
         """There may be something to do."""
         self._wake.set()
 
-    def tidy(self) -> None:
+    def schedule_save(self) -> None:
         """Rows have changed: the index file is to be written, soon."""
         if self._save_at is None:
             self._save_at = time.monotonic() + SAVE_S
@@ -102,7 +104,7 @@ class Ingester:
                     worked = True
                 if worked:  # what files held before may have gone
                     warn_unless_emptied(self._rows.checkpoint())
-                    self.tidy()
+                    self.schedule_save()
                 self._save()
             except Exception:  # a full disk, say
                 _logger.exception("uploaded files could not be read into their stores; trying again in %g s", RETRY_S)
@@ -117,7 +119,7 @@ class Ingester:
         self._save_at = None  # first: what changes from here on is for the next time
         warn_unless_emptied(self._rows.checkpoint())  # once more, where a reader was in the way
         if not self._documents.save_index():
-            self.tidy()
+            self.schedule_save()
 
     def _next(self) -> _Job | None:
         """The oldest file of the owner whose last turn is longest ago: who has many waits for himself only."""

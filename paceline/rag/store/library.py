@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO, TypeVar
 
 from paceline.errors import RequestError
-from paceline.rag.database import Database, Rows
-from paceline.rag.document_kv import FOLDER, KvStore
-from paceline.rag.index.bm25 import fused
+from paceline.rag.database import Database, SharedConnection
+from paceline.rag.document_kv import FOLDER, DocumentKvStore
+from paceline.rag.index.bm25 import rank_fusion
 from paceline.rag.parse import MAX_BYTES, parse
 from paceline.rag.records import Passage, Selection, Zone
 from paceline.rag.store.documents import DocumentStore, warn_unless_emptied
 from paceline.rag.store.files import StoredFile, Uploads
 from paceline.rag.store.filters import Attributes, AttributesOf, Filter
 from paceline.rag.store.ingester import Ingester
-from paceline.rag.store.vector_stores import Attached, Attachment, Batch, VectorStore, VectorStores
+from paceline.rag.store.vector_stores import FileBatch, FileSpec, VectorStore, VectorStoreFile, VectorStores
 
 T = TypeVar("T")
 
@@ -42,14 +42,14 @@ class Library:
         self.zone: Zone = zone
         self._documents = documents
         database = Database(documents.directory, embedder=embedder.name, dimensions=embedder.dimensions)
-        self._rows = Rows(database)
+        self._rows = SharedConnection(database)
         try:
             self.uploads = Uploads(documents.directory, self._rows)
         except BaseException:
             self._rows.close()
             raise
         self.stores = VectorStores(self._rows)
-        self._kv = KvStore(documents.directory / FOLDER, 0)  # only to remove from
+        self._kv = DocumentKvStore(documents.directory / FOLDER, 0)  # only to remove from
         self._ingester = Ingester(self._rows, self.uploads, documents, embedder, zone)
 
     def start(self) -> None:
@@ -70,13 +70,13 @@ class Library:
         self.uploads.path(file_id).unlink(missing_ok=True)
 
     # ---- vector stores ----------------------------------------------------------------------------------------------
-    def create_store(self, owner: str, name: str, metadata: dict[str, str], files: Sequence[Attachment]) -> VectorStore:
+    def create_store(self, owner: str, name: str, metadata: dict[str, str], files: Sequence[FileSpec]) -> VectorStore:
         return self._noticed(self.stores.create(owner, name, metadata, files))
 
-    def attach(self, owner: str, store_id: str, file: Attachment) -> Attached:
+    def attach(self, owner: str, store_id: str, file: FileSpec) -> VectorStoreFile:
         return self._noticed(self.stores.attach(owner, store_id, file))
 
-    def create_batch(self, owner: str, store_id: str, files: Sequence[Attachment]) -> Batch:
+    def create_batch(self, owner: str, store_id: str, files: Sequence[FileSpec]) -> FileBatch:
         return self._noticed(self.stores.create_batch(owner, store_id, files))
 
     def delete_store(self, owner: str, store_id: str) -> None:
@@ -126,7 +126,7 @@ class Library:
             for passage in passages:
                 if passage.chunk_id not in found or passage.score > found[passage.chunk_id].score:
                     found[passage.chunk_id] = passage
-        return [_hit(found[chunk_id], attributes) for chunk_id in fused(*rankings)[:k]]
+        return [_hit(found[chunk_id], attributes) for chunk_id in rank_fusion(*rankings)[:k]]
 
     # ---- inside -----------------------------------------------------------------------------------------------------
     def _forget(self, texts: set[str]) -> None:
@@ -134,7 +134,7 @@ class Library:
         self._kv.forget(texts)
         warn_unless_emptied(self._rows.checkpoint())
         self._documents.drop_index_file()
-        self._ingester.tidy()
+        self._ingester.schedule_save()
 
     def _noticed(self, result: T) -> T:
         self._ingester.notify()

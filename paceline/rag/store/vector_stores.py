@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from paceline.errors import RequestError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS
-from paceline.rag.database import Database, Rows
+from paceline.rag.database import Database, SharedConnection
 from paceline.rag.document_kv import text_hash
 from paceline.rag.records import DEFAULT_COLLECTION, Selection, titled
 from paceline.rag.store.files import missing
@@ -62,7 +62,7 @@ class VectorStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
+class FileSpec:
     """What is to be attached: a file, and how it is to be read."""
 
     file: str
@@ -72,7 +72,7 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
-class Attached:
+class VectorStoreFile:
     """A file in a store."""
 
     file: str
@@ -88,7 +88,7 @@ class Attached:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class FileBatch:
     id: str
     store: str
     created_at: float
@@ -99,11 +99,11 @@ class Batch:
 class VectorStores:
     """Safe to use from several threads. Every method raises RequestError (404) for what the owner has not."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: SharedConnection) -> None:
         self._rows = rows
 
     # ---- stores -----------------------------------------------------------------------------------------------------
-    def create(self, owner: str, name: str, metadata: Mapping[str, str], files: Sequence[Attachment]) -> VectorStore:
+    def create(self, owner: str, name: str, metadata: Mapping[str, str], files: Sequence[FileSpec]) -> VectorStore:
         store_id, now = f"vs_{secrets.token_hex(16)}", time.time()
         with self._rows.writing() as database:
             (count,) = database.execute("SELECT count(*) FROM vector_stores WHERE owner = ?", owner).fetchone()
@@ -148,21 +148,21 @@ class VectorStores:
         return texts
 
     # ---- their files ------------------------------------------------------------------------------------------------
-    def attach(self, owner: str, store_id: str, file: Attachment) -> Attached:
+    def attach(self, owner: str, store_id: str, file: FileSpec) -> VectorStoreFile:
         """What has been read of the file before can be found until it has been read anew."""
         with self._rows.writing() as database:
             _check(database, owner, store_id)
             _attach(database, owner, store_id, [file], "", "file_id")
             return _attached(database, store_id, file.file)
 
-    def attached(self, owner: str, store_id: str, file_id: str) -> Attached:
+    def attached(self, owner: str, store_id: str, file_id: str) -> VectorStoreFile:
         with self._rows.reading() as database:
             _check(database, owner, store_id)
             return _attached(database, store_id, file_id)
 
     def files(
         self, owner: str, store_id: str, paging: Paging, *, status: Status | None = None, batch: str | None = None
-    ) -> tuple[list[Attached], bool]:
+    ) -> tuple[list[VectorStoreFile], bool]:
         source, parameters = f"SELECT {_ATTACHED} FROM attached WHERE store = ?", [store_id]
         for column, value in (("status", status), ("batch", batch)):
             if value is not None:
@@ -174,7 +174,7 @@ class VectorStores:
             rows, more = page(database, source, list(parameters), paging, key="file")
         return [_record(row) for row in rows], more
 
-    def modify_file(self, owner: str, store_id: str, file_id: str, attributes: Attributes) -> Attached:
+    def modify_file(self, owner: str, store_id: str, file_id: str, attributes: Attributes) -> VectorStoreFile:
         with self._rows.writing() as database:
             _check(database, owner, store_id)
             _attached(database, store_id, file_id)
@@ -203,7 +203,7 @@ class VectorStores:
         return texts
 
     # ---- batches ----------------------------------------------------------------------------------------------------
-    def create_batch(self, owner: str, store_id: str, files: Sequence[Attachment]) -> Batch:
+    def create_batch(self, owner: str, store_id: str, files: Sequence[FileSpec]) -> FileBatch:
         batch_id = f"vsfb_{secrets.token_hex(16)}"
         with self._rows.writing() as database:
             _check(database, owner, store_id)
@@ -214,12 +214,12 @@ class VectorStores:
             _attach(database, owner, store_id, files, batch_id, "file_ids")
             return _batch(database, store_id, batch_id)
 
-    def batch(self, owner: str, store_id: str, batch_id: str) -> Batch:
+    def batch(self, owner: str, store_id: str, batch_id: str) -> FileBatch:
         with self._rows.reading() as database:
             _check(database, owner, store_id)
             return _batch(database, store_id, batch_id)
 
-    def cancel_batch(self, owner: str, store_id: str, batch_id: str) -> Batch:
+    def cancel_batch(self, owner: str, store_id: str, batch_id: str) -> FileBatch:
         """What has been read stays; what has not is cancelled."""
         with self._rows.writing() as database:
             _check(database, owner, store_id)
@@ -318,16 +318,16 @@ def _counts(database: Database, where: str, parameter: str) -> Counts:
     return Counts(**dict(rows))
 
 
-def _batch(database: Database, store_id: str, batch_id: str) -> Batch:
+def _batch(database: Database, store_id: str, batch_id: str) -> FileBatch:
     row = database.execute(
         "SELECT created_at, cancelled FROM file_batches WHERE store = ? AND id = ?", store_id, batch_id
     ).fetchone()
     if row is None:
         raise missing("file batch", batch_id)
-    return Batch(batch_id, store_id, row[0], bool(row[1]), _counts(database, "batch = ?", batch_id))
+    return FileBatch(batch_id, store_id, row[0], bool(row[1]), _counts(database, "batch = ?", batch_id))
 
 
-def _attached(database: Database, store_id: str, file_id: str) -> Attached:
+def _attached(database: Database, store_id: str, file_id: str) -> VectorStoreFile:
     row = database.execute(
         f"SELECT {_ATTACHED} FROM attached WHERE store = ? AND file = ?", store_id, file_id
     ).fetchone()
@@ -336,13 +336,13 @@ def _attached(database: Database, store_id: str, file_id: str) -> Attached:
     return _record(row[1:])
 
 
-def _record(row: Sequence[Any]) -> Attached:
+def _record(row: Sequence[Any]) -> VectorStoreFile:
     file, store, created_at, status, code, message, attributes, chunk_tokens, overlap, usage = row
     read = json.loads(attributes)
-    return Attached(file, store, created_at, status, code, message, read, chunk_tokens, overlap, usage)
+    return VectorStoreFile(file, store, created_at, status, code, message, read, chunk_tokens, overlap, usage)
 
 
-def _attach(database: Database, owner: str, store_id: str, files: Sequence[Attachment], batch: str, param: str) -> None:
+def _attach(database: Database, owner: str, store_id: str, files: Sequence[FileSpec], batch: str, param: str) -> None:
     for file in files:
         row = database.execute("SELECT 1 FROM files WHERE owner = ? AND id = ?", owner, file.file).fetchone()
         if row is None:

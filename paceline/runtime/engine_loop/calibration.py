@@ -11,7 +11,7 @@ from typing import Final
 
 from paceline.core.batching.segment import Segment
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.executor import Control
+from paceline.runtime.engine_loop.executor import SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 
 log = logging.getLogger("paceline.engine")
@@ -42,11 +42,11 @@ async def forward_times(worker: EngineWorker) -> list[Timed]:
                 await worker.compute(Segment(seq, PREFIX, (_TOKEN,) * rows, logits="all"))
                 if turn:
                     found.append((rows, loop.time() - asked))
-                worker.control(Control.truncate(seq, PREFIX))
+                worker.control(SequenceOp.truncate(seq, PREFIX))
             if loop.time() - began > MOST_S:
                 break
     except EngineError as error:
         log.info("forwards could not be timed: %s", error)
     finally:
-        worker.control(Control.release(seq))
+        worker.control(SequenceOp.release(seq))
     return found

@@ -12,17 +12,17 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Segment
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine, LoadedModel, ModelInfo
 from paceline.errors import EngineError, PacelineError
-from paceline.rag.document_kv import KvKey, KvStore, text_hash
+from paceline.rag.document_kv import DocumentKvStore, KvKey, text_hash
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.engine_loop.executor import Control
-from paceline.runtime.engine_loop.prefix_reuse import Prefix
+from paceline.runtime.engine_loop.executor import SequenceOp
+from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
 
 log = logging.getLogger("paceline.node")
@@ -38,10 +38,12 @@ def kv_key(model: ModelInfo, passage: Passage, tokens: tuple[int, ...]) -> KvKey
     return KvKey(text_hash(passages_text(passage)), f"{model.fingerprint} {model.dtype} {model.backend}", tokens)
 
 
-class DocumentKv:
+class DocumentPrefiller:
     """`prefix` may be called on any thread, the rest belongs to the event loop. Close it after the worker."""
 
-    def __init__(self, files: KvStore, documents: DocumentStore, worker: EngineWorker, model: LoadedModel) -> None:
+    def __init__(
+        self, files: DocumentKvStore, documents: DocumentStore, worker: EngineWorker, model: LoadedModel
+    ) -> None:
         info = model.engine.info
         self._files = files
         self._documents = documents
@@ -57,15 +59,15 @@ class DocumentKv:
         """Waits for what is being written."""
         self._writer.shutdown()
 
-    def prefix(self, passage: Passage, tokens: tuple[int, ...]) -> Prefix:
+    def prefix(self, passage: Passage, tokens: tuple[int, ...]) -> StoredPrefix:
         """What prompts about this passage begin with: as it is stored, or to be stored when it has been computed."""
         key = kv_key(self._info, passage, tokens)
         rows = self._files.get(key)
         if rows is not None:
-            return Prefix(tokens, rows)
-        return Prefix(tokens, keep=lambda computed: self._keep(key, passage.chunk_id, computed))
+            return StoredPrefix(tokens, rows)
+        return StoredPrefix(tokens, keep=lambda computed: self._keep(key, passage.chunk_id, computed))
 
-    async def catch_up(self, busy: Callable[[], bool]) -> int:
+    async def prefill_missing(self, busy: Callable[[], bool]) -> int:
         """Compute what is missing of all documents, a passage at a time, until `busy`. Returns how many that were.
 
         Ends too when the folder is full: then what is used stays, and nothing is computed on suspicion.
@@ -118,19 +120,19 @@ class DocumentKv:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, self._write_ahead, key, passage.chunk_id, rows)
 
-    async def _prefilled(self, tokens: tuple[int, ...]) -> KvRows | None:
+    async def _prefilled(self, tokens: tuple[int, ...]) -> KvPrefix | None:
         """None where the engine cannot do it, for lack of room or otherwise."""
         seq, loop = self._worker.allocate(), asyncio.get_running_loop()
-        found: asyncio.Future[KvRows | None] = loop.create_future()
+        found: asyncio.Future[KvPrefix | None] = loop.create_future()
 
-        def deliver(rows: KvRows | None) -> None:
+        def deliver(rows: KvPrefix | None) -> None:
             if not found.done():  # cancelled meanwhile
                 found.set_result(rows)
 
         def export(engine: Engine) -> None:
             rows = None
             try:
-                rows = engine.export_rows(seq, tokens)
+                rows = engine.export_kv(seq, tokens)
             finally:
                 loop.call_soon_threadsafe(deliver, rows)
 
@@ -138,13 +140,13 @@ class DocumentKv:
             if isinstance(result, EngineError):
                 deliver(None)
             else:
-                self._worker.control(Control(seq, None, export))
+                self._worker.control(SequenceOp(seq, None, export))
 
         try:
             self._worker.forward(Segment(seq, 0, tokens, logits="none"), answered)
             return await found
         finally:
-            self._worker.control(Control.release(seq))
+            self._worker.control(SequenceOp.release(seq))
 
     def _any_key(self, passage: Passage) -> KvKey | None:
         """Of the passage behind the preamble that a first question would have; None where it cannot be read so."""
@@ -155,14 +157,14 @@ class DocumentKv:
         tokens = (*preamble, *document)
         return kv_key(self._info, passage, tokens) if 0 < len(tokens) < self._info.max_positions else None
 
-    def _write_ahead(self, key: KvKey, chunk_id: int, rows: KvRows) -> bool:
+    def _write_ahead(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> bool:
         """False, and nothing written, where something else would have to go for it."""
         if not self._files.has_room(rows):
             return False
         self._write(key, chunk_id, rows)
         return True
 
-    def _keep(self, key: KvKey, chunk_id: int, rows: KvRows) -> None:
+    def _keep(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> None:
         """On the engine's thread: hand over and return."""
         with self._lock:
             if key in self._waiting or sum(self._waiting.values()) + rows.num_bytes > _MAX_WAITING:
@@ -170,7 +172,7 @@ class DocumentKv:
             self._waiting[key] = rows.num_bytes
         self._writer.submit(self._write_waiting, key, chunk_id, rows)
 
-    def _write_waiting(self, key: KvKey, chunk_id: int, rows: KvRows) -> None:
+    def _write_waiting(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> None:
         try:
             self._write(key, chunk_id, rows)
         except Exception:
@@ -179,7 +181,7 @@ class DocumentKv:
             with self._lock:
                 del self._waiting[key]
 
-    def _write(self, key: KvKey, chunk_id: int, rows: KvRows) -> None:
+    def _write(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> None:
         # A document that is removed while its rows are written must not leave them behind.
         if self._documents.holds(chunk_id) and self._files.put(key, rows) and not self._documents.holds(chunk_id):
             self._files.forget([key.text])

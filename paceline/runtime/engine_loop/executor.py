@@ -9,12 +9,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.core.batching.scheduler import Group, Piece, Scheduled, StepScheduler
-from paceline.core.batching.segment import Batch, Segment, SeqId, Step
+from paceline.core.batching.scheduler import Group, ScheduledSegment, Scheduler, SchedulerOutput
+from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.prefix_reuse import Prefix, Prefixes
+from paceline.runtime.engine_loop.prefix_reuse import PrefixReuse, StoredPrefix
 
 log = logging.getLogger("paceline.engine")
 
@@ -26,7 +26,7 @@ MAX_SEGMENTS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class SequenceOp:
     """Something to do to a sequence between two steps. Rows from `from_row` on that have not run are void.
 
     None: none are void, and it is done once they have run; what is asked for after it waits for that as well.
@@ -37,31 +37,31 @@ class Control:
     act: Callable[[Engine], None]
 
     @staticmethod
-    def truncate(seq: SeqId, length: int) -> Control:
+    def truncate(seq: SeqId, length: int) -> SequenceOp:
         def act(engine: Engine) -> None:
             if engine.length(seq) > length:  # the forward that would have written the rows may never have run
                 engine.truncate(seq, length)
 
-        return Control(seq, length, act)
+        return SequenceOp(seq, length, act)
 
     @staticmethod
-    def commit(seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> Control:
-        return Control(seq, None, lambda engine: engine.commit(seq, keep, rest))
+    def commit(seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> SequenceOp:
+        return SequenceOp(seq, None, lambda engine: engine.commit(seq, keep, rest))
 
     @staticmethod
-    def release(seq: SeqId) -> Control:
-        return Control(seq, 0, lambda engine: engine.release(seq))
+    def release(seq: SeqId) -> SequenceOp:
+        return SequenceOp(seq, 0, lambda engine: engine.release(seq))
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ForwardRequest:
     segment: Segment
     answer: Answer
-    prefix: Prefix | None = None  # what the segment may begin with, if it is a whole prompt
+    prefix: StoredPrefix | None = None  # what the segment may begin with, if it is a whole prompt
     group: Group | None = None  # of sequences that end together
 
 
-class Steps:
+class StepExecutor:
     """`take` between steps only; `next` chooses a step's batch and `run` executes it.
 
     A segment the engine refuses fails alone; a fault in the engine fails its step, and nothing else.
@@ -69,15 +69,15 @@ class Steps:
 
     def __init__(self, engine: Engine, *, token_budget: int = TOKEN_BUDGET) -> None:
         self.engine = engine
-        self._scheduler = StepScheduler(token_budget, MAX_SEGMENTS, block_size=engine.block_rows)
+        self._scheduler = Scheduler(token_budget, MAX_SEGMENTS, block_size=engine.block_size)
         self._next_key = 0
         self._answers: dict[int, Answer] = {}
         self._parts: dict[int, list[Dist]] = {}  # of segments that the scheduler has cut
-        self._after: dict[int, list[Control]] = {}  # what waits for a segment, by its key
-        self._prefixes = Prefixes(engine)
+        self._after: dict[int, list[SequenceOp]] = {}  # what waits for a segment, by its key
+        self._prefixes = PrefixReuse(engine)
         self.steps = 0  # forward passes so far
         self.rows = 0  # rows in them
-        self.last = Step()  # what ran together last
+        self.last = StepSize()  # what ran together last
 
     @property
     def adopted(self) -> int:
@@ -96,8 +96,8 @@ class Steps:
         """Does it wait for memory, not for its turn? As of the last step; may be asked from any thread."""
         return self._scheduler.lacks_memory(group)
 
-    def take(self, item: Control | Request) -> None:
-        if isinstance(item, Request):
+    def submit(self, item: SequenceOp | ForwardRequest) -> None:
+        if isinstance(item, ForwardRequest):
             self._next_key += 1
             self._answers[self._next_key] = item.answer
             self._parts[self._next_key] = []
@@ -117,30 +117,30 @@ class Steps:
         """Does a commit wait for a segment of this sequence? Then rows are counted as they will be after it."""
         return any(control.seq == seq for controls in self._after.values() for control in controls)
 
-    def _act(self, control: Control) -> None:
+    def _act(self, control: SequenceOp) -> None:
         try:
             control.act(self.engine)
         except Exception:  # the thread must live; the sequence's next segment will be refused
             log.exception("could not change sequence %s", control.seq)
 
-    def next(self) -> Scheduled | None:
+    def next(self) -> SchedulerOutput | None:
         """The next step; None when nothing is pending or nothing fits before something is released."""
-        return self._scheduler.next_batch(self.engine.free_rows(), self.engine.length)
+        return self._scheduler.schedule(self.engine.free_rows(), self.engine.length)
 
-    def run(self, scheduled: Scheduled) -> Answers:
+    def run(self, scheduled: SchedulerOutput) -> Answers:
         answers: Answers = [
             (self._forget(key), EngineError("the request does not fit in the engine's memory"))
-            for key in scheduled.refused
+            for key in scheduled.rejected
         ]
-        if not scheduled.pieces:
+        if not scheduled.segments:
             return answers
-        return answers + self._forward(self._prefixes.adopt(scheduled.pieces))
+        return answers + self._forward(self._prefixes.adopt(scheduled.segments))
 
-    def settle(self) -> None:
+    def export_prefixes(self) -> None:
         """After the answers of a step are out and before anything else is taken: what can wait until then."""
         self._prefixes.export()
 
-    def _forward(self, pieces: tuple[Piece, ...]) -> Answers:
+    def _forward(self, pieces: tuple[ScheduledSegment, ...]) -> Answers:
         batch = Batch(tuple(piece.segment for piece in pieces))
         try:
             output = self.engine.forward(batch)
@@ -155,7 +155,7 @@ class Steps:
             return self._fail(pieces, EngineError(f"the engine failed: {fault}"))
         self.steps += 1
         self.rows += batch.num_rows
-        self.last = Step(batch.num_rows, len(pieces))
+        self.last = StepSize(batch.num_rows, len(pieces))
         answers: Answers = []
         for piece, dists in zip(pieces, output.dists, strict=True):
             self._parts[piece.key].extend(dists)
@@ -167,7 +167,7 @@ class Steps:
                 answers.append((self._forget(piece.key), parts))
         return answers
 
-    def _fail(self, pieces: tuple[Piece, ...], error: EngineError) -> Answers:
+    def _fail(self, pieces: tuple[ScheduledSegment, ...], error: EngineError) -> Answers:
         """These, and what was to follow them in their sequences."""
         failed = {piece.key for piece in pieces}
         for piece in pieces:

@@ -11,38 +11,38 @@ from dataclasses import dataclass
 
 from paceline.errors import RequestError
 from paceline.strategies.base import Branch
-from paceline.strategies.decoding.branch_decoder import MAX_OPEN
+from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS
 
 MANY = 256  # output tokens: an answer that may be so long is better off with drafts than with more tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class MemoryClaim:
     rows: int  # of all branches together, in whole blocks; 0 where memory has no bound
     tokens: int  # output tokens that fit in them
     drafts: bool  # do drafts fit, too?
 
 
-def claim(capacity: int | None, block_rows: int, prompts: Sequence[int], tokens: int) -> Claim | None:
+def claim(capacity: int | None, block_size: int, prompts: Sequence[int], tokens: int) -> MemoryClaim | None:
     """What branches with prompts of so many rows claim for `tokens` output tokens, at least 1, or for as many as fit.
 
     capacity: rows of the engine, None without a bound. None: not even one token fits.
     """
     if capacity is None:
-        return Claim(0, tokens, drafts=True)
-    for open_rows in (MAX_OPEN, 0):
-        fixed = sum(prompt + open_rows + block_rows - 1 for prompt in prompts)  # the last block may be begun only
+        return MemoryClaim(0, tokens, drafts=True)
+    for open_rows in (MAX_OPEN_ROWS, 0):
+        fixed = sum(prompt + open_rows + block_size - 1 for prompt in prompts)  # the last block may be begun only
         fitting = min(tokens, (capacity - fixed) // len(prompts))
         least = min(tokens, MANY) if open_rows else 1
         if fitting >= least:
-            return Claim(fixed + fitting * len(prompts), fitting, drafts=open_rows > 0)
+            return MemoryClaim(fixed + fitting * len(prompts), fitting, drafts=open_rows > 0)
     return None
 
 
-def claim_or_refuse(capacity: int | None, block_rows: int, branches: Sequence[Branch], tokens: int) -> Claim:
+def claim_or_refuse(capacity: int | None, block_size: int, branches: Sequence[Branch], tokens: int) -> MemoryClaim:
     """What an answer of these branches claims. Raises RequestError (400) where its prompts alone do not fit."""
     prompts = [len(branch.prompt) for branch in branches]
-    share = claim(capacity, block_rows, prompts, tokens)
+    share = claim(capacity, block_size, prompts, tokens)
     if share is None:
         raise RequestError(
             f"This server has memory for {capacity} tokens, and the prompt with its {len(prompts)} documents takes "

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.core.batching.kv_prefix import KvRows
-from paceline.core.batching.scheduler import Piece
+from paceline.core.batching.kv_prefix import KvPrefix
+from paceline.core.batching.scheduler import ScheduledSegment
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.engine.base import Engine
 from paceline.errors import EngineError
@@ -19,12 +19,12 @@ log = logging.getLogger("paceline.engine")
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class StoredPrefix:
     """Preamble and document."""
 
     tokens: tuple[int, ...]
-    rows: KvRows | None = None  # as they were stored
-    keep: Callable[[KvRows], None] | None = None  # where to put them once computed; on the engine's thread, at once
+    rows: KvPrefix | None = None  # as they were stored
+    keep: Callable[[KvPrefix], None] | None = None  # where to put them once computed; on the engine's thread, at once
 
     def begins(self, segment: Segment) -> bool:
         """Is it the start of this segment, with something left to compute?"""
@@ -33,17 +33,17 @@ class Prefix:
         return whole and rows < len(segment.tokens) and segment.tokens[:rows] == self.tokens
 
 
-class Prefixes:
+class PrefixReuse:
     """Of the requests that one `Steps` holds, by its keys."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._adopting: dict[int, KvRows] = {}
-        self._keeping: dict[int, Prefix] = {}
-        self._computed: list[tuple[SeqId, Prefix]] = []
+        self._adopting: dict[int, KvPrefix] = {}
+        self._keeping: dict[int, StoredPrefix] = {}
+        self._computed: list[tuple[SeqId, StoredPrefix]] = []
         self.adopted = 0  # rows so far that were not computed
 
-    def add(self, key: int, segment: Segment, prefix: Prefix | None) -> int:
+    def add(self, key: int, segment: Segment, prefix: StoredPrefix | None) -> int:
         """How many first rows of the segment need not be computed."""
         if prefix is None or not prefix.begins(segment):
             return 0
@@ -54,16 +54,16 @@ class Prefixes:
             self._keeping[key] = prefix
         return 0
 
-    def adopt(self, pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    def adopt(self, pieces: Sequence[ScheduledSegment]) -> tuple[ScheduledSegment, ...]:
         """Give the engine the rows these pieces build on; what it refuses is computed after all."""
         return tuple(self._begun(piece) for piece in pieces)
 
-    def _begun(self, piece: Piece) -> Piece:
+    def _begun(self, piece: ScheduledSegment) -> ScheduledSegment:
         rows, segment = self._adopting.pop(piece.key, None), piece.segment
         if rows is None or segment.start != len(rows.tokens):
             return piece
         try:
-            self._engine.adopt_rows(segment.seq, rows)
+            self._engine.import_kv(segment.seq, rows)
         except EngineError as error:
             log.warning("stored rows of a document are computed again: %s", error)
             whole = Segment(segment.seq, 0, rows.tokens + segment.tokens, None, segment.logits)
@@ -71,7 +71,7 @@ class Prefixes:
         self.adopted += len(rows.tokens)
         return piece
 
-    def done(self, piece: Piece) -> None:
+    def done(self, piece: ScheduledSegment) -> None:
         """The last piece of a request has run."""
         if (prefix := self._keeping.pop(piece.key, None)) is not None:
             self._computed.append((piece.segment.seq, prefix))
@@ -81,7 +81,7 @@ class Prefixes:
         for seq, prefix in self._computed:
             try:
                 if prefix.keep is not None:
-                    prefix.keep(self._engine.export_rows(seq, prefix.tokens))
+                    prefix.keep(self._engine.export_kv(seq, prefix.tokens))
             except Exception as error:  # a document is read without its rows being kept
                 log.warning("the rows of a document cannot be kept: %s", error)
         self._computed.clear()

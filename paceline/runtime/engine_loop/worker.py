@@ -14,18 +14,25 @@ import time
 from collections import deque
 
 from paceline.core.batching.scheduler import Group
-from paceline.core.batching.segment import Segment, SeqId, Step
+from paceline.core.batching.segment import Segment, SeqId, StepSize
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.executor import TOKEN_BUDGET, Answer, Answers, Control, Request, Steps
-from paceline.runtime.engine_loop.prefix_reuse import Prefix
+from paceline.runtime.engine_loop.executor import (
+    TOKEN_BUDGET,
+    Answer,
+    Answers,
+    ForwardRequest,
+    SequenceOp,
+    StepExecutor,
+)
+from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 
 log = logging.getLogger("paceline.engine")
 
 
 IDLE_S = 1.0  # without work, until the engine is asked to check itself
-PATIENCE_S = 0.002  # at least, for those who have just been answered; at most what the last step took
+BATCHING_WAIT_S = 0.002  # at least, for those who have just been answered; at most what the last step took
 
 
 class EngineWorker:
@@ -35,13 +42,13 @@ class EngineWorker:
     """
 
     def __init__(self, engine: Engine, *, token_budget: int = TOKEN_BUDGET) -> None:
-        self.steps = Steps(engine, token_budget=token_budget)  # its counters may be read from anywhere
-        self.answered = Step()  # which the answer being delivered comes from; on the loop
+        self.steps = StepExecutor(engine, token_budget=token_budget)  # its counters may be read from anywhere
+        self.answered = StepSize()  # which the answer being delivered comes from; on the loop
         self.capacity = engine.free_rows()  # rows of KV in all; None without a bound
         self._next_seq = 0
         self._next_group = 0
-        self._outbox: list[Control | Request] = []  # this turn's, on the loop
-        self._inbox: deque[Control | Request] = deque()  # the thread's, under the condition
+        self._outbox: list[SequenceOp | ForwardRequest] = []  # this turn's, on the loop
+        self._inbox: deque[SequenceOp | ForwardRequest] = deque()  # the thread's, under the condition
         self._wanted = threading.Condition()
         self._delivering = 0  # steps whose answers are out, and whose sessions have not gone on yet
         self._stopping = False
@@ -82,9 +89,9 @@ class EngineWorker:
         return self.steps.lacks_memory(group)
 
     def forward(
-        self, segment: Segment, answer: Answer, prefix: Prefix | None = None, group: Group | None = None
+        self, segment: Segment, answer: Answer, prefix: StoredPrefix | None = None, group: Group | None = None
     ) -> None:
-        self._submit(Request(segment, answer, prefix, group))
+        self._submit(ForwardRequest(segment, answer, prefix, group))
 
     async def compute(self, segment: Segment, group: Group | None = None) -> tuple[Dist, ...]:
         """The laws of a segment's rows. Raises EngineError. Who stops waiting frees the rows himself."""
@@ -101,10 +108,10 @@ class EngineWorker:
         self.forward(segment, answer, group=group)
         return await answered
 
-    def control(self, control: Control) -> None:
+    def control(self, control: SequenceOp) -> None:
         self._submit(control)
 
-    def _submit(self, item: Control | Request) -> None:
+    def _submit(self, item: SequenceOp | ForwardRequest) -> None:
         assert self._loop is not None, "the worker has not been started"
         if not self._outbox:
             self._loop.call_soon(self._flush)
@@ -122,7 +129,7 @@ class EngineWorker:
             self._delivering -= 1
         self._flush()
 
-    def _deliver(self, answers: Answers, step: Step) -> None:
+    def _deliver(self, answers: Answers, step: StepSize) -> None:
         self.answered = step
         for answer, result in answers:
             try:
@@ -145,11 +152,11 @@ class EngineWorker:
                     idle = False
                 if self._delivering and (self._inbox or moved):
                     # A busy loop must not hold the engine up for longer than a step apart would take.
-                    self._wanted.wait_for(self._has_gone_on, max(seconds, PATIENCE_S))
+                    self._wanted.wait_for(self._has_gone_on, max(seconds, BATCHING_WAIT_S))
                 items = list(self._inbox)
                 self._inbox.clear()
             for item in items:
-                self.steps.take(item)
+                self.steps.submit(item)
             if self._stopping:
                 return
             if idle and not checked and self.steps.idle:
@@ -166,7 +173,7 @@ class EngineWorker:
                 with self._wanted:
                     self._delivering += 1
                 self._loop.call_soon_threadsafe(self._deliver, answers, self.steps.last)
-                self.steps.settle()
+                self.steps.export_prefixes()
 
     def _has_gone_on(self) -> bool:
         return self._stopping or not self._delivering

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from paceline.errors import LinkClosed, RemoteProtocolError
 from paceline.runtime.link.transport import CLOSE_TIMEOUT_S, Transport, TransportClosed
 from paceline.wire.close_codes import CloseCode, clipped
-from paceline.wire.effects import Authenticate, Deliver, Down, Effect, Outgoing, Transmit, Up, WakeAt
+from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, Outgoing, Transmit, WakeAt
 from paceline.wire.link import LinkMachine
-from paceline.wire.messages import CloseSession, Found, Hello, OpenSession, SessionMessage, Welcome
+from paceline.wire.messages import CloseSession, Hello, OpenSession, RetrievedPassages, SessionMessage, Welcome
 
 log = logging.getLogger("paceline.link")
 
-SessionHandler = Callable[[SessionMessage | Found | CloseSession], object]  # what it returns is ignored
+SessionHandler = Callable[[SessionMessage | RetrievedPassages | CloseSession], object]  # what it returns is ignored
 Authenticator = Callable[[Hello], Awaitable[CloseCode | None]]  # None admits; never raises for a bad credential
 
 MAX_QUEUED_BYTES = 4 << 20  # waiting to be sent; a peer slower than that is let go
@@ -56,7 +56,7 @@ class Link:
         self._more = asyncio.Event()  # something to send, or closed
         self._to_check: asyncio.Queue[Hello] = asyncio.Queue(maxsize=1)  # the machine asks once
         self._timer: asyncio.TimerHandle | None = None
-        self._parting: Down | None = None
+        self._parting: Disconnected | None = None
         self._running = False
         self._finished = asyncio.Event()
 
@@ -131,7 +131,7 @@ class Link:
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(self._write())
                 others = [tasks.create_task(self._read()), tasks.create_task(self._check())]
-                self._apply(self._machine.opened(loop.time()))
+                self._apply(self._machine.connection_made(loop.time()))
                 await self.closed.wait()
                 for task in others:
                     task.cancel()
@@ -166,11 +166,11 @@ class Link:
                     self._wake_at(time)
                 case Authenticate(hello):
                     self._to_check.put_nowait(hello)
-                case Up():
+                case Connected():
                     self.up.set()
                     if self._on_up is not None:
                         self._on_up(self)
-                case Down():
+                case Disconnected():
                     self._go_down(effect)
 
     def _queue(self, data: bytes) -> None:
@@ -211,7 +211,7 @@ class Link:
     def _woke(self) -> None:
         self._apply(self._machine.tick(asyncio.get_running_loop().time()))
 
-    def _go_down(self, down: Down) -> None:
+    def _go_down(self, down: Disconnected) -> None:
         self.close_code, self.close_reason, self._parting = down.code, down.reason, down
         if self._timer is not None:
             self._timer.cancel()
@@ -230,7 +230,7 @@ class Link:
             while not self.closed.is_set():
                 self._apply(self._machine.received(await self._transport.recv_bytes(), loop.time()))
         except TransportClosed as gone:
-            self._apply(self._machine.closed(gone.code, gone.reason))
+            self._apply(self._machine.connection_lost(gone.code, gone.reason))
         except RemoteProtocolError as error:
             self._apply(self._machine.close(error.close_code, str(error)))
 
@@ -247,7 +247,7 @@ class Link:
                     self._outgoing.popleft()
                     self._queued_bytes -= len(data)
         except TransportClosed as gone:
-            self._apply(self._machine.closed(gone.code, gone.reason))
+            self._apply(self._machine.connection_lost(gone.code, gone.reason))
 
     async def _check(self) -> None:
         hello = await self._to_check.get()

@@ -196,7 +196,7 @@ class TableStore:
     def num_bytes(self) -> int:
         """Of all tables in memory."""
         tables = [self._base, *self._tables.values()]
-        return sum(each.num_bytes for table in tables for each in (table, table.pairs) if each is not None)
+        return sum(each.num_bytes for table in tables for each in (table, table.bigrams) if each is not None)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
     def _new(self, base: LookupTable | None = None) -> LookupTable:

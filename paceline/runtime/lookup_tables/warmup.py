@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.drafting.lookup_table import K, LookupTable, pair_key
+from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
 from paceline.engine.base import Engine, LoadedModel
 from paceline.errors import ConfigError
 
@@ -85,10 +85,12 @@ def _learn(engine: Engine, table: LookupTable, start: int, before: int, rows: Se
     output = engine.forward(Batch((Segment(_SEQ, start, tuple(rows), logits="all"),)))
     for token, dist in zip(rows, output.dists[0], strict=True):
         # What an engine's vocabulary is padded with means nothing.
-        ids, probs = zip(*((each, prob) for each, prob in dist.top(K) if each < table.vocab_size), strict=True)
+        ids, probs = zip(
+            *((each, prob) for each, prob in dist.top(NUM_SUCCESSORS) if each < table.vocab_size), strict=True
+        )
         table.blend(token, ids, probs, WEIGHT)
-        if table.pairs is not None and before >= 0:
-            table.pairs.blend(pair_key(before, token), ids, probs, WEIGHT)
+        if table.bigrams is not None and before >= 0:
+            table.bigrams.blend(bigram_key(before, token), ids, probs, WEIGHT)
         before = token
     return output.dists[0][-1].argmax()
 

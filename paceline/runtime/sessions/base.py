@@ -14,8 +14,8 @@ from paceline.core.batching.scheduler import Group
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.errors import EngineError, LinkClosed, PacelineError
-from paceline.runtime.engine_loop.executor import Control
-from paceline.runtime.engine_loop.prefix_reuse import Prefix
+from paceline.runtime.engine_loop.executor import SequenceOp
+from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.sessions.driver import Driver
@@ -32,11 +32,11 @@ from paceline.strategies.base import (
     Retrieved,
     Scored,
     Started,
-    Woke,
+    TimerFired,
 )
 from paceline.wire.messages import (
     CloseSession,
-    Found,
+    RetrievedPassages,
     SessionMessage,
 )
 
@@ -55,7 +55,7 @@ class Session(ABC):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._driver = Driver(machine, self)
-        self._prefixes: Sequence[Prefix] = ()  # what its prompts begin with
+        self._prefixes: Sequence[StoredPrefix] = ()  # what its prompts begin with
         self._group: Group | None = None  # of its sequences, once it is known what they claim
         self._cached = 0  # tokens that one prompt begins with and that need not be computed, at most
         self.link: Link | None = None
@@ -95,13 +95,13 @@ class Session(ABC):
         self._worker.forward(segment, answer, prefix, self._group)
 
     def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:
-        self._worker.control(Control.commit(seq, keep, rest))
+        self._worker.control(SequenceOp.commit(seq, keep, rest))
 
     def truncate(self, seq: SeqId, length: int) -> None:
-        self._worker.control(Control.truncate(seq, length))
+        self._worker.control(SequenceOp.truncate(seq, length))
 
     def release(self, seq: SeqId) -> None:
-        self._worker.control(Control.release(seq))
+        self._worker.control(SequenceOp.release(seq))
 
     def send(self, message: SessionMessage) -> None:
         if self._number is not None:  # else the link was lost in the same breath; the machine hears of it next
@@ -114,7 +114,7 @@ class Session(ABC):
 
     def _woke(self) -> None:
         known = (None, None) if self.link is None else (self.link.rtt, self.link.bandwidth)
-        self.deliver(Woke(self._loop.time(), *known))
+        self.deliver(TimerFired(self._loop.time(), *known))
 
     @abstractmethod
     def emit(self, token: Emit) -> None: ...
@@ -132,7 +132,7 @@ class Session(ABC):
         self._end(finish.reason)
 
     # ---- shared -----------------------------------------------------------------------------------------------------
-    def _post(self, message: SessionMessage | CloseSession | Found) -> None:
+    def _post(self, message: SessionMessage | CloseSession | RetrievedPassages) -> None:
         if self.link is None:
             return
         with contextlib.suppress(LinkClosed):  # the node will say so with `link_lost`, once for all its sessions
@@ -173,7 +173,13 @@ class PeerSession(Session):
         self.deliver(Started(self._loop.time()))
 
     def retrieved(
-        self, branches: Sequence[Branch], room: int, found: Found, prefixes: Sequence[Prefix] = (), *, claim: int = 0
+        self,
+        branches: Sequence[Branch],
+        room: int,
+        found: RetrievedPassages,
+        prefixes: Sequence[StoredPrefix] = (),
+        *,
+        claim: int = 0,
     ) -> None:
         """claim: rows that all branches take together at most."""
         if not self._driver.finished and self._number is not None:
@@ -212,11 +218,11 @@ class PeerSession(Session):
         self.link, self._number = None, None
         self.deliver(LinkLost())
 
-    def _heard(self, message: SessionMessage | Found | CloseSession) -> None:
+    def _heard(self, message: SessionMessage | RetrievedPassages | CloseSession) -> None:
         match message:
             case CloseSession():
                 self.deliver(Cancelled("cancelled"))
-            case Found():
+            case RetrievedPassages():
                 pass  # the client is not here
             case _:
                 self.deliver(Received(message, self._loop.time()))

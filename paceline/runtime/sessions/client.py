@@ -12,10 +12,10 @@ from typing import Final
 from paceline.core.sampling.constraint import Mask
 from paceline.engine.base import TextModel
 from paceline.errors import LinkClosed, LinkError, PacelineError
-from paceline.runtime.engine_loop.prefix_reuse import Prefix
+from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.dialer import Link
-from paceline.runtime.service import Citation, Done, GenerateEvent, GenerateRequest, Logprobs, Piece
+from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, GenerationResult, Logprobs, TextDelta
 from paceline.runtime.sessions.base import Session
 from paceline.runtime.sessions.output_text import AnswerText, logprobs_of
 from paceline.strategies.base import (
@@ -33,7 +33,7 @@ from paceline.strategies.base import (
     Started,
     other,
 )
-from paceline.wire.messages import CloseSession, Found, OpenSession, SessionMessage
+from paceline.wire.messages import CloseSession, OpenSession, RetrievedPassages, SessionMessage
 
 log = logging.getLogger("paceline.session")
 
@@ -41,7 +41,7 @@ PAUSE_S: Final = 60.0  # that an answer waits for a peer which was lost, where t
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PreparedRequest:
     """What `Node.prepare` has settled of a request before anything runs."""
 
     request: GenerateRequest
@@ -55,12 +55,12 @@ class Plan:
     opening: Callable[[int, tuple[int, ...], int], OpenSession]  # (session, targets, epoch)
     missing: str | None  # the peer was wanted and is not there
     peer_name: str | None  # whose return is worth waiting for
-    prefixes: tuple[Prefix, ...] = ()  # what the branches' prompts begin with
+    prefixes: tuple[StoredPrefix, ...] = ()  # what the branches' prompts begin with
     mask: Mask | None = None  # what the answer is held to
     claim: int = 0  # rows that all branches take together at most
 
 
-class FrontSession(Session):
+class ClientSession(Session):
     """Writes one answer for a client. `run` yields its text; closing that iterator cancels it.
 
     The queue between machine and reader is bounded by the answer itself: `max_tokens` pieces at most.
@@ -70,10 +70,10 @@ class FrontSession(Session):
         self,
         machine: Machine,
         worker: EngineWorker,
-        plan: Plan,
+        plan: PreparedRequest,
         tokenizer: TextModel,
         link: Link | None,
-        closed: Callable[[FrontSession], None],
+        closed: Callable[[ClientSession], None],
     ) -> None:
         super().__init__(machine, worker)
         self.plan = plan
@@ -102,7 +102,7 @@ class FrontSession(Session):
                 if isinstance(event, PacelineError):
                     raise event
                 yield event
-                if isinstance(event, Done):
+                if isinstance(event, GenerationResult):
                     return
         finally:
             await self.aclose()
@@ -131,9 +131,9 @@ class FrontSession(Session):
         log.warning("the %s takes too long", other(self.plan.side))
         self.link_lost()  # it may be gone without a word, which the link notices about as late
 
-    def _heard(self, message: SessionMessage | Found | CloseSession) -> None:
+    def _heard(self, message: SessionMessage | RetrievedPassages | CloseSession) -> None:
         match message:
-            case Found(_, passages):
+            case RetrievedPassages(_, passages):
                 side = other(self.plan.side)
                 self._peer_found = tuple(
                     Citation(side, passage.document or "a private document", passage.text, passage.score)
@@ -210,7 +210,7 @@ class FrontSession(Session):
     def _piece(self, text: str) -> None:
         if not text and not self._pending_logprobs:
             return
-        self._events.put_nowait(Piece(text, self._pending_tokens, self._lane, tuple(self._pending_logprobs)))
+        self._events.put_nowait(TextDelta(text, self._pending_tokens, self._lane, tuple(self._pending_logprobs)))
         self._pending_tokens, self._lane, self._pending_logprobs = 0, None, []
 
     def finish(self, finish: Finish) -> None:
@@ -222,7 +222,7 @@ class FrontSession(Session):
         if finish.stats.get("alone") and self._degraded is None:
             self._degraded = f"{other(plan.side)}_lost"
         self._events.put_nowait(
-            Done(
+            GenerationResult(
                 reason=self._reason(finish.reason),
                 prompt_tokens=plan.prompt_tokens,
                 completion_tokens=len(self._tokens),

@@ -12,15 +12,15 @@ from typing import Protocol
 
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.strategies.base import (
+    ClosePeer,
     Commit,
-    Drop,
     Effect,
     Emit,
     Event,
     Finish,
     Forward,
     Machine,
-    Open,
+    OpenPeer,
     Retrieve,
     Send,
     Truncate,
@@ -104,7 +104,7 @@ class Driver:
         ports = self._ports
         match effect:
             case Forward(ticket, segment):
-                ports.forward(ticket, segment.of(self._seq(segment.seq)))
+                ports.forward(ticket, segment.with_seq(self._seq(segment.seq)))
             case Emit():
                 ports.emit(effect)
             case Send(message):
@@ -115,9 +115,9 @@ class Driver:
                 ports.commit(self._seq(seq), keep, rest)
             case Retrieve():
                 ports.retrieve()
-            case Open(targets, epoch):
+            case OpenPeer(targets, epoch):
                 ports.open(targets, epoch)
-            case Drop():
+            case ClosePeer():
                 ports.drop()
             case WakeAt(time):
                 ports.wake_at(time)

@@ -6,29 +6,29 @@ from collections import Counter
 
 from paceline.wire.messages import (
     CloseSession,
+    DetailRequest,
     Drafts,
-    Found,
+    EvidenceWeight,
     Handover,
-    Have,
     OpenSession,
-    Pace,
+    RetrievedPassages,
     SessionMessage,
+    SpeedReport,
+    SyncState,
     Targets,
-    Wanted,
-    Weight,
 )
 
 KINDS: dict[type, str] = {  # as reports and logs name them
     OpenSession: "open",
     CloseSession: "close",
-    Found: "found",
+    RetrievedPassages: "found",
     Drafts: "drafts",
-    Weight: "weight",
-    Wanted: "wanted",
+    EvidenceWeight: "weight",
+    DetailRequest: "wanted",
     Targets: "targets",
     Handover: "handover",
-    Pace: "pace",
-    Have: "have",
+    SpeedReport: "pace",
+    SyncState: "have",
 }
 
 
@@ -39,7 +39,7 @@ class Egress:
         self._bytes: Counter[str] = Counter()
         self._sessions: set[int] = set()
 
-    def sent(self, message: OpenSession | CloseSession | Found | SessionMessage, num_bytes: int) -> None:
+    def sent(self, message: OpenSession | CloseSession | RetrievedPassages | SessionMessage, num_bytes: int) -> None:
         """num_bytes: 0 if it was not sent after all."""
         if num_bytes:
             self._bytes[KINDS[type(message)]] += num_bytes

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.text import Detokeniser, StopStrings
+from paceline.core.sampling.text import Detokenizer, StopStrings
 from paceline.engine.base import TextModel
 from paceline.runtime.service import TokenLogprob
 
@@ -15,7 +15,7 @@ class AnswerText:
     """The text of one answer. Once a stop string was found, what follows is dropped."""
 
     def __init__(self, tokenizer: TextModel, stops: Sequence[str]) -> None:
-        self._detokeniser = Detokeniser(tokenizer.token_bytes)
+        self._detokeniser = Detokenizer(tokenizer.token_bytes)
         self._stops = StopStrings(tuple(stops))
 
     def push(self, token: int) -> tuple[str, bool]:
@@ -28,7 +28,7 @@ class AnswerText:
         return (text, True) if stopped else (text + self._stops.flush(), False)
 
 
-def spelled(tokenizer: TextModel, tokens: Sequence[int]) -> tuple[bytes, ...]:
+def token_strings(tokenizer: TextModel, tokens: Sequence[int]) -> tuple[bytes, ...]:
     """What each token of a raw prompt stands for in its text; special tokens by their names."""
     return tuple(tokenizer.token_bytes(token) or tokenizer.token_name(token).encode() for token in tokens)
 

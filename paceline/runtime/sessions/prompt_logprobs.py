@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from paceline.core.batching.segment import Segment
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import TextModel
-from paceline.runtime.engine_loop.executor import Control
+from paceline.runtime.engine_loop.executor import SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.service import Logprobs
 from paceline.runtime.sessions.output_text import logprobs_of
 
 PART_BYTES = 1 << 26  # of laws in float64 at once: 55 rows of a vocabulary of 152k
-MOST_ROWS = 128
+MAX_ROWS = 128
 
 
 class PromptScorer:
@@ -30,14 +30,14 @@ class PromptScorer:
         self._worker = worker
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._rows = max(1, min(MOST_ROWS, PART_BYTES // (8 * vocab_size)))
+        self._rows = max(1, min(MAX_ROWS, PART_BYTES // (8 * vocab_size)))
         self._turn = asyncio.Lock()
 
     async def score(self, prompt: Sequence[int], top: int) -> tuple[Logprobs, ...]:
         """Of all tokens but the first, which follows nothing. Cancelling it frees its rows. Raises EngineError."""
         async with self._turn:
             seq = self._worker.allocate()
-            group = self._worker.group(len(prompt) + self._worker.steps.engine.block_rows)  # it grows part by part
+            group = self._worker.group(len(prompt) + self._worker.steps.engine.block_size)  # it grows part by part
             items: list[Logprobs] = []
             try:
                 for start in range(0, len(prompt) - 1, self._rows):
@@ -46,7 +46,7 @@ class PromptScorer:
                     following = prompt[start + 1 : start + 1 + len(rows)]
                     items += await asyncio.to_thread(self._reduced, laws, following, top)
             finally:
-                self._worker.control(Control.release(seq))
+                self._worker.control(SequenceOp.release(seq))
             return tuple(items)
 
     def _reduced(self, laws: Sequence[Dist], following: Sequence[int], top: int) -> list[Logprobs]:

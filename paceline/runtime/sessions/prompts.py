@@ -11,8 +11,8 @@ from paceline.errors import RequestError
 from paceline.rag.prompt import passages_text, prompt_parts, query_of, relevance
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.engine_loop.document_prefill import DocumentKv
-from paceline.runtime.engine_loop.prefix_reuse import Prefix
+from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller
+from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.service import Citation
 from paceline.strategies.base import Branch, Side, other
 
@@ -20,18 +20,21 @@ Messages = Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PromptSet:
     """What one side reads: a branch per passage, or the conversation alone."""
 
     branches: tuple[Branch, ...]
     passages: tuple[Passage, ...]  # one a branch; none where nothing was found
     plain_tokens: int  # of the conversation without a document
-    prefixes: tuple[Prefix, ...] = ()  # what the prompts begin with, where that is stored or worth storing
-    others: tuple[Passage, ...] = ()  # one a branch behind those of `passages`: of the other side's documents
+    prefixes: tuple[StoredPrefix, ...] = ()  # what the prompts begin with, where that is stored or worth storing
+    peer_passages: tuple[Passage, ...] = ()  # one a branch behind those of `passages`: of the other side's documents
 
     def citations(self, side: Side) -> tuple[Citation, ...]:
         """One a branch that reads a document. side: this one."""
-        read = *((side, passage) for passage in self.passages), *((other(side), passage) for passage in self.others)
+        read = (
+            *((side, passage) for passage in self.passages),
+            *((other(side), passage) for passage in self.peer_passages),
+        )
         return tuple(
             Citation(of, passage.document, passages_text(passage), passage.score, passage.file_id, passage.collection)
             for of, passage in read
@@ -42,7 +45,7 @@ class Reading:
         return max(len(branch.prompt) for branch in self.branches)
 
 
-async def read(
+async def build_prompts(
     messages: Messages,
     store: DocumentStore | None,
     tokenizer: TextModel,
@@ -50,12 +53,12 @@ async def read(
     k: int,
     max_prompt: int,
     query: str | None = None,
-    kv: DocumentKv | None = None,
+    kv: DocumentPrefiller | None = None,
     selection: Selection = MANAGED,
     min_score: float = MIN_SCORE,
     others: Sequence[Passage] = (),
-) -> Reading:
-    """Search and tokenise, off the event loop. A passage that leaves no room within `max_prompt` rows is left out.
+) -> PromptSet:
+    """Search and tokenize, off the event loop. A passage that leaves no room within `max_prompt` rows is left out.
 
     `query`: what to search for; by default what the conversation asks. `selection`: in which documents. `others`: what
     the other side has found, which is read as well. The conversation itself is never cut; the caller must refuse it
@@ -66,7 +69,7 @@ async def read(
     )
 
 
-def raw_reading(prompt: Sequence[int], positions: int, vocab_size: int, *, room: int = 1) -> Reading:
+def raw_prompt(prompt: Sequence[int], positions: int, vocab_size: int, *, room: int = 1) -> PromptSet:
     """Of tokens that are continued as they are. Raises RequestError (400) for none, for unknown ones, and for so many
     that fewer than `room` of the positions are left."""
     unknown = next((token for token in prompt if not 0 <= token < vocab_size), None)
@@ -75,7 +78,7 @@ def raw_reading(prompt: Sequence[int], positions: int, vocab_size: int, *, room:
         raise RequestError(f"The prompt {fault}.", param="prompt")
     if len(prompt) + room > positions:
         raise too_long(positions, len(prompt), "prompt")
-    return Reading((Branch(tuple(prompt), None),), (), len(prompt))
+    return PromptSet((Branch(tuple(prompt), None),), (), len(prompt))
 
 
 def too_long(positions: int, tokens: int, param: str) -> RequestError:
@@ -95,16 +98,16 @@ def _read(
     k: int,
     max_prompt: int,
     query: str | None,
-    kv: DocumentKv | None,
+    kv: DocumentPrefiller | None,
     selection: Selection,
     min_score: float,
     others: Sequence[Passage],
-) -> Reading:
+) -> PromptSet:
     plain = tokenizer.chat(messages)
     branches: list[Branch] = []
     passages: list[Passage] = []
     public: list[Passage] = []
-    prefixes: list[Prefix] = []
+    prefixes: list[StoredPrefix] = []
     query = query_of(messages) if query is None else query
     room = max_prompt - len(plain)
     found: Sequence[Passage] = ()
@@ -124,4 +127,4 @@ def _read(
             prefixes.append(kv.prefix(passage, (*preamble, *document)))
     if not branches:
         branches.append(Branch(tuple(plain), None))
-    return Reading(tuple(branches), tuple(passages), len(plain), tuple(prefixes), tuple(public))
+    return PromptSet(tuple(branches), tuple(passages), len(plain), tuple(prefixes), tuple(public))

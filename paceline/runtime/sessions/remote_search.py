@@ -23,7 +23,14 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.egress import Egress
 from paceline.wire.codec import sampling_to_wire
-from paceline.wire.messages import CloseSession, Drafting, Found, FoundPassage, OpenSession, SessionMessage
+from paceline.wire.messages import (
+    CloseSession,
+    DraftLimits,
+    OpenSession,
+    RetrievedPassage,
+    RetrievedPassages,
+    SessionMessage,
+)
 
 log = logging.getLogger("paceline.session")
 
@@ -36,16 +43,16 @@ MOST_NAME, MOST_TEXT = 1024, 16_384  # characters, of what is told of a passage
 MOST_BYTES: Final = 1 << 19  # of all passages in one message
 
 
-def told(passages: Sequence[Passage]) -> list[FoundPassage]:
+def to_wire(passages: Sequence[Passage]) -> list[RetrievedPassage]:
     """What a device may know of a cloud's passages: all a model reads of them. The first, as many as fit a frame."""
-    found: list[FoundPassage] = []
+    found: list[RetrievedPassage] = []
     room = MOST_BYTES
     for passage in passages:
         name, text = passage.document[:MOST_NAME], passages_text(passage)[:MOST_TEXT]
         room -= len(name.encode()) + len(text.encode())
         if room < 0:
             break
-        found.append(FoundPassage(name, text, passage.score))
+        found.append(RetrievedPassage(name, text, passage.score))
     return found
 
 
@@ -60,17 +67,17 @@ def search_opening(session: int, query: str, count: int) -> OpenSession:
         max_tokens=0,
         top_k_documents=count,
         privacy="answer-private",
-        rule="",
-        wide=False,
+        aggregator="",
+        needs_dists=False,
         rescoring=False,
-        drafting=Drafting(1, 1, 0, False),
+        drafting=DraftLimits(1, 1, 0, False),
         targets=[],
         epoch=0,
         constraint=None,
     )
 
 
-class PublicSearch:
+class RemoteSearch:
     """The device's part. Of late searches the outcome is remembered: one answer may be prepared several times."""
 
     def __init__(self) -> None:
@@ -116,11 +123,11 @@ class PublicSearch:
 async def _asked(link: Link, query: str, count: int, egress: Egress) -> tuple[Passage, ...]:
     answered: asyncio.Future[tuple[Passage, ...]] = asyncio.get_running_loop().create_future()
 
-    def heard(message: SessionMessage | Found | CloseSession) -> None:
+    def heard(message: SessionMessage | RetrievedPassages | CloseSession) -> None:
         if answered.done():
             return
         match message:
-            case Found(_, passages):
+            case RetrievedPassages(_, passages):
                 answered.set_result(tuple(map(_passage, passages[:count])))
             case CloseSession(_, reason):
                 answered.set_exception(LinkClosed(reason))
@@ -147,7 +154,7 @@ async def _asked(link: Link, query: str, count: int, egress: Egress) -> tuple[Pa
         egress.sent(CloseSession(number, ""), link.detach(number))
 
 
-class Searches:
+class SearchServer:
     """The cloud's part."""
 
     def __init__(self) -> None:
@@ -156,14 +163,14 @@ class Searches:
     async def answer(self, link: Link, opening: OpenSession, store: DocumentStore | None, *, most: int) -> None:
         """Without documents nothing is found. most: passages at once."""
         egress, session = Egress(), opening.session
-        found, reason = Found(session, []), "stop"
+        found, reason = RetrievedPassages(session, []), "stop"
         if self._running >= MOST_SEARCHES:
             reason = "refused: it is busy"
         elif store is not None:
             self._running += 1
             query, count = opening.query[:MAX_QUERY], min(opening.top_k_documents, most)
             try:
-                found = Found(session, told(await asyncio.to_thread(store.search, query, count)))
+                found = RetrievedPassages(session, to_wire(await asyncio.to_thread(store.search, query, count)))
             except Exception:  # whatever it is, the device must hear of it
                 log.exception("a device's search failed")
                 reason = "refused: its documents cannot be searched"
@@ -176,6 +183,6 @@ class Searches:
         log.info("sent to the other side for a search: %s", egress or "nothing, it has gone")
 
 
-def _passage(found: FoundPassage) -> Passage:
+def _passage(found: RetrievedPassage) -> Passage:
     """Of no store on this side, so nothing of it is kept."""
     return Passage(found.document, -1, "", found.text, min(max(found.score, -1.0), 1.0), collection="")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
-from paceline.core.aggregation.registry import RuleName, default_rule
+from paceline.core.aggregation.registry import AggregatorName, default_aggregator
 from paceline.errors import RequestError
 from paceline.rag.prompt import query_of
-from paceline.runtime.service import Drafts, GenerateRequest
-from paceline.strategies.base import Drafting, Side, other
+from paceline.runtime.service import DraftMode, GenerateRequest
+from paceline.strategies.base import DraftLimits, Side, other
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire import messages
 from paceline.wire.codec import constraint_to_wire, sampling_to_wire
@@ -18,35 +18,35 @@ from paceline.wire.codec import constraint_to_wire, sampling_to_wire
 AUTO = "auto"
 ALONE = "lookup_tree"  # where no second side takes part
 
-DRAFTINGS: dict[Drafts, Drafting] = {
-    "tree": Drafting(),
-    "chain": Drafting(width=1, rows=1),  # DRAGON as published
-    "sequence": Drafting(width=1, rows=1, ahead=20, burst=True),
-    "none": Drafting(width=1, rows=1, ahead=0),  # token by token
+DRAFTINGS: dict[DraftMode, DraftLimits] = {
+    "tree": DraftLimits(),
+    "chain": DraftLimits(width=1, rows=1),  # DRAGON as published
+    "sequence": DraftLimits(width=1, rows=1, ahead=20, burst=True),
+    "none": DraftLimits(width=1, rows=1, ahead=0),  # token by token
 }
 
 
-RULES: dict[str, RuleName] = {name: name for name in get_args(RuleName)}
+RULES: dict[str, AggregatorName] = {name: name for name in get_args(AggregatorName)}
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
+class AggregateSetting:
     """How two sides write together: what both must know of the request besides its text."""
 
-    rule: RuleName
+    rule: AggregatorName
     wide: bool
-    drafting: Drafting
+    drafting: DraftLimits
 
 
-def drafting_from_wire(drafting: messages.Drafting) -> Drafting:
+def drafting_from_wire(drafting: messages.DraftLimits) -> DraftLimits:
     """What a peer asks for, as far as this side goes along: every row costs its memory and its time."""
     most = DRAFTINGS["tree"]
     width, rows, ahead = min(drafting.width, most.width), min(drafting.rows, most.rows), min(drafting.ahead, most.ahead)
-    return Drafting(width, rows, ahead, drafting.burst)
+    return DraftLimits(width, rows, ahead, drafting.burst)
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class RoutingContext:
     """What this side knows when a request comes."""
 
     side: Side
@@ -58,13 +58,13 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class StrategyChoice:
     strategy: str
     why: str  # a sentence
     missing: bool = False  # a peer was wanted and is not there
 
 
-def choose_rule(request: GenerateRequest) -> RuleName:
+def choose_aggregator(request: GenerateRequest) -> AggregatorName:
     """How targets are made of both sides' laws. Raises RequestError for a rule that cannot give what is asked for."""
     logprobs = request.top_logprobs is not None
     if request.aggregator == "coin" and logprobs:
@@ -72,10 +72,10 @@ def choose_rule(request: GenerateRequest) -> RuleName:
             "The aggregator 'coin' exchanges no distributions and so gives no logprobs; 'mixture' does.",
             param="paceline.aggregator",
         )
-    return request.aggregator or default_rule(request.sampling, logprobs=logprobs, seeded=request.seeded)
+    return request.aggregator or default_aggregator(request.sampling, logprobs=logprobs, seeded=request.seeded)
 
 
-def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:
+def choose_strategy(request: GenerateRequest, situation: RoutingContext) -> StrategyChoice:
     """Raises RequestError for what the request asks for and this program cannot keep."""
     peer = other(situation.side)
     if request.strategy != AUTO and request.strategy not in STRATEGIES:
@@ -98,9 +98,9 @@ def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:
     searches = request.privacy == "answer-private" and request.documents > 0 and request.prompt is None
     unheard = searches and situation.expected and not situation.linked
     if not asked and request.strategy != AUTO:
-        return Choice(request.strategy, "the request asks for it", missing=unheard)
+        return StrategyChoice(request.strategy, "the request asks for it", missing=unheard)
     if request.prompt is not None:
-        return Choice(ALONE, "raw tokens are continued by one side alone")
+        return StrategyChoice(ALONE, "raw tokens are continued by one side alone")
     if request.privacy in ("answer-private", "local-only"):
         if asked:
             raise RequestError(
@@ -108,7 +108,7 @@ def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:
                 "forbids.",
                 param="paceline.privacy",
             )
-        return Choice(ALONE, "the request's privacy level has this side alone write", missing=unheard)
+        return StrategyChoice(ALONE, "the request's privacy level has this side alone write", missing=unheard)
     if request.top_logprobs is not None and situation.side == "cloud":
         if asked:
             raise RequestError(
@@ -116,22 +116,22 @@ def choose_strategy(request: GenerateRequest, situation: Situation) -> Choice:
                 "Ask the device, or leave out 'logprobs'.",
                 param="logprobs",
             )
-        return Choice(ALONE, "logprobs of a joint answer would need the device's distributions")
+        return StrategyChoice(ALONE, "logprobs of a joint answer would need the device's distributions")
     wanted = request.strategy if asked else "aggregate"
     if not situation.linked:
         if asked or situation.expected:
-            return Choice(ALONE, f"the {peer} is not linked", missing=True)
-        return Choice(ALONE, f"no {peer} takes part")
+            return StrategyChoice(ALONE, f"the {peer} is not linked", missing=True)
+        return StrategyChoice(ALONE, f"no {peer} takes part")
     if wanted not in situation.common:
-        return Choice(ALONE, f"the {peer} does not know '{wanted}'", missing=True)
+        return StrategyChoice(ALONE, f"the {peer} does not know '{wanted}'", missing=True)
     if asked:
-        return Choice(wanted, "the request asks for it")
+        return StrategyChoice(wanted, "the request asks for it")
     if request.documents == 0:
-        return Choice(ALONE, "the request wants no documents")
+        return StrategyChoice(ALONE, "the request wants no documents")
     if not situation.own_documents and not situation.peer_documents:
-        return Choice(ALONE, "neither side has documents")
+        return StrategyChoice(ALONE, "neither side has documents")
     num_documents = situation.own_documents + situation.peer_documents
-    return Choice(wanted, f"the {peer} is linked and the two sides hold {num_documents} documents")
+    return StrategyChoice(wanted, f"the {peer} is linked and the two sides hold {num_documents} documents")
 
 
 def peer_missing(peer: Side) -> RequestError:
@@ -145,7 +145,7 @@ def peer_missing(peer: Side) -> RequestError:
 
 
 def opening_for(
-    request: GenerateRequest, strategy: str, joint: Joint, max_tokens: int
+    request: GenerateRequest, strategy: str, joint: AggregateSetting, max_tokens: int
 ) -> Callable[[int, tuple[int, ...], int], messages.OpenSession]:
     """What the peer needs of the request; the session, the targets and the epoch come when it is opened."""
     said = [messages.ChatMessage(message["role"], message["content"]) for message in request.messages]
@@ -162,10 +162,10 @@ def opening_for(
             max_tokens=max_tokens,
             top_k_documents=request.documents,
             privacy=request.privacy,
-            rule=joint.rule,
-            wide=joint.wide,
+            aggregator=joint.rule,
+            needs_dists=joint.wide,
             rescoring=request.rescoring,
-            drafting=messages.Drafting(drafting.width, drafting.rows, drafting.ahead, drafting.burst),
+            drafting=messages.DraftLimits(drafting.width, drafting.rows, drafting.ahead, drafting.burst),
             targets=list(targets),
             epoch=epoch,
             constraint=constraint,

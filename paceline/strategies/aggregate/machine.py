@@ -17,20 +17,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.aggregation.placement import Placement
-from paceline.core.aggregation.registry import LAST_LEVEL, make_rule
-from paceline.core.drafting.online_stats import Experience
-from paceline.core.estimation.timing import Pace as Speed
+from paceline.core.aggregation.registry import LAST_LEVEL, make_aggregator
+from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.estimation.timing import DecodeSpeed as Speed
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import choose, truncate
+from paceline.core.sampling.sampler import filter_top, sample
 from paceline.core.side import Side, other
-from paceline.strategies.aggregate.exchange import Shipping
-from paceline.strategies.aggregate.ngram_drafts import Forecast
-from paceline.strategies.aggregate.side_weights import Weighing
-from paceline.strategies.aggregate.stats import Tally
-from paceline.strategies.aggregate.tree_planner import Growth
+from paceline.strategies.aggregate.exchange import DraftExchange
+from paceline.strategies.aggregate.ngram_drafts import NgramDrafts
+from paceline.strategies.aggregate.side_weights import SideWeights
+from paceline.strategies.aggregate.stats import AggregateStats
+from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
 from paceline.strategies.base import (
     Cancelled,
-    Drop,
+    ClosePeer,
     Effect,
     Emit,
     Event,
@@ -38,7 +38,8 @@ from paceline.strategies.base import (
     FinishReason,
     LinkBack,
     LinkLost,
-    Open,
+    MachineConfig,
+    OpenPeer,
     Received,
     Retrieve,
     Retrieved,
@@ -46,13 +47,21 @@ from paceline.strategies.base import (
     Send,
     Started,
     Strategy,
-    Task,
+    TimerFired,
     WakeAt,
-    Woke,
 )
-from paceline.strategies.decoding.branch_decoder import Decoder
-from paceline.strategies.decoding.prefix_tree import Node, Paths
-from paceline.wire.messages import Drafts, Handover, Have, Pace, SessionMessage, Targets, Wanted, Weight
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.wire.messages import (
+    DetailRequest,
+    Drafts,
+    EvidenceWeight,
+    Handover,
+    SessionMessage,
+    SpeedReport,
+    SyncState,
+    Targets,
+)
 
 FIRST_HOLDER: Side = "device"
 MAX_EARLY = 64  # messages of targets that wait for earlier ones, and tokens in each; the rest is asked for again
@@ -67,14 +76,14 @@ LANES: tuple[Side | None, ...] = (None, "cloud", "device")  # by their number on
 class Aggregate:
     """One side. Three conditions: it decides, follows (the other with a peer), or is alone."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: MachineConfig) -> None:
         self._task = task
-        self._rule = make_rule(task.rule, task.sampling, wide=task.wide, vocab_size=task.vocab_size)
-        self._paths = Paths(len(task.targets))
+        self._rule = make_aggregator(task.aggregator, task.sampling, wide=task.needs_dists, vocab_size=task.vocab_size)
+        self._paths = PrefixTree(len(task.targets))
         rescoring = task.rescoring and self._rule.name != "coin"  # whose messages have no room for scores
-        experience = task.experience or Experience()
-        self._forecast = Forecast.of(task, experience)
-        self._decoder = Decoder(
+        experience = task.stats or OnlineStats()
+        self._forecast = NgramDrafts.of(task, experience)
+        self._decoder = BranchDecoder(
             task.sampling,
             task.vocab_size,
             rescoring=rescoring,
@@ -82,8 +91,8 @@ class Aggregate:
             ends=task.eos_ids,
             heads=self._forecast is not None,
         )
-        self._weighing = Weighing(task.side, self._decoder, rescoring=rescoring)
-        self._growth = Growth(
+        self._weighing = SideWeights(task.side, self._decoder, rescoring=rescoring)
+        self._growth = DraftTreePlanner(
             task.side,
             self._rule,
             task.sampling,
@@ -93,7 +102,7 @@ class Aggregate:
             weigh=self._weighing.at,
             forecast=self._forecast,
         )
-        self._profile = experience.profile
+        self._profile = experience.timing
         self._targets = list(task.targets)
         self._lanes = [0] * len(task.targets)
         self._now = 0.0
@@ -105,27 +114,27 @@ class Aggregate:
         self._progress = False  # since the last wake
         self._silent_wakes = 0
         self._idle_wakes = 0
-        self._tally = Tally()
+        self._tally = AggregateStats()
         self._epoch = task.epoch
         self._meet_peer()
 
     def _meet_peer(self) -> None:
         """Nothing is known of the peer (any more)."""
-        self._paths.forget_told()
-        self._shipping = Shipping(
-            self._task.side, self._rule, self._task.vocab_size, self._paths, backed=self._growth.backed
+        self._paths.forget_peer_ids()
+        self._shipping = DraftExchange(
+            self._task.side, self._rule, self._task.vocab_size, self._paths, backed=self._growth.derivable_by_peer
         )
-        self._weighing.meet_peer()
+        self._weighing.reset_peer()
         self._turn = 0  # hand-overs so far
         self._since = 0  # the holder decides from this position on
         self._told = len(self._targets)  # targets the peer has been sent, by this side or by itself
         self._early: dict[int, Targets] = {}  # targets that came before the ones they follow
         self._wanted: set[tuple[int, int]] = set()  # nodes and levels that were asked for
-        self._burst: list[Node] = []  # computed and not shipped yet
+        self._burst: list[PrefixNode] = []  # computed and not shipped yet
         self._told_pace: Speed | None = None
-        self._undecided: tuple[Node, bool, int] | None = None  # what was known when the rule last had no answer
+        self._undecided: tuple[PrefixNode, bool, int] | None = None  # what was known when the rule last had no answer
         self._shipped_all = False  # since the last wake
-        self._placement = Placement(FIRST_HOLDER, fixed=self._task.holder)
+        self._placement = Placement(FIRST_HOLDER, fixed=self._task.pinned_side)
 
     # ---- events -----------------------------------------------------------------------------------------------------
     def on(self, event: Event) -> Sequence[Effect]:
@@ -134,7 +143,9 @@ class Aggregate:
         match event:
             case Started(now):
                 self._started, self._now = True, now
-                opening = [Open(tuple(self._targets), self._epoch)] if self._task.front and self._linked else []
+                opening = (
+                    [OpenPeer(tuple(self._targets), self._epoch)] if self._task.faces_client and self._linked else []
+                )
                 return [Retrieve(), *opening, WakeAt(now + WAKE_INTERVAL)]
             case Retrieved(branches, room):
                 effects = self._decoder.start(branches, self._targets, self._paths.head, room)
@@ -147,7 +158,7 @@ class Aggregate:
             case Received(message, now):
                 self._now, self._silent_wakes = max(self._now, now), 0
                 return self._received(message) if self._linked and message.epoch == self._epoch else []
-            case Woke(now, rtt, bandwidth):
+            case TimerFired(now, rtt, bandwidth):
                 self._now, self._rtt, self._bandwidth = now, self._rtt if rtt is None else rtt, bandwidth
                 return [*self._woke(), WakeAt(now + WAKE_INTERVAL)]
             case LinkLost():
@@ -157,7 +168,7 @@ class Aggregate:
             case Cancelled(reason):
                 return [self._finish(reason)]
 
-    def _scored(self, nodes: Sequence[Node]) -> list[Effect]:
+    def _scored(self, nodes: Sequence[PrefixNode]) -> list[Effect]:
         if not nodes:
             return []  # other branches are still under way
         if self._decoder.timed is not None:
@@ -169,19 +180,19 @@ class Aggregate:
     def _received(self, message: SessionMessage) -> list[Effect]:
         match message:
             case Drafts():
-                self._shipping.hear(message)
-            case Weight(log_weight=log_weight):
-                self._weighing.hear(log_weight)
+                self._shipping.receive(message)
+            case EvidenceWeight(log_weight=log_weight):
+                self._weighing.receive(log_weight)
             case Targets():
                 return self._follow(message)
-            case Wanted(node=node, level=level):
+            case DetailRequest(node=node, level=level):
                 if self._may_ship:
-                    return [Send(answer) for answer in self._shipping.more(node, level, self._epoch)]
+                    return [Send(answer) for answer in self._shipping.refine(node, level, self._epoch)]
             case Handover():
                 return self._take_over(message)
-            case Pace(decode_s=decode_s, row_s=row_s):
-                self._placement.observe_pace(other(self._task.side), Speed(decode_s, row_s))
-            case Have():
+            case SpeedReport(decode_s=decode_s, row_s=row_s):
+                self._placement.observe_speed(other(self._task.side), Speed(decode_s, row_s))
+            case SyncState():
                 return self._resend(message)
         return self._advance()
 
@@ -193,13 +204,13 @@ class Aggregate:
             return []
         self._silent_wakes += 1
         self._idle_wakes += self._decoder.idle
-        if self._task.front and (self._silent_wakes >= PATIENCE or self._idle_wakes >= STALL):
-            return [Drop()]
+        if self._task.faces_client and (self._silent_wakes >= PATIENCE or self._idle_wakes >= STALL):
+            return [ClosePeer()]
         self._wanted.clear()
         return [Send(self._have()), *self._ask_for_more()]
 
     def _lost(self) -> list[Effect]:
-        if not self._task.front:
+        if not self._task.faces_client:
             return [self._finish("cancelled")]
         self._linked = False
         self._meet_peer()
@@ -207,14 +218,14 @@ class Aggregate:
 
     def _back(self) -> list[Effect]:
         """Take the peer in again from the last target on; until it answers, nothing is decided."""
-        if self._linked or not self._task.front:
+        if self._linked or not self._task.faces_client:
             return []
         self._linked, self._silent_wakes, self._idle_wakes = True, 0, 0
         if not self._started:
             return []  # `Started` will open the session
         self._epoch += 1
         self._meet_peer()
-        opening = Open(tuple(self._targets), self._epoch)
+        opening = OpenPeer(tuple(self._targets), self._epoch)
         shipped = self._ship_all() if self._ships else []
         return [opening, *self._tell_weight(), *shipped, *self._advance()]
 
@@ -241,7 +252,7 @@ class Aggregate:
     @property
     def _may_ship(self) -> bool:
         """What this side computes may leave it."""
-        return self._task.holder != self._task.side
+        return self._task.pinned_side != self._task.side
 
     def _advance(self) -> list[Effect]:
         """Do all that can be done with what is known."""
@@ -252,24 +263,24 @@ class Aggregate:
             effects += decided
         if self._ended:
             return [*effects, *self._tell(), *self._end()]
-        if not (self._task.front or self._decoder.fits(len(self._targets))):
+        if not (self._task.faces_client or self._decoder.fits(len(self._targets))):
             return [*effects, *self._tell(), self._finish("length")]  # its context has ended, the answer has not
         effects += [*self._tell(), *self._ask_for_more(), *self._hand_over()]
         return [*effects, *self._ship_held(), *self._compute()]
 
     def _decide(self) -> list[Effect] | None:
         if not self._linked:
-            return None if self._task.patient else self._decide_alone()
+            return None if self._task.waits_for_peer else self._decide_alone()
         return self._decide_together() if self._decides else None
 
     def _decide_alone(self) -> list[Effect] | None:
-        dist = self._paths.head.own
+        dist = self._paths.head.own_dist
         if dist is None:
             return None
         self._tally.alone += 1
-        final = truncate(dist, self._task.sampling)
-        lane = 0 if self._decoder.log_h is None else LANES.index(self._task.side)
-        return self._target(choose(final, self._task.sampling, len(self._targets)), lane, final)
+        final = filter_top(dist, self._task.sampling)
+        lane = 0 if self._decoder.log_evidence is None else LANES.index(self._task.side)
+        return self._target(sample(final, self._task.sampling, len(self._targets)), lane, final)
 
     def _decide_together(self) -> list[Effect] | None:
         """One target from both sides' laws, as soon as every side that has a say is heard."""
@@ -277,10 +288,10 @@ class Aggregate:
         weights = self._weighing.at(head)
         if weights is None or len(self._targets) < self._since:
             return None
-        known = head, head.own is not None, -1 if head.theirs is None else head.theirs.level
+        known = head, head.own_dist is not None, -1 if head.peer_dist is None else head.peer_dist.level
         if known == self._undecided:
             return None
-        decision = self._rule.decide(self._task.side, head.own, head.theirs, weights, head.position)
+        decision = self._rule.decide(self._task.side, head.own_dist, head.peer_dist, weights, head.position)
         if decision is None:
             self._undecided = known
             return None
@@ -292,7 +303,7 @@ class Aggregate:
         self._progress, self._idle_wakes = True, 0
         if self._linked:
             self._count(token)
-        self._growth.learn(self._paths.head, token)
+        self._growth.observe_target(self._paths.head, token)
         if self._forecast is not None:
             self._forecast.decided(self._paths.head, token)
         self._paths.advance(token)
@@ -302,27 +313,27 @@ class Aggregate:
             self._shipping.forget_dead()
         stops = token in self._task.eos_ids
         self._ended = stops or len(self._targets) >= self._task.max_tokens
-        return [Emit(token, final, LANES[lane])] if self._task.front and not stops else []
+        return [Emit(token, final, LANES[lane])] if self._task.faces_client and not stops else []
 
     def _count(self, token: int) -> None:
         """Whose drafts stood: for the report, and for placement."""
         self._tally.target(token, self._growth.first_guesses(self._paths.head), self._holder)
         if self._task.drafting.ahead:  # else nothing is ever drafted, and both places are alike
-            self._placement.observe_target(self._growth.within(self._paths.head, token))
+            self._placement.observe_target(self._growth.was_drafted(self._paths.head, token))
 
     def _compute(self) -> list[Effect]:
         """The next forward: rows of targets that are missing, and as many drafts as pay for themselves."""
         if not self._decoder.idle:
             return []
         head = self._paths.head
-        effects = self._decoder.settle(head)
+        effects = self._decoder.commit_to(head)
         room = self._decoder.room
         limit = self._task.max_tokens if room is None else min(self._task.max_tokens, room + 1)
         delay = self._rtt or 0.0 if self._ships else 0.0
         picked = self._growth.select(head, self._seconds, delay, limit, alone=not self._linked)
-        behind = self._decoder.behind(head)
-        if nodes := [*behind, *[node for node in picked if node is not head][: self._decoder.spare(behind)]]:
-            return [*effects, *self._decoder.feed(nodes, head, self._now)]
+        behind = self._decoder.missing_rows(head)
+        if nodes := [*behind, *[node for node in picked if node is not head][: self._decoder.spare_rows(behind)]]:
+            return [*effects, *self._decoder.append_rows(nodes, head, self._now)]
         burst, self._burst = self._burst, []
         return [*effects, *self._ship_now(burst)]
 
@@ -336,7 +347,7 @@ class Aggregate:
 
     def _end(self) -> list[Effect]:
         """All targets are known. The side that faces the client finishes; the other waits to be closed."""
-        if not self._task.front:
+        if not self._task.faces_client:
             return []
         stopped = self._targets[-1] in self._task.eos_ids if self._targets else False
         return [self._finish("stop" if stopped else "length")]
@@ -354,7 +365,7 @@ class Aggregate:
         return [Send(message)]
 
     def _targets_message(self, start: int) -> Targets:
-        lanes = b"" if self._task.front else bytes(self._lanes[start:])
+        lanes = b"" if self._task.faces_client else bytes(self._lanes[start:])
         return Targets(0, self._epoch, start, self._targets[start:], lanes)
 
     def _ask_for_more(self) -> list[Effect]:
@@ -362,19 +373,19 @@ class Aggregate:
         head, weights = self._paths.head, self._weighing.at(self._paths.head)
         if not (self._decides and self._linked) or weights is None or len(self._targets) < self._since:
             return []
-        if head.theirs is None or head.told_as is None or (head.own is None and weights[self._task.side] > 0.0):
+        if head.peer_dist is None or head.peer_id is None or (head.own_dist is None and weights[self._task.side] > 0.0):
             return []
-        asked = head.told_as, head.theirs.level + 1
-        if head.theirs.head is None or asked[1] > LAST_LEVEL or asked in self._wanted:
+        asked = head.peer_id, head.peer_dist.level + 1
+        if head.peer_dist.head is None or asked[1] > LAST_LEVEL or asked in self._wanted:
             return []
         self._wanted.add(asked)
-        return [Send(Wanted(0, self._epoch, *asked))]
+        return [Send(DetailRequest(0, self._epoch, *asked))]
 
     def _hand_over(self) -> list[Effect]:
         """Let the other side decide where that is faster."""
         if not (self._decides and self._linked and self._weighing.peer_known) or self._rtt is None:
             return []
-        self._placement.observe_pace(self._task.side, self._speed())
+        self._placement.observe_speed(self._task.side, self._speed())
         self._placement.observe_round_trip(self._rtt)
         if self._placement.choose(len(self._targets)) == self._task.side:
             return []
@@ -390,45 +401,45 @@ class Aggregate:
     def _tell_weight(self) -> list[Effect]:
         if not (self._linked and self._decoder.started and self._may_ship):
             return []
-        return [Send(Weight(0, self._epoch, self._decoder.log_h))]
+        return [Send(EvidenceWeight(0, self._epoch, self._decoder.log_evidence))]
 
-    def _ship(self, nodes: Sequence[Node]) -> list[Effect]:
+    def _ship(self, nodes: Sequence[PrefixNode]) -> list[Effect]:
         if self._task.drafting.burst:
             self._burst += nodes
             return []
         return self._ship_now(nodes)
 
-    def _ship_now(self, nodes: Sequence[Node]) -> list[Effect]:
+    def _ship_now(self, nodes: Sequence[PrefixNode]) -> list[Effect]:
         if not nodes or not self._linked or not self._ships:
             return []
-        return [*self._tell_pace(), *(Send(message) for message in self._shipping.ship(nodes, self._epoch))]
+        return [*self._tell_pace(), *(Send(message) for message in self._shipping.encode(nodes, self._epoch))]
 
     def _ship_held(self) -> list[Effect]:
         """What a target or the peer has led to since it was computed."""
-        if not (self._shipping.holds and self._linked and self._ships):
+        if not (self._shipping.withholds and self._linked and self._ships):
             return []
-        messages = self._shipping.ship((), self._epoch)
-        self._burst = [node for node in self._burst if node.number is None]
+        messages = self._shipping.encode((), self._epoch)
+        self._burst = [node for node in self._burst if node.own_id is None]
         return [Send(message) for message in messages]
 
     def _ship_all(self) -> list[Effect]:
         if not self._may_ship:
             return []
         self._burst = []
-        return [*self._tell_pace(), *(Send(message) for message in self._shipping.ship_all(self._epoch))]
+        return [*self._tell_pace(), *(Send(message) for message in self._shipping.encode_all(self._epoch))]
 
     def _tell_pace(self) -> list[Effect]:
         """Once it is known, and when it has changed; nobody asks where the decision cannot move."""
         speed, told = self._speed(), self._told_pace
-        if self._task.holder is not None or self._decoder.timed is None:
+        if self._task.pinned_side is not None or self._decoder.timed is None:
             return []
         if told is not None and abs(speed.decode_s - told.decode_s) <= TELL_PACE * told.decode_s:
             return []
         self._told_pace = speed
-        return [Send(Pace(0, self._epoch, speed.decode_s, speed.row_s))]
+        return [Send(SpeedReport(0, self._epoch, speed.decode_s, speed.row_s))]
 
     def _speed(self) -> Speed:
-        return self._profile.forward.pace()
+        return self._profile.forward.speed()
 
     def _take_over(self, message: Handover) -> list[Effect]:
         """The peer lets this side decide. Known already, or not its to say: ignored."""
@@ -440,7 +451,7 @@ class Aggregate:
 
     @property
     def _may_hold(self) -> bool:
-        return self._task.holder in (None, self._task.side)
+        return self._task.pinned_side in (None, self._task.side)
 
     def _follow(self, message: Targets) -> list[Effect]:
         """Take the targets that are new; those that come too early wait for the ones they follow."""
@@ -472,11 +483,13 @@ class Aggregate:
         return effects
 
     # ---- after a loss of messages, which a link does not have but a link that breaks and heals does -----------------
-    def _have(self) -> Have:
-        waits = self._decides and not self._ended and (not self._weighing.peer_known or self._paths.head.theirs is None)
-        return Have(0, self._epoch, self._turn, len(self._targets), waits)
+    def _have(self) -> SyncState:
+        waits = (
+            self._decides and not self._ended and (not self._weighing.peer_known or self._paths.head.peer_dist is None)
+        )
+        return SyncState(0, self._epoch, self._turn, len(self._targets), waits)
 
-    def _resend(self, have: Have) -> list[Effect]:
+    def _resend(self, have: SyncState) -> list[Effect]:
         """Send what the peer lacks; ask, where it has more than this side."""
         effects: list[Effect] = []
         if have.turn < self._turn and not self._decides:

@@ -9,31 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.drafting.ngram_drafter import Context, Drafter
-from paceline.core.drafting.online_stats import Experience
-from paceline.strategies.base import Branch, Task
-from paceline.strategies.decoding.prefix_tree import Node
+from paceline.core.drafting.ngram_drafter import Context, NgramDrafter
+from paceline.core.drafting.online_stats import OnlineStats
+from paceline.strategies.base import Branch, MachineConfig
+from paceline.strategies.decoding.prefix_tree import PrefixNode
 
 READ = 2048  # tokens of the end of a prompt that are looked through: two microseconds each
 
 
-class Forecast:
+class NgramDrafts:
     """Of one side, for one answer. Told every target in order."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: NgramDrafter) -> None:
         self._drafter = drafter
         self._unread: list[Sequence[int]] = []  # prompts
         self._output: list[int] = []  # what goes on from the last of them, while it is unread
         self._ending: tuple[int | None, int | None] = None, None  # the two tokens before the head
-        self._head: Node | None = None  # what the contexts hang on
-        self._contexts: dict[Node, Context] = {}
+        self._head: PrefixNode | None = None  # what the contexts hang on
+        self._contexts: dict[PrefixNode, Context] = {}
 
     @staticmethod
-    def of(task: Task, experience: Experience) -> Forecast | None:
+    def of(task: MachineConfig, experience: OnlineStats) -> NgramDrafts | None:
         """None where nothing is to be drafted, or there are no tables to draft from."""
         if task.table is None or task.drafting.ahead == 0:
             return None
-        return Forecast(Drafter(task.table, task.sampling, ends=task.eos_ids, skill=experience.drafting))
+        return NgramDrafts(NgramDrafter(task.table, task.sampling, ends=task.eos_ids, skill=experience.drafter))
 
     def start(self, branches: Sequence[Branch], targets: Sequence[int]) -> None:
         """The prompts are known. Nothing is guessed until `read` has been called for each of them."""
@@ -52,7 +52,7 @@ class Forecast:
         for token in (*text, *self._output):
             self._drafter.observe(token)
 
-    def decided(self, head: Node, token: int) -> None:
+    def decided(self, head: PrefixNode, token: int) -> None:
         """The target after `head`.
 
         What is learnt is what this side's model thought there, at temperature 1 and free of any constraint: rows
@@ -67,10 +67,10 @@ class Forecast:
         else:
             self._drafter.observe(token)
         self._ending, self._head = (last, token), None
-        if head.plain is not None:
-            self._drafter.learn(last, head.plain, before=before)
+        if head.raw_head is not None:
+            self._drafter.learn(last, head.raw_head, before=before)
 
-    def children(self, node: Node, head: Node) -> Sequence[tuple[int, float]]:
+    def children(self, node: PrefixNode, head: PrefixNode) -> Sequence[tuple[int, float]]:
         """Tokens that may follow, each with the probability that it does."""
         if self._unread or self._ending[1] is None:
             return ()
@@ -78,7 +78,7 @@ class Forecast:
             self._head, self._contexts = head, {head: self._drafter.root(head.position)}
         return self._drafter.children(self._context(node))
 
-    def _context(self, node: Node) -> Context:
+    def _context(self, node: PrefixNode) -> Context:
         known = self._contexts.get(node)
         if known is None:
             assert node.parent is not None, "below the head"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from paceline.core.side import SIDES, Side, other
-from paceline.strategies.decoding.branch_decoder import Decoder
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
 
 
-class Tally:
+class AggregateStats:
     """Whose drafts stood, how often the decision moved, and what was computed."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Tally:
             self._followed[0] += 1
             self._followed[1] += guesses[follower] == token
 
-    def stats(self, decoder: Decoder) -> dict[str, float]:
+    def stats(self, decoder: BranchDecoder) -> dict[str, float]:
         """For `Finish`."""
         counts: dict[str, int] = {"drafted": self._followed[0], "accepted": self._followed[1]}
         for side in SIDES:

@@ -13,22 +13,30 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from paceline.core.aggregation.weights import evidence, log_weight, mix, mix_heads, score_code, score_of, witnesses
-from paceline.core.batching.segment import Segment, SeqId, Wanted
-from paceline.core.drafting.lookup_table import K
+from paceline.core.aggregation.weights import (
+    decayed_evidence,
+    dequantize_score,
+    evidence_head,
+    log_weight,
+    mix,
+    mix_heads,
+    quantize_score,
+)
+from paceline.core.batching.segment import LogitsMode, Segment, SeqId
+from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist, IdArray
-from paceline.core.sampling.sampler import SamplingParams, masked, warp
+from paceline.core.sampling.sampler import SamplingParams, apply_mask, process_logits
 from paceline.strategies.base import Branch, Commit, Effect, Forward
-from paceline.strategies.decoding.prefix_tree import Node
+from paceline.strategies.decoding.prefix_tree import PrefixNode
 
 NO_COUNTS: Mapping[int, int] = {}
-MAX_OPEN = 96  # rows of one branch's open tree: an answer's memory is claimed before it begins
-JUDGED = 48  # tokens of a prefix that are looked back on: what lies further back counts less than a score can say
-LEAST = 1e-30  # in place of a probability of 0, whose logarithm there is not
+MAX_OPEN_ROWS = 96  # rows of one branch's open tree: an answer's memory is claimed before it begins
+RESCORED = 48  # tokens of a prefix that are looked back on: what lies further back counts less than a score can say
+MIN_PROB = 1e-30  # in place of a probability of 0, whose logarithm there is not
 
 
-class Decoder:
+class BranchDecoder:
     """Sequences 0..n-1 of a machine. Positions count output tokens: position 0 follows the prompt."""
 
     def __init__(
@@ -63,21 +71,21 @@ class Decoder:
         self._weights: tuple[float, ...] = ()
         self._repeated: tuple[IdArray | None, ...] = ()  # ids of each prompt, where a penalty asks for them
         self._prefix: tuple[int, ...] = ()  # output tokens decided when the prompts were read
-        self._judged, self._root = 0, Node(-1, 0, None)  # how many of its last ones are looked at, and its node
-        self._foretold: list[list[float]] = []  # how probable each branch thought each of those that are judged
+        self._rescored, self._root = 0, PrefixNode(-1, 0, None)  # how many of its last ones are looked at, and its node
+        self._prefix_probs: list[list[float]] = []  # how probable each branch thought each of those that are judged
         self._committed: list[int] = []  # output tokens whose rows are there for good
-        self._open: list[Node] = []  # of the open tree, in the order of their rows
+        self._open: list[PrefixNode] = []  # of the open tree, in the order of their rows
         self._ticket = 0
         self._asked: dict[int, int] = {}  # ticket -> branch
-        self._batch: tuple[Node, ...] = ()  # what the forward under way will score
+        self._batch: tuple[PrefixNode, ...] = ()  # what the forward under way will score
         self._answers: dict[int, tuple[Dist, ...]] = {}  # branch -> rows of `_batch`
-        self._rows: dict[Node, tuple[Dist, ...]] = {}  # each branch's, of the batch answered last
+        self._rows: dict[PrefixNode, tuple[Dist, ...]] = {}  # each branch's, of the batch answered last
         self._harvesting = False  # the last prompt's answer will have more rows than its last
         self._harvest: tuple[Dist, ...] = ()
         self._since: float | None = None  # when it was asked for
 
     @property
-    def log_h(self) -> float | None:
+    def log_evidence(self) -> float | None:
         """Log of the summed exp(R) of this side's documents (DRAGON 1.1), or None when it found none."""
         scores = [branch.score for branch in self._branches if branch.score is not None]
         return log_weight(scores) if scores else None
@@ -87,9 +95,9 @@ class Decoder:
         """No forward is under way, and there is something to continue."""
         return self.started and not self._asked
 
-    def spare(self, nodes: Sequence[Node]) -> int:
+    def spare_rows(self, nodes: Sequence[PrefixNode]) -> int:
         """How many rows more the open tree may have beside these."""
-        return max(0, MAX_OPEN - len(self._open) - len(nodes))
+        return max(0, MAX_OPEN_ROWS - len(self._open) - len(nodes))
 
     def fits(self, length: int) -> bool:
         """Can this side hold so many output tokens?"""
@@ -99,7 +107,7 @@ class Decoder:
         self,
         branches: Sequence[Branch],
         prefix: Sequence[int],
-        head: Node,
+        head: PrefixNode,
         room: int | None,
         *,
         harvest: int = 0,
@@ -120,9 +128,9 @@ class Decoder:
         head.cached = True
         self._harvesting = harvest > 0 and not prefix and bool(branches)
         self._batch, self._root = (head,), head
-        self._foretold = [[] for _ in branches]
-        self._judged = min(len(prefix), JUDGED) if self._rescoring else 0
-        seam = len(prefix) - self._judged
+        self._prefix_probs = [[] for _ in branches]
+        self._rescored = min(len(prefix), RESCORED) if self._rescoring else 0
+        seam = len(prefix) - self._rescored
         early, late = self._prefix[:seam], self._prefix[seam:]
         effects: list[Effect] = []
         for i, branch in enumerate(branches):
@@ -133,19 +141,19 @@ class Decoder:
                 effects.append(self._forward(i, Segment(SeqId(i), len(prompt), late, None, "all")))
         return effects
 
-    def settle(self, head: Node) -> list[Effect]:
+    def commit_to(self, head: PrefixNode) -> list[Effect]:
         """Bring the rows to the targets: their path stays for good, what hangs below `head` stays open, the rest goes.
 
         Only when idle.
         """
         if not self._open:
             return []
-        path: list[Node] = []
-        node: Node | None = head
+        path: list[PrefixNode] = []
+        node: PrefixNode | None = head
         while node is not None and node.position > len(self._committed):
             path.append(node)
             node = node.parent
-        keep: list[Node] = []
+        keep: list[PrefixNode] = []
         for node in reversed(path):
             if node.row is None:
                 break
@@ -164,16 +172,16 @@ class Decoder:
         self._open = rest
         return [Commit(SeqId(index), kept, stay) for index in range(len(self._branches))]
 
-    def behind(self, head: Node) -> list[Node]:
+    def missing_rows(self, head: PrefixNode) -> list[PrefixNode]:
         """Decided nodes whose rows are missing, `head` included. After `settle`."""
-        nodes: list[Node] = []
-        node: Node | None = head
+        nodes: list[PrefixNode] = []
+        node: PrefixNode | None = head
         while node is not None and node.position > len(self._committed):
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
 
-    def feed(self, nodes: Sequence[Node], head: Node, now: float) -> list[Effect]:
+    def append_rows(self, nodes: Sequence[PrefixNode], head: PrefixNode, now: float) -> list[Effect]:
         """Append rows, parents first. Decided ones alone are a chain, scored at its end only. After `settle`."""
         start = len(self._committed) + len(self._open)
         tokens = tuple(node.token for node in nodes)
@@ -190,18 +198,18 @@ class Decoder:
         for node in nodes:
             node.cached = True
         self._since = now
-        wanted: Wanted = "last" if len(self._batch) == 1 and parents is None else "all"
+        wanted: LogitsMode = "last" if len(self._batch) == 1 and parents is None else "all"
         return [
             self._forward(i, Segment(SeqId(i), len(branch.prompt) + start, tokens, parents, wanted))
             for i, branch in enumerate(self._branches)
         ]
 
-    def scored(self, ticket: int, dists: Sequence[Dist], now: float) -> Sequence[Node]:
+    def scored(self, ticket: int, dists: Sequence[Dist], now: float) -> Sequence[PrefixNode]:
         """A forward has been answered. Once all branches have: the nodes that are scored by it."""
         branch = self._asked.pop(ticket, None)
         if branch is None:
             return ()
-        rows = self._foretell(branch, dists)
+        rows = self._add_prefix_probs(branch, dists)
         if self._harvesting and branch == len(self._branches) - 1:
             self._harvest, rows, self._harvesting = tuple(rows[:-1]), rows[-1:], False
         self._answers[branch] = (*self._answers.get(branch, ()), *rows)
@@ -219,18 +227,18 @@ class Decoder:
         self.timed = None if self._since is None else (len(self._batch), now - self._since)
         return self._batch
 
-    def law(self, node: Node) -> Dist | None:
+    def dist(self, node: PrefixNode) -> Dist | None:
         """This side's law after a node's prefix; None where its row has not been computed."""
-        if node.own is None and node.alive and node in self._rows:
+        if node.own_dist is None and node.alive and node in self._rows:
             self._look(node)
-        return node.own
+        return node.own_dist
 
-    def taken(self) -> dict[Node, tuple[Dist, ...]]:
+    def pop_branch_dists(self) -> dict[PrefixNode, tuple[Dist, ...]]:
         """What each branch said after each node answered last. Once: it is forgotten here, as laws are large."""
         rows, self._rows = self._rows, {}
         return rows
 
-    def harvested(self) -> tuple[Sequence[int], Sequence[Dist]]:
+    def prompt_dists(self) -> tuple[Sequence[int], Sequence[Dist]]:
         """Tokens of the last prompt's end, all but its very last, and the laws after them. Once."""
         laws, self._harvest = self._harvest, ()
         tokens = self._branches[-1].prompt[-1 - len(laws) : -1] if laws else ()
@@ -240,26 +248,26 @@ class Decoder:
         """The mixture of what the branches said, nothing else done to it."""
         return mix(dists, self._weights).within(self._vocab_size)
 
-    def _look(self, node: Node) -> None:
+    def _look(self, node: PrefixNode) -> None:
         """A node that was answered last."""
         if node.alive or (self._rescoring and not node.dead):
             rows = [row.within(self._vocab_size) for row in self._rows[node]]
-            laws = self._held(self._path(node), rows)
+            laws = self._masked(self._path(node), rows)
             if self._rescoring:
-                self._judge(node, laws)
+                self._rescore(node, laws)
             if node.alive:
-                node.own = self._mixed(node, laws)
+                node.own_dist = self._mixed(node, laws)
                 if self._heads:
-                    node.plain = mix_heads(rows, self._weights, K)
+                    node.raw_head = mix_heads(rows, self._weights, NUM_SUCCESSORS)
 
-    def _mixed(self, node: Node, laws: Sequence[Dist]) -> Dist:
+    def _mixed(self, node: PrefixNode, laws: Sequence[Dist]) -> Dist:
         counts = Counter(self._path(node)) if self._penalised else NO_COUNTS
-        merits = node.merits or (0.0,) * len(laws)
+        merits = node.evidence or (0.0,) * len(laws)
         weights = [weight + merit for weight, merit in zip(self._weights, merits, strict=True)]
         prompts = zip(laws, self._repeated, strict=True)
-        return mix([warp(law, self._sampling, counts, prompt) for law, prompt in prompts], weights)
+        return mix([process_logits(law, self._sampling, counts, prompt) for law, prompt in prompts], weights)
 
-    def _held(self, path: Sequence[int], laws: Sequence[Dist]) -> Sequence[Dist]:
+    def _masked(self, path: Sequence[int], laws: Sequence[Dist]) -> Sequence[Dist]:
         """Laws after a path, each held to the constraint."""
         allowed = None if self._mask is None else self._mask.allowed(path)
         if allowed is None:
@@ -267,7 +275,7 @@ class Decoder:
         if not allowed[: self._vocab_size].any():
             # No text goes through here: a draft that breaks the constraint, or one the mask could not follow.
             return [self._end(law) for law in laws]
-        return [masked(law, allowed) for law in laws]
+        return [apply_mask(law, allowed) for law in laws]
 
     def _end(self, dist: Dist) -> Dist:
         """All mass on the tokens that end an answer."""
@@ -275,48 +283,50 @@ class Decoder:
         probs[[end for end in self._ends if end < len(probs)]] = 1.0
         return Dist.dense(probs / probs.sum()) if probs.any() else dist
 
-    def _foretell(self, branch: int, dists: Sequence[Dist]) -> Sequence[Dist]:
+    def _add_prefix_probs(self, branch: int, dists: Sequence[Dist]) -> Sequence[Dist]:
         """Of the rows of the prefix, which come first, keep only how probable they made the token that followed.
 
         As soon as they come, branch by branch: all their laws together would be gigabytes.
         """
-        if not self._judged:
+        if not self._rescored:
             return dists
-        known = self._foretold[branch]
-        more = dists[: self._judged - len(known)]
-        for place, dist in enumerate(more, len(self._prefix) - self._judged + len(known)):
-            (law,) = self._held(self._prefix[:place], (dist.within(self._vocab_size),))
+        known = self._prefix_probs[branch]
+        more = dists[: self._rescored - len(known)]
+        for place, dist in enumerate(more, len(self._prefix) - self._rescored + len(known)):
+            (law,) = self._masked(self._prefix[:place], (dist.within(self._vocab_size),))
             known.append(law.prob(self._prefix[place]))
         return dists[len(more) :]
 
-    def _judge(self, node: Node, laws: Sequence[Dist]) -> None:
+    def _rescore(self, node: PrefixNode, laws: Sequence[Dist]) -> None:
         """How well each document has foretold the text up to this node, parents first. laws: of this node, unwarped."""
         above = node.parent
-        if node.merits is None:
+        if node.evidence is None:
             if node is self._root:  # there may be nodes above it: targets that came before the prompts
                 merits = [0.0] * len(laws)
-                for probs in zip(*self._foretold, strict=True):
-                    merits = _judged(merits, probs)
+                for probs in zip(*self._prefix_probs, strict=True):
+                    merits = _rescored(merits, probs)
             else:
-                assert above is not None and above.merits is not None and above.laws, "scored after the one above it"
-                merits = _judged(above.merits, [law.prob(node.token) for law in above.laws])
-            node.merits = tuple(merits)
-        node.laws = tuple(map(witnesses, laws))
+                assert above is not None and above.evidence is not None and above.branch_dists, (
+                    "scored after the one above it"
+                )
+                merits = _rescored(above.evidence, [law.prob(node.token) for law in above.branch_dists])
+            node.evidence = tuple(merits)
+        node.branch_dists = tuple(map(evidence_head, laws))
         if above is not None and not above.alive:
-            above.laws = ()
+            above.branch_dists = ()
         scores = [
             branch.score + merit
-            for branch, merit in zip(self._branches, node.merits, strict=True)
+            for branch, merit in zip(self._branches, node.evidence, strict=True)
             if branch.score is not None
         ]
-        node.log_h = score_of(score_code(log_weight(scores))) if scores else None
+        node.log_evidence = dequantize_score(quantize_score(log_weight(scores))) if scores else None
 
-    def _path(self, node: Node) -> list[int]:
+    def _path(self, node: PrefixNode) -> list[int]:
         """The output tokens from the answer's beginning; none where nobody asks for them."""
         if self._mask is None and not self._penalised:
             return []
         tokens: list[int] = []
-        above: Node | None = node
+        above: PrefixNode | None = node
         while above is not None and above.position > len(self._committed):
             tokens.append(above.token)
             above = above.parent
@@ -328,11 +338,11 @@ class Decoder:
         return Forward(self._ticket, segment)
 
 
-def _judged(merits: Sequence[float], probs: Sequence[float]) -> list[float]:
+def _rescored(merits: Sequence[float], probs: Sequence[float]) -> list[float]:
     """After one more token, which each branch thought that probable."""
-    return [evidence(merit, math.log(max(prob, LEAST))) for merit, prob in zip(merits, probs, strict=True)]
+    return [decayed_evidence(merit, math.log(max(prob, MIN_PROB))) for merit, prob in zip(merits, probs, strict=True)]
 
 
-def _row_above(node: Node) -> int:
+def _row_above(node: PrefixNode) -> int:
     """The row of the node's parent in the open tree; -1 where that is decided."""
     return -1 if node.parent is None or node.parent.row is None else node.parent.row

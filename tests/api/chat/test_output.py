@@ -9,7 +9,7 @@ from typing import Any  # parsed JSON
 import httpx
 import pytest
 
-from paceline.runtime.service import Citation, Piece, TokenLogprob
+from paceline.runtime.service import Citation, TextDelta, TokenLogprob
 from tests.api.conftest import BODY
 from tests.api.scripted import Script, ScriptedService, Signal, done, said, serving
 
@@ -118,7 +118,7 @@ def test_choices_of_a_whole_answer_are_in_order(http: httpx.Client) -> None:
 
 
 def test_a_report_tells_lanes_strategy_and_citations(http: httpx.Client, service: ScriptedService) -> None:
-    pieces = [Piece("Both ", 1, "cloud"), Piece("sides", 1, "device"), Piece(".", 1, None)]
+    pieces = [TextDelta("Both ", 1, "cloud"), TextDelta("sides", 1, "device"), TextDelta(".", 1, None)]
     end = done(citations=(CITATION,), stats={"accepted": 1.0})
     service.script = Script([*pieces, end])
     chunks = stream(http, paceline={"report": True})
@@ -165,7 +165,7 @@ def test_the_last_event_is_marked_when_the_other_side_was_lost(
 
 def test_logprobs_carry_bytes_that_join_to_the_text(http: httpx.Client, service: ScriptedService) -> None:
     halves = [TokenLogprob("\ufffd", -0.5, (0xC3,)), TokenLogprob("\ufffd", -math.inf, (0xA9,))]
-    service.script = Script([Piece("é", 2, logprobs=tuple((half, (half,)) for half in halves)), done()])
+    service.script = Script([TextDelta("é", 2, logprobs=tuple((half, (half,)) for half in halves)), done()])
     content = whole(http, logprobs=True, top_logprobs=1)["choices"][0]["logprobs"]["content"]
     assert bytes(byte for item in content for byte in item["bytes"]).decode() == "é"
     assert [item["logprob"] for item in content] == [-0.5, -9999.0]
@@ -181,14 +181,14 @@ def test_characters_are_sent_as_they_are(http: httpx.Client, service: ScriptedSe
 
 
 def test_a_piece_without_text_is_no_chunk(http: httpx.Client, service: ScriptedService) -> None:
-    service.script = Script([Piece("", 1), Piece("a", 1), done("length")])
+    service.script = Script([TextDelta("", 1), TextDelta("a", 1), done("length")])
     chunks = stream(http)
     assert len(chunks) == 3 and chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
 def test_a_silence_is_filled_with_comments(service: ScriptedService) -> None:
     more = Signal()
-    service.script = Script([Piece("a", 1), more, Piece("b", 1), done()])
+    service.script = Script([TextDelta("a", 1), more, TextDelta("b", 1), done()])
     lines: list[str] = []
     with (
         serving(service, keep_alive=0.01) as url,

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.api.chat.tool_calls import CLOSE, OPEN, CallArguments, CallBegun, CallReader, Content, Said
+from paceline.api.chat.tool_calls import (
+    CLOSE,
+    OPEN,
+    Content,
+    ParsedOutput,
+    ToolCallArguments,
+    ToolCallParser,
+    ToolCallStart,
+)
 
 JSON = st.recursive(
     st.none()
@@ -25,21 +33,21 @@ PROSE = st.lists(st.sampled_from([*"ab <>\n\té{}", '"', "<tool", "_call", CLOSE
 SPACES = st.sampled_from(["", " ", "\n", "\n  "])
 
 
-def said_of(pieces: list[str], cut: bool = False) -> tuple[str, list[tuple[str, str]], CallReader]:
+def said_of(pieces: list[str], cut: bool = False) -> tuple[str, list[tuple[str, str]], ToolCallParser]:
     """(content, (name, arguments) of every call, the reader)."""
-    reader = CallReader()
+    reader = ToolCallParser()
     content = ""
     calls: list[tuple[str, str]] = []
-    told: list[Said] = [one for piece in pieces for one in reader.push(piece)]
+    told: list[ParsedOutput] = [one for piece in pieces for one in reader.push(piece)]
     for one in [*told, *reader.flush(cut)]:
         match one:
             case Content(text):
                 assert text
                 content += text
-            case CallBegun(index, name):
+            case ToolCallStart(index, name):
                 assert index == len(calls)
                 calls.append((name, ""))
-            case CallArguments(index, text):
+            case ToolCallArguments(index, text):
                 assert index == len(calls) - 1 and text
                 calls[index] = (calls[index][0], calls[index][1] + text)
     return content, calls, reader
@@ -132,14 +140,14 @@ def test_a_backslash_at_a_border_is_forgotten_with_its_call() -> None:
 
 
 def test_arguments_are_told_as_they_arrive() -> None:
-    reader = CallReader()
+    reader = ToolCallParser()
     assert reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ') == [
-        CallBegun(0, "f"),
-        CallArguments(0, '{"a": '),
+        ToolCallStart(0, "f"),
+        ToolCallArguments(0, '{"a": '),
     ]
-    assert reader.push('"\\') == [CallArguments(0, '"\\')]
+    assert reader.push('"\\') == [ToolCallArguments(0, '"\\')]
     assert reader.push("") == []
-    assert reader.push('"}') == [CallArguments(0, '"}')]
+    assert reader.push('"}') == [ToolCallArguments(0, '"}')]
     assert not reader.complete
-    assert reader.push('"}') == [CallArguments(0, '"}')]
+    assert reader.push('"}') == [ToolCallArguments(0, '"}')]
     assert reader.complete

@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletionToolParam
 from pydantic import BaseModel
 
-from paceline.runtime.service import GenerateEvent, GenerateRequest, Piece, TokenLogprob
+from paceline.runtime.service import GenerateEvent, GenerateRequest, TextDelta, TokenLogprob
 from tests.api.chat.test_output import stream, whole
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import Json, fault, post, schema_format
@@ -44,7 +44,7 @@ def letters(text: str, reason: str = "stop", size: int = 1) -> Script:
     for at in range(0, len(text), size):
         piece = text[at : at + size]
         logprob = TokenLogprob(piece, -0.5, tuple(piece.encode()))
-        steps.append(Piece(piece, 1, logprobs=((logprob, ()),)))
+        steps.append(TextDelta(piece, 1, logprobs=((logprob, ()),)))
     return Script([*steps, done(reason)])
 
 

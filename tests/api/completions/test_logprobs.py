@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.api.completions.logprobs import Offsets, entries
 from paceline.api.completions.output import Echo
-from paceline.core.sampling.text import Detokeniser
+from paceline.core.sampling.text import Detokenizer
 from paceline.runtime.service import Logprobs, TokenLogprob
 
 
@@ -48,7 +48,7 @@ def test_a_token_begins_where_its_first_character_stands(case: tuple[str, list[b
 
 @given(st.lists(st.binary(min_size=0, max_size=4), min_size=1, max_size=20))
 def test_offsets_never_leave_the_text_whatever_the_bytes(tokens: list[bytes]) -> None:
-    detokeniser = Detokeniser(lambda token: tokens[token])
+    detokeniser = Detokenizer(lambda token: tokens[token])
     text = ""
     said = entries([logprobs(token) for token in tokens], Offsets())
     for index, offset in enumerate(said.text_offset):

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from paceline.errors import EngineError, LinkClosed, PacelineError, RequestError
-from paceline.runtime.service import Piece
+from paceline.runtime.service import TextDelta
 from tests.api.chat.test_output import events
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
@@ -69,7 +69,7 @@ def test_a_failure_before_the_first_token_is_a_plain_answer(
 def test_a_failure_after_the_first_token_is_told_in_the_stream(
     http: httpx.Client, service: ScriptedService, error: Exception
 ) -> None:
-    service.script = Script([Piece("a", 1), error])
+    service.script = Script([TextDelta("a", 1), error])
     response = post(http, stream=True, stream_options={"include_usage": True})
     assert response.status_code == 200
     *chunks, failure, last = events(response.text)
@@ -83,7 +83,7 @@ def test_a_failure_after_the_first_token_is_told_in_the_stream(
 def test_an_answer_that_was_not_finished_is_no_success(
     http: httpx.Client, service: ScriptedService, reason: str
 ) -> None:
-    service.script = Script([Piece("a", 1), done(reason)])
+    service.script = Script([TextDelta("a", 1), done(reason)])
     fault(post(http), 500)
     *_, failure, last = events(post(http, stream=True).text)
     assert "error" in json.loads(failure) and last == "[DONE]"
@@ -106,9 +106,9 @@ def send_and_leave(url: str, body: dict[str, object], until: Signal) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("before", [[], [Piece("a", 1)]], ids=["before the first token", "after it"])
+@pytest.mark.parametrize("before", [[], [TextDelta("a", 1)]], ids=["before the first token", "after it"])
 def test_a_client_that_leaves_ends_the_generation(
-    url: str, service: ScriptedService, stream: bool, before: list[Piece]
+    url: str, service: ScriptedService, stream: bool, before: list[TextDelta]
 ) -> None:
     script = service.script = Script([*before, Signal(), done()])  # nobody ever sets the signal
     send_and_leave(url, BODY | {"stream": stream}, script.began)
@@ -129,7 +129,7 @@ def test_a_client_that_leaves_while_its_request_waits_is_not_admitted(url: str, 
 
 
 def test_a_client_that_stops_reading_a_stream_and_leaves_is_noticed(url: str, service: ScriptedService) -> None:
-    script = service.script = Script([Piece("x" * 4096, 1), Signal()])
+    script = service.script = Script([TextDelta("x" * 4096, 1), Signal()])
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=BODY | {"stream": True}) as response:
         for line in response.iter_lines():
             if "xxxx" in line:

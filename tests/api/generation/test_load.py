@@ -11,7 +11,7 @@ import pytest
 from paceline.api.http.admission import MAX_ACTIVE
 from paceline.api.http.server import MAX_CONNECTIONS, MAX_FILES
 from paceline.runtime.node import MAX_ANSWERS
-from paceline.runtime.service import Piece
+from paceline.runtime.service import TextDelta
 from tests.api.conftest import BODY
 from tests.api.scripted import WAIT, Script, ScriptedService, Signal, done, serving
 
@@ -21,7 +21,7 @@ STREAMS = 200
 @pytest.mark.anyio
 async def test_two_hundred_streams_are_open_at_once_and_all_end() -> None:
     service, go_on = ScriptedService(), Signal()
-    service.script = Script([Piece("first", 1), go_on, Piece("last", 1), done()])
+    service.script = Script([TextDelta("first", 1), go_on, TextDelta("last", 1), done()])
     body = json.dumps(BODY | {"stream": True}).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     head += f"content-length: {len(body)}\r\n\r\n"

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.api.app import create_app
-from paceline.api.http.admission import Gate
+from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Keyring
-from paceline.runtime.service import Piece
+from paceline.runtime.service import TextDelta
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import NULLABLE, fault, post
 from tests.api.scripted import Script, ScriptedService, Signal, client_of, done, request, running, serving
@@ -166,7 +166,7 @@ def test_health_and_readiness(http: httpx.Client, service: ScriptedService) -> N
 # ---- load and the end -----------------------------------------------------------------------------------------------
 def test_too_many_requests_at_once_are_refused_at_once() -> None:
     service, go_on = ScriptedService(), Signal()
-    service.script = Script([Piece("a", 1), go_on, done()])
+    service.script = Script([TextDelta("a", 1), go_on, done()])
     with (
         serving(service, max_active=1) as url,
         client_of(url) as http,
@@ -182,7 +182,7 @@ def test_too_many_requests_at_once_are_refused_at_once() -> None:
 
 @pytest.mark.anyio
 async def test_a_draining_gate_lets_nobody_in_and_waits_for_those_inside() -> None:
-    gate = Gate(Keyring({}), max_active=2)
+    gate = AdmissionControl(Keyring({}), max_active=2)
     assert gate.enter() is None and gate.enter() is None
     full = gate.enter()
     assert full is not None and full.status == 429
@@ -198,7 +198,7 @@ async def test_a_draining_gate_lets_nobody_in_and_waits_for_those_inside() -> No
 
 def test_a_stopping_server_finishes_its_answers() -> None:
     service, go_on = ScriptedService(), Signal()
-    service.script = Script([Piece("a", 1), go_on, Piece("b", 1), done()])
+    service.script = Script([TextDelta("a", 1), go_on, TextDelta("b", 1), done()])
     with ThreadPoolExecutor(1) as pool:
         with running(create_app(service, keyring=Keyring({}))) as url:
             reader = pool.submit(request, "POST", url + CHAT, json=BODY | {"stream": True})

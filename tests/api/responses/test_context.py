@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from paceline.api.chat.schema import MAX_MESSAGES
-from paceline.api.responses.endpoint import context as responses_context
+from paceline.api.responses import context as responses_context
 from paceline.errors import RequestError
-from paceline.runtime.service import GenerateEvent, GenerateRequest, Prepared
+from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation
 from tests.api.responses.test_endpoint import error_of, post
 from tests.api.scripted import WAIT, ScriptedService, Signal, client_of
 
@@ -30,7 +30,7 @@ class Places:
         self._prepare = service.prepare
         monkeypatch.setattr(service, "prepare", self.prepare)
 
-    async def prepare(self, request: GenerateRequest) -> Prepared:
+    async def prepare(self, request: GenerateRequest) -> Generation:
         if len(request.messages) > self._fit:
             raise RequestError("Too long.", code="context_length_exceeded", param="messages")
         if self.admitted >= self.busy_after:
@@ -50,7 +50,7 @@ class Places:
 
 
 class Place:
-    def __init__(self, places: Places, prepared: Prepared) -> None:
+    def __init__(self, places: Places, prepared: Generation) -> None:
         self._places, self._prepared = places, prepared
 
     async def run(self) -> AsyncIterator[GenerateEvent]:

@@ -10,9 +10,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from paceline.api.responses.event_store import LogRows
+from paceline.api.responses.event_store import EventStore
 from paceline.errors import ConfigError, LinkClosed, RequestError
-from paceline.runtime.service import Piece, TokenLogprob
+from paceline.runtime.service import TextDelta, TokenLogprob
 from tests.api.responses.test_events import CALL
 from tests.api.scripted import Script, ScriptedService, Signal, client_of, done, said, serving
 
@@ -138,7 +138,7 @@ def test_one_in_the_background_runs_without_its_client_and_can_be_cancelled(
     client: openai.OpenAI, service: ScriptedService
 ) -> None:
     go = Signal()
-    script = service.script = Script([Piece("Hello", 1), go, Piece(" there.", 1), done()])
+    script = service.script = Script([TextDelta("Hello", 1), go, TextDelta(" there.", 1), done()])
     made = client.responses.create(model="scripted", input="Hi", background=True)
     assert made.status == "in_progress" and script.began.wait()
     stream = client.responses.retrieve(made.id, stream=True)
@@ -152,7 +152,7 @@ def test_one_in_the_background_runs_without_its_client_and_can_be_cancelled(
     assert client.responses.retrieve(made.id).output_text == "Hello there."
     assert client.responses.cancel(made.id).status == "completed", "too late"
 
-    script = service.script = Script([Piece("Hello", 1), Signal()])
+    script = service.script = Script([TextDelta("Hello", 1), Signal()])
     made = client.responses.create(model="scripted", input="Hi", background=True)
     assert script.began.wait()
     assert client.responses.cancel(made.id).status == "cancelled"
@@ -163,7 +163,7 @@ def test_one_in_the_background_runs_without_its_client_and_can_be_cancelled(
 
 # ---- leaving --------------------------------------------------------------------------------------------------------
 def test_leaving_a_stream_in_the_foreground_cancels_it(client: openai.OpenAI, service: ScriptedService) -> None:
-    script = service.script = Script([Piece("Hello", 1), Signal()])
+    script = service.script = Script([TextDelta("Hello", 1), Signal()])
     stream = client.responses.create(model="scripted", input="Hi", stream=True)
     first = next(iter(stream))
     assert first.type == "response.created"
@@ -175,7 +175,7 @@ def test_leaving_a_stream_in_the_foreground_cancels_it(client: openai.OpenAI, se
 
 def test_leaving_a_stream_in_the_background_changes_nothing(client: openai.OpenAI, service: ScriptedService) -> None:
     go = Signal()
-    service.script = Script([Piece("Hello", 1), go, Piece(" there.", 1), done()])
+    service.script = Script([TextDelta("Hello", 1), go, TextDelta(" there.", 1), done()])
     stream = client.responses.create(model="scripted", input="Hi", stream=True, background=True)
     first = next(iter(stream))
     assert first.type == "response.created"
@@ -187,14 +187,14 @@ def test_leaving_a_stream_in_the_background_changes_nothing(client: openai.OpenA
 
 
 def test_leaving_while_a_whole_answer_is_written_ends_it(url: str, service: ScriptedService) -> None:
-    script = service.script = Script([Piece("Hello", 1), Signal()])
+    script = service.script = Script([TextDelta("Hello", 1), Signal()])
     with client_of(url) as http, pytest.raises(httpx.ReadTimeout):
         http.post("/v1/responses", json=ASK, timeout=httpx.Timeout(30, read=0.2))
     assert script.ended.wait()
 
 
 def test_one_that_is_deleted_while_it_runs_ends(http: httpx.Client, service: ScriptedService) -> None:
-    script = service.script = Script([Piece("Hello", 1), Signal()])
+    script = service.script = Script([TextDelta("Hello", 1), Signal()])
     made = post(http, background=True).json()["id"]
     assert http.delete(f"/v1/responses/{made}").json() == {"id": made, "object": "response", "deleted": True}
     assert script.ended.wait()
@@ -245,7 +245,7 @@ def test_input_items_come_in_pages(http: httpx.Client) -> None:
 # ---- fields ---------------------------------------------------------------------------------------------------------
 def test_fields_reach_the_generation(http: httpx.Client, service: ScriptedService) -> None:
     one = TokenLogprob("Hi", -0.5, (72, 105))
-    service.script = Script([Piece("Hi", 1, logprobs=((one, (one,)),)), done("length", degraded="device_lost")])
+    service.script = Script([TextDelta("Hi", 1, logprobs=((one, (one,)),)), done("length", degraded="device_lost")])
     answer = post(
         http,
         temperature=0.5,
@@ -339,7 +339,7 @@ def test_questions_about_a_response_are_checked(http: httpx.Client) -> None:
 def test_a_failure_is_an_error_without_a_stream_and_an_event_in_one(
     client: openai.OpenAI, http: httpx.Client, service: ScriptedService
 ) -> None:
-    service.script = Script([Piece("Half", 1), LinkClosed("The device has gone.")])
+    service.script = Script([TextDelta("Half", 1), LinkClosed("The device has gone.")])
     assert error_of(post(http)) == (503, None, "link_lost")
     last = list(client.responses.create(model="scripted", input="Hi", stream=True))[-1]
     assert last.type == "response.failed" and last.response.error is not None
@@ -357,7 +357,7 @@ def test_a_request_that_is_not_admitted_leaves_nothing(http: httpx.Client, servi
 
 def test_a_silent_stream_shows_signs_of_life() -> None:
     service = ScriptedService()
-    service.script = Script([Piece("Hello", 1), Signal()])
+    service.script = Script([TextDelta("Hello", 1), Signal()])
     with serving(service, keep_alive=0.05) as url, client_of(url) as http:
         with http.stream("POST", "/v1/responses", json=ASK | {"stream": True}) as answer:
             assert any(": ping" in part for part in answer.iter_text())
@@ -371,7 +371,7 @@ def test_a_disk_that_refuses_ends_the_answer_and_not_the_server(
         raise ConfigError("The disk is full.")
 
     with monkeypatch.context() as patched:
-        patched.setattr(LogRows, "write", refusing)
+        patched.setattr(EventStore, "write", refusing)
         streamed = post(http, stream=True)
         assert streamed.status_code == 200 and "Hello" not in streamed.text
         assert streamed.text.startswith('event: error\ndata: {"type":"error","code":"server_error"')

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.api.responses.endpoint import event_log as token_log
-from paceline.api.responses.event_log import TAIL, Reader, Retention, TokenLog, Track
-from paceline.api.responses.event_store import FILE, Header, LogRows, Row, share
-from paceline.api.responses.replay import close_cut
+from paceline.api.responses import event_log as token_log
+from paceline.api.responses.event_log import TAIL, EventLog, EventStream, Reader, Retention
+from paceline.api.responses.event_store import FILE, EventStore, Header, Row, share
+from paceline.api.responses.replay import close_interrupted
 from paceline.errors import ConfigError, PacelineError
 
 pytestmark = pytest.mark.anyio
@@ -38,13 +38,13 @@ async def rest_of(reader: Reader) -> list[Row]:
 
 
 async def written(
-    log: TokenLog,
+    log: EventLog,
     response: str,
     *texts: str,
     created: float | None = None,
     owner: str = "key",
     request: bytes = b"{}",
-) -> Track:
+) -> EventStream:
     track = log.begin(header(response, created, owner, request), stored=True)
     await log.append(track, events(*texts), last=True)
     await log.settled(track)
@@ -52,13 +52,13 @@ async def written(
 
 
 @pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[TokenLog]:
-    made = TokenLog(tmp_path, close_cut)
+async def log(tmp_path: Path) -> AsyncIterator[EventLog]:
+    made = EventLog(tmp_path, close_interrupted)
     yield made
     made.close()
 
 
-async def test_rows_are_read_once_and_in_order_by_every_reader(log: TokenLog) -> None:
+async def test_rows_are_read_once_and_in_order_by_every_reader(log: EventLog) -> None:
     track = log.begin(header("a"), stored=True)
     early = asyncio.create_task(rest_of(log.follow("a")))
     texts = [str(number) for number in range(3 * TAIL)]
@@ -73,7 +73,7 @@ async def test_rows_are_read_once_and_in_order_by_every_reader(log: TokenLog) ->
     assert await rest_of(log.follow("a", len(texts) + 5)) == []
 
 
-async def test_who_reads_a_running_response_from_its_beginning_finds_it_in_the_file(log: TokenLog) -> None:
+async def test_who_reads_a_running_response_from_its_beginning_finds_it_in_the_file(log: EventLog) -> None:
     track = log.begin(header("a"), stored=True)
     await log.append(track, events(*map(str, range(2 * TAIL))))
     reader = log.follow("a")
@@ -86,27 +86,29 @@ async def test_who_reads_a_running_response_from_its_beginning_finds_it_in_the_f
     assert [row.sequence for row in rows] == list(range(2 * TAIL + 1))
 
 
-async def test_nothing_is_read_before_it_is_written(log: TokenLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_read_before_it_is_written(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    write = LogRows.write
+    write = EventStore.write
 
-    def noted(self: LogRows, begun: Sequence[Header], rows: Sequence[object], ended: Sequence[tuple[str, int]]) -> None:
+    def noted(
+        self: EventStore, begun: Sequence[Header], rows: Sequence[object], ended: Sequence[tuple[str, int]]
+    ) -> None:
         write(self, begun, rows, ended)  # type: ignore[arg-type]  # passed on as it came
         order.append(f"written {len(rows)}")
 
-    monkeypatch.setattr(LogRows, "write", noted)
+    monkeypatch.setattr(EventStore, "write", noted)
     track = log.begin(header("a"), stored=True)
     await log.append(track, events("one", "two"), last=True)
     assert len(await log.follow_track(track).next() or []) == 2
     assert order == ["written 2"]
 
 
-async def test_what_waits_is_written_in_one_transaction(log: TokenLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_is_written_in_one_transaction(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    write = LogRows.write
+    write = EventStore.write
 
     def counted(
-        self: LogRows, begun: Sequence[Header], rows: Sequence[object], ended: Sequence[tuple[str, int]]
+        self: EventStore, begun: Sequence[Header], rows: Sequence[object], ended: Sequence[tuple[str, int]]
     ) -> None:
         sizes.append(len(rows))
         write(self, begun, rows, ended)  # type: ignore[arg-type]  # passed on as it came
@@ -114,7 +116,7 @@ async def test_what_waits_is_written_in_one_transaction(log: TokenLog, monkeypat
     held = threading.Event()
     busy = asyncio.create_task(log.ask(lambda: held.wait(30)))
     await asyncio.sleep(0)
-    monkeypatch.setattr(LogRows, "write", counted)
+    monkeypatch.setattr(EventStore, "write", counted)
     tracks = [log.begin(header(str(number)), stored=True) for number in range(64)]
     for track in tracks:
         log.put(track, events("x", "y"), last=True)
@@ -125,7 +127,7 @@ async def test_what_waits_is_written_in_one_transaction(log: TokenLog, monkeypat
     assert sizes == [128]
 
 
-async def test_a_response_that_is_not_stored_leaves_nothing(log: TokenLog, tmp_path: Path) -> None:
+async def test_a_response_that_is_not_stored_leaves_nothing(log: EventLog, tmp_path: Path) -> None:
     track = log.begin(header("a"), stored=False)
     reader = log.follow_track(track)
     await log.append(track, events("secret"))
@@ -137,7 +139,7 @@ async def test_a_response_that_is_not_stored_leaves_nothing(log: TokenLog, tmp_p
     assert all(b"secret" not in file.read_bytes() for file in tmp_path.iterdir())
 
 
-async def test_what_is_deleted_is_in_no_file(log: TokenLog, tmp_path: Path) -> None:
+async def test_what_is_deleted_is_in_no_file(log: EventLog, tmp_path: Path) -> None:
     await written(log, "a", *["very secret"] * 100)
     await written(log, "b", "public")
     assert any(b"very secret" in file.read_bytes() for file in tmp_path.iterdir())
@@ -147,7 +149,7 @@ async def test_what_is_deleted_is_in_no_file(log: TokenLog, tmp_path: Path) -> N
 
 
 async def test_the_oldest_go_when_there_is_too_much(tmp_path: Path) -> None:
-    log = TokenLog(tmp_path, close_cut, Retention(max_bytes=2500))
+    log = EventLog(tmp_path, close_interrupted, Retention(max_bytes=2500))
     for index in range(6):
         await written(log, str(index), "x" * 1000, created=time.time() - 60 + index)
     kept = [index for index in range(6) if await log.find(str(index)) is not None]
@@ -155,12 +157,12 @@ async def test_the_oldest_go_when_there_is_too_much(tmp_path: Path) -> None:
     log.close()
 
 
-async def there(log: TokenLog, *responses: str) -> set[str]:
+async def there(log: EventLog, *responses: str) -> set[str]:
     return {response for response in responses if await log.last(response) is not None}
 
 
 async def test_requests_count_as_what_was_answered_does(tmp_path: Path) -> None:
-    log = TokenLog(tmp_path, close_cut, Retention(max_bytes=2500))
+    log = EventLog(tmp_path, close_interrupted, Retention(max_bytes=2500))
     names = [str(index) for index in range(6)]
     for name in names:
         await written(log, name, "x", created=time.time() - 60 + int(name), request=b"x" * 1000)
@@ -172,14 +174,14 @@ async def test_room_is_made_for_many_at_once_from_an_index_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    shrink = LogRows.shrink
+    shrink = EventStore.shrink
 
-    def counted(rows: LogRows, max_bytes: int) -> None:
+    def counted(rows: EventStore, max_bytes: int) -> None:
         asked.append(max_bytes)
         shrink(rows, max_bytes)
 
-    monkeypatch.setattr(LogRows, "shrink", counted)
-    log = TokenLog(tmp_path, close_cut, Retention(max_bytes=100_000))
+    monkeypatch.setattr(EventStore, "shrink", counted)
+    log = EventLog(tmp_path, close_interrupted, Retention(max_bytes=100_000))
     for number in range(250):
         await written(log, f"{number:03}", "x" * 980, created=time.time() - 300 + number)
     left = [number for number in range(250) if await log.last(f"{number:03}") is not None]
@@ -202,7 +204,7 @@ async def test_who_keeps_little_loses_nothing_to_who_keeps_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr(token_log, "STEP", step)
-    log = TokenLog(tmp_path, close_cut, Retention(max_bytes=20_000))
+    log = EventLog(tmp_path, close_interrupted, Retention(max_bytes=20_000))
     for number in range(3):
         await written(log, f"ann{number}", "x" * 1000, created=time.time() - 600 + number, owner="ann")
     for number in range(60):
@@ -223,13 +225,13 @@ def test_a_share_is_what_others_leave(held: list[int], room: int, most: int) -> 
 
 
 async def test_a_log_of_before_is_read_and_gets_its_indexes(tmp_path: Path) -> None:
-    log = TokenLog(tmp_path, close_cut)
+    log = EventLog(tmp_path, close_interrupted)
     await written(log, "a", "x")
     log.close()
     with closing(sqlite3.connect(tmp_path / FILE)) as connection:
         connection.executescript("""DROP INDEX responses_ended; DROP INDEX responses_unfinished;
             CREATE INDEX responses_by_age ON responses (created);""")
-    log = TokenLog(tmp_path, close_cut)
+    log = EventLog(tmp_path, close_interrupted)
     assert await there(log, "a") == {"a"}
     log.close()
     with closing(sqlite3.connect(tmp_path / FILE)) as connection:
@@ -241,7 +243,7 @@ async def test_what_is_too_old_goes_from_a_log_that_always_has_something_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_log, "SWEEP_S", 0.1)
-    log = TokenLog(tmp_path, close_cut, Retention(max_age=0.2))
+    log = EventLog(tmp_path, close_interrupted, Retention(max_age=0.2))
     await written(log, "old", "x")
     async with asyncio.timeout(30):
         while await there(log, "old"):  # it is asked without a pause
@@ -253,7 +255,7 @@ async def test_what_nobody_ends_goes_and_what_is_being_written_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_log, "SWEEP_S", 0.05)
-    log = TokenLog(tmp_path, close_cut, Retention(max_age=100))
+    log = EventLog(tmp_path, close_interrupted, Retention(max_age=100))
     for name, age in (("lost", 101.0), ("young", 99.0), ("live", 101.0)):
         track = log.begin(header(name, time.time() - age - token_log.ABANDONED_S), stored=True)
         await log.append(track, events("x"))
@@ -267,30 +269,30 @@ async def test_what_nobody_ends_goes_and_what_is_being_written_stays(
 
 
 async def test_what_is_too_old_is_not_there_and_goes(tmp_path: Path) -> None:
-    log = TokenLog(tmp_path, close_cut, Retention(max_age=100))
+    log = EventLog(tmp_path, close_interrupted, Retention(max_age=100))
     await written(log, "old", "x", created=time.time() - 101)
     await written(log, "new", "x")
     assert await log.find("old") is None and await log.find("new") is not None
     log.close()
-    again = TokenLog(tmp_path, close_cut, Retention(max_age=100))
+    again = EventLog(tmp_path, close_interrupted, Retention(max_age=100))
     assert await again.last("old") is None and await again.last("new") is not None
     again.close()
 
 
 async def test_a_disk_that_refuses_fails_what_it_refused_and_no_more(
-    log: TokenLog, monkeypatch: pytest.MonkeyPatch
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = LogRows.write
+    write = EventStore.write
 
     def refusing(*_: object) -> None:
         raise ConfigError("The disk is full.")
 
     track = log.begin(header("a"), stored=True)
-    monkeypatch.setattr(LogRows, "write", refusing)
+    monkeypatch.setattr(EventStore, "write", refusing)
     await log.append(track, events("lost"))
     with pytest.raises(PacelineError, match="could not be stored"):
         await log.follow("a").next()
-    monkeypatch.setattr(LogRows, "write", write)
+    monkeypatch.setattr(EventStore, "write", write)
     with pytest.raises(PacelineError, match="could not be stored"):
         await log.append(track, events("more"))
     log.put(track, events("end"), last=True)
@@ -300,7 +302,7 @@ async def test_a_disk_that_refuses_fails_what_it_refused_and_no_more(
 
 
 async def test_the_same_number_is_never_written_twice(tmp_path: Path) -> None:
-    rows = LogRows(tmp_path)
+    rows = EventStore(tmp_path)
     rows.write([header("a")], [("a", 0, "delta", b"1")], [])
     with pytest.raises(ConfigError, match="UNIQUE"):
         rows.write([], [("a", 0, "delta", b"2")], [])
@@ -309,25 +311,25 @@ async def test_the_same_number_is_never_written_twice(tmp_path: Path) -> None:
 
 
 async def test_files_are_private_and_of_one_format(tmp_path: Path) -> None:
-    TokenLog(tmp_path / "state", close_cut).close()
+    EventLog(tmp_path / "state", close_interrupted).close()
     assert [oct(file.stat().st_mode)[-3:] for file in (tmp_path / "state").iterdir()] == ["600", "600"]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / FILE).write_bytes(b"not a database at all, but a text" * 40)
     with pytest.raises(ConfigError, match="not a token log"):
-        TokenLog(tmp_path / "other", close_cut)
+        EventLog(tmp_path / "other", close_interrupted)
     with pytest.raises(ConfigError, match="cannot be used"):
-        TokenLog(tmp_path / "other" / FILE, close_cut)
+        EventLog(tmp_path / "other" / FILE, close_interrupted)
 
 
 async def test_a_second_process_leaves_alone_what_the_first_is_writing(tmp_path: Path) -> None:
-    first = TokenLog(tmp_path, close_cut)
+    first = EventLog(tmp_path, close_interrupted)
     track = first.begin(header("a"), stored=True)
     await first.append(track, [("response.created", b'{"response":{"output":[]}}')])
     await first.follow("a").next()
-    second = TokenLog(tmp_path, close_cut)
+    second = EventLog(tmp_path, close_interrupted)
     assert len(await second.all("a")) == 1
     second.close()
     first.close()
-    third = TokenLog(tmp_path, close_cut)
+    third = EventLog(tmp_path, close_interrupted)
     assert [row.type for row in await third.all("a")] == ["response.created", "response.failed"]
     third.close()

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from paceline.api.http.errors import Failure
 from paceline.api.http.strict_json import encode_json
 from paceline.api.responses.event_store import Row
-from paceline.api.responses.events import ENDS, Event, Narration
-from paceline.api.responses.replay import close_cut, fold
-from paceline.runtime.service import Citation, GenerateEvent, Piece, TokenLogprob
+from paceline.api.responses.events import ENDS, Event, ResponseEvents
+from paceline.api.responses.replay import close_interrupted, replay
+from paceline.runtime.service import Citation, GenerateEvent, TextDelta, TokenLogprob
 from tests.api.scripted import done
 
 FIRST: dict[str, object] = {"id": "resp_1", "status": "in_progress", "output": [], "usage": None}
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Ulm"}}\n</tool_call>'
 
 
-def narration(calls: bool = False) -> Narration:
+def narration(calls: bool = False) -> ResponseEvents:
     numbers = itertools.count()
-    return Narration(
+    return ResponseEvents(
         FIRST,
         calls=calls,
         new_id=lambda prefix: f"{prefix}_{next(numbers)}",
@@ -63,11 +63,11 @@ ANSWERS = st.tuples(
 def pieces_of(texts: list[str], borders: list[int], reason: str) -> list[GenerateEvent]:
     whole = "".join(texts)
     cuts = [0, *sorted(min(border, len(whole)) for border in borders), len(whole)]
-    return [*(Piece(whole[a:b], 1) for a, b in itertools.pairwise(cuts)), done(reason)]
+    return [*(TextDelta(whole[a:b], 1) for a, b in itertools.pairwise(cuts)), done(reason)]
 
 
 def test_the_events_of_a_plain_answer_are_openais_in_their_order() -> None:
-    events = told([Piece("Hello", 1), Piece(" there", 1), done()])
+    events = told([TextDelta("Hello", 1), TextDelta(" there", 1), done()])
     assert [kind for kind, _ in events] == [
         "response.created",
         "response.in_progress",
@@ -92,7 +92,7 @@ def test_the_events_of_a_plain_answer_are_openais_in_their_order() -> None:
 
 
 def test_a_call_has_events_of_its_own_and_ids_of_its_own() -> None:
-    events = told([Piece("Let me see. ", 1), Piece(CALL[:40], 9), Piece(CALL[40:], 9), done()], calls=True)
+    events = told([TextDelta("Let me see. ", 1), TextDelta(CALL[:40], 9), TextDelta(CALL[40:], 9), done()], calls=True)
     kinds = [kind for kind, _ in events]
     assert kinds.index("response.function_call_arguments.delta") > kinds.index("response.output_item.done")
     arguments = "".join(str(body["delta"]) for kind, body in events if kind.endswith("arguments.delta"))
@@ -104,11 +104,11 @@ def test_a_call_has_events_of_its_own_and_ids_of_its_own() -> None:
 
 
 def test_what_looks_like_a_call_is_text_where_nothing_may_be_called() -> None:
-    assert text_of(final_of(told([Piece(CALL, 9), done()]))) == CALL
+    assert text_of(final_of(told([TextDelta(CALL, 9), done()]))) == CALL
 
 
 def test_an_answer_cut_by_its_limit_is_incomplete_and_says_why() -> None:
-    events = told([Piece("Hel", 1), done("length")])
+    events = told([TextDelta("Hel", 1), done("length")])
     final = final_of(events)
     assert events[-1][0] == "response.incomplete" and final["status"] == "incomplete"
     assert final["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -123,7 +123,7 @@ def test_an_answer_of_no_words_is_still_a_message() -> None:
 def test_citations_and_logprobs_are_told_in_events_and_in_the_end() -> None:
     one = TokenLogprob("Hi", -0.5, (72, 105))
     cited = done("stop", citations=(Citation("cloud", "a b.md", "text", 0.5),), degraded="device_lost")
-    events = told([Piece("Hi", 1, logprobs=((one, (one,)),)), cited])
+    events = told([TextDelta("Hi", 1, logprobs=((one, (one,)),)), cited])
     part = final_of(events)["output"][0]["content"][0]
     assert part["annotations"] == [
         {
@@ -174,7 +174,7 @@ def test_deltas_add_up_however_the_text_was_cut(answer: tuple[list[str], list[in
             deltas[body["output_index"]] = deltas.get(body["output_index"], "") + str(body["delta"])
     for index, item in enumerate(final_of(events)["output"]):
         assert deltas.get(index, "") == (item["content"][0]["text"] if item["type"] == "message" else item["arguments"])
-    whole = final_of(told([Piece("".join(texts), 1), done(reason)], calls))
+    whole = final_of(told([TextDelta("".join(texts), 1), done(reason)], calls))
     assert text_of(whole) == text_of(final_of(events))
 
 
@@ -185,10 +185,10 @@ def test_what_is_left_of_a_cut_response_is_what_was_told(
     texts, borders, calls, reason = answer
     events = told(pieces_of(texts, borders, reason), calls)
     rows = rows_of(events)
-    assert fold(rows) == fold(rows[-1:]) == final_of(events)
-    assert close_cut(rows) == []
+    assert replay(rows) == replay(rows[-1:]) == final_of(events)
+    assert close_interrupted(rows) == []
     kept = rows[: data.draw(st.integers(1, len(rows) - 1))]
-    (last,) = close_cut(kept)
+    (last,) = close_interrupted(kept)
     response = json.loads(last.data)["response"]
     assert (last.sequence, last.type) == (len(kept), "response.failed")
     assert response["status"] == "failed" and response["error"]["code"] == "server_error"
@@ -200,7 +200,7 @@ def test_what_is_left_of_a_cut_response_is_what_was_told(
 @pytest.mark.parametrize("how", ["fail", "cancel"])
 def test_a_response_that_ends_early_keeps_its_text(how: str) -> None:
     one = narration()
-    events = [*one.begin(), *one.take(Piece("Half", 1))]
+    events = [*one.begin(), *one.take(TextDelta("Half", 1))]
     events += one.cancel() if how == "cancel" else one.fail(Failure(503, "The device has gone.", "server_error"))
     kind, body = events[-1]
     response = body["response"]

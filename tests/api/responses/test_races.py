@@ -9,10 +9,10 @@ from typing import TypeVar
 import httpx
 import pytest
 
-from paceline.api.responses.event_log import Header, Retention, TokenLog
-from paceline.api.responses.event_store import LogRows
+from paceline.api.responses.event_log import EventLog, Header, Retention
+from paceline.api.responses.event_store import EventStore
 from paceline.errors import ConfigError
-from paceline.runtime.service import Piece
+from paceline.runtime.service import TextDelta
 from tests.api.responses.test_endpoint import error_of, post
 from tests.api.responses.test_resume import events_in
 from tests.api.scripted import WAIT, Script, ScriptedService, Signal, client_of, done, serving
@@ -26,10 +26,10 @@ class Ending:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, service: ScriptedService) -> None:
         self.after = 0
         self.go = Signal()
-        service.script = Script([Piece("Hello", 1), self.go, Piece(" there.", 1), done()])
-        ask = TokenLog.ask
+        service.script = Script([TextDelta("Hello", 1), self.go, TextDelta(" there.", 1), done()])
+        ask = EventLog.ask
 
-        async def asked(log: TokenLog, question: Callable[[], T]) -> T:
+        async def asked(log: EventLog, question: Callable[[], T]) -> T:
             answer = await ask(log, question)
             self.after -= 1
             if self.after == 0:
@@ -39,7 +39,7 @@ class Ending:
                         await asyncio.sleep(0.001)
             return answer
 
-        monkeypatch.setattr(TokenLog, "ask", asked)
+        monkeypatch.setattr(EventLog, "ask", asked)
 
 
 def begun(http: httpx.Client) -> str:
@@ -88,21 +88,21 @@ def test_one_that_is_deleted_while_it_is_fetched_is_not_found(
 ) -> None:
     made = post(http, background=True).json()["id"]
     http.get(f"/v1/responses/{made}", params={"stream": "true"})
-    find = TokenLog.find
+    find = EventLog.find
 
-    async def deleted(log: TokenLog, response: str, **options: bool) -> Header | None:
+    async def deleted(log: EventLog, response: str, **options: bool) -> Header | None:
         header = await find(log, response, **options)
         await log.delete(response)
         return header
 
-    monkeypatch.setattr(TokenLog, "find", deleted)
+    monkeypatch.setattr(EventLog, "find", deleted)
     assert error_of(http.request(method, f"/v1/responses/{made}{where}")) == (404, "response_id", None)
 
 
 @pytest.mark.parametrize("after", [2**53, 2**63 - 1])
 def test_a_stream_may_begin_beyond_any_end(http: httpx.Client, service: ScriptedService, after: int) -> None:
     go = Signal()
-    service.script = Script([Piece("Hello", 1), go, done()])
+    service.script = Script([TextDelta("Hello", 1), go, done()])
     made = begun(http)
     query = {"stream": "true", "starting_after": after}
     with http.stream("GET", f"/v1/responses/{made}", params=query) as stream:
@@ -115,14 +115,14 @@ def test_a_stream_may_begin_beyond_any_end(http: httpx.Client, service: Scripted
 def test_one_whose_writing_failed_midway_has_an_end_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     service = ScriptedService()
     go = Signal()
-    service.script = Script([Piece("Hello", 1), go, Piece(" there.", 1), done()])
+    service.script = Script([TextDelta("Hello", 1), go, TextDelta(" there.", 1), done()])
 
     def refusing(*_: object) -> None:
         raise ConfigError("The disk is full.")
 
     with serving(service) as url, client_of(url) as http:
         made = begun(http)
-        monkeypatch.setattr(LogRows, "write", refusing)
+        monkeypatch.setattr(EventStore, "write", refusing)
         go.set()
         with http.stream("GET", f"/v1/responses/{made}", params={"stream": "true"}) as stream:
             assert events_in(stream.read())[-1]["type"] in ("error", "response.failed")
@@ -136,7 +136,7 @@ def test_one_whose_writing_failed_midway_has_an_end_for_all_who_ask(monkeypatch:
         assert events_in(http.get(f"/v1/responses/{made}", params=query).content) == events[-1:]
         query["starting_after"] = events[-1]["sequence_number"]
         assert http.get(f"/v1/responses/{made}", params=query).content == b""
-        service.script = Script([Piece("Yes.", 1), done()])
+        service.script = Script([TextDelta("Yes.", 1), done()])
         assert post(http, previous_response_id=made).status_code == 200
         assert service.requests[-1].messages[1]["content"] == "Hello"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from paceline.runtime.service import Piece
+from paceline.runtime.service import TextDelta
 from tests.api.scripted import WAIT, Script, ScriptedService, Signal, client_of, done, said, serving
 from tests.server.test_programs import ROOT, command
 
@@ -52,7 +52,9 @@ def test_interrupted_a_hundred_times_at_random_every_event_comes_exactly_once(tm
     groups = [[f"{group}.{piece} " for piece in range(chance.randint(1, 9))] for group in range(INTERRUPTIONS)]
     gates = [Signal() for _ in groups]
     service = ScriptedService()
-    steps = [step for gate, group in zip(gates, groups, strict=True) for step in (gate, *(Piece(t, 1) for t in group))]
+    steps = [
+        step for gate, group in zip(gates, groups, strict=True) for step in (gate, *(TextDelta(t, 1) for t in group))
+    ]
     service.script = Script([*steps, done()])
     received: list[dict[str, Any]] = []
     with serving(service, state=tmp_path) as url, client_of(url) as http:

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from paceline.runtime.service import Citation, Piece
+from paceline.runtime.service import Citation, TextDelta
 from tests.api.responses.test_endpoint import error_of
 from tests.api.scripted import Script, ScriptedService, client_of, done, serving
 from tests.api.vector_stores.test_files import BOAT, POLL, client, opened
@@ -41,7 +41,7 @@ def test_an_answer_reads_the_stores_it_is_told_to_and_cites_their_files(
     store = ann.vector_stores.create(name="boats")
     ann.vector_stores.files.create_and_poll(file.id, vector_store_id=store.id, poll_interval_ms=POLL)
     cited = Citation("cloud", "boat.txt", BOAT, 0.75, file.id, store.id)
-    service.script = Script([Piece("Ann's.", 1), done(citations=(cited,), found=(cited,))])
+    service.script = Script([TextDelta("Ann's.", 1), done(citations=(cited,), found=(cited,))])
     answer = ann.responses.create(
         model="scripted",
         input="Whose is the red boat?",
@@ -87,7 +87,7 @@ def test_what_was_found_is_told_whichever_side_decided_the_answer(
     )
     found = (Citation("cloud", "boat.txt", BOAT, 0.75, file, store), Citation("cloud", "old.txt", "Old.", 0.5))
     theirs = Citation("device", "a private document", "", 0.9)
-    service.script = Script([Piece("Hers.", 1), done(citations=(theirs,), found=found)])
+    service.script = Script([TextDelta("Hers.", 1), done(citations=(theirs,), found=found)])
     answer = ann.responses.create(
         model="scripted",
         input="Whose?",
@@ -112,7 +112,7 @@ def test_a_filter_holds_for_the_side_s_own_collection_too(
 ) -> None:
     tool = {"type": "file_search", "filters": {"type": "eq", "key": "a", "value": 1}}
     assert raw.post("/v1/responses", json={"model": "scripted", "input": "Hi", "tools": [tool]}).status_code == 200
-    assert reading[0].requests[-1].among == frozenset()
+    assert reading[0].requests[-1].document_ids == frozenset()
 
 
 @pytest.mark.parametrize(

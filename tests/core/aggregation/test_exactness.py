@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.core.aggregation.exactness import Ranking, choice_certified, greedy_certified, head_by_score, ranked
+from paceline.core.aggregation.exactness import Ranking, greedy_is_exact, head_by_score, sample_is_exact, top_by_score
 from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist, best_indices
 from paceline.core.sampling.noise import gumbel
-from paceline.core.sampling.sampler import SamplingParams, choose, truncate
+from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 
 VOCAB = 8
 
@@ -41,7 +41,7 @@ def completions(generator: np.random.Generator, head: Dist, tries: int) -> list[
 
 def truth(exact: np.ndarray, row: np.ndarray, weight: float, params: SamplingParams, position: int) -> int:
     mixed = mix_weighted([Dist.dense(exact), Dist.dense(row)], [1 - weight, weight])
-    return choose(truncate(mixed, params), params, position)
+    return sample(filter_top(mixed, params), params, position)
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_a_certified_token_is_the_token_for_every_possible_tail(params: Sampling
         exact, row = random_row(generator, spread), random_row(generator, spread)
         kept = np.sort(best_indices(row, int(generator.integers(1, VOCAB))))
         head, weight = Dist.dense(row).kept_at(kept), float(generator.random())
-        if not choice_certified(Dist.dense(exact), head, params, position, weight=weight):
+        if not sample_is_exact(Dist.dense(exact), head, params, position, weight=weight):
             continue
         certain += 1
         mixed = mix_weighted([Dist.dense(exact), head], [1 - weight, weight])
-        token = choose(truncate(mixed, params), params, position)
+        token = sample(filter_top(mixed, params), params, position)
         assert all(
             truth(exact, candidate, weight, params, position) == token
             for candidate in [row, *completions(generator, head, 8)]
@@ -86,10 +86,10 @@ def test_rounded_probabilities_are_allowed_for(heat: float) -> None:
         kept = np.sort(best_indices(row, 5))
         noisy = row[kept] * generator.uniform(1 / (1 + rounding), 1, size=5)
         head = Dist(kept.astype(np.int32), noisy, max(0.0, 1.0 - float(noisy.sum())))
-        if choice_certified(Dist.dense(exact), head, params, position, weight=0.5, rounding=rounding):
+        if sample_is_exact(Dist.dense(exact), head, params, position, weight=0.5, rounding=rounding):
             certain += 1
             mixed = mix_weighted([Dist.dense(exact), head], [0.5, 0.5])
-            assert truth(exact, row, 0.5, params, position) == choose(mixed, params, position)
+            assert truth(exact, row, 0.5, params, position) == sample(mixed, params, position)
     assert certain > 60
 
 
@@ -102,12 +102,12 @@ def test_a_head_ranked_by_score_certifies_rightly(params: SamplingParams) -> Non
         exact, row = random_row(generator, 1.5), random_row(generator, 1.5)
         dist, weight = Dist.dense(row), float(generator.random())
         head = head_by_score(dist, params, position, int(generator.integers(1, VOCAB)))
-        assert choose(dist, params, position) in head.ids
-        if not choice_certified(Dist.dense(exact), head, params, position, weight=weight, ranking="score"):
+        assert sample(dist, params, position) in head.ids
+        if not sample_is_exact(Dist.dense(exact), head, params, position, weight=weight, ranking="score"):
             continue
         certain += 1
         mixed = mix_weighted([Dist.dense(exact), head], [1 - weight, weight])
-        token = choose(truncate(mixed, params), params, position)
+        token = sample(filter_top(mixed, params), params, position)
         assert truth(exact, row, weight, params, position) == token
         for _ in range(10):
             other = np.where(np.isin(np.arange(VOCAB), head.ids), row, generator.random(VOCAB) ** 3)
@@ -127,26 +127,26 @@ def test_a_head_of_everything_or_at_temperature_zero_is_by_probability() -> None
 def test_certain_and_uncertain_by_hand() -> None:
     exact = Dist.dense(np.array([0.5, 0.3, 0.2, 0.0]))
     head = Dist(np.array([0], dtype=np.int32), np.array([0.6]), 0.4)
-    assert greedy_certified(exact, head, weight=0.5)  # 0.55 against at most 0.15 + 0.2
+    assert greedy_is_exact(exact, head, weight=0.5)  # 0.55 against at most 0.15 + 0.2
     far = Dist(np.array([3], dtype=np.int32), np.array([0.45]), 0.55)
-    assert not greedy_certified(exact, far, weight=0.5)  # 0.25 sure, token 1 may have 0.15 + 0.225
+    assert not greedy_is_exact(exact, far, weight=0.5)  # 0.25 sure, token 1 may have 0.15 + 0.225
 
 
 def test_a_whole_row_is_always_certain() -> None:
     exact, other = Dist.dense(np.array([0.5, 0.5])), Dist.dense(np.array([0.5, 0.5]))
-    assert greedy_certified(exact, other, weight=0.5)
-    assert choice_certified(exact, other, SamplingParams(top_p=0.5), 0, weight=0.5)
+    assert greedy_is_exact(exact, other, weight=0.5)
+    assert sample_is_exact(exact, other, SamplingParams(top_p=0.5), 0, weight=0.5)
     nothing = Dist(np.empty(0, dtype=np.int32), np.empty(0), 1.0)
-    assert choice_certified(exact, nothing, SamplingParams(), 0, weight=0.0)
-    assert not greedy_certified(exact, nothing, weight=0.9)
+    assert sample_is_exact(exact, nothing, SamplingParams(), 0, weight=0.0)
+    assert not greedy_is_exact(exact, nothing, weight=0.9)
 
 
 def test_ids_beyond_the_exact_row_or_a_row_with_a_tail_are_never_certain() -> None:
     exact = Dist.dense(np.array([0.9, 0.1]))
     beyond = Dist(np.array([0, 5], dtype=np.int32), np.array([0.9, 0.05]), 0.05)
-    assert not greedy_certified(exact, beyond, weight=0.1)
+    assert not greedy_is_exact(exact, beyond, weight=0.1)
     cut = Dist(np.array([0], dtype=np.int32), np.array([0.9]), 0.1)
-    assert not choice_certified(cut, cut, SamplingParams(), 0, weight=0.5)
+    assert not sample_is_exact(cut, cut, SamplingParams(), 0, weight=0.5)
 
 
 @pytest.mark.parametrize(("ranking", "kept", "least"), [("probability", 512, 12), ("score", 16, 12)])
@@ -157,8 +157,8 @@ def test_a_small_payload_of_a_large_vocabulary_is_mostly_certain(ranking: Rankin
         scores = generator.normal(size=30_000)
         ours, theirs = (Dist.from_logits((scores + generator.normal(size=30_000) * 0.3) * 6.0) for _ in range(2))
         by_score = head_by_score(theirs, params, position, kept)
-        head = by_score if ranking == "score" else truncate(theirs, SamplingParams(top_k=kept))
-        certain += choice_certified(ours, head, params, position, weight=0.5, ranking=ranking)
+        head = by_score if ranking == "score" else filter_top(theirs, SamplingParams(top_k=kept))
+        certain += sample_is_exact(ours, head, params, position, weight=0.5, ranking=ranking)
     assert certain >= least
 
 
@@ -170,6 +170,6 @@ def test_the_ranking_of_a_large_vocabulary_is_that_of_all_scores(params: Samplin
         noise = gumbel(params.seed, position, dist.ids) if params.temperature else 0.0
         order = np.argsort(-(np.log(dist.probs) + noise), kind="stable")
         for k in (1, 24, 256, 2000):
-            assert np.array_equal(ranked(dist, params, position, k), order[:k])
+            assert np.array_equal(top_by_score(dist, params, position, k), order[:k])
     sparse = Dist.dense(np.array([0.0, 1.0, 0.0]))
-    assert ranked(sparse, params, 0, 2).tolist() == [1, 0], "what is impossible comes last"
+    assert top_by_score(sparse, params, 0, 2).tolist() == [1, 0], "what is impossible comes last"

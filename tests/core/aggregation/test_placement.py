@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from paceline.core.aggregation.placement import (
     MARGIN,
-    REST,
-    Begun,
+    MIN_DWELL,
+    DraftStart,
     Placement,
     Speeds,
     outlook,
@@ -23,7 +23,7 @@ from paceline.core.aggregation.placement import (
     token_seconds,
     waiting,
 )
-from paceline.core.estimation.timing import AcceptanceRate, Pace
+from paceline.core.estimation.timing import AcceptanceRate, DecodeSpeed
 from paceline.core.side import SIDES, Side, other
 
 seconds = st.floats(0.001, 10.0)
@@ -115,7 +115,7 @@ def test_figure_4_takes_2_seconds_at_best_and_4_point_3_at_worst() -> None:
     assert token_seconds(2.0, 1.0, speeds.round_trip, 1.0) == 2.0
     assert token_seconds(2.0, 1.0, speeds.round_trip, 0.0) == pytest.approx(4.3)
     assert synchronous_seconds(2.0, 1.0, speeds.round_trip) == pytest.approx(4.3)
-    now = Begun(here=9.0, there=9.0, now=9.0)
+    now = DraftStart(here=9.0, there=9.0, now=9.0)
     assert waiting(speeds, now, accepted_here=False, accepted_there=False) == pytest.approx(4.3)
     assert waiting(speeds, now, accepted_here=True, accepted_there=True) == pytest.approx(2.8)
     assert speeds.swapped() == Speeds(1.0, 2.0, 1.8, 1.5)
@@ -132,7 +132,7 @@ def test_figure_4_takes_2_seconds_at_best_and_4_point_3_at_worst() -> None:
 )
 def test_the_wait_after_each_verdict_is_table_1(accepted_here: bool, accepted_there: bool, expected: float) -> None:
     speeds = Speeds(decode_here=2.0, decode_there=1.0, delay_here=1.5, delay_there=1.8)
-    begun = Begun(here=10.0 - 1.5, there=10.0 - 0.7, now=10.0)
+    begun = DraftStart(here=10.0 - 1.5, there=10.0 - 0.7, now=10.0)
     assert waiting(speeds, begun, accepted_here, accepted_there) == pytest.approx(expected)
 
 
@@ -146,7 +146,7 @@ def test_the_expected_wait_is_table_1_of_steps_that_just_began(
     here: float, there: float, delay_here: float, delay_there: float
 ) -> None:
     """Accepted drafts of the other side come without a gap: their delay lies in the past."""
-    speeds, begun = Speeds(here, there, delay_here, delay_there), Begun(here=0.0, there=-delay_there, now=0.0)
+    speeds, begun = Speeds(here, there, delay_here, delay_there), DraftStart(here=0.0, there=-delay_there, now=0.0)
     for accepted in (False, True):
         found = waiting(speeds, begun, accepted_here=True, accepted_there=accepted)
         assert found == pytest.approx(token_seconds(here, there, speeds.round_trip, float(accepted)))
@@ -158,11 +158,11 @@ def placed(holder: Side = "device", **settings: float) -> Placement:
     rule = Placement(
         holder,
         margin=settings.get("margin", MARGIN),
-        rest=int(settings.get("rest", REST)),
+        min_dwell=int(settings.get("rest", MIN_DWELL)),
         acceptance={side: AcceptanceRate(memory=settings.get("memory", 0.9), strength=0.0) for side in SIDES},
     )
-    rule.observe_pace("cloud", Pace(0.06))
-    rule.observe_pace("device", Pace(0.06))
+    rule.observe_speed("cloud", DecodeSpeed(0.06))
+    rule.observe_speed("device", DecodeSpeed(0.06))
     rule.observe_round_trip(0.3)
     return rule
 
@@ -192,8 +192,8 @@ def test_the_aggregator_follows_a_change_of_acceptance_in_both_directions() -> N
 @pytest.mark.parametrize("start", SIDES)
 def test_it_goes_to_the_bottleneck_from_either_side(start: Side) -> None:
     rule = placed(start)
-    rule.observe_pace("cloud", Pace(0.02))
-    rule.observe_pace("device", Pace(0.9))
+    rule.observe_speed("cloud", DecodeSpeed(0.02))
+    rule.observe_speed("device", DecodeSpeed(0.9))
     assert len(follow(rule, [(True, False)] * 20)) == (start != "device")
     assert rule.holder == "device"
 
@@ -201,12 +201,12 @@ def test_it_goes_to_the_bottleneck_from_either_side(start: Side) -> None:
 def test_jitter_of_speeds_and_delays_moves_nothing_where_little_is_to_be_gained() -> None:
     """Both sides alike but for noise of up to 1 % in every figure: the bare rule hands over all the time."""
     moves = {}
-    for name, margin, rest in (("bare", 0.0, 0), ("calm", MARGIN, REST)):
+    for name, margin, rest in (("bare", 0.0, 0), ("calm", MARGIN, MIN_DWELL)):
         rule, count = placed(margin=margin, rest=rest, memory=0.98), 0
         for i in range(200):
             noise = 0.01 * math.sin(7.0 * i)
-            rule.observe_pace("cloud", Pace(0.06 * (1 + noise)))
-            rule.observe_pace("device", Pace(0.06 * (1 - noise)))
+            rule.observe_speed("cloud", DecodeSpeed(0.06 * (1 + noise)))
+            rule.observe_speed("device", DecodeSpeed(0.06 * (1 - noise)))
             rule.observe_round_trip(0.3 * (1 + noise))
             rule.observe_target({"cloud": i % 4 > 0, "device": (i + 1) % 4 > 0})
             if (chosen := rule.choose(i)) != rule.holder:
@@ -255,8 +255,8 @@ def test_without_hysteresis_it_is_the_sign_of_the_gain(accepted: list[tuple[bool
 def test_what_privacy_fixes_stays() -> None:
     rule = Placement("cloud", fixed="device")
     assert rule.holder == "device"
-    rule.observe_pace("cloud", Pace(9.0))
-    rule.observe_pace("device", Pace(0.01))
+    rule.observe_speed("cloud", DecodeSpeed(9.0))
+    rule.observe_speed("device", DecodeSpeed(0.01))
     rule.observe_round_trip(0.3)
     assert follow(rule, [(False, True)] * 40) == []
 
@@ -264,17 +264,17 @@ def test_what_privacy_fixes_stays() -> None:
 def test_nothing_moves_while_a_speed_or_the_round_trip_is_unknown() -> None:
     rule = Placement("device")
     assert follow(rule, [(False, True)] * 20) == []
-    rule.observe_pace("cloud", Pace(9.0))
+    rule.observe_speed("cloud", DecodeSpeed(9.0))
     rule.observe_round_trip(1.0)
     assert rule.outlook() is None
     assert rule.choose(20) == "device"
-    rule.observe_pace("device", Pace(0.01))
+    rule.observe_speed("device", DecodeSpeed(0.01))
     assert rule.choose(20) == "cloud"
 
 
 def test_wide_steps_count_with_all_their_rows() -> None:
     rule = placed()
-    rule.observe_pace("cloud", Pace(0.06, 0.02), rows=16)
+    rule.observe_speed("cloud", DecodeSpeed(0.06, 0.02), rows=16)
     expected = rule.outlook()
     assert expected is not None
     assert expected.device >= 0.06 + 15 * 0.02

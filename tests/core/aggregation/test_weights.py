@@ -13,18 +13,18 @@ from paceline.core.aggregation.weights import (
     DOUBT,
     FADING,
     TRUST,
-    evidence,
+    decayed_evidence,
+    dequantize_score,
+    evidence_head,
     log_weight,
     mix,
     mix_heads,
     mix_weighted,
-    score_code,
-    score_of,
+    quantize_score,
     side_weights,
-    witnesses,
 )
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import SamplingParams, choose
+from paceline.core.sampling.sampler import SamplingParams, sample
 from tests.core.chi_square import assert_drawn_from
 
 LEFT, RIGHT = Dist.dense(np.array([0.8, 0.2])), Dist.dense(np.array([0.4, 0.6]))
@@ -82,10 +82,10 @@ def test_drafts_with_common_noise_are_kept_as_often_as_the_oracle_says() -> None
     same, tally = [0, 0], [0, 0]
     for position in range(steps):
         params = SamplingParams(seed=9)
-        target = choose(mixed, params, position)
+        target = sample(mixed, params, position)
         tally[target] += 1
         for side, dist in enumerate((LEFT, RIGHT)):
-            same[side] += choose(dist, params, position) == target
+            same[side] += sample(dist, params, position) == target
     assert_drawn_from(tally, mixed.probs)
     for kept in same:
         assert_drawn_from([kept, steps - kept], [0.8, 0.2])
@@ -135,7 +135,7 @@ def test_mixing_leaves_its_parts_untouched() -> None:
 def test_evidence_fades_and_no_token_counts_for_more_than_its_bound(before: float, logs: list[float]) -> None:
     merit = before
     for log in logs:
-        merit = evidence(merit, log)
+        merit = decayed_evidence(merit, log)
     sums = TRUST * sum(FADING**age * max(log, -DOUBT) for age, log in enumerate(reversed(logs)))
     assert merit == pytest.approx(FADING ** len(logs) * before + sums)
     assert merit >= FADING ** len(logs) * before - TRUST * DOUBT / (1 - FADING) - 1e-9
@@ -145,13 +145,15 @@ def test_a_few_tokens_of_a_law_bear_witness_as_all_of_it_does() -> None:
     rng = np.random.default_rng(3)
     for _ in range(50):
         law = Dist.from_logits(rng.normal(size=5000) * 4.0)
-        kept = witnesses(law)
+        kept = evidence_head(law)
         assert 0 < len(kept.ids) < 300
-        whole, few = ([evidence(1.0, math.log(max(each.prob(t), 1e-30))) for t in range(5000)] for each in (law, kept))
+        whole, few = (
+            [decayed_evidence(1.0, math.log(max(each.prob(t), 1e-30))) for t in range(5000)] for each in (law, kept)
+        )
         assert whole == few
 
 
 @given(st.floats(-1e4, 1e4))
 def test_a_score_survives_the_wire_to_a_512th_of_a_nat(score: float) -> None:
-    told = score_of(score_code(score))
-    assert abs(told - score) <= 1 / 512 and score_of(score_code(told)) == told
+    told = dequantize_score(quantize_score(score))
+    assert abs(told - score) <= 1 / 512 and dequantize_score(quantize_score(told)) == told

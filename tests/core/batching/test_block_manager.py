@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paceline.core.batching.block_manager import BlockPool, Copy, NoRoom
+from paceline.core.batching.block_manager import BlockCopy, BlockManager, OutOfBlocks
 from paceline.core.batching.segment import SeqId
 
 TOTAL, SIZE = 7, 3
@@ -20,29 +20,29 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(TOTAL, SIZE)
+        self.pool = BlockManager(TOTAL, SIZE)
         self.memory = np.full(TOTAL * SIZE, -1)
         self.model: dict[SeqId, list[int]] = {}
         self.written = 0
 
-    def do(self, copies: list[Copy]) -> None:
+    def do(self, copies: list[BlockCopy]) -> None:
         for source, target, rows in copies:
             self.memory[target * SIZE : target * SIZE + rows] = self.memory[source * SIZE : source * SIZE + rows]
 
     def write(self, seq: SeqId, start: int, stop: int) -> None:
-        for row, slot in zip(range(start, stop), self.pool.slots(seq, start, stop), strict=True):
+        for row, slot in zip(range(start, stop), self.pool.slot_mapping(seq, start, stop), strict=True):
             self.written += 1
             self.memory[slot] = self.model[seq][row] = self.written
 
     def tables(self) -> dict[SeqId, tuple[int, ...]]:
-        return {seq: self.pool.table(seq) for seq in self.model}
+        return {seq: self.pool.block_table(seq) for seq in self.model}
 
     @rule(seq=ids, rows=st.integers(0, 9))
     def reserve(self, seq: SeqId, rows: int) -> None:
         start, before, free = self.pool.length(seq), self.tables(), self.pool.free_rows()
         try:
             copies = self.pool.reserve(seq, rows)
-        except NoRoom:
+        except OutOfBlocks:
             assert free // SIZE * SIZE < rows + SIZE  # at most one block for a copy beyond the rows themselves
             assert (self.tables(), self.pool.free_rows(), self.pool.length(seq)) == (before, free, start)
             return
@@ -79,7 +79,7 @@ class PoolMachine(RuleBasedStateMachine):
         stop = data.draw(st.integers(start, len(self.model[seq])))
         try:
             self.do(self.pool.unshare(seq, start, stop))
-        except NoRoom:
+        except OutOfBlocks:
             return
         self.write(seq, start, stop)
 
@@ -93,7 +93,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.check()
         for seq, rows in self.model.items():
             assert self.pool.length(seq) == len(rows)
-            assert self.memory[self.pool.slots(seq, 0, len(rows))].tolist() == rows
+            assert self.memory[self.pool.slot_mapping(seq, 0, len(rows))].tolist() == rows
 
     def teardown(self) -> None:
         for seq in list(self.model):
@@ -107,62 +107,62 @@ TestPool.settings = settings(max_examples=50, stateful_step_count=30, deadline=N
 
 
 def test_a_fork_shares_blocks_and_copies_the_partial_one_when_it_writes() -> None:
-    pool = BlockPool(4, 4)
+    pool = BlockManager(4, 4)
     assert pool.reserve(SeqId(1), 6) == []
     pool.fork(SeqId(1), SeqId(2))
-    assert pool.table(SeqId(1)) == pool.table(SeqId(2)) == (0, 1)
-    assert pool.reserve(SeqId(2), 1) == [Copy(1, 2, 2)]
-    assert pool.table(SeqId(2)) == (0, 2)
+    assert pool.block_table(SeqId(1)) == pool.block_table(SeqId(2)) == (0, 1)
+    assert pool.reserve(SeqId(2), 1) == [BlockCopy(1, 2, 2)]
+    assert pool.block_table(SeqId(2)) == (0, 2)
     assert pool.reserve(SeqId(1), 1) == []  # alone in it now
-    assert pool.slots(SeqId(2), 3, 7).tolist() == [3, 8, 9, 10]
+    assert pool.slot_mapping(SeqId(2), 3, 7).tolist() == [3, 8, 9, 10]
 
 
 def test_a_fork_at_a_block_border_copies_nothing() -> None:
-    pool = BlockPool(3, 4)
+    pool = BlockManager(3, 4)
     pool.reserve(SeqId(1), 4)
     pool.fork(SeqId(1), SeqId(2))
     assert pool.reserve(SeqId(2), 1) == []
 
 
 def test_truncating_into_a_shared_block_copies_only_what_is_left() -> None:
-    pool = BlockPool(4, 4)
+    pool = BlockManager(4, 4)
     pool.reserve(SeqId(1), 8)
     pool.fork(SeqId(1), SeqId(2))
     pool.truncate(SeqId(2), 5)
-    assert pool.reserve(SeqId(2), 2) == [Copy(1, 2, 1)]
+    assert pool.reserve(SeqId(2), 2) == [BlockCopy(1, 2, 1)]
 
 
 def test_no_room_is_said_in_numbers_and_changes_nothing() -> None:
-    pool = BlockPool(2, 4)
+    pool = BlockManager(2, 4)
     pool.reserve(SeqId(1), 5)
-    with pytest.raises(NoRoom, match="1 blocks are needed, 0 of 2 are free"):
+    with pytest.raises(OutOfBlocks, match="1 blocks are needed, 0 of 2 are free"):
         pool.reserve(SeqId(2), 1)
     assert pool.length(SeqId(2)) == 0
     assert pool.reserve(SeqId(1), 3) == []  # the rest of its last block is its own
 
 
 def test_a_copy_for_which_no_block_is_free_is_no_room_either() -> None:
-    pool = BlockPool(1, 4)
+    pool = BlockManager(1, 4)
     pool.reserve(SeqId(1), 2)
     pool.fork(SeqId(1), SeqId(2))
     for act in (lambda: pool.reserve(SeqId(2), 1), lambda: pool.unshare(SeqId(1), 0, 1)):
-        with pytest.raises(NoRoom):
+        with pytest.raises(OutOfBlocks):
             act()
         pool.check()
-    assert (pool.length(SeqId(2)), pool.table(SeqId(2))) == (2, (0,))
+    assert (pool.length(SeqId(2)), pool.block_table(SeqId(2))) == (2, (0,))
 
 
 @pytest.mark.parametrize(("total", "size"), [(0, 4), (4, 0)])
 def test_a_pool_without_rows_is_refused(total: int, size: int) -> None:
     with pytest.raises(ValueError, match="needs blocks"):
-        BlockPool(total, size)
+        BlockManager(total, size)
 
 
 def test_rows_never_reserved_are_refused() -> None:
-    pool = BlockPool(2, 4)
+    pool = BlockManager(2, 4)
     pool.reserve(SeqId(1), 2)
     for act in (
-        lambda: pool.slots(SeqId(1), 0, 3),
+        lambda: pool.slot_mapping(SeqId(1), 0, 3),
         lambda: pool.truncate(SeqId(1), 3),
         lambda: pool.unshare(SeqId(2), 0, 1),
         lambda: pool.reserve(SeqId(1), -1),
@@ -170,4 +170,4 @@ def test_rows_never_reserved_are_refused() -> None:
         with pytest.raises(ValueError, match="row"):
             act()
     pool.truncate(SeqId(9), 0)  # nothing of nothing
-    assert pool.slots(SeqId(9), 0, 0).tolist() == []
+    assert pool.slot_mapping(SeqId(9), 0, 0).tolist() == []

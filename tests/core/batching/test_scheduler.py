@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.scheduler import Group, Scheduled, StepScheduler
-from paceline.core.batching.segment import Segment, SeqId, Wanted
+from paceline.core.batching.scheduler import Group, Scheduler, SchedulerOutput
+from paceline.core.batching.segment import LogitsMode, Segment, SeqId
 
 BUDGET = 12
 QUANTUM = 3  # a quarter of the budget: longer chains are cut
 
 
-def chain(seq: int, start: int, rows: int, logits: Wanted = "last") -> Segment:
+def chain(seq: int, start: int, rows: int, logits: LogitsMode = "last") -> Segment:
     return Segment(SeqId(seq), start, tuple(range(start, start + rows)), None, logits)
 
 
@@ -23,9 +23,9 @@ def tree(seq: int, start: int, rows: int) -> Segment:
     return Segment(SeqId(seq), start, tuple(range(rows)), (-1,) * rows, "all")
 
 
-def rows_of(scheduled: Scheduled | None) -> dict[int, int]:
+def rows_of(scheduled: SchedulerOutput | None) -> dict[int, int]:
     assert scheduled is not None
-    return {piece.key: len(piece.segment.tokens) for piece in scheduled.pieces}
+    return {piece.key: len(piece.segment.tokens) for piece in scheduled.segments}
 
 
 arrivals = st.lists(
@@ -43,9 +43,9 @@ arrivals = st.lists(
 
 @given(arrivals, st.integers(2, 6))
 def test_every_segment_runs_whole_in_order_and_in_bounded_time(
-    plan: list[tuple[int, int, bool, Wanted, int]], max_segments: int
+    plan: list[tuple[int, int, bool, LogitsMode, int]], max_segments: int
 ) -> None:
-    scheduler = StepScheduler(BUDGET, max_segments)
+    scheduler = Scheduler(BUDGET, max_segments)
     lengths: dict[int, int] = {}
     segments: dict[int, Segment] = {}
     deadline: dict[int, int] = {}
@@ -53,16 +53,16 @@ def test_every_segment_runs_whole_in_order_and_in_bounded_time(
     step = 0
 
     def run_step() -> None:
-        scheduled = scheduler.next_batch(None)
+        scheduled = scheduler.schedule(None)
         scheduler.check()
         if scheduled is None:
             assert scheduler.idle
             return
-        trees = [piece.segment for piece in scheduled.pieces if piece.segment.parents is not None]
+        trees = [piece.segment for piece in scheduled.segments if piece.segment.parents is not None]
         largest = max((len(item.tokens) for item in trees), default=0)
         assert scheduled.batch.num_rows <= max(BUDGET, largest + QUANTUM)
-        assert 1 <= len(scheduled.pieces) <= max_segments
-        for piece in scheduled.pieces:
+        assert 1 <= len(scheduled.segments) <= max_segments
+        for piece in scheduled.segments:
             seen.setdefault(piece.key, []).append(piece.segment)
             if piece.final:
                 assert step <= deadline.pop(piece.key), "waited longer than everything older needs"
@@ -95,145 +95,145 @@ def test_every_segment_runs_whole_in_order_and_in_bounded_time(
 
 
 def test_a_decode_never_waits_for_a_prefill() -> None:
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, chain(0, 0, 1000))
     for step in range(50):
         scheduler.add(100 + step, chain(1, step, 1))
-        assert rows_of(scheduler.next_batch(None)) == {100 + step: 1, 0: BUDGET - 1}
+        assert rows_of(scheduler.schedule(None)) == {100 + step: 1, 0: BUDGET - 1}
 
 
 def test_a_prefill_advances_however_many_decodes_there_are() -> None:
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, chain(0, 0, 6))
     for seq in range(1, 40):
         scheduler.add(seq, chain(seq, 0, 3))
-    assert rows_of(scheduler.next_batch(None)) == {1: 3, 2: 3, 3: 3, 0: 3}
-    assert rows_of(scheduler.next_batch(None))[0] == 3
+    assert rows_of(scheduler.schedule(None)) == {1: 3, 2: 3, 3: 3, 0: 3}
+    assert rows_of(scheduler.schedule(None))[0] == 3
 
 
 def test_prefills_finish_one_after_the_other() -> None:
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, chain(0, 0, 20))
     scheduler.add(1, chain(1, 0, 20))
-    assert rows_of(scheduler.next_batch(None)) == {0: 12}
-    assert rows_of(scheduler.next_batch(None)) == {0: 8, 1: 4}
+    assert rows_of(scheduler.schedule(None)) == {0: 12}
+    assert rows_of(scheduler.schedule(None)) == {0: 8, 1: 4}
 
 
 def test_a_tree_larger_than_the_budget_runs_whole() -> None:
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, tree(0, 0, 30))
     scheduler.add(1, tree(1, 0, 2))
-    assert rows_of(scheduler.next_batch(None)) == {0: 30}
-    assert rows_of(scheduler.next_batch(None)) == {1: 2}
+    assert rows_of(scheduler.schedule(None)) == {0: 30}
+    assert rows_of(scheduler.schedule(None)) == {1: 2}
 
 
 def test_a_tree_that_grows_runs_whole_and_is_cancelled_whole() -> None:
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     grown = Segment(SeqId(0), 10, tuple(range(30)), (-1,) * 34, "all")
     assert scheduler.last(SeqId(0)) is None
     scheduler.add(0, grown)
     scheduler.add(1, Segment(SeqId(0), 40, (1,), (-1,) * 35))
     assert scheduler.last(SeqId(0)) == 1
-    scheduled = scheduler.next_batch(None)
-    assert scheduled is not None and [piece.segment for piece in scheduled.pieces] == [grown]
+    scheduled = scheduler.schedule(None)
+    assert scheduled is not None and [piece.segment for piece in scheduled.segments] == [grown]
     assert scheduler.cancel(SeqId(0), 6) == [1]
     assert scheduler.last(SeqId(0)) is None
 
 
 def test_segments_of_one_sequence_run_one_step_after_the_other() -> None:
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, chain(7, 0, 2))
     scheduler.add(1, chain(7, 2, 1))
-    assert rows_of(scheduler.next_batch(None)) == {0: 2}
-    assert rows_of(scheduler.next_batch(None)) == {1: 1}
-    assert scheduler.next_batch(None) is None
+    assert rows_of(scheduler.schedule(None)) == {0: 2}
+    assert rows_of(scheduler.schedule(None)) == {1: 1}
+    assert scheduler.schedule(None) is None
 
 
 def test_cancelled_rows_do_not_run_and_rows_before_them_do() -> None:
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, chain(1, 0, 20, "all"))
     scheduler.add(1, chain(1, 20, 2))
     scheduler.add(2, chain(2, 0, 1))
-    assert rows_of(scheduler.next_batch(None)) == {2: 1, 0: 11}
+    assert rows_of(scheduler.schedule(None)) == {2: 1, 0: 11}
     assert scheduler.cancel(SeqId(1), 15) == [1]
     scheduler.add(3, chain(1, 15, 1))
-    last = scheduler.next_batch(None)
+    last = scheduler.schedule(None)
     assert last is not None
-    assert [(piece.key, piece.segment.start, len(piece.segment.tokens), piece.final) for piece in last.pieces] == [
+    assert [(piece.key, piece.segment.start, len(piece.segment.tokens), piece.final) for piece in last.segments] == [
         (0, 11, 4, True)
     ]
-    assert rows_of(scheduler.next_batch(None)) == {3: 1}
+    assert rows_of(scheduler.schedule(None)) == {3: 1}
 
 
 @pytest.mark.parametrize("from_row", [0, 12])
 def test_a_segment_whose_remaining_rows_are_all_cancelled_is_dropped(from_row: int) -> None:
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, chain(1, 0, 20))
-    scheduler.next_batch(None)
+    scheduler.schedule(None)
     assert scheduler.cancel(SeqId(1), from_row) == [0]
     assert scheduler.idle
 
 
 def test_a_tree_is_cancelled_whole_and_other_sequences_are_left_alone() -> None:
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, tree(1, 0, 5))
     scheduler.add(1, tree(2, 0, 5))
     assert scheduler.cancel(SeqId(1), 2) == [0]
     assert scheduler.cancel(SeqId(3)) == []
-    assert rows_of(scheduler.next_batch(None)) == {1: 5}
+    assert rows_of(scheduler.schedule(None)) == {1: 5}
 
 
 def test_a_small_new_sequence_does_not_overtake_one_that_waits_for_room() -> None:
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, chain(0, 0, 5))
-    assert rows_of(scheduler.next_batch(10)) == {0: 5}
+    assert rows_of(scheduler.schedule(10)) == {0: 5}
     scheduler.add(1, chain(1, 0, 8))
     scheduler.add(2, chain(2, 0, 1))
-    assert scheduler.next_batch(5) is None
+    assert scheduler.schedule(5) is None
     scheduler.add(3, chain(0, 5, 1))  # holds rows already: it goes on, for its end is what makes room
-    assert rows_of(scheduler.next_batch(5)) == {3: 1}
+    assert rows_of(scheduler.schedule(5)) == {3: 1}
     scheduler.cancel(SeqId(0))
-    assert rows_of(scheduler.next_batch(10)) == {2: 1, 1: 8}
+    assert rows_of(scheduler.schedule(10)) == {2: 1, 1: 8}
 
 
 def test_what_can_never_fit_is_refused_with_all_that_follows_it() -> None:
-    scheduler = StepScheduler(BUDGET, 8, block_size=4)
+    scheduler = Scheduler(BUDGET, 8, block_size=4)
     scheduler.add(0, chain(0, 0, 21))
     scheduler.add(1, chain(0, 21, 1))
     scheduler.add(2, chain(1, 0, 2))
-    scheduled = scheduler.next_batch(20)
+    scheduled = scheduler.schedule(20)
     assert scheduled is not None
-    assert scheduled.refused == (0, 1)
+    assert scheduled.rejected == (0, 1)
     assert rows_of(scheduled) == {2: 2}
 
 
 def test_a_chain_begins_only_when_all_of_it_has_room() -> None:
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, chain(0, 0, 60))
     scheduler.add(1, chain(1, 0, 60))
     free = 100
     for rows in (12, 12, 12, 12, 12):
-        assert rows_of(scheduler.next_batch(free)) == {0: rows}
+        assert rows_of(scheduler.schedule(free)) == {0: rows}
         free -= rows
-    assert scheduler.next_batch(free) is None
+    assert scheduler.schedule(free) is None
     scheduler.cancel(SeqId(0))
-    assert rows_of(scheduler.next_batch(100)) == {1: 12}
+    assert rows_of(scheduler.schedule(100)) == {1: 12}
 
 
 def test_when_all_holders_wait_for_each_other_the_youngest_is_refused() -> None:
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     for seq in range(2):
         scheduler.add(seq, chain(seq, 0, 5))
-    scheduler.next_batch(10)
+    scheduler.schedule(10)
     scheduler.add(2, chain(0, 5, 1))
-    assert scheduler.next_batch(0) is None  # sequence 1 may still end
+    assert scheduler.schedule(0) is None  # sequence 1 may still end
     scheduler.add(3, chain(1, 5, 1))
-    scheduled = scheduler.next_batch(0)
+    scheduled = scheduler.schedule(0)
     assert scheduled is not None
-    assert (scheduled.refused, scheduled.pieces) == ((3,), ())
-    assert scheduler.next_batch(0) is None  # now it is for sequence 1 to be released
+    assert (scheduled.rejected, scheduled.segments) == ((3,), ())
+    assert scheduler.schedule(0) is None  # now it is for sequence 1 to be released
     scheduler.cancel(SeqId(1))
-    assert rows_of(scheduler.next_batch(5)) == {2: 1}
+    assert rows_of(scheduler.schedule(5)) == {2: 1}
 
 
 @given(
@@ -245,7 +245,7 @@ def test_with_little_memory_every_session_ends_and_none_writes_where_nothing_is_
     sessions: list[list[int]], blocks: int, block_size: int
 ) -> None:
     """A session is a sequence that appends segment after segment and releases its rows at its end or when refused."""
-    scheduler = StepScheduler(BUDGET, 4, block_size=block_size)
+    scheduler = Scheduler(BUDGET, 4, block_size=block_size)
     capacity = blocks * block_size
     written, todo, ended = dict.fromkeys(range(len(sessions)), 0), [list(rows) for rows in sessions], set()
 
@@ -263,17 +263,17 @@ def test_with_little_memory_every_session_ends_and_none_writes_where_nothing_is_
     for seq in range(len(sessions)):
         submit(seq)
     for _ in range(sum(map(sum, sessions)) + 2 * len(sessions)):
-        scheduled = scheduler.next_batch(capacity - held())
+        scheduled = scheduler.schedule(capacity - held())
         scheduler.check()
         if scheduled is None:
             break
-        for seq in scheduled.refused:
+        for seq in scheduled.rejected:
             assert sum(sessions[seq]) > capacity or len(sessions) > 1
             end(seq)
-        for piece in scheduled.pieces:
+        for piece in scheduled.segments:
             written[piece.key] += len(piece.segment.tokens)
             assert held() <= capacity
-        for piece in scheduled.pieces:
+        for piece in scheduled.segments:
             if piece.final and todo[piece.key]:
                 submit(piece.key)
             elif piece.final:
@@ -285,47 +285,47 @@ def test_with_little_memory_every_session_ends_and_none_writes_where_nothing_is_
 @pytest.mark.parametrize(("budget", "segments", "block"), [(1, 2, 1), (2, 1, 1), (2, 2, 0)])
 def test_a_step_without_room_for_two_is_refused(budget: int, segments: int, block: int) -> None:
     with pytest.raises(ValueError, match="room for two"):
-        StepScheduler(budget, segments, block_size=block)
+        Scheduler(budget, segments, block_size=block)
 
 
 def test_a_key_in_use_is_refused() -> None:
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, chain(0, 0, 1))
     with pytest.raises(ValueError, match="pending already"):
         scheduler.add(0, chain(1, 0, 1))
 
 
 def test_rows_that_are_ready_cost_no_forward_but_need_room() -> None:
-    scheduler = StepScheduler(BUDGET, 8, block_size=4)
+    scheduler = Scheduler(BUDGET, 8, block_size=4)
     scheduler.add(9, chain(9, 0, 1))
-    assert rows_of(scheduler.next_batch(40)) == {9: 1}
+    assert rows_of(scheduler.schedule(40)) == {9: 1}
     scheduler.add(0, chain(0, 0, 30), ready=20)
     scheduler.add(1, chain(1, 0, 1))
-    assert scheduler.next_batch(28) is None  # it waits for all of its 32 rows, and nobody overtakes it
-    scheduled = scheduler.next_batch(36)
+    assert scheduler.schedule(28) is None  # it waits for all of its 32 rows, and nobody overtakes it
+    scheduled = scheduler.schedule(36)
     assert rows_of(scheduled) == {0: 10, 1: 1}
     assert scheduled is not None
-    (piece,) = (piece for piece in scheduled.pieces if piece.key == 0)
+    (piece,) = (piece for piece in scheduled.segments if piece.key == 0)
     assert piece.final and (piece.segment.start, piece.segment.tokens) == (20, tuple(range(20, 30)))
     scheduler.add(2, chain(2, 0, 50), ready=20)
-    assert [rows_of(scheduler.next_batch(None))[2] for _ in range(3)] == [12, 12, 6]
+    assert [rows_of(scheduler.schedule(None))[2] for _ in range(3)] == [12, 12, 6]
     scheduler.add(3, chain(3, 0, 44), ready=43)
-    last = scheduler.next_batch(32)
-    assert last is not None and last.refused == (3,)
+    last = scheduler.schedule(32)
+    assert last is not None and last.rejected == (3,)
 
 
 def test_a_chain_cut_within_its_ready_rows_runs_from_its_start() -> None:
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, chain(0, 0, 10), ready=6)
     assert scheduler.cancel(SeqId(0), 6) == []
-    scheduled = scheduler.next_batch(None)
-    assert scheduled is not None and scheduled.pieces[0].segment == chain(0, 0, 6)
+    scheduled = scheduler.schedule(None)
+    assert scheduled is not None and scheduled.segments[0].segment == chain(0, 0, 6)
 
 
 @pytest.mark.parametrize("segment", [chain(0, 0, 3), tree(0, 0, 9)])
 def test_at_least_one_row_of_a_chain_is_left_to_run(segment: Segment) -> None:
     with pytest.raises(ValueError, match="cannot be ready"):
-        StepScheduler(BUDGET, 8).add(0, segment, ready=3)
+        Scheduler(BUDGET, 8).add(0, segment, ready=3)
 
 
 @given(
@@ -346,7 +346,7 @@ def test_groups_within_their_claims_are_never_refused_and_all_end(
 
     claims = [sum(ceil(rows + growth) for rows in prompts) for prompts, growth in answers]
     capacity = ceil(max(claims) + spare)
-    scheduler = StepScheduler(BUDGET, 4, block_size=block_size)
+    scheduler = Scheduler(BUDGET, 4, block_size=block_size)
     written: dict[SeqId, int] = {}  # rows by sequence
     waiting: dict[int, set[SeqId]] = {}  # by answer: branches that have not been answered
     keys: dict[int, tuple[int, SeqId]] = {}
@@ -370,14 +370,14 @@ def test_groups_within_their_claims_are_never_refused_and_all_end(
             submit(ready.pop(random.randrange(len(ready))))
             continue
         free = capacity - sum(map(ceil, written.values()))
-        scheduled = scheduler.next_batch(free, lambda seq: written.get(seq, 0))
+        scheduled = scheduler.schedule(free, lambda seq: written.get(seq, 0))
         scheduler.check()
         if scheduled is None:
             assert ready, "nothing runs and nobody is left to go on"
             submit(ready.pop(random.randrange(len(ready))))
             continue
-        assert not scheduled.refused
-        for piece in scheduled.pieces:
+        assert not scheduled.rejected
+        for piece in scheduled.segments:
             answer, seq = keys[piece.key]
             written[seq] += len(piece.segment.tokens)
             assert sum(map(ceil, written.values())) <= capacity
@@ -397,11 +397,11 @@ def test_groups_within_their_claims_are_never_refused_and_all_end(
 
 def test_a_branch_that_waits_for_its_sister_s_rows_does_not_hold_the_engine_up() -> None:
     """Without claims, where the groups have taken all rows and each waits for more, the youngest is refused whole."""
-    scheduler = StepScheduler(BUDGET, 8)
+    scheduler = Scheduler(BUDGET, 8)
     for answer in range(2):
         scheduler.add(2 * answer, chain(2 * answer, 0, 5), group=Group(answer, 0))
-    assert rows_of(scheduler.next_batch(12)) == {0: 5, 2: 5}
+    assert rows_of(scheduler.schedule(12)) == {0: 5, 2: 5}
     for answer in range(2):
         scheduler.add(2 * answer + 1, chain(2 * answer + 1, 0, 5), group=Group(answer, 0))
-    scheduled = scheduler.next_batch(2)
-    assert scheduled is not None and (scheduled.refused, scheduled.pieces) == ((3,), ())
+    scheduled = scheduler.schedule(2)
+    assert scheduled is not None and (scheduled.rejected, scheduled.segments) == ((3,), ())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.segment import Batch, Segment, SeqId, Wanted
+from paceline.core.batching.segment import Batch, LogitsMode, Segment, SeqId
 
 
 def test_a_chain_sees_what_came_before_it() -> None:
@@ -24,16 +24,16 @@ def test_a_tree_row_sees_its_path_and_stands_at_its_depth() -> None:
 
 def test_a_tree_that_grows_stands_and_sees_as_if_it_had_come_at_once() -> None:
     segment = Segment(SeqId(1), 8, (6, 5), (-1, 0, 0, 2, 1), "all")  # rows 5 to 7 of the sequence are its open tree
-    assert segment.open_rows == 3
+    assert segment.num_open_rows == 3
     assert [np.flatnonzero(row).tolist() for row in segment.mask()] == [[0, 2, 3], [0, 1, 4]]
     assert segment.positions() == (7, 7)
     assert segment.tree_positions() == (5, 6, 6, 7, 7)
-    assert segment.wanted() == (0, 1)
+    assert segment.logits_rows() == (0, 1)
 
 
 def test_chains_and_trees_that_begin_have_no_open_rows() -> None:
-    assert Segment(SeqId(1), 5, (7, 8)).open_rows == 0
-    assert Segment(SeqId(1), 5, (7, 8), (-1, -1)).open_rows == 0
+    assert Segment(SeqId(1), 5, (7, 8)).num_open_rows == 0
+    assert Segment(SeqId(1), 5, (7, 8), (-1, -1)).num_open_rows == 0
 
 
 @given(st.data(), st.integers(0, 20))
@@ -47,7 +47,7 @@ def test_masks_and_positions_follow_from_paths_however_much_of_a_tree_is_open(da
         return set() if row < 0 else path(parents[row]) | {row}
 
     paths = [path(row) for row in range(size)]
-    assert segment.open_rows == open_rows
+    assert segment.num_open_rows == open_rows
     assert segment.mask().shape == (size - open_rows, size)
     assert [set(np.flatnonzero(row).tolist()) for row in segment.mask()] == paths[open_rows:]
     assert segment.tree_positions() == tuple(before + len(rows) - 1 for rows in paths)
@@ -57,8 +57,8 @@ def test_masks_and_positions_follow_from_paths_however_much_of_a_tree_is_open(da
 @pytest.mark.parametrize(
     ("logits", "rows"), [("all", (0, 1, 2)), ("last", (2,)), ("none", ()), (2, (1, 2)), (9, (0, 1, 2))]
 )
-def test_the_rows_asked_for(logits: Wanted, rows: tuple[int, ...]) -> None:
-    assert Segment(SeqId(1), 0, (1, 2, 3), None, logits).wanted() == rows
+def test_the_rows_asked_for(logits: LogitsMode, rows: tuple[int, ...]) -> None:
+    assert Segment(SeqId(1), 0, (1, 2, 3), None, logits).logits_rows() == rows
 
 
 @pytest.mark.parametrize(

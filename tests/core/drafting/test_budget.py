@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.segment import Step
-from paceline.core.drafting.budget import CLASSES, LONGER, RETRY, Account, Fixed, Guard, Record, Yield, step_class
+from paceline.core.batching.segment import StepSize
+from paceline.core.drafting.budget import (
+    CLASSES,
+    LONGER,
+    RETRY,
+    AcceptanceCalibration,
+    AdaptiveBudget,
+    BudgetStats,
+    FixedBudget,
+    TimeCredit,
+    step_class,
+)
 
 Pace = Callable[[int], float]  # seconds of a step of so many rows
 
@@ -26,7 +36,7 @@ def dear(rows: int) -> float:
 
 
 def play(
-    record: Record,
+    record: BudgetStats,
     steps: int,
     pace: Pace,
     stands: Callable[[int], int],
@@ -38,17 +48,17 @@ def play(
 
     All answers of a batch fare alike. stands(drafts): how many of them are output.
     """
-    guards = [Guard(record, rows=64) for _ in range(sequences)]
+    guards = [AdaptiveBudget(record, rows=64) for _ in range(sequences)]
     seconds = plain = 0.0
     drafts = []
     for _ in range(steps):
-        probs = [promised * 0.8**i for i in range(min([guard.most() for guard in guards]))]
+        probs = [promised * 0.8**i for i in range(min([guard.max_draft_tokens() for guard in guards]))]
         count = min([guard.choose(probs) for guard in guards]) if probs else 0
         stood = min(stands(count), count)
         rows = sequences * (1 + count)
-        step = Step(rows, sequences)
+        step = StepSize(rows, sequences)
         for guard in guards:
-            guard.stepped(count, sum(probs[:count]), stood, step, pace(rows))
+            guard.record(count, sum(probs[:count]), stood, step, pace(rows))
         seconds += pace(rows)
         plain += (1 + stood) * pace(sequences)
         drafts.append(count)
@@ -59,7 +69,7 @@ def play(
 @pytest.mark.parametrize("sequences", [1, 4, 16])
 @pytest.mark.parametrize("promised", [0.1, 0.5, 0.99])
 def test_drafts_that_never_stand_cost_less_than_three_hundredths(pace: Pace, sequences: int, promised: float) -> None:
-    seconds, plain, drafts = play(Record(), 128, pace, lambda _: 0, promised=promised, sequences=sequences)
+    seconds, plain, drafts = play(BudgetStats(), 128, pace, lambda _: 0, promised=promised, sequences=sequences)
     assert plain / seconds >= 0.97, drafts
 
 
@@ -79,13 +89,13 @@ def test_never_slower_than_plain_by_more_than_three_hundredths(
         return stood
 
     seconds, plain, _ = play(
-        Record(), 200, lambda rows: base * (1.0 + slope * (rows - 1)), stands, sequences=sequences, promised=0.9
+        BudgetStats(), 200, lambda rows: base * (1.0 + slope * (rows - 1)), stands, sequences=sequences, promised=0.9
     )
     assert plain / seconds >= 0.97
 
 
 def test_it_drafts_where_rows_are_free_and_drafts_stand() -> None:
-    seconds, plain, drafts = play(Record(), 200, free, lambda count: min(count, 2), promised=0.8)
+    seconds, plain, drafts = play(BudgetStats(), 200, free, lambda count: min(count, 2), promised=0.8)
     assert plain / seconds > 2.0
     assert sum(count > 0 for count in drafts) > 180
 
@@ -94,16 +104,16 @@ def test_what_pays_for_one_does_not_for_sixteen_on_a_busy_engine() -> None:
     def pace(rows: int) -> float:
         return 0.05 if rows <= 32 else 0.05 * rows / 32
 
-    _, _, alone = play(Record(), 100, pace, lambda count: min(count, 1), promised=0.3)
-    _, _, together = play(Record(), 100, pace, lambda count: min(count, 1), promised=0.3, sequences=16)
+    _, _, alone = play(BudgetStats(), 100, pace, lambda count: min(count, 1), promised=0.3)
+    _, _, together = play(BudgetStats(), 100, pace, lambda count: min(count, 1), promised=0.3, sequences=16)
     assert sum(alone) > 4 * sum(together)
     assert max(together[50:]) <= 3
 
 
 def test_a_text_that_becomes_predictable_is_drafted_again() -> None:
-    record = Record()
+    record = BudgetStats()
     play(record, 100, free, lambda _: 0)
-    assert record.share.kept < 0.1
+    assert record.share.calibration < 0.1
     _, _, drafts = play(record, 300, free, lambda count: min(count, 2))
     assert sum(count > 0 for count in drafts[200:]) > 80
 
@@ -112,7 +122,7 @@ def test_what_one_answer_saved_another_may_lose_only_in_part() -> None:
     def pace(rows: int) -> float:
         return 0.04 + 0.005 * rows
 
-    record = Record()
+    record = BudgetStats()
     play(record, 200, pace, lambda count: min(count, 3), promised=0.9)
     assert record.account.credit > 15.0
     seconds, plain, _ = play(record, 100, pace, lambda _: 0, promised=0.9)
@@ -120,7 +130,7 @@ def test_what_one_answer_saved_another_may_lose_only_in_part() -> None:
 
 
 def test_a_stall_is_not_the_drafts_fault() -> None:
-    record = Record()
+    record = BudgetStats()
     play(record, 50, free, lambda count: min(count, 2), promised=0.8)
     calls = iter([0] * 4 + [1] + [0] * 1000)
 
@@ -132,24 +142,24 @@ def test_a_stall_is_not_the_drafts_fault() -> None:
 
 
 def test_what_nobody_can_use_is_not_believed() -> None:
-    record, guard = Record(), Guard(Record(), rows=8)
-    guard.stepped(4, 1.0, 1, Step(5, 1), 0.0)  # no time has passed
-    guard.stepped(4, 1.0, 1, Step(5000, 1), 1.0)  # somebody's prompt was in it
+    record, guard = BudgetStats(), AdaptiveBudget(BudgetStats(), rows=8)
+    guard.record(4, 1.0, 1, StepSize(5, 1), 0.0)  # no time has passed
+    guard.record(4, 1.0, 1, StepSize(5000, 1), 1.0)  # somebody's prompt was in it
     assert guard.stats()["draft_steps"] == 0
-    record.took(Step(5000, 1), 1.0)
+    record.record_step(StepSize(5000, 1), 1.0)
     assert not record.measured
 
 
 def test_promises_are_judged_by_what_stood() -> None:
-    share = Yield()
+    share = AcceptanceCalibration()
     for _ in range(200):
         share.add(2.0, 1)
-    assert share.kept == pytest.approx(0.5, abs=0.02)
-    assert share.heir().kept == share.kept
+    assert share.calibration == pytest.approx(0.5, abs=0.02)
+    assert share.for_next_request().calibration == share.calibration
 
 
 def test_an_account_is_bounded_on_both_sides() -> None:
-    account = Account(0.0)
+    account = TimeCredit(0.0)
     for _ in range(1000):
         account.drafted(1.0)
     assert account.credit == 16.0
@@ -161,9 +171,9 @@ def test_an_account_is_bounded_on_both_sides() -> None:
 
 
 def test_a_fixed_budget_is_taken_whole() -> None:
-    budget = Fixed(3)
-    assert budget.most() == 3 and budget.choose([0.1] * 5) == 3 and budget.choose([0.1]) == 1
-    budget.stepped(3, 0.3, 0, Step(4, 1), 1.0)
+    budget = FixedBudget(3)
+    assert budget.max_draft_tokens() == 3 and budget.choose([0.1] * 5) == 3 and budget.choose([0.1]) == 1
+    budget.record(3, 0.3, 0, StepSize(4, 1), 1.0)
     assert budget.stats() == {}
 
 
@@ -172,10 +182,10 @@ def test_classes_of_row_counts() -> None:
 
 
 def test_between_trees_that_come_to_nothing_more_is_waited_the_more_there_were_of_all_and_of_this_answer() -> None:
-    record = Record()
+    record = BudgetStats()
     waits: dict[int, list[int]] = {}
     for others in (0, 2 * LONGER, 100 * LONGER):
-        record.idle, guard = others, Guard(record, rows=8)
+        record.idle, guard = others, AdaptiveBudget(record, rows=8)
         waits[others] = []
         for _ in range(5):
             assert guard.choose((1e-6,)) == 0

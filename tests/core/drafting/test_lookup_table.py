@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.drafting.lookup_table import PAIR_KEYS, K, LookupTable, pair_key
+from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, PAIR_KEYS, LookupTable, bigram_key
 
 VOCAB = 12
-LAW = st.dictionaries(st.integers(0, VOCAB - 1), st.floats(2.0**-7, 1.0, width=32), min_size=1, max_size=K)
+LAW = st.dictionaries(st.integers(0, VOCAB - 1), st.floats(2.0**-7, 1.0, width=32), min_size=1, max_size=NUM_SUCCESSORS)
 WRITES = st.lists(st.tuples(st.integers(0, VOCAB - 1), LAW, st.booleans()), max_size=30)
 
 
@@ -28,7 +28,7 @@ def test_a_row_is_the_last_law_or_the_most_probable_of_all_that_was_told(
     for token, law, overwrite in writes:
         record(table, token, law, overwrite)
         known = law if overwrite else {**model.get(token, {}), **law}
-        model[token] = dict(sorted(known.items(), key=lambda item: -item[1])[:K])
+        model[token] = dict(sorted(known.items(), key=lambda item: -item[1])[:NUM_SUCCESSORS])
         table.check()
     for token in range(VOCAB):
         ids, probs = table.successors(token)
@@ -40,10 +40,10 @@ def test_a_row_is_the_last_law_or_the_most_probable_of_all_that_was_told(
 
 def test_a_full_row_gives_its_least_probable_place_to_a_new_token() -> None:
     table = LookupTable(100)
-    table.record(5, range(K), [0.2 - 0.02 * i for i in range(K)], overwrite=True)
+    table.record(5, range(NUM_SUCCESSORS), [0.2 - 0.02 * i for i in range(NUM_SUCCESSORS)], overwrite=True)
     table.record(5, [50], [0.1], overwrite=False)
     ids, _ = table.successors(5)
-    assert 50 in ids and K - 1 not in ids and len(ids) == K
+    assert 50 in ids and NUM_SUCCESSORS - 1 not in ids and len(ids) == NUM_SUCCESSORS
     table.record(5, [0], [0.01], overwrite=False)
     assert table.successors(5)[0][-1] == 0, "a token that is there gets its new probability"
 
@@ -71,7 +71,7 @@ def test_a_probability_that_32_bits_do_not_hold_is_none(nothing: float) -> None:
 @given(st.lists(st.tuples(st.integers(0, VOCAB - 1), LAW), min_size=1, max_size=20), st.integers(1, VOCAB))
 def test_harvesting_is_overwriting_in_order(rows: list[tuple[int, dict[int, float]]], capacity: int) -> None:
     one, many = LookupTable(VOCAB), LookupTable(VOCAB)
-    ids, probs = np.full((len(rows), K), -1, np.int32), np.zeros((len(rows), K), np.float32)
+    ids, probs = np.full((len(rows), NUM_SUCCESSORS), -1, np.int32), np.zeros((len(rows), NUM_SUCCESSORS), np.float32)
     for i, (token, law) in enumerate(rows):
         ordered = sorted(law.items(), key=lambda item: -item[1])
         ids[i, : len(law)], probs[i, : len(law)] = zip(*ordered, strict=True)
@@ -105,11 +105,11 @@ def test_a_saved_table_is_the_same_table(writes: list[tuple[int, dict[int, float
         ("tokens", np.array([-1], np.int32)),
         ("tokens", np.array([1, 2], np.int32)),
         ("tokens", np.array([1], np.int64)),
-        ("ids", np.full((1, K), VOCAB, np.int32)),
-        ("ids", np.full((1, K), 3, np.int32)),
-        ("ids", np.zeros((1, K + 1), np.int32)),
-        ("probs", np.full((1, K), np.nan, np.float32)),
-        ("probs", np.full((1, K), 2.0, np.float32)),
+        ("ids", np.full((1, NUM_SUCCESSORS), VOCAB, np.int32)),
+        ("ids", np.full((1, NUM_SUCCESSORS), 3, np.int32)),
+        ("ids", np.zeros((1, NUM_SUCCESSORS + 1), np.int32)),
+        ("probs", np.full((1, NUM_SUCCESSORS), np.nan, np.float32)),
+        ("probs", np.full((1, NUM_SUCCESSORS), 2.0, np.float32)),
         ("probs", None),
     ],
 )
@@ -118,7 +118,7 @@ def test_arrays_that_are_no_table_are_refused(name: str, value: np.ndarray | Non
     table.record(1, [2, 3], [0.5, 0.25], overwrite=True)
     arrays = table.arrays()
     if name == "ids":
-        arrays["probs"] = np.full((1, K), 0.1, np.float32)
+        arrays["probs"] = np.full((1, NUM_SUCCESSORS), 0.1, np.float32)
     if value is None:
         del arrays[name]
     else:
@@ -156,10 +156,10 @@ def test_a_full_table_takes_less_than_twelve_bytes_for_each_place() -> None:
     vocab = 5000
     table = LookupTable(vocab)
     rng = np.random.default_rng(0)
-    ids = np.stack([rng.choice(vocab, K, replace=False) for _ in range(vocab)])
-    table.harvest(np.arange(vocab), ids, rng.random((vocab, K)))
+    ids = np.stack([rng.choice(vocab, NUM_SUCCESSORS, replace=False) for _ in range(vocab)])
+    table.harvest(np.arange(vocab), ids, rng.random((vocab, NUM_SUCCESSORS)))
     assert len(table) == vocab
-    assert table.num_bytes < 12 * vocab * K
+    assert table.num_bytes < 12 * vocab * NUM_SUCCESSORS
 
 
 def test_a_reader_beside_the_writer_sees_whole_rows_only() -> None:
@@ -178,11 +178,11 @@ def test_a_reader_beside_the_writer_sees_whole_rows_only() -> None:
         reader.start()
     for step in range(400):
         kind = step % 4
-        ids = [kind + 4 * i for i in range(K)]
-        table.record(step * 7 % 64, ids, [(kind + 1) / 8] * K, overwrite=True)
+        ids = [kind + 4 * i for i in range(NUM_SUCCESSORS)]
+        table.record(step * 7 % 64, ids, [(kind + 1) / 8] * NUM_SUCCESSORS, overwrite=True)
         if step % 20 == 0:
             tokens = np.arange(32)
-            table.harvest(tokens, np.tile(ids, (32, 1)), np.full((32, K), (kind + 1) / 8))
+            table.harvest(tokens, np.tile(ids, (32, 1)), np.full((32, NUM_SUCCESSORS), (kind + 1) / 8))
         if step % 100 == 99:
             table.erase()
     stop.set()
@@ -212,28 +212,28 @@ def test_blending_one_law_again_and_again_is_that_law(law: dict[int, float]) -> 
 
 def test_pairs_are_saved_erased_bounded_and_read_through_like_tokens() -> None:
     base = LookupTable(VOCAB, pairs=4)
-    assert base.pairs is not None
-    key = pair_key(3, 5)
-    base.pairs.record(key, [2], [0.5], overwrite=True)
+    assert base.bigrams is not None
+    key = bigram_key(3, 5)
+    base.bigrams.record(key, [2], [0.5], overwrite=True)
     table = LookupTable(VOCAB, base=base, pairs=4)
-    assert table.pairs is not None and table.pairs.successors(key) == ([2], [0.5])
+    assert table.bigrams is not None and table.bigrams.successors(key) == ([2], [0.5])
     for before in range(6):
-        table.pairs.record(pair_key(before, 1), [before], [0.5], overwrite=True)
-    assert len(table.pairs) == 4 and table.pairs.successors(pair_key(5, 1)) == ([5], [0.5])
+        table.bigrams.record(bigram_key(before, 1), [before], [0.5], overwrite=True)
+    assert len(table.bigrams) == 4 and table.bigrams.successors(bigram_key(5, 1)) == ([5], [0.5])
     again = LookupTable(VOCAB, pairs=4)
     again.load(table.arrays())
     again.check()
-    assert again.pairs is not None and again.pairs.successors(pair_key(5, 1)) == ([5], [0.5])
+    assert again.bigrams is not None and again.bigrams.successors(bigram_key(5, 1)) == ([5], [0.5])
     table.erase()
-    assert len(table.pairs) == 0 and table.pairs.successors(key) == ([2], [0.5])
-    bad = again.arrays() | {"pair_ids": np.full((4, K), VOCAB, np.int32)}
+    assert len(table.bigrams) == 0 and table.bigrams.successors(key) == ([2], [0.5])
+    bad = again.arrays() | {"pair_ids": np.full((4, NUM_SUCCESSORS), VOCAB, np.int32)}
     again.record(1, [2], [0.5], overwrite=True)
     with pytest.raises(ValueError, match="vocabulary"):
         LookupTable(VOCAB).load(bad)
-    assert LookupTable(VOCAB, pairs=0).pairs is None
+    assert LookupTable(VOCAB, pairs=0).bigrams is None
 
 
 def test_keys_of_pairs_are_spread_and_pinned() -> None:
-    keys = {pair_key(before, token) for before in range(100) for token in range(100)}
+    keys = {bigram_key(before, token) for before in range(100) for token in range(100)}
     assert len(keys) > 9_000 and max(keys) < PAIR_KEYS
-    assert (pair_key(0, 0), pair_key(1, 2), pair_key(151_935, 7)) == (0, 7709, 112081)
+    assert (bigram_key(0, 0), bigram_key(1, 2), bigram_key(151_935, 7)) == (0, 7709, 112081)

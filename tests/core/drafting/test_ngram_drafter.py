@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceline.core.drafting.lookup_table import K, LookupTable, pair_key
-from paceline.core.drafting.ngram_drafter import Drafter, DraftingOptions, DraftingSkill
-from paceline.core.drafting.tree_search import NO_DRAFT, PAPER, DraftedTree, static_template
+from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
+from paceline.core.drafting.ngram_drafter import DrafterOptions, DrafterStats, NgramDrafter
+from paceline.core.drafting.tree_search import NO_DRAFT, PAPER, DraftTree, static_shape
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import SamplingParams, choose
+from paceline.core.sampling.sampler import SamplingParams, sample
 
 VOCAB = 24
-LAW = DraftingOptions(automaton=False, noise=False, probs="law")
+LAW = DrafterOptions(automaton=False, noise=False, probs="law")
 
 
 def markov(seed: int, sharpness: float = 2.0) -> list[Dist]:
@@ -31,24 +31,24 @@ def markov(seed: int, sharpness: float = 2.0) -> list[Dist]:
 def taught(laws: list[Dist]) -> LookupTable:
     table = LookupTable(VOCAB)
     for token, law in enumerate(laws):
-        ids, probs = zip(*law.top(K), strict=True)
+        ids, probs = zip(*law.top(NUM_SUCCESSORS), strict=True)
         table.record(token, ids, probs, overwrite=True)
     return table
 
 
-def target(laws: list[Dist], params: SamplingParams, drafted: DraftedTree, last: int, start: int, node: int) -> int:
+def target(laws: list[Dist], params: SamplingParams, drafted: DraftTree, last: int, start: int, node: int) -> int:
     token = last if node < 0 else drafted.tree.tokens[node]
-    return choose(laws[token], params, start + drafted.tree.depth(node) + 1)
+    return sample(laws[token], params, start + drafted.tree.depth(node) + 1)
 
 
 def decode(
-    laws: list[Dist], drafter: Drafter, params: SamplingParams, steps: int, *, budget: int = 12, learn: bool = True
-) -> tuple[list[int], list[tuple[DraftedTree, int]]]:
+    laws: list[Dist], drafter: NgramDrafter, params: SamplingParams, steps: int, *, budget: int = 12, learn: bool = True
+) -> tuple[list[int], list[tuple[DraftTree, int]]]:
     """Output, and of each step the tree and how many tokens it gave."""
     output, past = [0], []
     drafter.observe(0)
     for _ in range(steps):
-        drafted = drafter.tree(budget, len(output))
+        drafted = drafter.draft(budget, len(output))
         start = len(output)
 
         walk = drafted.tree.walk(partial(target, laws, params, drafted, output[-1], start))
@@ -68,32 +68,32 @@ def decode(
 def test_mean_tokens_a_step_is_one_more_than_the_utility(seed: int, budget: int) -> None:
     """On a Markov target whose rows the table holds, at temperature 1 with noise the drafter does not look at."""
     laws, steps = markov(seed), 500
-    drafter = Drafter(taught(laws), SamplingParams(seed=seed), options=LAW)
+    drafter = NgramDrafter(taught(laws), SamplingParams(seed=seed), options=LAW)
     _, past = decode(laws, drafter, SamplingParams(seed=seed), steps, budget=budget, learn=False)
-    gained = np.array([count - 1.0 - drafted.utility for drafted, count in past])
+    gained = np.array([count - 1.0 - drafted.expected_accepted for drafted, count in past])
     assert abs(gained.mean()) < 4.0 * gained.std() / math.sqrt(steps)
 
 
 def test_rows_become_the_target_s_top_and_the_text_is_the_target_s() -> None:
     laws, params = markov(1), SamplingParams(seed=5)
     table = LookupTable(VOCAB)
-    output, _ = decode(laws, Drafter(table, params), params, 100)
+    output, _ = decode(laws, NgramDrafter(table, params), params, 100)
     plain = [0]
     while len(plain) < len(output):
-        plain.append(choose(laws[plain[-1]], params, len(plain)))
+        plain.append(sample(laws[plain[-1]], params, len(plain)))
     assert output == plain
     for token in set(output[:-20]):
         ids, probs = table.successors(token)
-        assert ids == [i for i, _ in laws[token].top(K)]
-        assert probs == pytest.approx([p for _, p in laws[token].top(K)], rel=1e-6)
+        assert ids == [i for i, _ in laws[token].top(NUM_SUCCESSORS)]
+        assert probs == pytest.approx([p for _, p in laws[token].top(NUM_SUCCESSORS)], rel=1e-6)
 
 
-def mean_tokens(options: DraftingOptions, heat: float, seeds: int = 3, budget: int = 6, steps: int = 80) -> float:
+def mean_tokens(options: DrafterOptions, heat: float, seeds: int = 3, budget: int = 6, steps: int = 80) -> float:
     counts: list[int] = []
     for seed in range(seeds):
-        laws, params, skill = markov(seed, 1.5), SamplingParams(temperature=heat, seed=seed), DraftingSkill()
+        laws, params, skill = markov(seed, 1.5), SamplingParams(temperature=heat, seed=seed), DrafterStats()
         _, past = decode(
-            laws, Drafter(taught(laws), params, skill=skill, options=options), params, steps, budget=budget
+            laws, NgramDrafter(taught(laws), params, skill=skill, options=options), params, steps, budget=budget
         )
         counts += [count for _, count in past]
     return float(np.mean(counts))
@@ -108,9 +108,9 @@ def test_ranking_by_the_common_noise_foresees_what_the_target_samples() -> None:
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 def test_what_is_learnt_of_guesses_foretells_what_a_tree_brings(heat: float) -> None:
     laws, params = markov(2), SamplingParams(temperature=heat, seed=3)
-    _, past = decode(laws, Drafter(taught(laws), params), params, 300)
+    _, past = decode(laws, NgramDrafter(taught(laws), params), params, 300)
     late = past[100:]
-    expected, gained = np.mean([d.utility for d, _ in late]), np.mean([count - 1.0 for _, count in late])
+    expected, gained = np.mean([d.expected_accepted for d, _ in late]), np.mean([count - 1.0 for _, count in late])
     assert expected == pytest.approx(gained, rel=0.15)
 
 
@@ -118,13 +118,13 @@ def test_what_is_learnt_of_guesses_foretells_what_a_tree_brings(heat: float) -> 
 def test_a_dynamic_tree_brings_more_than_a_static_one_of_its_size(budget: int) -> None:
     """With true rows utility is what is gained, so no sampling is needed to see it."""
     laws = markov(4, 1.5)
-    static = replace(LAW, template=static_template(budget))
+    static = replace(LAW, template=static_shape(budget))
     utilities = []
     for token in range(VOCAB):
-        drafters = [Drafter(taught(laws), SamplingParams(), options=options) for options in (LAW, static)]
+        drafters = [NgramDrafter(taught(laws), SamplingParams(), options=options) for options in (LAW, static)]
         for drafter in drafters:
             drafter.observe(token)
-        utilities.append([drafter.tree(budget, 0).utility for drafter in drafters])
+        utilities.append([drafter.draft(budget, 0).expected_accepted for drafter in drafters])
     assert all(dynamic >= fixed - 1e-9 for dynamic, fixed in utilities)
     dynamic, fixed = np.mean(utilities, axis=0)
     assert dynamic > 1.05 * fixed
@@ -133,12 +133,12 @@ def test_a_dynamic_tree_brings_more_than_a_static_one_of_its_size(budget: int) -
 @pytest.mark.parametrize("pairs", [False, True])
 def test_two_tokens_tell_more_than_one_where_the_target_looks_at_two(pairs: bool) -> None:
     """What follows 2 depends on the token before it; what it was last time does not help."""
-    options, text = DraftingOptions(automaton=False, pairs=pairs), [0, 1, 2, 9, 0, 3, 2, 8, 0, 5, 2, 7] * 6
-    drafter, right = Drafter(LookupTable(VOCAB), SamplingParams(temperature=0.0), options=options), []
+    options, text = DrafterOptions(automaton=False, pairs=pairs), [0, 1, 2, 9, 0, 3, 2, 8, 0, 5, 2, 7] * 6
+    drafter, right = NgramDrafter(LookupTable(VOCAB), SamplingParams(temperature=0.0), options=options), []
     for place, token in enumerate(text):
         drafter.observe(token)
         if token == 2:
-            right.append(drafter.tree(1, place).tree.tokens == (text[place + 1],))
+            right.append(drafter.draft(1, place).tree.tokens == (text[place + 1],))
         if place > 1:
             drafter.learn(text[place - 1], Dist.dense(np.eye(VOCAB)[token]), before=text[place - 2])
     assert all(right[3:]) if pairs else sum(right) < len(right) / 2
@@ -146,15 +146,15 @@ def test_two_tokens_tell_more_than_one_where_the_target_looks_at_two(pairs: bool
 
 def test_a_law_is_learnt_of_the_context_it_came_from_and_of_no_other_of_that_token() -> None:
     table = LookupTable(VOCAB)
-    assert table.pairs is not None
-    drafter = Drafter(table, SamplingParams(temperature=0.0))
+    assert table.bigrams is not None
+    drafter = NgramDrafter(table, SamplingParams(temperature=0.0))
     for token in (0, 2, 1, 2, 5):
         drafter.observe(token)
     drafter.learn(2, Dist.dense(np.eye(VOCAB)[5]), before=1)
     drafter.learn(5, Dist.dense(np.eye(VOCAB)[7]))
-    assert table.pairs.successors(pair_key(1, 2)) == ([5], [1.0])
-    assert table.pairs.successors(pair_key(0, 2)) == ([], [])
-    assert len(table.pairs) == 1 and table.successors(5) == ([7], [1.0])
+    assert table.bigrams.successors(bigram_key(1, 2)) == ([5], [1.0])
+    assert table.bigrams.successors(bigram_key(0, 2)) == ([], [])
+    assert len(table.bigrams) == 1 and table.successors(5) == ([7], [1.0])
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.1, 1.0])
@@ -163,50 +163,50 @@ def test_a_token_next_to_impossible_does_not_stop_a_tree(heat: float) -> None:
     table = LookupTable(VOCAB)
     law = np.full(VOCAB, 1e-60)
     law[2] = 1.0
-    drafter = Drafter(table, SamplingParams(temperature=heat))
+    drafter = NgramDrafter(table, SamplingParams(temperature=heat))
     drafter.learn(1, Dist.dense(law))
     drafter.observe(1)
-    assert drafter.tree(4, 0).tree.tokens == (2,)
+    assert drafter.draft(4, 0).tree.tokens == (2,)
     table.check()
 
 
 def test_as_the_paper_has_it_a_row_is_the_last_law_on_the_path_and_is_added_to_beside_it() -> None:
     table = LookupTable(VOCAB)
-    drafter = Drafter(table, SamplingParams(), options=LAW)
+    drafter = NgramDrafter(table, SamplingParams(), options=LAW)
     drafter.learn(1, Dist.dense(np.eye(VOCAB)[2]))
     drafter.learn(1, Dist.dense(np.eye(VOCAB)[3] * 0.5), accepted=False)
     assert table.successors(1) == ([2, 3], [1.0, 0.5])
     drafter.learn(1, Dist.dense(np.eye(VOCAB)[4]))
     assert table.successors(1) == ([4], [1.0])
-    assert table.pairs is not None and len(table.pairs) == 0
+    assert table.bigrams is not None and len(table.bigrams) == 0
 
 
 def test_the_automaton_copies_what_the_text_repeats() -> None:
     text = [5, 1, 9, 3, 7, 2, 8, 4, 6, 0, 5, 1, 9]
-    drafter = Drafter(LookupTable(VOCAB), SamplingParams(temperature=0.0), options=DraftingOptions(tables=False))
+    drafter = NgramDrafter(LookupTable(VOCAB), SamplingParams(temperature=0.0), options=DrafterOptions(tables=False))
     for token in text:
         drafter.observe(token)
-    drafted = drafter.tree(6, 0)
+    drafted = drafter.draft(6, 0)
     assert drafted.tree.text(len(drafted) - 1) == (3, 7, 2, 8, 4, 6)
     assert list(drafted.probs) == sorted(drafted.probs, reverse=True)
 
 
 def test_a_document_is_drafted_from_and_its_end_is_not_crossed() -> None:
-    drafter = Drafter(LookupTable(VOCAB), SamplingParams(temperature=0.0))
+    drafter = NgramDrafter(LookupTable(VOCAB), SamplingParams(temperature=0.0))
     drafter.read([1, 2, 3])
     drafter.read([7, 8])
     for token in (9, 1, 2):
         drafter.observe(token)
-    assert drafter.tree(5, 0).tree.tokens == (3,)
+    assert drafter.draft(5, 0).tree.tokens == (3,)
 
 
 def test_tables_and_automaton_share_one_tree_in_which_siblings_differ() -> None:
     table = LookupTable(VOCAB)
     table.record(2, [3, 6, 5], [0.6, 0.2, 0.1], overwrite=True)
-    drafter = Drafter(table, SamplingParams(temperature=0.0))
+    drafter = NgramDrafter(table, SamplingParams(temperature=0.0))
     for token in (1, 2, 5, 4, 1, 2):
         drafter.observe(token)
-    drafted = drafter.tree(20, 0)
+    drafted = drafter.draft(20, 0)
     roots = [drafted.tree.tokens[node] for node in drafted.tree.children(-1)]
     assert set(roots) == {3, 5, 6}
     assert sum(drafted.probs[node] for node in drafted.tree.children(-1)) <= 1.0
@@ -216,31 +216,31 @@ def test_nothing_follows_an_end_and_nothing_is_drafted_before_a_token_is_known()
     table = LookupTable(VOCAB)
     table.record(1, [2], [0.9], overwrite=True)
     table.record(2, [3], [0.9], overwrite=True)
-    drafter = Drafter(table, SamplingParams(temperature=0.0), ends=frozenset({2}))
-    assert drafter.tree(4, 0) == NO_DRAFT
+    drafter = NgramDrafter(table, SamplingParams(temperature=0.0), ends=frozenset({2}))
+    assert drafter.draft(4, 0) == NO_DRAFT
     drafter.observe(1)
-    assert drafter.tree(0, 0) == NO_DRAFT
-    assert drafter.tree(4, 0).tree.tokens == (2,)
+    assert drafter.draft(0, 0) == NO_DRAFT
+    assert drafter.draft(4, 0).tree.tokens == (2,)
 
 
 @given(st.integers(1, 5))
 def test_between_two_searches_the_structure_stays(interval: int) -> None:
     laws, params = markov(3), SamplingParams(temperature=0.0)
     options = replace(LAW, interval=interval, scoring=PAPER)
-    _, past = decode(laws, Drafter(taught(laws), params, options=options), params, 3 * interval, budget=8)
+    _, past = decode(laws, NgramDrafter(taught(laws), params, options=options), params, 3 * interval, budget=8)
     for start in range(0, len(past), interval):
-        template = past[start][0].template
+        template = past[start][0].shape
         for drafted, _ in past[start : start + interval]:
-            kept = set(zip(drafted.template.ranks, drafted.template.parents, strict=True))
+            kept = set(zip(drafted.shape.ranks, drafted.shape.parents, strict=True))
             assert len(drafted) <= len(template.parents)
             assert kept and set(drafted.ranks) <= set(template.ranks)
 
 
 def test_what_was_told_of_a_large_vocabulary_is_its_head(rows: int = 3) -> None:
     table = LookupTable(50_000)
-    drafter = Drafter(table, SamplingParams(temperature=0.0))
+    drafter = NgramDrafter(table, SamplingParams(temperature=0.0))
     logits: NDArray[np.float64] = np.random.default_rng(0).normal(size=(rows, 50_000))
     dists = [Dist.from_logits(row) for row in logits]
     for token, dist in enumerate(dists):
         drafter.learn(token, dist)
-    assert table.successors(1)[0] == np.argsort(-logits[1])[:K].tolist()
+    assert table.successors(1)[0] == np.argsort(-logits[1])[:NUM_SUCCESSORS].tolist()

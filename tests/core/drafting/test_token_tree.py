@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paceline.core.batching.segment import SeqId
 from paceline.core.drafting.token_tree import TokenTree, merge
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import SamplingParams, choose
+from paceline.core.sampling.sampler import SamplingParams, sample
 
 VOCAB = 4
 
@@ -75,7 +75,7 @@ def test_a_verified_tree_gives_the_tokens_of_plain_decoding(tree: TokenTree, see
 
     def target(prefix: tuple[int, ...]) -> int:
         row = np.random.default_rng([seed, *prefix]).normal(size=VOCAB)
-        return choose(Dist.from_logits(row), params, len(prefix))
+        return sample(Dist.from_logits(row), params, len(prefix))
 
     walk = tree.walk(lambda node: target(tree.text(node)))
     plain: tuple[int, ...] = ()

@@ -16,12 +16,12 @@ from paceline.core.drafting.tree_search import (
     PAPER,
     RECYCLING_LEVELS,
     Scoring,
-    Template,
+    TreeShape,
     best_budget,
-    best_first,
     fill,
-    levelled_template,
-    static_template,
+    grow_tree,
+    levelled_shape,
+    static_shape,
 )
 
 Path = tuple[int, ...]
@@ -79,7 +79,7 @@ def subtrees(paths: list[Path], size: int) -> Iterator[tuple[Path, ...]]:
 
 @given(rows(), st.integers(1, 3), st.sampled_from([Scoring(), Scoring(0.8, 0.7), PAPER]))
 def test_a_tree_is_the_best_connected_one_of_its_size(source: Rows, budget: int, scoring: Scoring) -> None:
-    drafted = best_first(source, 0, budget, scoring)
+    drafted = grow_tree(source, 0, budget, scoring)
     scores = {path: pair for path, pair in candidates(source, scoring, budget).items() if pair[0] >= scoring.threshold}
     paths = [drafted.tree.text(node) for node in range(len(drafted))]
     assert len(paths) == min(budget, len(scores)) if len(scores) <= budget else len(paths) == budget
@@ -92,10 +92,10 @@ def test_a_tree_is_the_best_connected_one_of_its_size(source: Rows, budget: int,
 def test_every_prefix_of_a_tree_is_the_tree_of_that_budget_and_utility_is_concave(
     source: Rows, budget: int, scoring: Scoring
 ) -> None:
-    whole = best_first(source, 0, budget, scoring)
+    whole = grow_tree(source, 0, budget, scoring)
     for count in range(budget + 1):
-        assert whole.first(count) == best_first(source, 0, count, scoring)
-    utilities = [whole.first(count).utility for count in range(len(whole) + 1)]
+        assert whole.first(count) == grow_tree(source, 0, count, scoring)
+    utilities = [whole.first(count).expected_accepted for count in range(len(whole) + 1)]
     gains = np.diff(utilities)
     assert (gains > 0.0).all()
     if scoring == Scoring():
@@ -105,7 +105,7 @@ def test_every_prefix_of_a_tree_is_the_tree_of_that_budget_and_utility_is_concav
 @given(rows(), st.integers(1, 12), st.booleans())
 def test_scores_fall_along_paths_unless_taken_literally(source: Rows, budget: int, literal: bool) -> None:
     scoring = Scoring(0.8, 0.7, 1e-3, literal=literal)
-    drafted = best_first(source, 0, budget, scoring)
+    drafted = grow_tree(source, 0, budget, scoring)
     for node, parent in enumerate(drafted.tree.parents):
         above = 1.0 if parent < 0 else drafted.probs[parent]
         children = source.children(0 if parent < 0 else drafted.tree.tokens[parent])
@@ -118,7 +118,7 @@ def test_scores_fall_along_paths_unless_taken_literally(source: Rows, budget: in
 
 def test_a_child_outscores_its_parent_only_when_the_formula_is_taken_literally() -> None:
     laws = {0: [(token, 0.1) for token in range(1, 9)], 8: [(9, 0.9)], 1: [(9, 0.01)]}
-    literal = best_first(Rows(laws), 0, 9, Scoring(0.8, 0.7, 0.0, literal=True))
+    literal = grow_tree(Rows(laws), 0, 9, Scoring(0.8, 0.7, 0.0, literal=True))
     assert literal.tree.tokens[:9] == (*range(1, 9), 9)
     assert 0.1 * 0.9 * 0.8 > 0.1 * 0.7**7, "the last of the roots is followed at once"
     assert literal.ranks[-1] == 0 and literal.tree.parents[-1] == 7
@@ -126,9 +126,9 @@ def test_a_child_outscores_its_parent_only_when_the_formula_is_taken_literally()
 
 @given(rows(), rows(), st.integers(0, 12))
 def test_a_template_keeps_the_structure_and_looks_the_tokens_up_anew(one: Rows, other: Rows, budget: int) -> None:
-    drafted = best_first(one, 0, budget)
-    assert fill(one, 0, drafted.template) == drafted
-    filled = fill(other, 0, drafted.template)
+    drafted = grow_tree(one, 0, budget)
+    assert fill(one, 0, drafted.shape) == drafted
+    filled = fill(other, 0, drafted.shape)
     for node, (parent, rank) in enumerate(zip(filled.tree.parents, filled.ranks, strict=True)):
         token, share = other.children(0 if parent < 0 else filled.tree.tokens[parent])[rank]
         assert filled.tree.tokens[node] == token
@@ -136,20 +136,20 @@ def test_a_template_keeps_the_structure_and_looks_the_tokens_up_anew(one: Rows, 
 
 
 def test_ranks_without_a_guess_are_left_out_with_all_below_them() -> None:
-    template = Template((-1, -1, 0, 1, 3), (0, 1, 0, 0, 0))
+    template = TreeShape((-1, -1, 0, 1, 3), (0, 1, 0, 0, 0))
     filled = fill(Rows({0: [(1, 0.5)], 1: [(2, 0.5)]}), 0, template)
     assert (filled.tree.tokens, filled.tree.parents, filled.probs) == ((1, 2), (-1, 0), (0.5, 0.25))
 
 
 def test_a_static_tree_has_the_asked_size_and_recycling_has_its_levels() -> None:
-    template = levelled_template()
+    template = levelled_shape()
     depths: list[int] = []
     for parent in template.parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
     assert [depths.count(depth) for depth in range(6)] == list(RECYCLING_LEVELS)
     assert len(set(zip(template.parents, template.ranks, strict=True))) == 80
-    assert len(static_template(32).parents) == 32
-    assert static_template(3, (0.9, 0.05)) == Template((-1, 0, 1), (0, 0, 0))
+    assert len(static_shape(32).parents) == 32
+    assert static_shape(3, (0.9, 0.05)) == TreeShape((-1, 0, 1), (0, 0, 0))
 
 
 @given(
@@ -167,4 +167,4 @@ def test_drafts_that_cost_more_than_they_bring_are_left_alone() -> None:
     assert best_budget([0.5, 0.4], lambda rows: float(rows)) == 0
     assert best_budget([0.5, 0.4], lambda rows: 1.0) == 2  # noqa: ARG005
     assert best_budget([], lambda rows: 1.0) == 0  # noqa: ARG005
-    assert len(NO_DRAFT) == 0 and best_first(Rows({}), 0, 5) == NO_DRAFT
+    assert len(NO_DRAFT) == 0 and grow_tree(Rows({}), 0, 5) == NO_DRAFT

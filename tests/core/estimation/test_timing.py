@@ -14,14 +14,14 @@ from paceline.core.estimation.timing import (
     PRIOR,
     WINDOW,
     AcceptanceRate,
+    DecodeSpeed,
     DecodeTime,
     Delays,
     ForwardTime,
     Line,
-    Pace,
-    Profile,
-    believed,
+    TimingModel,
     fit_line,
+    inliers,
 )
 
 
@@ -50,10 +50,10 @@ def test_without_leaving_outliers_out_the_line_would_be_far_off() -> None:
 
 
 def test_a_window_believes_what_is_near_its_mean() -> None:
-    assert believed([1.0] * 9 + [5.0]) == list(range(9))
-    assert believed([2.0] * 25) == list(range(25))
-    assert believed([1.0] * 10 + [3.0] * 9 + [30.0]) == [*range(10), *range(10, 19)]
-    assert believed([]) == []
+    assert inliers([1.0] * 9 + [5.0]) == list(range(9))
+    assert inliers([2.0] * 25) == list(range(25))
+    assert inliers([1.0] * 10 + [3.0] * 9 + [30.0]) == [*range(10), *range(10, 19)]
+    assert inliers([]) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.floats(1e-4, 10.0)), min_size=1, max_size=60))
@@ -134,7 +134,7 @@ def test_more_rows_never_take_less(measured: list[tuple[int, float]]) -> None:
 
 
 def test_forward_times_are_the_prior_until_measured_then_the_means_and_lines_between() -> None:
-    forward = ForwardTime(prior=Pace(0.1, 0.001))
+    forward = ForwardTime(prior=DecodeSpeed(0.1, 0.001))
     assert forward.at(16) == pytest.approx(0.115)
     for _ in range(20):
         forward.add(1, 0.05)
@@ -143,7 +143,7 @@ def test_forward_times_are_the_prior_until_measured_then_the_means_and_lines_bet
     assert forward.at(16) == pytest.approx(0.08)
     assert forward.at(6) == pytest.approx(0.06)
     assert forward.at(31) == pytest.approx(0.08 * 0.13 / 0.115)  # the prior's shape beyond
-    assert forward.pace(16) == Pace(pytest.approx(0.05), pytest.approx(0.002))
+    assert forward.speed(16) == DecodeSpeed(pytest.approx(0.05), pytest.approx(0.002))
     forward.add(512, 9.0)  # a prefill
     assert forward.at(100) < 0.2
 
@@ -158,21 +158,21 @@ def test_means_that_fall_with_rows_are_pooled() -> None:
 @pytest.mark.parametrize("shown", [1, 4, 16])
 def test_a_profile_knows_one_row_from_steps_of_any_width(shown: int) -> None:
     """A machine where a row more costs 1 % of the first: the prior's shape."""
-    profile = Profile()
+    profile = TimingModel()
     for position in range(200, 300):
         one = 0.03 + 1e-4 * position
         profile.add(position, shown, one * (1 + 0.01 * (shown - 1)))
-    pace = profile.pace(300, shown)
+    pace = profile.speed(300, shown)
     assert pace.decode_s == pytest.approx(0.06, rel=0.1)
     assert pace.forward(shown) == pytest.approx(0.06 * (1 + 0.01 * (shown - 1)), rel=0.1)
 
 
 def test_a_profile_without_measurements_has_the_priors_pace_and_takes_no_nonsense() -> None:
-    profile = Profile()
+    profile = TimingModel()
     profile.add(10, 0, 1.0)
     profile.add(10, 1, 0.0)
     profile.add(10, 1000, 5.0)
-    assert profile.pace(10, 8) == Pace(pytest.approx(PRIOR.decode_s), pytest.approx(PRIOR.row_s))
+    assert profile.speed(10, 8) == DecodeSpeed(pytest.approx(PRIOR.decode_s), pytest.approx(PRIOR.row_s))
 
 
 @given(st.lists(st.booleans(), max_size=50))

@@ -13,7 +13,14 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from paceline.core.sampling.dist import Dist, token_ids
 from paceline.core.sampling.noise import gumbel
-from paceline.core.sampling.sampler import SamplingDefaults, SamplingParams, choose, masked, truncate, warp
+from paceline.core.sampling.sampler import (
+    SamplingDefaults,
+    SamplingParams,
+    apply_mask,
+    filter_top,
+    process_logits,
+    sample,
+)
 from tests.core.chi_square import assert_drawn_from
 
 VOCAB = 12
@@ -50,7 +57,7 @@ def test_the_repetition_penalty_is_hugging_face_s_then_comes_the_rest(
         processor = RepetitionPenaltyLogitsProcessor(penalty)
         expected = processor(torch.tensor([said]), expected)  # type: ignore[arg-type]  # it takes float64 as well
     params = SamplingParams(temperature=heat, repetition_penalty=penalty, logit_bias=bias, presence_penalty=0.5)
-    warped = warp(Dist.from_logits(row), params, seen, np.array(prompt, dtype=np.int32))
+    warped = process_logits(Dist.from_logits(row), params, seen, np.array(prompt, dtype=np.int32))
     assert np.allclose(warped.probs, reference_warp(expected[0].numpy(), params, seen), rtol=1e-9, atol=1e-15)
 
 
@@ -61,7 +68,7 @@ def test_a_mask_and_a_smaller_vocabulary_keep_the_scores_that_a_penalty_needs(
     which = np.isin(np.arange(VOCAB), list(allowed))
     params, prompt = SamplingParams(repetition_penalty=penalty), np.arange(0, VOCAB, 2, dtype=np.int32)
     penalised = np.where(np.isin(np.arange(VOCAB), prompt), np.where(row > 0, row / penalty, row * penalty), row)
-    held = warp(masked(Dist.from_logits(row), which), params, {}, prompt)
+    held = process_logits(apply_mask(Dist.from_logits(row), which), params, {}, prompt)
     assert np.allclose(held.probs[which], Dist.from_logits(penalised[which]).probs, rtol=1e-6, atol=1e-12)
     padded = Dist.from_logits(np.concatenate((row, row)))
     assert np.allclose(padded.within(VOCAB).log_norm, Dist.from_logits(row).log_norm, atol=1e-9)
@@ -94,7 +101,7 @@ def test_warp_equals_the_formula_on_raw_scores(
     row: np.ndarray, heat: float, presence: float, frequency: float, bias: dict[int, float], seen: dict[int, int]
 ) -> None:
     params = SamplingParams(temperature=heat, presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias)
-    warped = warp(Dist.from_logits(row), params, seen)
+    warped = process_logits(Dist.from_logits(row), params, seen)
     assert np.allclose(warped.probs, reference_warp(row, params, seen), rtol=1e-9, atol=1e-15)
     assert warped.tail == 0.0
 
@@ -112,13 +119,13 @@ def test_warp_equals_the_formula_on_raw_scores(
 )
 def test_warp_with_nothing_to_do_returns_the_same_object(params: SamplingParams, seen: dict[int, int]) -> None:
     dist = Dist.dense(np.full(8, 1 / 8))
-    assert warp(dist, params, seen) is dist
+    assert process_logits(dist, params, seen) is dist
 
 
 def test_warp_leaves_what_it_was_given_untouched() -> None:
     dist = Dist.dense(np.array([0.5, 0.25, 0.25]))
-    warp(dist, SamplingParams(temperature=0.5, logit_bias={0: 3.0}), {})
-    warp(dist, SamplingParams(logit_bias={0: 3.0}), {})
+    process_logits(dist, SamplingParams(temperature=0.5, logit_bias={0: 3.0}), {})
+    process_logits(dist, SamplingParams(logit_bias={0: 3.0}), {})
     assert dist.probs.tolist() == [0.5, 0.25, 0.25]
 
 
@@ -128,13 +135,13 @@ def test_bias_of_100_forces_and_of_minus_100_forbids(heat: float) -> None:
     forced = SamplingParams(temperature=heat, logit_bias={3: 100.0})
     banned = SamplingParams(temperature=heat, logit_bias={49: -100.0, 48: -100.0})
     for position in range(200):
-        assert choose(warp(dist, forced, {}), forced, position) == 3
-        assert choose(warp(dist, banned, {}), banned, position) < 48
+        assert sample(process_logits(dist, forced, {}), forced, position) == 3
+        assert sample(process_logits(dist, banned, {}), banned, position) < 48
 
 
 def test_when_all_likely_tokens_are_forbidden_the_rest_keep_their_proportions() -> None:
     dist = Dist.from_logits(np.array([0, -350, -351, -np.inf], dtype=np.float32))
-    warped = warp(dist, SamplingParams(frequency_penalty=2.0), {0: 400})
+    warped = process_logits(dist, SamplingParams(frequency_penalty=2.0), {0: 400})
     assert warped.probs[1] / warped.probs[2] == pytest.approx(math.e)
     assert warped.probs[3] == 0.0
     assert math.isclose(float(warped.probs.sum()), 1.0)
@@ -142,10 +149,10 @@ def test_when_all_likely_tokens_are_forbidden_the_rest_keep_their_proportions() 
 
 def test_presence_counts_once_and_frequency_each_time() -> None:
     dist = Dist.dense(np.full(3, 1 / 3))
-    once = warp(dist, SamplingParams(presence_penalty=0.5), {0: 1, 1: 7})
+    once = process_logits(dist, SamplingParams(presence_penalty=0.5), {0: 1, 1: 7})
     assert once.probs[0] == once.probs[1]
     assert once.probs[2] / once.probs[0] == pytest.approx(math.exp(0.5))
-    each = warp(dist, SamplingParams(frequency_penalty=0.5), {0: 1, 1: 4})
+    each = process_logits(dist, SamplingParams(frequency_penalty=0.5), {0: 1, 1: 4})
     assert each.probs[2] / each.probs[1] == pytest.approx(math.exp(2.0))
 
 
@@ -153,27 +160,27 @@ def test_warping_a_sparse_distribution_keeps_the_tail_unbiased() -> None:
     dense = Dist.from_logits(np.array([3, 2, 1, 0, -1], dtype=np.float32))
     params = SamplingParams(logit_bias={0: -1.0, 2: 2.0})
     few = dense.kept(np.array([0, 1, 2]))
-    whole, part = warp(dense, params, {}), warp(few, params, {})
+    whole, part = process_logits(dense, params, {}), process_logits(few, params, {})
     assert part.ids.tolist() == [0, 1, 2]
     assert np.allclose(part.probs, whole.probs[:3])
     assert part.tail == pytest.approx(float(whole.probs[3:].sum()))
-    heated = warp(few, SamplingParams(temperature=0.5), {})
+    heated = process_logits(few, SamplingParams(temperature=0.5), {})
     assert float(heated.probs.sum()) + heated.tail == pytest.approx(1.0)
 
 
 def test_warping_nothing_but_a_tail_does_not_fail() -> None:
     empty = Dist(np.empty(0, dtype=np.int32), np.empty(0), 1.0)
-    assert warp(empty, SamplingParams(temperature=0.5), {}).tail == 1.0
+    assert process_logits(empty, SamplingParams(temperature=0.5), {}).tail == 1.0
     nothing = Dist.dense(np.zeros(3))
-    assert warp(nothing, SamplingParams(temperature=0.5), {}) is nothing
-    assert warp(nothing, SamplingParams(logit_bias={1: 3.0}), {}) is nothing
+    assert process_logits(nothing, SamplingParams(temperature=0.5), {}) is nothing
+    assert process_logits(nothing, SamplingParams(logit_bias={1: 3.0}), {}) is nothing
 
 
 @given(st.one_of(rows, tied_rows), st.integers(0, VOCAB + 1), st.floats(0, 1), st.floats(0, 1))
 def test_truncate_keeps_what_a_full_sort_keeps(row: np.ndarray, top_k: int, top_p: float, min_p: float) -> None:
     dist = Dist.from_logits(row)
     params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
-    cut = truncate(dist, params)
+    cut = filter_top(dist, params)
     kept = reference_truncate(dist.probs, params)
     assert cut.ids.tolist() == kept or _on_the_border(dist.probs, cut.ids, kept, params)
     assert np.array_equal(cut.probs, dist.probs[cut.ids])
@@ -191,7 +198,7 @@ def _on_the_border(probs: np.ndarray, ids: np.ndarray, kept: list[int], params: 
 
 @given(tied_rows, st.floats(0.01, 0.999))
 def test_top_p_keeps_the_smallest_set_that_reaches_it(row: np.ndarray, top_p: float) -> None:
-    cut = truncate(Dist.from_logits(row), SamplingParams(top_p=top_p))
+    cut = filter_top(Dist.from_logits(row), SamplingParams(top_p=top_p))
     mass = float(cut.probs.sum())
     assert mass >= top_p - 1e-12
     assert mass - float(cut.probs.min()) < top_p + 1e-12
@@ -200,39 +207,39 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(row: np.ndarray, top_p: fl
 @given(rows, st.integers(1, 5), st.floats(0.1, 0.99))
 def test_truncating_twice_by_rank_changes_nothing(row: np.ndarray, top_k: int, min_p: float) -> None:
     params = SamplingParams(top_k=top_k, min_p=min_p)
-    once = truncate(Dist.from_logits(row), params)
-    assert truncate(once, params).ids.tolist() == once.ids.tolist()
+    once = filter_top(Dist.from_logits(row), params)
+    assert filter_top(once, params).ids.tolist() == once.ids.tolist()
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 def test_truncate_with_nothing_to_do_returns_the_same_object(heat: float) -> None:
     dist = Dist.dense(np.full(8, 1 / 8))
-    assert truncate(dist, SamplingParams(temperature=heat)) is dist
-    assert truncate(dist, SamplingParams(temperature=heat, top_k=8, min_p=1.0)) is dist
-    assert truncate(dist, SamplingParams(temperature=0.0, top_p=0.1)) is dist
+    assert filter_top(dist, SamplingParams(temperature=heat)) is dist
+    assert filter_top(dist, SamplingParams(temperature=heat, top_k=8, min_p=1.0)) is dist
+    assert filter_top(dist, SamplingParams(temperature=0.0, top_p=0.1)) is dist
 
 
 def test_a_sparse_tail_counts_as_mass_for_top_p() -> None:
     few = Dist(np.array([2, 5, 9], dtype=np.int32), np.array([0.4, 0.3, 0.1]), 0.2)
-    assert truncate(few, SamplingParams(top_p=0.7)).ids.tolist() == [2, 5]
-    assert truncate(few, SamplingParams(top_p=0.71)).ids.tolist() == [2, 5, 9]
-    assert truncate(few, SamplingParams(top_p=0.95)) is few
+    assert filter_top(few, SamplingParams(top_p=0.7)).ids.tolist() == [2, 5]
+    assert filter_top(few, SamplingParams(top_p=0.71)).ids.tolist() == [2, 5, 9]
+    assert filter_top(few, SamplingParams(top_p=0.95)) is few
 
 
 def test_of_equals_the_lowest_ids_stay() -> None:
     dist = Dist.dense(np.full(10, 0.1))
-    assert truncate(dist, SamplingParams(top_k=3)).ids.tolist() == [0, 1, 2]
-    assert truncate(dist, SamplingParams(top_p=0.35)).ids.tolist() == [0, 1, 2, 3]
+    assert filter_top(dist, SamplingParams(top_k=3)).ids.tolist() == [0, 1, 2]
+    assert filter_top(dist, SamplingParams(top_p=0.35)).ids.tolist() == [0, 1, 2, 3]
 
 
 @given(rows, temperatures, st.integers(-(2**65), 2**65), st.integers(0, 10**6))
 def test_choose_is_the_argmax_over_all_ids_with_noise(row: np.ndarray, heat: float, seed: int, position: int) -> None:
     params = SamplingParams(temperature=heat, seed=seed)
-    dist = warp(Dist.from_logits(row), params, {})
+    dist = process_logits(Dist.from_logits(row), params, {})
     noise = gumbel(seed, position, dist.ids) if heat else np.zeros(VOCAB)
     with np.errstate(divide="ignore"):
         best = int(np.argmax(np.log(dist.probs) + noise))
-    assert choose(dist, params, position) == best
+    assert sample(dist, params, position) == best
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 2.0, 8.0, 60.0])
@@ -242,7 +249,7 @@ def test_the_shortcut_of_choose_equals_the_full_computation_on_a_large_vocabular
         dist = Dist.from_logits((generator.normal(size=50_000) * spread).astype(np.float32))
         with np.errstate(divide="ignore"):
             full = np.log(dist.probs) + gumbel(77, position, dist.ids)
-        assert choose(dist, SamplingParams(seed=77), position) == int(np.argmax(full))
+        assert sample(dist, SamplingParams(seed=77), position) == int(np.argmax(full))
 
 
 @pytest.mark.parametrize("over", ["seeds", "positions"])
@@ -251,35 +258,35 @@ def test_choose_draws_from_the_distribution(over: str) -> None:
     dist, tally = Dist.dense(probs), np.zeros(8, dtype=np.int64)
     for i in range(5000):
         seed, position = (i, 3) if over == "seeds" else (3, i)
-        tally[choose(dist, SamplingParams(seed=seed), position)] += 1
+        tally[sample(dist, SamplingParams(seed=seed), position)] += 1
     assert_drawn_from(tally, probs)
 
 
 def test_choose_after_truncation_draws_from_what_is_kept() -> None:
-    few = truncate(Dist.dense(np.array([0.1, 0.5, 0.1, 0.3])), SamplingParams(top_k=2))
+    few = filter_top(Dist.dense(np.array([0.1, 0.5, 0.1, 0.3])), SamplingParams(top_k=2))
     tally = np.zeros(4, dtype=np.int64)
     for i in range(3000):
-        tally[choose(few, SamplingParams(seed=i), 0)] += 1
+        tally[sample(few, SamplingParams(seed=i), 0)] += 1
     assert_drawn_from(tally, [0.0, 0.625, 0.0, 0.375])
 
 
 def test_truncation_never_changes_a_choice_it_keeps() -> None:
     dist = Dist.from_logits(np.linspace(0, 4, 30, dtype=np.float32))
     params = SamplingParams(top_p=0.8, seed=5)
-    cut = truncate(dist, params)
+    cut = filter_top(dist, params)
     for position in range(300):
-        token = choose(dist, params, position)
+        token = sample(dist, params, position)
         if token in cut.ids:
-            assert choose(cut, params, position) == token
+            assert sample(cut, params, position) == token
 
 
 def test_greedy_takes_the_lowest_of_equals_and_ignores_the_seed() -> None:
     dist = Dist(np.array([4, 6, 8], dtype=np.int32), np.array([0.2, 0.4, 0.4]), 0.0)
-    assert {choose(dist, SamplingParams(temperature=0.0, seed=s), s) for s in range(20)} == {6}
+    assert {sample(dist, SamplingParams(temperature=0.0, seed=s), s) for s in range(20)} == {6}
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 @pytest.mark.parametrize("size", [0, 3])
 def test_nothing_to_choose_from_is_an_error(heat: float, size: int) -> None:
     with pytest.raises(ValueError, match="probability"):
-        choose(Dist(token_ids(size), np.zeros(size), 1.0), SamplingParams(temperature=heat), 0)
+        sample(Dist(token_ids(size), np.zeros(size), 1.0), SamplingParams(temperature=heat), 0)

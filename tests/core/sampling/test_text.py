@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.sampling.text import Detokeniser, StopStrings
+from paceline.core.sampling.text import Detokenizer, StopStrings
 
 SCRIPTS = (
     "The answer is 42.",
@@ -31,7 +31,7 @@ def pushed(data: bytes, cuts: Iterable[int]) -> list[str]:
     """Text pieces when `data` is cut at these places."""
     places = sorted({0, len(data), *(cut for cut in cuts if 0 < cut < len(data))})
     pieces = [data[a:b] for a, b in pairwise(places)]
-    detokeniser = Detokeniser(lambda token: pieces[token])
+    detokeniser = Detokenizer(lambda token: pieces[token])
     return [*(detokeniser.push(token) for token in range(len(pieces))), detokeniser.flush()]
 
 
@@ -59,13 +59,13 @@ def test_invalid_bytes_decode_as_in_one_go(data: bytes, cuts: list[int]) -> None
 
 def test_half_a_character_at_the_end_is_dropped_and_the_next_answer_begins_clean() -> None:
     pieces = [b"a\xf0\x9f\x98", b"b"]
-    detokeniser = Detokeniser(lambda token: pieces[token])
+    detokeniser = Detokenizer(lambda token: pieces[token])
     assert [detokeniser.push(0), detokeniser.flush(), detokeniser.push(1)] == ["a", "", "b"]
 
 
 def test_a_byte_that_can_never_complete_is_replaced_at_once() -> None:
     pieces = [b"\xe2", b"(", b"\xff"]
-    detokeniser = Detokeniser(lambda token: pieces[token])
+    detokeniser = Detokenizer(lambda token: pieces[token])
     assert [detokeniser.push(token) for token in range(3)] == ["", "\ufffd(", "\ufffd"]
 
 

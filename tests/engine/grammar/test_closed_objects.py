@@ -15,11 +15,11 @@ from pydantic import BaseModel, Field
 from paceline.core.sampling.constraint import Constraint
 from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.engine.grammar.closed_objects import closed
-from paceline.engine.grammar.compiler import Grammars
+from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.errors import RequestError
 from tests.engine.grammar.test_compiler import drawn, written
 
-GRAMMARS = Grammars(ByteTokenizer())
+GRAMMARS = GrammarCompiler(ByteTokenizer())
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
 

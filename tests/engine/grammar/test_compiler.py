@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from paceline.core.sampling.constraint import MAX_TEXT, Constraint
 from paceline.engine.fake.tokenizer import EOS, ByteTokenizer
-from paceline.engine.grammar.compiler import GrammarMask, Grammars, _sentence
+from paceline.engine.grammar.compiler import GrammarCompiler, GrammarMask, _sentence
 from paceline.errors import RequestError
 
 SYLLABLES = (b'{"', b'": ', b'", "', b'"}', b'"}}', b"}}", b"true", b"12", b"\xc3", b"\n<tool_call>\n", b"<tool")
@@ -35,13 +35,13 @@ class SyllableTokenizer(ByteTokenizer):
         return super().token_bytes(token) if token < EOS + 3 else SYLLABLES[token - EOS - 3]
 
 
-BYTES, PIECES = Grammars(ByteTokenizer()), Grammars(SyllableTokenizer())
+BYTES, PIECES = GrammarCompiler(ByteTokenizer()), GrammarCompiler(SyllableTokenizer())
 CLOSED: dict[str, object] = {"additionalProperties": False}
 WEATHER = {"type": "object", "properties": {"city": {"enum": ["Bari", "Oslo"]}}, "required": ["city"]} | CLOSED
 TOOLS = [{"name": "weather", "parameters": WEATHER}, {"name": "now"}]
 
 
-def schema(value: Mapping[str, object], grammars: Grammars = BYTES) -> GrammarMask:
+def schema(value: Mapping[str, object], grammars: GrammarCompiler = BYTES) -> GrammarMask:
     return grammars.mask(Constraint("json_schema", json.dumps(value)))
 
 
@@ -254,11 +254,11 @@ def test_what_llguidance_says_of_itself_is_put_in_words() -> None:
 
 
 def test_a_refusal_is_remembered_and_each_who_asks_has_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    grammars, refused = Grammars(ByteTokenizer()), Constraint("json_schema", '{"type": "frob"}')
+    grammars, refused = GrammarCompiler(ByteTokenizer()), Constraint("json_schema", '{"type": "frob"}')
     with pytest.raises(RequestError) as first:
         grammars.mask(refused)
     first.value.param = "text.format"  # as the endpoint of responses does
-    monkeypatch.setattr(Grammars, "_compiled", None)
+    monkeypatch.setattr(GrammarCompiler, "_compiled", None)
     with pytest.raises(RequestError, match="frob") as second:
         grammars.mask(refused)
     assert (second.value.status, second.value.param) == (400, "response_format")
@@ -349,7 +349,7 @@ def test_a_model_without_an_end_can_hold_no_answer_to_a_form() -> None:
             return frozenset()
 
     with pytest.raises(RequestError, match="no end-of-text token"):
-        Grammars(Endless()).mask(Constraint("json_object"))
+        GrammarCompiler(Endless()).mask(Constraint("json_object"))
 
 
 def test_a_text_too_intricate_for_the_compiler_ends_and_the_mask_goes_on_serving_others() -> None:

@@ -16,11 +16,11 @@ from paceline.rag import database as database_module
 from paceline.rag.chunk import Chunk
 from paceline.rag.database import Database
 from paceline.rag.embedder import HashEmbedder
-from paceline.rag.index.faiss_index import faiss_index as index_module
+from paceline.rag.index import faiss_index as index_module
 from paceline.rag.records import Document, Selection
 from paceline.rag.store.documents import DocumentStore, insert
 from paceline.rag.store.library import Library
-from paceline.rag.store.vector_stores import Attachment
+from paceline.rag.store.vector_stores import FileSpec
 
 BOAT = "The red boat belongs to Ann Bell.\n"
 
@@ -124,7 +124,7 @@ def test_a_store_of_version_2_keeps_its_documents_and_what_was_waiting(tmp_path:
         store.add_text("boat.txt", BOAT, zone="device")
         library = Library(store, "device")
         file = library.upload("ann", "a.txt", "assistants", BytesIO(b"The red boat.")).id
-        vectors = library.create_store("ann", "mine", {}, [Attachment(file)]).id
+        vectors = library.create_store("ann", "mine", {}, [FileSpec(file)]).id
         library.close()
     with closing(sqlite3.connect(tmp_path / "documents.sqlite")) as rows:
         rows.executescript(

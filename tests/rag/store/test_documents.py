@@ -13,8 +13,8 @@ import pytest
 from paceline.core.side import Side, other
 from paceline.errors import ConfigError
 from paceline.rag.embedder import HashEmbedder
-from paceline.rag.index.faiss_index import faiss_index as index_module
-from paceline.rag.index.hybrid import FILE, Searcher
+from paceline.rag.index import faiss_index as index_module
+from paceline.rag.index.hybrid import FILE, HybridIndex
 from paceline.rag.records import MIN_SCORE, Progress, Vectors, Zone
 from paceline.rag.store.documents import DocumentStore
 
@@ -155,9 +155,9 @@ def test_a_question_that_nothing_answers_is_looked_up_once_and_nothing_is_missed
     store: DocumentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    candidates = Searcher.candidates
+    candidates = HybridIndex.candidates
 
-    def counted(self: Searcher, query: str, vector: Vectors, wanted: int, *rest: object) -> object:
+    def counted(self: HybridIndex, query: str, vector: Vectors, wanted: int, *rest: object) -> object:
         asked.append(wanted)
         return candidates(self, query, vector, wanted, *rest)  # type: ignore[arg-type]  # passed on as it came
 
@@ -165,7 +165,7 @@ def test_a_question_that_nothing_answers_is_looked_up_once_and_nothing_is_missed
     store.add_text("words.txt", text, zone="device")
     passages = store.search("word1", 10_000, min_score=-1.0)
     assert len(passages) > 200
-    monkeypatch.setattr(Searcher, "candidates", counted)
+    monkeypatch.setattr(HybridIndex, "candidates", counted)
     assert store.search("quarterly tax report", 3) == []
     assert asked == [50]
     for query in ("word17 of3 line4", "of1 of2 of3 line1 line2 line3", "word5"):

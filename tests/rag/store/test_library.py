@@ -20,15 +20,15 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.index.faiss_index import IndexImage, VectorIndex
 from paceline.rag.index.hybrid import FILE
 from paceline.rag.records import Selection, Vectors
+from paceline.rag.store import files as uploads_module
+from paceline.rag.store import ingester as ingest_module
+from paceline.rag.store import vector_stores as vector_stores_module
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.store.documents import files as uploads_module
-from paceline.rag.store.documents import ingester as ingest_module
-from paceline.rag.store.documents import vector_stores as vector_stores_module
 from paceline.rag.store.files import harmless
 from paceline.rag.store.filters import Comparison
 from paceline.rag.store.library import Library
 from paceline.rag.store.paging import Paging
-from paceline.rag.store.vector_stores import Attachment, Counts
+from paceline.rag.store.vector_stores import Counts, FileSpec
 
 BOAT = "The red boat belongs to Ann Bell."
 TRAIN = "The night train to Lisbon leaves at nine."
@@ -87,7 +87,7 @@ def texts(library: Library, store: str, query: str = "boat train", owner: str = 
 
 def test_a_file_is_read_into_a_store_and_leaves_with_it(library: Library, documents: DocumentStore) -> None:
     boat, train = upload(library, BOAT, "boat.txt"), upload(library, TRAIN, "train.txt")
-    store = library.create_store(ANN, "mine", {}, [Attachment(boat, {"year": 1999}), Attachment(train)]).id
+    store = library.create_store(ANN, "mine", {}, [FileSpec(boat, {"year": 1999}), FileSpec(train)]).id
     assert settled(library, store) == Counts(completed=2)
     (hit,) = library.search(ANN, [store], ["who owns the red boat"], 1)
     assert (hit.passage.file_id, hit.passage.document, hit.attributes) == (boat, "boat.txt", {"year": 1999})
@@ -107,7 +107,7 @@ def test_a_file_is_read_into_a_store_and_leaves_with_it(library: Library, docume
 
 def test_what_is_removed_leaves_the_files(library: Library, documents: DocumentStore) -> None:
     file = upload(library, "The quixotic plan.")
-    store = library.create_store(ANN, "", {}, [Attachment(file)]).id
+    store = library.create_store(ANN, "", {}, [FileSpec(file)]).id
     settled(library, store)
     library.delete_file(ANN, file)
     left = [path for path in documents.directory.rglob("*") if path.is_file() and b"quixotic" in path.read_bytes()]
@@ -116,7 +116,7 @@ def test_what_is_removed_leaves_the_files(library: Library, documents: DocumentS
 
 def test_what_models_made_of_a_file_goes_with_it(library: Library, documents: DocumentStore) -> None:
     file = upload(library, BOAT)
-    store = library.create_store(ANN, "", {}, [Attachment(file)]).id
+    store = library.create_store(ANN, "", {}, [FileSpec(file)]).id
     settled(library, store)
     folder = documents.directory / KV_FOLDER
     folder.mkdir()
@@ -129,7 +129,7 @@ def test_what_models_made_of_a_file_goes_with_it(library: Library, documents: Do
 
 def test_one_text_in_two_stores_under_one_name(library: Library) -> None:
     files = [upload(library, BOAT, "same.txt") for _ in range(2)]
-    stores = [library.create_store(ANN, "", {}, [Attachment(file) for file in files]).id for _ in range(2)]
+    stores = [library.create_store(ANN, "", {}, [FileSpec(file) for file in files]).id for _ in range(2)]
     for store in stores:
         assert settled(library, store) == Counts(completed=2)
         assert texts(library, store) == [BOAT], "each text is found once"
@@ -141,8 +141,8 @@ def test_one_text_in_two_stores_under_one_name(library: Library) -> None:
 
 def test_others_find_nothing_of_it(library: Library) -> None:
     file = upload(library, BOAT)
-    store = library.create_store(ANN, "", {}, [Attachment(file)])
-    batch = library.create_batch(ANN, store.id, [Attachment(file)])
+    store = library.create_store(ANN, "", {}, [FileSpec(file)])
+    batch = library.create_batch(ANN, store.id, [FileSpec(file)])
     settled(library, store.id)
     tries: list[Callable[[], object]] = [
         lambda: library.uploads.get(BERT, file),
@@ -150,8 +150,8 @@ def test_others_find_nothing_of_it(library: Library) -> None:
         lambda: library.stores.get(BERT, store.id),
         lambda: library.stores.modify(BERT, store.id, name="x"),
         lambda: library.delete_store(BERT, store.id),
-        lambda: library.attach(BERT, store.id, Attachment(file)),
-        lambda: library.create_store(BERT, "", {}, [Attachment(file)]),
+        lambda: library.attach(BERT, store.id, FileSpec(file)),
+        lambda: library.create_store(BERT, "", {}, [FileSpec(file)]),
         lambda: library.detach(BERT, store.id, file),
         lambda: library.text(BERT, store.id, file),
         lambda: library.stores.batch(BERT, store.id, batch.id),
@@ -170,7 +170,7 @@ def test_others_find_nothing_of_it(library: Library) -> None:
 
 def test_filters_hold_for_the_store_they_were_said_in(library: Library) -> None:
     file = upload(library, BOAT)
-    stores = [library.create_store(ANN, "", {}, [Attachment(file, {"side": side})]).id for side in ("port", "lee")]
+    stores = [library.create_store(ANN, "", {}, [FileSpec(file, {"side": side})]).id for side in ("port", "lee")]
     for store in stores:
         settled(library, store)
     port = Comparison("eq", "side", "port")
@@ -185,7 +185,7 @@ def test_files_that_cannot_be_read_fail_with_a_reason(library: Library) -> None:
     bad = {b"": "invalid_file", b"\xff\xfe": "unsupported_file", b"\0": "unsupported_file", b"  \n": "unsupported_file"}
     bad[b"x" * (10 * 2**20 + 1)] = "invalid_file"
     files = {upload(library, data): code for data, code in bad.items()}
-    store = library.create_store(ANN, "", {}, [Attachment(file) for file in [*files, upload(library, BOAT)]]).id
+    store = library.create_store(ANN, "", {}, [FileSpec(file) for file in [*files, upload(library, BOAT)]]).id
     assert settled(library, store) == Counts(completed=1, failed=len(bad))
     for file, code in files.items():
         attached = library.stores.attached(ANN, store, file)
@@ -199,13 +199,13 @@ def test_a_file_that_is_taken_away_while_it_is_read_leaves_nothing(library: Libr
     kept, gone, cancelled = (upload(library, f"{BOAT} {i}") for i in range(3))
     embedder.go.clear()
     embedder.asked.clear()
-    store = library.create_store(ANN, "", {}, [Attachment(gone)]).id
+    store = library.create_store(ANN, "", {}, [FileSpec(gone)]).id
     assert embedder.asked.wait(60)
     library.delete_file(ANN, gone)
-    batch = library.create_batch(ANN, store, [Attachment(cancelled)])
+    batch = library.create_batch(ANN, store, [FileSpec(cancelled)])
     assert library.stores.cancel_batch(ANN, store, batch.id).counts == Counts(cancelled=1)
     embedder.go.set()
-    library.attach(ANN, store, Attachment(kept))
+    library.attach(ANN, store, FileSpec(kept))
     assert settled(library, store) == Counts(completed=1, cancelled=1)
     assert texts(library, store) == [f"{BOAT} 0"]
 
@@ -213,7 +213,7 @@ def test_a_file_that_is_taken_away_while_it_is_read_leaves_nothing(library: Libr
 def test_what_was_not_finished_is_read_after_a_restart(documents: DocumentStore) -> None:
     first = Library(documents, "cloud")
     file = upload(first, BOAT)
-    store = first.create_store(ANN, "", {}, [Attachment(file)]).id
+    store = first.create_store(ANN, "", {}, [FileSpec(file)]).id
     first.close()  # it was never started
     second = Library(documents, "cloud")
     second.start()
@@ -225,10 +225,10 @@ def test_what_was_not_finished_is_read_after_a_restart(documents: DocumentStore)
 def test_attaching_again_reads_anew(library: Library) -> None:
     text = " ".join(f"Sentence {i} of the boat." for i in range(60))
     file = upload(library, text)
-    store = library.create_store(ANN, "", {}, [Attachment(file, chunk_tokens=160)]).id
+    store = library.create_store(ANN, "", {}, [FileSpec(file, chunk_tokens=160)]).id
     settled(library, store)
     before = len(texts(library, store))
-    library.attach(ANN, store, Attachment(file, chunk_tokens=40, overlap=0))
+    library.attach(ANN, store, FileSpec(file, chunk_tokens=40, overlap=0))
     assert settled(library, store) == Counts(completed=1)
     assert len(texts(library, store)) > before
 
@@ -291,8 +291,8 @@ def test_an_owner_has_limits_and_others_their_own(
     def fill(owner: str) -> None:
         files = [upload(library, BOAT, owner=owner) for _ in range(2 if module is uploads_module else 3)]
         if limit == "MAX_STORE_FILES":
-            store = library.create_store(owner, "", {}, [Attachment(file) for file in files[:2]]).id
-            library.attach(owner, store, Attachment(files[2]))
+            store = library.create_store(owner, "", {}, [FileSpec(file) for file in files[:2]]).id
+            library.attach(owner, store, FileSpec(files[2]))
         for _ in range(3):
             library.create_store(owner, "", {}, [])
             upload(library, BOAT, owner=owner)
@@ -317,7 +317,7 @@ def test_reading_goes_on_after_what_is_no_fault_of_a_file(
 
     work = ingest_module.Ingester._work
     monkeypatch.setattr(ingest_module.Ingester, "_work", full)
-    store = library.create_store(ANN, "", {}, [Attachment(upload(library, BOAT))]).id
+    store = library.create_store(ANN, "", {}, [FileSpec(upload(library, BOAT))]).id
     assert settled(library, store) == Counts(completed=1)
     assert caplog.text.count("trying again") == 2
 
@@ -328,33 +328,33 @@ def test_an_owner_s_stores_hold_so_much_and_others_their_own(
     usage = 4 * embedder.dimensions + len(BOAT)
     monkeypatch.setattr(ingest_module, "MAX_OWNED_USAGE", 2 * usage + 100)
     files = [upload(library, f"{BOAT[:-1]}{i}") for i in range(3)]
-    first = library.create_store(ANN, "", {}, [Attachment(files[0])]).id
-    second = library.create_store(ANN, "", {}, [Attachment(file) for file in files]).id
+    first = library.create_store(ANN, "", {}, [FileSpec(files[0])]).id
+    second = library.create_store(ANN, "", {}, [FileSpec(file) for file in files]).id
     settled(library, first)
     assert settled(library, second) == Counts(completed=1, failed=2)
     refused = library.stores.attached(ANN, second, files[2])
     assert refused.error_code == "invalid_file" and "take other files out" in refused.error_message
-    theirs = library.create_store(BERT, "", {}, [Attachment(upload(library, BOAT, owner=BERT))]).id
+    theirs = library.create_store(BERT, "", {}, [FileSpec(upload(library, BOAT, owner=BERT))]).id
     assert settled(library, theirs, BERT) == Counts(completed=1)
 
-    library.attach(ANN, first, Attachment(files[0]))
+    library.attach(ANN, first, FileSpec(files[0]))
     assert settled(library, first) == Counts(completed=1), "what is read anew takes the place of what was read"
     embedder.go.clear()
-    batch = library.create_batch(ANN, first, [Attachment(files[0])])
+    batch = library.create_batch(ANN, first, [FileSpec(files[0])])
     library.stores.cancel_batch(ANN, first, batch.id)
     embedder.go.set()
     assert library.stores.get(ANN, first).usage_bytes == usage, "what can be found is counted"
-    library.attach(ANN, second, Attachment(files[1]))
+    library.attach(ANN, second, FileSpec(files[1]))
     assert settled(library, second) == Counts(completed=1, failed=2)
     library.detach(ANN, first, files[0])
-    library.attach(ANN, second, Attachment(files[1]))
+    library.attach(ANN, second, FileSpec(files[1]))
     assert settled(library, second) == Counts(completed=2, failed=1)
 
 
 def test_what_has_no_room_is_not_embedded(library: Library, monkeypatch: pytest.MonkeyPatch, embedder: Gated) -> None:
     monkeypatch.setattr(ingest_module, "MAX_OWNED_USAGE", 100)
     embedder.asked.clear()
-    store = library.create_store(ANN, "", {}, [Attachment(upload(library, BOAT))]).id
+    store = library.create_store(ANN, "", {}, [FileSpec(upload(library, BOAT))]).id
     assert settled(library, store) == Counts(failed=1)
     assert not embedder.asked.is_set()
 
@@ -374,7 +374,7 @@ def test_owners_are_served_in_turn(documents: DocumentStore, monkeypatch: pytest
         [upload(library, BOAT, owner=BERT) for _ in range(2)],
     )
     stores = [
-        (library.create_store(owner, "", {}, [Attachment(file) for file in files]).id, owner)
+        (library.create_store(owner, "", {}, [FileSpec(file) for file in files]).id, owner)
         for owner, files in ((ANN, ann), (BERT, bert))
     ]
     library.start()
@@ -396,7 +396,7 @@ def stored_ids(documents: DocumentStore) -> tuple[set[int], set[int]]:
 def filled(library: Library, *bodies: str) -> tuple[str, list[str]]:
     """(store, its files), read."""
     files = [upload(library, body, f"{i}.txt") for i, body in enumerate(bodies)]
-    store = library.create_store(ANN, "", {}, [Attachment(file) for file in files]).id
+    store = library.create_store(ANN, "", {}, [FileSpec(file) for file in files]).id
     settled(library, store)
     return store, files
 

@@ -17,12 +17,12 @@ import pytest
 
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Selection, Vectors
+from paceline.rag.store import files as uploads_module
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.store.documents import files as uploads_module
 from paceline.rag.store.ingester import MAX_STARTS
 from paceline.rag.store.library import Library
 from paceline.rag.store.paging import Paging
-from paceline.rag.store.vector_stores import Attachment
+from paceline.rag.store.vector_stores import FileSpec
 
 OWNER = "ann"
 PAGING = Paging(100)
@@ -175,7 +175,7 @@ def test_a_file_that_ends_the_program_is_given_up_and_the_others_are_read(tmp_pa
             name: library.upload(OWNER, name, "assistants", io.BytesIO(text.encode())).id
             for name, text in names.items()
         }
-        store = library.create_store(OWNER, "store", {}, [Attachment(file) for file in files.values()]).id
+        store = library.create_store(OWNER, "store", {}, [FileSpec(file) for file in files.values()]).id
         library.close()
 
     def start() -> int:
@@ -209,7 +209,7 @@ def test_stopping_in_the_middle_is_no_failed_start(tmp_path: Path) -> None:
     with DocumentStore.open(tmp_path, embedder) as documents:
         library = Library(documents, "cloud")
         file = library.upload(OWNER, "long.txt", "assistants", io.BytesIO(b"Word after word. " * 2000)).id
-        store = library.create_store(OWNER, "store", {}, [Attachment(file)]).id
+        store = library.create_store(OWNER, "store", {}, [FileSpec(file)]).id
         library.close()
         for _ in range(MAX_STARTS + 2):
             library = Library(documents, "cloud")

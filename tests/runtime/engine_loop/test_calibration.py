@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from paceline.core.batching.segment import Batch
-from paceline.core.drafting.online_stats import Experience
+from paceline.core.drafting.online_stats import OnlineStats
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.wrappers import WrappedEngine
@@ -63,8 +63,8 @@ def test_an_engine_that_refuses_keeps_nobody_from_starting() -> None:
 
 
 def test_what_was_timed_is_known_from_the_first_step_on() -> None:
-    experience = Experience()
+    experience = OnlineStats()
     experience.begin([(rows, 0.02 + 0.001 * rows) for rows in ROWS for _ in range(2)], PREFIX)
-    assert experience.drafts.seconds(1) == pytest.approx(0.021)
-    assert experience.drafts.seconds(24) == pytest.approx(0.044, rel=0.05)
-    assert experience.profile.pace(PREFIX).decode_s == pytest.approx(0.021, rel=0.05)
+    assert experience.budget.seconds(1) == pytest.approx(0.021)
+    assert experience.budget.seconds(24) == pytest.approx(0.044, rel=0.05)
+    assert experience.timing.speed(PREFIX).decode_s == pytest.approx(0.021, rel=0.05)

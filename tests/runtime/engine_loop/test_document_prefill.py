@@ -13,7 +13,7 @@ import pytest
 from transformers import LlamaConfig
 
 from paceline.bootstrap import open_kv, open_store
-from paceline.core.batching.kv_prefix import KvRows
+from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, LoadedModel
@@ -21,17 +21,17 @@ from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.fake.tokenizer import VOCAB, ByteTokenizer
 from paceline.engine.loader import EngineOptions, load_engine, quiet
 from paceline.errors import EngineError
-from paceline.rag.document_kv import FOLDER, KvStore
+from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import node as node_module
-from paceline.runtime.engine_loop.document_prefill import DocumentKv, kv_key
-from paceline.runtime.engine_loop.executor import Control, Request, Steps
-from paceline.runtime.engine_loop.prefix_reuse import Prefix
+from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, kv_key
+from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor
+from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
-from paceline.runtime.service import Done, GenerateRequest, Piece
+from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.settings import AgentSettings, resolve
 from paceline.strategies.base import SIDES, Side
 from paceline.strategies.registry import STRATEGIES
@@ -83,9 +83,11 @@ def make(request: pytest.FixtureRequest, tiny: Path) -> Callable[[Side], Engine]
 class Pair:
     """Two linked nodes with a document each."""
 
-    def __init__(self, nodes: dict[Side, Node], stores: dict[Side, DocumentStore], files: dict[Side, KvStore]) -> None:
+    def __init__(
+        self, nodes: dict[Side, Node], stores: dict[Side, DocumentStore], files: dict[Side, DocumentKvStore]
+    ) -> None:
         self.nodes, self.stores, self.files = nodes, stores, files
-        self.last: Done | None = None  # of the last answer
+        self.last: GenerationResult | None = None  # of the last answer
 
     def rows(self) -> int:
         """Computed so far, on both sides."""
@@ -98,9 +100,9 @@ class Pair:
         text = ""
         session = await self.nodes["device"].prepare(replace(REQUEST, strategy=strategy))
         async for event in session.run():
-            assert isinstance(event, Piece | Done)
-            text += event.text if isinstance(event, Piece) else ""
-            if isinstance(event, Done):
+            assert isinstance(event, TextDelta | GenerationResult)
+            text += event.text if isinstance(event, TextDelta) else ""
+            if isinstance(event, GenerationResult):
                 assert event.degraded is None
                 self.last = event
         return text
@@ -112,7 +114,7 @@ async def pair(folder: Path, make: Callable[[Side], Engine], *, kept: bool = Tru
     tokenizer = ByteTokenizer()
     with ExitStack() as opened:
         stores = {side: opened.enter_context(DocumentStore.open(folder / side, HashEmbedder())) for side in SIDES}
-        files = {side: KvStore(folder / side / FOLDER, MIB) for side in SIDES}
+        files = {side: DocumentKvStore(folder / side / FOLDER, MIB) for side in SIDES}
         for side, store in stores.items():
             name, text = NOTES[side]
             store.add_text(name, text, zone=side)
@@ -150,7 +152,7 @@ def lazy(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: object) -> int:
         return 0
 
-    monkeypatch.setattr(DocumentKv, "catch_up", nothing)
+    monkeypatch.setattr(DocumentPrefiller, "catch_up", nothing)
 
 
 @pytest.mark.usefixtures("lazy")
@@ -203,7 +205,7 @@ async def test_documents_leave_room_for_an_answer_whose_request_sets_no_limit(tm
                 sampling = SamplingParams(seed=5, logit_bias={256: -100.0})
                 request = replace(REQUEST, max_tokens=None, strategy="autoregressive", sampling=sampling)
                 done = [event async for event in (await node.prepare(request)).run()][-1]
-        assert isinstance(done, Done) and done.reason == "length" and done.completion_tokens >= least
+        assert isinstance(done, GenerationResult) and done.reason == "length" and done.completion_tokens >= least
         cited += len(done.citations)
     assert cited, "some are short enough, or are cut"
 
@@ -213,10 +215,10 @@ class Alone:
 
     def __init__(self, folder: Path, store: DocumentStore, *, limit: int = MIB) -> None:
         self.store = store
-        self.files = KvStore(folder / FOLDER, limit)
+        self.files = DocumentKvStore(folder / FOLDER, limit)
         self.engine = FakeEngine(seed=1)
         self.worker = EngineWorker(self.engine)
-        self.kv = DocumentKv(self.files, store, self.worker, LoadedModel(self.engine, ByteTokenizer()))
+        self.kv = DocumentPrefiller(self.files, store, self.worker, LoadedModel(self.engine, ByteTokenizer()))
 
     async def __aenter__(self) -> Alone:
         await self.worker.start()
@@ -238,31 +240,31 @@ def store(tmp_path: Path) -> DocumentStore:
 
 async def test_what_was_added_is_computed_ahead_once(tmp_path: Path, store: DocumentStore) -> None:
     async with Alone(tmp_path, store) as alone:
-        assert await alone.kv.catch_up(lambda: False) == 3
+        assert await alone.kv.prefill_missing(lambda: False) == 3
         assert len(alone.files.groups()) == 3
-        assert await alone.kv.catch_up(lambda: False) == 0
+        assert await alone.kv.prefill_missing(lambda: False) == 0
         store.add_text("new.md", "A new text.", zone="device")
         store.add_text("copy.md", "  Text number 1. ", zone="device")  # another document of the same text
-        assert await alone.kv.catch_up(lambda: False) == 1
+        assert await alone.kv.prefill_missing(lambda: False) == 1
         prefix = alone.kv.prefix(passage := store.passages(0, 1)[0], tuple(f"document: {passage.text}\n".encode()))
         assert prefix.rows is not None
     async with Alone(tmp_path, store) as restarted:
-        assert await restarted.kv.catch_up(lambda: False) == 0
+        assert await restarted.kv.prefill_missing(lambda: False) == 0
 
 
 async def test_nothing_is_computed_ahead_while_an_answer_is_written(tmp_path: Path, store: DocumentStore) -> None:
     async with Alone(tmp_path, store) as alone:
         turns = iter([False, True])
-        assert await alone.kv.catch_up(lambda: next(turns)) == 1
-        assert await alone.kv.catch_up(lambda: False) == 2
+        assert await alone.kv.prefill_missing(lambda: next(turns)) == 1
+        assert await alone.kv.prefill_missing(lambda: False) == 2
 
 
 async def test_a_full_folder_ends_computing_ahead_and_keeps_what_is_used(tmp_path: Path, store: DocumentStore) -> None:
     async with Alone(tmp_path, store, limit=4000) as alone:  # a file is about 1.5 kB
-        assert await alone.kv.catch_up(lambda: False) < 3
+        assert await alone.kv.prefill_missing(lambda: False) < 3
         before = alone.files.groups()
         assert before and alone.files.num_bytes() <= 4000
-        assert await alone.kv.catch_up(lambda: False) == 0
+        assert await alone.kv.prefill_missing(lambda: False) == 0
         assert alone.files.groups() == before
 
 
@@ -270,7 +272,7 @@ async def test_what_was_removed_meanwhile_goes_at_the_next_start_and_comes_not_b
     tmp_path: Path, store: DocumentStore
 ) -> None:
     async with Alone(tmp_path, store) as alone:
-        await alone.kv.catch_up(lambda: False)
+        await alone.kv.prefill_missing(lambda: False)
     kept = tmp_path / "aside"
     (tmp_path / FOLDER).rename(kept)  # as if the process that removes had been killed before it came to the files
     passage = store.passages(0, 1)[0]
@@ -279,13 +281,13 @@ async def test_what_was_removed_meanwhile_goes_at_the_next_start_and_comes_not_b
     async with Alone(tmp_path, store) as alone:
         late = alone.kv.prefix(passage, tuple(b"a request that found it before"))
         assert late.keep is not None
-        assert await alone.kv.catch_up(lambda: False) == 0
+        assert await alone.kv.prefill_missing(lambda: False) == 0
         assert len(alone.files.groups()) == 2
         seq = alone.worker.allocate()
         ran = asyncio.Event()
         alone.worker.forward(Segment(seq, 0, (*late.tokens, 1)), lambda _: ran.set(), late)
         await ran.wait()
-        alone.worker.control(Control.release(seq))
+        alone.worker.control(SequenceOp.release(seq))
     assert len(alone.files.groups()) == 2
 
 
@@ -293,16 +295,16 @@ async def test_a_running_node_fills_its_store(
     tmp_path: Path, make: Callable[[Side], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled = {side: asyncio.Event() for side in SIDES}
-    catch_up = DocumentKv.catch_up
+    catch_up = DocumentPrefiller.prefill_missing
 
-    async def told(self: DocumentKv, busy: Callable[[], bool]) -> int:
+    async def told(self: DocumentPrefiller, busy: Callable[[], bool]) -> int:
         computed = await catch_up(self, busy)
         for side, node in linked.nodes.items():
             if node._kv is self:
                 filled[side].set()
         return computed
 
-    monkeypatch.setattr(DocumentKv, "catch_up", told)
+    monkeypatch.setattr(DocumentPrefiller, "catch_up", told)
     monkeypatch.setattr(node_module, "WATCH_S", 0.0)
     async with pair(tmp_path, make) as linked:
         for event in filled.values():
@@ -312,19 +314,21 @@ async def test_a_running_node_fills_its_store(
         assert linked.adopted() > 100
 
 
-def run_all(steps: Steps) -> None:
+def run_all(steps: StepExecutor) -> None:
     while (scheduled := steps.next()) is not None:
         for answer, result in steps.run(scheduled):
             answer(result)
-        steps.settle()
+        steps.export_prefixes()
         steps.engine.check()
 
 
-def rows_of(tokens: tuple[int, ...]) -> KvRows:
+def rows_of(tokens: tuple[int, ...]) -> KvPrefix:
     engine = FakeEngine()
-    kept: list[KvRows] = []
-    steps = Steps(engine)
-    steps.take(Request(Segment(SeqId(1), 0, (*tokens, 0)), lambda _: None, Prefix(tokens, keep=kept.append)))
+    kept: list[KvPrefix] = []
+    steps = StepExecutor(engine)
+    steps.submit(
+        ForwardRequest(Segment(SeqId(1), 0, (*tokens, 0)), lambda _: None, StoredPrefix(tokens, keep=kept.append))
+    )
     run_all(steps)
     return kept[0]
 
@@ -336,9 +340,9 @@ BEGIN = PROMPT[:10]
 @pytest.mark.parametrize("budget", [8, 512])
 def test_a_prompt_with_stored_rows_answers_as_one_without(budget: int) -> None:
     results: list[object] = []
-    for prefix in (None, Prefix(BEGIN, rows_of(BEGIN))):
-        steps = Steps(FakeEngine(), token_budget=budget)
-        steps.take(Request(Segment(SeqId(1), 0, PROMPT), results.append, prefix))
+    for prefix in (None, StoredPrefix(BEGIN, rows_of(BEGIN))):
+        steps = StepExecutor(FakeEngine(), token_budget=budget)
+        steps.submit(ForwardRequest(Segment(SeqId(1), 0, PROMPT), results.append, prefix))
         run_all(steps)
     assert (steps.rows, steps.adopted) == (len(PROMPT) - 10, 10)
     first, second = results
@@ -349,11 +353,11 @@ def test_a_prompt_with_stored_rows_answers_as_one_without(budget: int) -> None:
 def test_rows_the_engine_refuses_are_computed(caplog: pytest.LogCaptureFixture) -> None:
     for rows in (replace(rows_of(BEGIN), model="another"), rows_of(BEGIN)):
         results: list[object] = []
-        steps = Steps(FakeEngine())
+        steps = StepExecutor(FakeEngine())
         if rows.model != "another":  # a sequence that the engine knows already
-            steps.engine.adopt_rows(SeqId(1), rows)
+            steps.engine.import_kv(SeqId(1), rows)
             steps.engine.truncate(SeqId(1), 0)
-        steps.take(Request(Segment(SeqId(1), 0, PROMPT), results.append, Prefix(BEGIN, rows)))
+        steps.submit(ForwardRequest(Segment(SeqId(1), 0, PROMPT), results.append, StoredPrefix(BEGIN, rows)))
         run_all(steps)
         assert steps.rows == len(PROMPT) and isinstance(results[0], tuple)
     assert "computed again" in caplog.text
@@ -370,31 +374,33 @@ def test_rows_the_engine_refuses_are_computed(caplog: pytest.LogCaptureFixture) 
     ids=["nothing is left", "all rows wanted", "another beginning", "a tree"],
 )
 def test_stored_rows_are_left_alone_where_they_do_not_serve(segment: Segment) -> None:
-    steps = Steps(FakeEngine())
+    steps = StepExecutor(FakeEngine())
     results: list[object] = []
-    steps.take(Request(segment, results.append, Prefix(BEGIN, rows_of(BEGIN))))
+    steps.submit(ForwardRequest(segment, results.append, StoredPrefix(BEGIN, rows_of(BEGIN))))
     run_all(steps)
     assert steps.rows == len(segment.tokens) and steps.adopted == 0 and isinstance(results[0], tuple)
 
 
 def test_what_waits_for_room_with_stored_rows_runs_after_a_release() -> None:
-    steps = Steps(FakeEngine(capacity_rows=40))
+    steps = StepExecutor(FakeEngine(capacity_rows=40))
     results: list[object] = []
     for seq in (1, 2):
-        steps.take(Request(Segment(SeqId(seq), 0, PROMPT), results.append, Prefix(BEGIN, rows_of(BEGIN))))
+        steps.submit(
+            ForwardRequest(Segment(SeqId(seq), 0, PROMPT), results.append, StoredPrefix(BEGIN, rows_of(BEGIN)))
+        )
     run_all(steps)
     assert len(results) == 1 and steps.engine.length(SeqId(2)) == 0
-    steps.take(Control.release(SeqId(1)))
+    steps.submit(SequenceOp.release(SeqId(1)))
     run_all(steps)
     assert len(results) == 2 and not any(isinstance(result, EngineError) for result in results)
 
 
 def test_a_request_that_was_cancelled_adopts_and_keeps_nothing() -> None:
-    steps = Steps(FakeEngine())
-    kept: list[KvRows] = []
-    for seq, prefix in ((1, Prefix(BEGIN, rows_of(BEGIN))), (2, Prefix(BEGIN, keep=kept.append))):
-        steps.take(Request(Segment(SeqId(seq), 0, PROMPT), print, prefix))
-        steps.take(Control.release(SeqId(seq)))
+    steps = StepExecutor(FakeEngine())
+    kept: list[KvPrefix] = []
+    for seq, prefix in ((1, StoredPrefix(BEGIN, rows_of(BEGIN))), (2, StoredPrefix(BEGIN, keep=kept.append))):
+        steps.submit(ForwardRequest(Segment(SeqId(seq), 0, PROMPT), print, prefix))
+        steps.submit(SequenceOp.release(SeqId(seq)))
     run_all(steps)
     assert (steps.rows, steps.adopted, kept) == (0, 0, [])
 

@@ -9,21 +9,21 @@ from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Output
 from paceline.engine.fake.engine import FakeEngine
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.executor import Control, Request, Steps
+from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor
 
 Result = tuple[Dist, ...] | EngineError
 PROMPT = tuple(b"a prompt that is longer than a step may be")
 
 
-def run_all(steps: Steps) -> None:
+def run_all(steps: StepExecutor) -> None:
     while (scheduled := steps.next()) is not None:
         for answer, result in steps.run(scheduled):
             answer(result)
         steps.engine.check()
 
 
-def ask(steps: Steps, seq: int, start: int, tokens: tuple[int, ...], results: list[Result]) -> None:
-    steps.take(Request(Segment(SeqId(seq), start, tokens), results.append))
+def ask(steps: StepExecutor, seq: int, start: int, tokens: tuple[int, ...], results: list[Result]) -> None:
+    steps.submit(ForwardRequest(Segment(SeqId(seq), start, tokens), results.append))
 
 
 def dist_of(result: Result) -> Dist:
@@ -33,35 +33,37 @@ def dist_of(result: Result) -> Dist:
 
 def test_a_prefill_that_was_cut_answers_as_one_that_was_not() -> None:
     whole: list[Result] = []
-    ask(steps := Steps(FakeEngine()), 1, 0, PROMPT, whole)
+    ask(steps := StepExecutor(FakeEngine()), 1, 0, PROMPT, whole)
     run_all(steps)
     cut: list[Result] = []
-    ask(steps := Steps(FakeEngine(), token_budget=8), 1, 0, PROMPT, cut)
+    ask(steps := StepExecutor(FakeEngine(), token_budget=8), 1, 0, PROMPT, cut)
     run_all(steps)
     assert steps.steps > 3 and steps.rows == len(PROMPT)
     assert (dist_of(cut[0]).probs == dist_of(whole[0]).probs).all()
 
 
 def test_what_was_truncated_away_before_it_ran_is_never_answered() -> None:
-    steps = Steps(FakeEngine())
+    steps = StepExecutor(FakeEngine())
     first: list[Result] = []
     void: list[Result] = []
     ask(steps, 1, 0, PROMPT, first)
     run_all(steps)
     ask(steps, 1, len(PROMPT), (65,), void)
-    steps.take(Control.truncate(SeqId(1), len(PROMPT)))
+    steps.submit(SequenceOp.truncate(SeqId(1), len(PROMPT)))
     run_all(steps)
     assert len(first) == 1 and not void and steps.idle
     assert steps.engine.length(SeqId(1)) == len(PROMPT)
 
 
-def grow(steps: Steps, start: int, tokens: tuple[int, ...], parents: tuple[int, ...], results: list[Result]) -> None:
-    steps.take(Request(Segment(SeqId(1), start, tokens, parents, "all"), results.append))
+def grow(
+    steps: StepExecutor, start: int, tokens: tuple[int, ...], parents: tuple[int, ...], results: list[Result]
+) -> None:
+    steps.submit(ForwardRequest(Segment(SeqId(1), start, tokens, parents, "all"), results.append))
 
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_commit_comes_after_the_forwards_before_it_and_voids_none(at_once: bool) -> None:
-    steps, results = Steps(FakeEngine()), list[Result]()
+    steps, results = StepExecutor(FakeEngine()), list[Result]()
 
     def turn() -> None:
         if not at_once:
@@ -74,19 +76,19 @@ def test_a_commit_comes_after_the_forwards_before_it_and_voids_none(at_once: boo
     turn()
     grow(steps, start + 2, (67, 68), (-1, 0, 0, 2), results)
     turn()
-    steps.take(Control.commit(SeqId(1), (0, 2), (3,)))  # 65, 67; 68 stays open
+    steps.submit(SequenceOp.commit(SeqId(1), (0, 2), (3,)))  # 65, 67; 68 stays open
     turn()
     grow(steps, start + 3, (69,), (-1, 0), results)
     turn()
-    steps.take(Control.commit(SeqId(1), (0,)))
-    steps.take(Control.truncate(SeqId(1), start + 2))  # 68 as well
+    steps.submit(SequenceOp.commit(SeqId(1), (0,)))
+    steps.submit(SequenceOp.truncate(SeqId(1), start + 2))  # 68 as well
     turn()
     ask(steps, 1, start + 2, (70,), results)
     run_all(steps)
     assert steps.idle and steps.engine.length(SeqId(1)) == start + 3
     fresh: list[Result] = []
     for tail in ((65,), (65, 67), (65, 67, 68), (65, 67, 68, 69), (65, 67, 70)):
-        ask(other := Steps(FakeEngine()), 1, 0, PROMPT + tail, fresh)
+        ask(other := StepExecutor(FakeEngine()), 1, 0, PROMPT + tail, fresh)
         run_all(other)
     first, second, third, last = results[1:]
     assert not any(isinstance(result, EngineError) for result in results)
@@ -95,19 +97,19 @@ def test_a_commit_comes_after_the_forwards_before_it_and_voids_none(at_once: boo
 
 
 def test_a_release_waits_for_nothing_and_drops_what_waits() -> None:
-    steps, results = Steps(FakeEngine()), list[Result]()
+    steps, results = StepExecutor(FakeEngine()), list[Result]()
     grow(steps, 0, (65, 66), (-1, 0), results)
-    steps.take(Control.commit(SeqId(1), (0,)))
-    steps.take(Control.truncate(SeqId(1), 1))
-    steps.take(Control.release(SeqId(1)))
+    steps.submit(SequenceOp.commit(SeqId(1), (0,)))
+    steps.submit(SequenceOp.truncate(SeqId(1), 1))
+    steps.submit(SequenceOp.release(SeqId(1)))
     run_all(steps)
     assert steps.idle and not results and steps.engine.length(SeqId(1)) == 0
 
 
 def test_what_waited_for_a_refused_forward_is_dropped_with_it() -> None:
-    steps, results = Steps(FakeEngine()), list[Result]()
+    steps, results = StepExecutor(FakeEngine()), list[Result]()
     grow(steps, 5, (65, 66), (-1, 0), results)  # rows 0 to 4 were never written
-    steps.take(Control.commit(SeqId(1), (0,)))
+    steps.submit(SequenceOp.commit(SeqId(1), (0,)))
     run_all(steps)
     ask(steps, 1, 0, PROMPT, results)
     run_all(steps)
@@ -115,7 +117,7 @@ def test_what_waited_for_a_refused_forward_is_dropped_with_it() -> None:
 
 
 def test_a_failed_step_fails_its_segments_and_what_follows_them_and_nothing_else() -> None:
-    steps = Steps(FakeEngine())
+    steps = StepExecutor(FakeEngine())
     bad: list[Result] = []
     later: list[Result] = []
     good: list[Result] = []
@@ -129,20 +131,20 @@ def test_a_failed_step_fails_its_segments_and_what_follows_them_and_nothing_else
 
 
 def test_what_waits_for_room_runs_after_a_release() -> None:
-    steps = Steps(FakeEngine(capacity_rows=64))
+    steps = StepExecutor(FakeEngine(capacity_rows=64))
     first: list[Result] = []
     second: list[Result] = []
     ask(steps, 1, 0, PROMPT, first)
     run_all(steps)
     ask(steps, 2, 0, PROMPT, second)
     assert steps.next() is None and not steps.idle
-    steps.take(Control.release(SeqId(1)))
+    steps.submit(SequenceOp.release(SeqId(1)))
     run_all(steps)
     assert dist_of(first[0]).probs.tolist() == dist_of(second[0]).probs.tolist()
 
 
 def test_what_can_never_fit_is_refused_with_a_sentence() -> None:
-    steps = Steps(FakeEngine(capacity_rows=16))
+    steps = StepExecutor(FakeEngine(capacity_rows=16))
     results: list[Result] = []
     ask(steps, 1, 0, PROMPT, results)
     run_all(steps)
@@ -156,7 +158,7 @@ def test_an_engine_that_breaks_fails_what_waits_and_goes_on(caplog: pytest.LogCa
                 raise ZeroDivisionError("a bug")
             return super().forward(batch)
 
-    steps = Steps(Broken())
+    steps = StepExecutor(Broken())
     bad: list[Result] = []
     good: list[Result] = []
     ask(steps, 1, 0, PROMPT, bad)

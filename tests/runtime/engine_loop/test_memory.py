@@ -19,7 +19,7 @@ from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
-from paceline.runtime.service import Done, GenerateRequest, Piece
+from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.strategies.base import SIDES, Side
 from tests.runtime.test_node import Bench, collect
 
@@ -107,7 +107,7 @@ async def test_clients_that_leave_make_room_for_those_that_wait(tmp_path: Path) 
         async def leave(number: int) -> None:
             events = leaving[number].run()
             async for event in events:
-                if isinstance(event, Done | Piece):
+                if isinstance(event, GenerationResult | TextDelta):
                     break
             await events.aclose()  # type: ignore[attr-defined]  # an async generator
 
@@ -129,7 +129,7 @@ async def test_joint_answers_end_whichever_side_is_short_of_memory(tmp_path: Pat
             bench = Bench(cloud, device, {})
             await bench.link(tasks)
 
-            async def one(number: int) -> tuple[str, Done]:
+            async def one(number: int) -> tuple[str, GenerationResult]:
                 node = (cloud, device)[number % 2]
                 return await collect(await node.prepare(replace(asked(number), strategy="aggregate")))
 

@@ -40,7 +40,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_who_waited_goes_on_together_with_who_was_just_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.runtime.engine_loop.worker.PATIENCE_S", WAIT_S)  # however slow this machine is
+    monkeypatch.setattr("paceline.runtime.engine_loop.worker.BATCHING_WAIT_S", WAIT_S)  # however slow this machine is
     asyncio.run(_go_on_together())
 
 

@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from paceline.errors import LinkClosed, LocalProtocolError
+from paceline.runtime.link import connection
 from paceline.runtime.link.connection import Link
-from paceline.runtime.link.dialer import Dialer, back_off, connection
+from paceline.runtime.link.dialer import Dialer, back_off
 from paceline.runtime.link.transport import TransportClosed, is_secret
 from paceline.wire.close_codes import LONGEST_DELAY_S, CloseCode
 from paceline.wire.codec import encode

@@ -11,11 +11,11 @@ from paceline.errors import LinkError, RequestError
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.link.dialer import Link
-from paceline.runtime.service import Done
+from paceline.runtime.service import GenerationResult
 from paceline.runtime.sessions import remote_search as public_module
 from paceline.runtime.sessions.egress import Egress
-from paceline.runtime.sessions.remote_search import MOST_BYTES, PublicSearch, Searches, told
-from paceline.wire.messages import CloseSession, Found, OpenSession
+from paceline.runtime.sessions.remote_search import MOST_BYTES, RemoteSearch, SearchServer, to_wire
+from paceline.wire.messages import CloseSession, OpenSession, RetrievedPassages
 from tests.runtime.test_node import REQUEST, Bench, collect, nodes
 
 pytestmark = pytest.mark.anyio
@@ -157,14 +157,14 @@ async def test_the_cloud_tells_no_more_than_was_asked_for_and_the_device_takes_n
 
         def flood(opening: OpenSession) -> None:
             link.attach(opening.session, lambda _: None)
-            link.send(Found(opening.session, told(many)))
+            link.send(RetrievedPassages(opening.session, to_wire(many)))
             link.send(CloseSession(opening.session, "stop"))
 
         link.on_open = flood
         _, done = await collect(await bench.device.prepare(replace(PRIVATE, documents=2)))
         assert [of.side for of in done.found] == ["device", "cloud", "cloud"]
     wide = [replace(HARBOUR, text="\u0e01" * 16_000)] * 40
-    assert 0 < len(told(wide)) < 40 and sum(len(of.text.encode()) for of in told(wide)) <= MOST_BYTES
+    assert 0 < len(to_wire(wide)) < 40 and sum(len(of.text.encode()) for of in to_wire(wide)) <= MOST_BYTES
 
 
 async def test_more_searches_than_there_is_room_for_are_refused() -> None:
@@ -173,7 +173,7 @@ async def test_more_searches_than_there_is_room_for_are_refused() -> None:
         bench.cloud._searches._running = public_module.MOST_SEARCHES
         _, done = await collect(await bench.device.prepare(PRIVATE))
         assert done.degraded == "cloud_missing"
-        bench.cloud._searches = Searches()
+        bench.cloud._searches = SearchServer()
         _, done = await collect(await bench.device.prepare(replace(PRIVATE, documents=1)))
         assert done.degraded is None
 
@@ -183,7 +183,7 @@ async def test_a_device_is_searched_by_nobody() -> None:
         store = Passages(LANDLORD)
         give(bench, store, Passages())
         with pytest.raises(LinkError, match="does not know 'search'"):
-            await PublicSearch().passages(cloud_end(bench), "who is my landlord?", 3, Egress())
+            await RemoteSearch().passages(cloud_end(bench), "who is my landlord?", 3, Egress())
         assert not store.queries
 
 
@@ -199,6 +199,6 @@ async def test_an_answer_that_ends_leaves_no_session_open() -> None:
         for _ in range(3):
             session = await bench.device.prepare(PRIVATE)
             async for event in session.run():
-                assert not isinstance(event, Done) or event.degraded is None
+                assert not isinstance(event, GenerationResult) or event.degraded is None
         assert bench.links is not None
         assert not any(len(link._machine.sessions) for link in bench.links)

@@ -9,11 +9,11 @@ import pytest
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest
-from paceline.runtime.sessions.routing import ALONE, Situation, choose_strategy
+from paceline.runtime.sessions.routing import ALONE, RoutingContext, choose_strategy
 
 REQUEST = GenerateRequest(messages=({"role": "user", "content": "hello"},), sampling=SamplingParams(), max_tokens=8)
 COMMON = ("autoregressive", "lookup_tree", "aggregate")
-LINKED = Situation("device", True, True, COMMON, own_documents=2, peer_documents=3)
+LINKED = RoutingContext("device", True, True, COMMON, own_documents=2, peer_documents=3)
 
 
 def test_auto_reads_on_both_sides_where_there_are_documents() -> None:
@@ -24,9 +24,9 @@ def test_auto_reads_on_both_sides_where_there_are_documents() -> None:
 
 @pytest.mark.parametrize(
     "situation",
-    [replace(LINKED, own_documents=0, peer_documents=0), Situation("cloud", False, False, (), 3, 0)],
+    [replace(LINKED, own_documents=0, peer_documents=0), RoutingContext("cloud", False, False, (), 3, 0)],
 )
-def test_auto_needs_documents_and_a_peer(situation: Situation) -> None:
+def test_auto_needs_documents_and_a_peer(situation: RoutingContext) -> None:
     choice = choose_strategy(REQUEST, situation)
     assert (choice.strategy, choice.missing) == ("lookup_tree", False)
 
@@ -35,7 +35,7 @@ def test_a_peer_that_belongs_here_and_is_not_linked_is_said_to_be_missing() -> N
     choice = choose_strategy(REQUEST, replace(LINKED, linked=False, common=()))
     assert (choice.strategy, choice.missing) == ("lookup_tree", True)
     asked = replace(REQUEST, strategy="aggregate")
-    assert choose_strategy(asked, Situation("cloud", False, False, (), 1, 0)).missing
+    assert choose_strategy(asked, RoutingContext("cloud", False, False, (), 1, 0)).missing
 
 
 def test_local_only_never_takes_a_peer() -> None:

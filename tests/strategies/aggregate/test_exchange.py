@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.aggregation.registry import Rule, RuleName, Share, make_rule
+from paceline.core.aggregation.registry import Aggregator, AggregatorName, PeerDist, make_aggregator
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.strategies.aggregate.exchange import Shipping
-from paceline.strategies.decoding.prefix_tree import MAX_NODES, Node, Paths
+from paceline.strategies.aggregate.exchange import DraftExchange
+from paceline.strategies.decoding.prefix_tree import MAX_NODES, PrefixNode, PrefixTree
 from paceline.wire.codec import decode, encode
 from paceline.wire.dist_codec import decode_head, encode_head
 from paceline.wire.messages import Drafts
-from paceline.wire.tree_codec import Nodes, pack_nodes
+from paceline.wire.tree_codec import EncodedNodes, pack_nodes
 from tests.strategies.cases import VOCAB, point
 
 untimed = settings(deadline=None, max_examples=40)
 TOKENS = (65, 66, 67, 68)
-RULES: list[RuleName] = ["mixture", "coin", "paper"]
+RULES: list[AggregatorName] = ["mixture", "coin", "paper"]
 
 
 def law(chance: random.Random) -> Dist:
@@ -32,12 +32,12 @@ def law(chance: random.Random) -> Dist:
     return Dist.dense(probs / probs.sum())
 
 
-def path(node: Node) -> tuple[int, ...]:
+def path(node: PrefixNode) -> tuple[int, ...]:
     return () if node.parent is None else (*path(node.parent), node.token)
 
 
-def rule_of(name: RuleName) -> Rule:
-    return make_rule(name, SamplingParams(temperature=1.0, seed=3), vocab_size=VOCAB)
+def rule_of(name: AggregatorName) -> Aggregator:
+    return make_aggregator(name, SamplingParams(temperature=1.0, seed=3), vocab_size=VOCAB)
 
 
 def same(one: Dist, other: Dist) -> bool:
@@ -47,11 +47,11 @@ def same(one: Dist, other: Dist) -> bool:
 class Pair:
     """The side that ships (the cloud), the side that hears (the device), and what is between them."""
 
-    def __init__(self, name: RuleName, chance: random.Random) -> None:
+    def __init__(self, name: AggregatorName, chance: random.Random) -> None:
         self.rule, self.chance = rule_of(name), chance
-        self.out, self.into = Paths(0), Paths(0)
-        self.ships = Shipping("cloud", self.rule, VOCAB, self.out)
-        self.hears = Shipping("device", self.rule, VOCAB, self.into)
+        self.out, self.into = PrefixTree(0), PrefixTree(0)
+        self.ships = DraftExchange("cloud", self.rule, VOCAB, self.out)
+        self.hears = DraftExchange("device", self.rule, VOCAB, self.into)
         self.targets: list[int] = []
         self.known = 0  # targets that the shipping side knows
         self.laws: dict[tuple[int, ...], Dist] = {}
@@ -60,22 +60,22 @@ class Pair:
     def grow(self) -> None:
         """Compute some nodes and ship them."""
         head = self.out.head
-        computed = [node for node in head.below() if node.own is not None]
-        nodes: list[Node] = []
+        computed = [node for node in head.subtree() if node.own_dist is not None]
+        nodes: list[PrefixNode] = []
         if not computed:
             nodes.append(self.scored(head))
         for _ in range(self.chance.randrange(5)):
             # Often what the parent itself would choose, so that edges need no token.
             parent = self.chance.choice([*computed, *nodes])
-            assert parent.own is not None
-            choice = self.rule.share("cloud", parent.own, parent.position).token
+            assert parent.own_dist is not None
+            choice = self.rule.to_wire("cloud", parent.own_dist, parent.position).token
             node = parent.child(choice if self.chance.random() < 0.6 else self.chance.choice(TOKENS))
-            if node.own is None:
+            if node.own_dist is None:
                 nodes.append(self.scored(node))
-        self.send(self.ships.ship(nodes, 0))
+        self.send(self.ships.encode(nodes, 0))
 
-    def scored(self, node: Node) -> Node:
-        node.own = self.laws.setdefault(path(node), law(self.chance))
+    def scored(self, node: PrefixNode) -> PrefixNode:
+        node.own_dist = self.laws.setdefault(path(node), law(self.chance))
         return node
 
     def send(self, messages: list[Drafts]) -> None:
@@ -84,7 +84,7 @@ class Pair:
     def arrive(self, at: int) -> None:
         message = decode(self.way.pop(at), vocab_size=VOCAB)
         assert isinstance(message, Drafts)
-        self.hears.hear(message)
+        self.hears.receive(message)
 
     def decide(self) -> None:
         """The hearing side goes on; mostly along what it was told."""
@@ -103,16 +103,16 @@ class Pair:
     def check(self) -> int:
         """All that is known at the hearing side is what the other side has computed there. How much that is."""
         count = 0
-        for node in self.into.head.below():
-            if node.theirs is not None:
+        for node in self.into.head.subtree():
+            if node.peer_dist is not None:
                 truth = self.laws[path(node)]
-                expected = self.rule.share("cloud", truth, node.position, node.theirs.level)
-                assert node.theirs.token == expected.token
+                expected = self.rule.to_wire("cloud", truth, node.position, node.peer_dist.level)
+                assert node.peer_dist.token == expected.token
                 if expected.head is None:
-                    assert node.theirs.head is None
+                    assert node.peer_dist.head is None
                 else:
-                    carried = decode_head(encode_head(expected.head, precise=node.theirs.level > 0), VOCAB)
-                    assert node.theirs.head is not None and same(node.theirs.head, carried)
+                    carried = decode_head(encode_head(expected.head, precise=node.peer_dist.level > 0), VOCAB)
+                    assert node.peer_dist.head is not None and same(node.peer_dist.head, carried)
                 count += 1
         return count
 
@@ -120,7 +120,7 @@ class Pair:
 @pytest.mark.parametrize("name", RULES)
 @untimed
 @given(chance=st.randoms(use_true_random=False))
-def test_what_arrives_is_right_in_any_order_of_loss(name: RuleName, chance: random.Random) -> None:
+def test_what_arrives_is_right_in_any_order_of_loss(name: AggregatorName, chance: random.Random) -> None:
     pair = Pair(name, chance)
     for _ in range(30):
         match chance.randrange(6):
@@ -142,7 +142,7 @@ def test_what_arrives_is_right_in_any_order_of_loss(name: RuleName, chance: rand
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_on_a_link_that_loses_nothing_all_arrives(name: RuleName) -> None:
+def test_on_a_link_that_loses_nothing_all_arrives(name: AggregatorName) -> None:
     total = 0
     for seed in range(8):
         pair = Pair(name, random.Random(seed))
@@ -150,7 +150,7 @@ def test_on_a_link_that_loses_nothing_all_arrives(name: RuleName) -> None:
             pair.grow()
             while pair.way:
                 pair.arrive(0)
-            known = sum(node.own is not None for node in pair.out.head.below())
+            known = sum(node.own_dist is not None for node in pair.out.head.subtree())
             assert pair.check() == known
             total += known
             if pair.chance.random() < 0.6:
@@ -160,7 +160,7 @@ def test_on_a_link_that_loses_nothing_all_arrives(name: RuleName) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_what_was_lost_comes_with_all_that_is_alive(name: RuleName) -> None:
+def test_what_was_lost_comes_with_all_that_is_alive(name: AggregatorName) -> None:
     for seed in range(10):
         pair = Pair(name, random.Random(seed))
         for _ in range(4):
@@ -171,10 +171,10 @@ def test_what_was_lost_comes_with_all_that_is_alive(name: RuleName) -> None:
             pair.learn()
             pair.grow()
             pair.way.clear()
-        pair.send(pair.ships.ship_all(0))
+        pair.send(pair.ships.encode_all(0))
         while pair.way:
             pair.arrive(0)
-        assert pair.check() == sum(node.own is not None for node in pair.out.head.below())
+        assert pair.check() == sum(node.own_dist is not None for node in pair.out.head.subtree())
 
 
 def test_a_node_in_more_detail_replaces_what_was_known_and_never_the_other_way() -> None:
@@ -182,16 +182,16 @@ def test_a_node_in_more_detail_replaces_what_was_known_and_never_the_other_way()
     pair.grow()
     first = list(pair.way)
     pair.arrive(0)
-    number = pair.into.head.told_as
+    number = pair.into.head.peer_id
     assert number is not None
     for level in (1, 2):
-        pair.send(pair.ships.more(number, level, 0))
+        pair.send(pair.ships.refine(number, level, 0))
         pair.arrive(0)
-        assert pair.into.head.theirs is not None and pair.into.head.theirs.level == level
+        assert pair.into.head.peer_dist is not None and pair.into.head.peer_dist.level == level
         pair.check()
     pair.way = first
     pair.arrive(0)
-    assert pair.into.head.theirs is not None and pair.into.head.theirs.level == 2
+    assert pair.into.head.peer_dist is not None and pair.into.head.peer_dist.level == 2
 
 
 def test_a_law_of_few_bytes_and_choices_of_fewer() -> None:
@@ -200,7 +200,7 @@ def test_a_law_of_few_bytes_and_choices_of_fewer() -> None:
         pair = Pair(name, random.Random(1))
         for _ in range(8):
             pair.grow()
-        nodes = sum(node.own is not None for node in pair.out.head.below())
+        nodes = sum(node.own_dist is not None for node in pair.out.head.subtree())
         sizes[name] = sum(map(len, pair.way)) / nodes
     assert sizes["coin"] < 16 and sizes["mixture"] < 128
 
@@ -208,34 +208,34 @@ def test_a_law_of_few_bytes_and_choices_of_fewer() -> None:
 @pytest.mark.parametrize(
     "nodes",
     [
-        Nodes(9, 0, 0, 0, (-1,), (0,), None),  # a prefix nobody has decided
-        Nodes(0, 0, 0, 5, (3,), (66,), None),  # a parent nobody has heard of
-        Nodes(0, 0, 0, 5, (0,), (-1,), (66,)),  # a choice that never came
+        EncodedNodes(9, 0, 0, 0, (-1,), (0,), None),  # a prefix nobody has decided
+        EncodedNodes(0, 0, 0, 5, (3,), (66,), None),  # a parent nobody has heard of
+        EncodedNodes(0, 0, 0, 5, (0,), (-1,), (66,)),  # a choice that never came
     ],
     ids=["anchor", "parent", "choice"],
 )
-def test_what_hangs_on_nothing_is_ignored(nodes: Nodes) -> None:
-    paths = Paths(0)
+def test_what_hangs_on_nothing_is_ignored(nodes: EncodedNodes) -> None:
+    paths = PrefixTree(0)
     laws = [] if nodes.choices else [encode_head(point(65), precise=False)]
-    Shipping("device", rule_of("coin" if nodes.choices else "mixture"), VOCAB, paths).hear(
+    DraftExchange("device", rule_of("coin" if nodes.choices else "mixture"), VOCAB, paths).receive(
         Drafts(0, 0, pack_nodes(nodes), laws)
     )
-    assert list(paths.head.below()) == [paths.head] and paths.head.theirs is None
+    assert list(paths.head.subtree()) == [paths.head] and paths.head.peer_dist is None
 
 
 def test_what_is_held_for_a_peer_is_bounded() -> None:
     """However much it ships: broad, deep, or the same again under new names."""
-    paths = Paths(0)
-    shipping = Shipping("device", rule_of("coin"), VOCAB, paths)
+    paths = PrefixTree(0)
+    shipping = DraftExchange("device", rule_of("coin"), VOCAB, paths)
     for start in range(0, 40_000, 200):
         parents = (-1, *(start + place for place in range(199)))
         tokens = (0, *((start // 200 + place) % VOCAB for place in range(199)))
-        nodes = Nodes(0, start, 0, start, parents, tokens, (65,) * 200)
-        shipping.hear(Drafts(0, 0, pack_nodes(nodes), []))
-    assert sum(1 for _ in paths.head.below()) <= MAX_NODES + 256
+        nodes = EncodedNodes(0, start, 0, start, parents, tokens, (65,) * 200)
+        shipping.receive(Drafts(0, 0, pack_nodes(nodes), []))
+    assert sum(1 for _ in paths.head.subtree()) <= MAX_NODES + 256
 
 
 def test_a_share_without_a_head_is_a_choice() -> None:
-    node = Paths(0).head
-    node.hear(Share(65, None), 0)
-    assert node.theirs is not None and node.theirs.head is None
+    node = PrefixTree(0).head
+    node.set_peer(PeerDist(65, None), 0)
+    assert node.peer_dist is not None and node.peer_dist.head is None

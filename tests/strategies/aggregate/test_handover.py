@@ -11,7 +11,7 @@ from paceline.strategies.base import (
     Received,
     Side,
 )
-from paceline.wire.messages import Drafts, Handover, Have, Pace, Targets
+from paceline.wire.messages import Drafts, Handover, SpeedReport, SyncState, Targets
 from tests.strategies.cases import (
     CHAIN,
     Hand,
@@ -30,7 +30,7 @@ EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
 
 
 # ---- who decides ----------------------------------------------------------------------------------------------------
-SLOW, QUICK = Pace(0, 0, 1.0, 0.0), Pace(0, 0, 0.001, 0.0)
+SLOW, QUICK = SpeedReport(0, 0, 1.0, 0.0), SpeedReport(0, 0, 0.001, 0.0)
 
 
 def opened(side: Side, **changes: object) -> Hand:
@@ -59,7 +59,7 @@ def test_the_decision_goes_to_a_slower_side_that_is_far_away() -> None:
 def test_the_decision_stays_where_privacy_or_speed_wants_it(reason: str) -> None:
     hand = device(
         private=reason == "private",
-        wide=reason == "wide",
+        needs_dists=reason == "wide",
         rtt={"near": 0.0, "unknown": None}.get(reason, 0.5),
         max_tokens=100,
         drafting=CHAIN,
@@ -106,7 +106,7 @@ def test_a_hand_over_that_is_not_the_peers_to_make_is_ignored(side: Side, turn: 
 
 
 def test_no_peer_makes_a_cloud_decide_what_is_private() -> None:
-    hand = cloud(private=True, rule="mixture")
+    hand = cloud(private=True, aggregator="mixture")
     hand.begin()
     hand.on(handed(1, 0), *heard(0, 65))
     hand.answer()
@@ -129,4 +129,4 @@ def test_a_hand_over_that_was_lost_is_said_again() -> None:
     assert Handover(0, 0, 1, 1) in again
     behind = opened("cloud")
     asked = says(behind.on(has(1, turn=1)))
-    assert any(isinstance(message, Have) and message.turn == 0 for message in asked)
+    assert any(isinstance(message, SyncState) and message.turn == 0 for message in asked)

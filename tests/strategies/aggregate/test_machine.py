@@ -7,29 +7,29 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.aggregation.registry import RuleName
-from paceline.runtime.simulator import Host, World
+from paceline.core.aggregation.registry import AggregatorName
+from paceline.runtime.simulator import SimulatedSide, Simulation
 from paceline.strategies.aggregate.machine import PATIENCE, STALL, Aggregate
 from paceline.strategies.base import (
     SIDES,
     Cancelled,
-    Drafting,
-    Drop,
+    ClosePeer,
+    DraftLimits,
     Effect,
     Finish,
     Forward,
     LinkBack,
     LinkLost,
-    Open,
+    OpenPeer,
     Received,
     Scored,
     Side,
     Started,
-    Woke,
+    TimerFired,
     other,
 )
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.messages import Drafts, Have, Pace, Targets, Wanted, Weight
+from paceline.wire.messages import DetailRequest, Drafts, EvidenceWeight, SpeedReport, SyncState, Targets
 from paceline.wire.tree_codec import unpack_nodes
 from tests.strategies import oracle
 from tests.strategies.cases import (
@@ -112,7 +112,7 @@ def test_a_link_lost_and_back_before_the_start_opens_one_session() -> None:
     hand = device()
     hand.on(LinkLost(), LinkBack(), Started(0.0))
     hand.on(found())
-    assert [(effect.targets, effect.epoch) for effect in hand.effects if isinstance(effect, Open)] == [((), 0)]
+    assert [(effect.targets, effect.epoch) for effect in hand.effects if isinstance(effect, OpenPeer)] == [((), 0)]
 
 
 def test_drafts_may_come_before_the_targets_they_hang_on_in_any_order() -> None:
@@ -155,7 +155,7 @@ def test_a_slow_search_or_engine_of_its_own_is_not_held_against_the_peer() -> No
         hand.on(event)
         for _ in range(2 * STALL):
             hand.on(has(0))
-            assert not any(isinstance(effect, Drop) for effect in hand.wake())
+            assert not any(isinstance(effect, ClosePeer) for effect in hand.wake())
 
 
 def test_a_peer_that_helps_to_a_target_now_and_then_is_not_given_up() -> None:
@@ -164,7 +164,7 @@ def test_a_peer_that_helps_to_a_target_now_and_then_is_not_given_up() -> None:
     for start in range(3):
         for _ in range(STALL - 2):
             hand.on(has(start))
-            assert not any(isinstance(effect, Drop) for effect in hand.wake())
+            assert not any(isinstance(effect, ClosePeer) for effect in hand.wake())
         hand.on(decided(start, 65))
         hand.answer()
 
@@ -188,13 +188,13 @@ def test_after_finish_comes_nothing(lost: bool) -> None:
 
 @EVERY_FRONT
 @pytest.mark.parametrize("rule", ["mixture", "coin"])
-def test_a_peer_whose_context_ends_leaves_and_the_front_goes_on_alone(front: Side, rule: RuleName) -> None:
+def test_a_peer_whose_context_ends_leaves_and_the_front_goes_on_alone(front: Side, rule: AggregatorName) -> None:
     room, sampling = 5, SAMPLINGS["sampled"]
     expected = oracle.REFERENCES[rule](engines(), BRANCHES, sampling, MAX_TOKENS, EOS)
     this = job(STRATEGIES["aggregate"], front, sampling, room={other(front): room}, manner=Manner(rule))
-    world = World(this, engines())
+    world = Simulation(this, engines())
     answer = world.run()
-    peer: Host = world.hosts[other(front)]
+    peer: SimulatedSide = world.hosts[other(front)]
     assert peer.finished is not None and peer.finished.reason == "length"
     assert answer.finished is not None and answer.finished.reason in ("length", "stop")
     together = len(answer.tokens) - int(answer.finished.stats["alone"])
@@ -212,7 +212,7 @@ def test_drafts_from_before_a_loss_count_no_more_when_the_peer_is_back(late: boo
     hand = device()
     old = heard(0, 66, 66, log_weight=5.0)
     hand.on(Started(0.0), *([] if late else old), LinkLost(), LinkBack())
-    (again,) = [effect for effect in hand.effects[1:] if isinstance(effect, Open) and effect.epoch > 0]
+    (again,) = [effect for effect in hand.effects[1:] if isinstance(effect, OpenPeer) and effect.epoch > 0]
     hand.on(*(old if late else []), *heard(0, 65, epoch=again.epoch, log_weight=5.0), found())
     hand.answer()
     assert hand.tokens == [65]
@@ -223,7 +223,7 @@ def test_targets_from_before_a_loss_count_no_more_when_the_peer_is_back(late: bo
     hand = cloud()
     old = decided(1, 70, 70)
     hand.on(Started(0.0), *([] if late else [old]), LinkLost(), LinkBack())
-    (again,) = [effect for effect in hand.effects[1:] if isinstance(effect, Open) and effect.epoch > 0]
+    (again,) = [effect for effect in hand.effects[1:] if isinstance(effect, OpenPeer) and effect.epoch > 0]
     hand.on(*([old] if late else []), decided(0, 65, epoch=again.epoch))
     assert hand.tokens == [65]
 
@@ -234,8 +234,8 @@ def test_the_epoch_says_how_often_the_answer_was_opened() -> None:
     for times in range(1, 4):
         hand.on(LinkLost())
         hand.answer_one()  # one more token alone
-        (again,) = [effect for effect in hand.on(LinkBack()) if isinstance(effect, Open)]
-        assert again == Open(tuple(hand.tokens), times)
+        (again,) = [effect for effect in hand.on(LinkBack()) if isinstance(effect, OpenPeer)]
+        assert again == OpenPeer(tuple(hand.tokens), times)
     assert {message.epoch for message in hand.sent} == {0, 1, 2, 3}
 
 
@@ -251,7 +251,7 @@ def test_after_a_return_the_device_decides_again_and_the_cloud_ships_afresh(fron
     if front == "cloud":
         nodes = unpack_nodes(shipped[0].nodes)
         assert (nodes.position, nodes.parents[0], nodes.first) == (len(hand.tokens), -1, 0)
-        assert any(isinstance(message, Weight) for message in says(effects))
+        assert any(isinstance(message, EvidenceWeight) for message in says(effects))
         known = len(hand.tokens)
         hand.on(*heard(known, 65, epoch=1))
         assert len(hand.tokens) == known  # it does not decide
@@ -277,7 +277,7 @@ def test_what_is_missing_is_asked_for_and_sent_again() -> None:
     follower = cloud(max_tokens=20)
     follower.begin()
     follower.on(decided(0, 65))
-    (message,) = [message for message in says(follower.on(has(3))) if isinstance(message, Have)]
+    (message,) = [message for message in says(follower.on(has(3))) if isinstance(message, SyncState)]
     assert (message.targets, message.turn, message.waits) == (1, 0, False)
     decider = device(max_tokens=20)
     decider.begin()
@@ -285,12 +285,12 @@ def test_what_is_missing_is_asked_for_and_sent_again() -> None:
     (again,) = says(decider.on(has(1)))
     assert again == Targets(0, 0, 1, [65, 65], b"")
     # One that decides and lacks the other's laws says so, and is shipped all that is alive.
-    assert {type(message) for message in says(follower.on(has(1, waits=True)))} == {Weight, Drafts}
+    assert {type(message) for message in says(follower.on(has(1, waits=True)))} == {EvidenceWeight, Drafts}
 
 
 # ---- trees ----------------------------------------------------------------------------------------------------------
 def test_a_target_that_was_the_second_guess_is_computed_already_and_the_first_is_dropped() -> None:
-    hand = cloud(max_tokens=100, drafting=Drafting(width=2, rows=6, ahead=4))
+    hand = cloud(max_tokens=100, drafting=DraftLimits(width=2, rows=6, ahead=4))
     hand.say = lambda path: two(70, 71) if not path else point(65)
     hand.begin()
     assert {(70,), (71,)} <= set(hand.rows)
@@ -312,7 +312,7 @@ def test_width_1_makes_a_chain() -> None:
 @pytest.mark.parametrize(("width", "rows"), [(1, 1), (4, 16)])
 @pytest.mark.parametrize("ahead", [0, 1, 5])
 def test_no_side_computes_further_ahead_than_it_may(side: Side, width: int, rows: int, ahead: int) -> None:
-    hand = Hand(Aggregate, side, front=True, max_tokens=100, drafting=Drafting(width, rows, ahead))
+    hand = Hand(Aggregate, side, front=True, max_tokens=100, drafting=DraftLimits(width, rows, ahead))
     hand.begin()
     assert max(len(path) for path in hand.rows[len(PROMPT) - 1 :]) == ahead
     hand.on(*heard(0, 65, log_weight=5.0), *([decided(0, 65)] if side == "cloud" else []))
@@ -328,7 +328,7 @@ def test_nothing_is_computed_that_no_target_can_need() -> None:
 
 
 def test_a_burst_is_shipped_as_a_whole() -> None:
-    hand = cloud(max_tokens=100, drafting=Drafting(width=1, rows=1, ahead=5, burst=True))
+    hand = cloud(max_tokens=100, drafting=DraftLimits(width=1, rows=1, ahead=5, burst=True))
     hand.begin()
     (shipped,) = [message for message in hand.sent if isinstance(message, Drafts)]
     assert len(unpack_nodes(shipped.nodes).tokens) == 6
@@ -340,7 +340,7 @@ def test_a_burst_is_shipped_as_a_whole() -> None:
 
 def test_a_slow_side_verifies_in_one_forward_what_a_fast_one_has_drafted() -> None:
     """The peer's laws are guesses too, where it has none of its own yet."""
-    hand = device(max_tokens=100, drafting=Drafting(width=1, rows=4, ahead=8))
+    hand = device(max_tokens=100, drafting=DraftLimits(width=1, rows=4, ahead=8))
     hand.say = lambda path: point((70, 71, 72, 73, 74)[min(len(path), 4)])
     hand.on(Started(0.0), *heard(0, 70, 71, 72, 73, log_weight=0.5), found())
     hand.answer_one()  # the prefill: the first target, and rows for the next ones
@@ -355,18 +355,20 @@ def test_what_a_head_does_not_settle_is_asked_for_once_in_more_detail() -> None:
     hand.say = lambda _: point(66)
     hand.begin()
     effects = hand.on(*heard(0, 65))  # 0.9 against 0.9, of equal weight
-    (asked,) = [message for message in says(effects) if isinstance(message, Wanted)]
+    (asked,) = [message for message in says(effects) if isinstance(message, DetailRequest)]
     assert (asked.node, asked.level) == (1000, 1) and not hand.emitted
     assert not says(hand.on(weighed(0.0)))  # not again
-    again = next(message for message in says([*hand.wake(), *hand.on(weighed(0.0))]) if isinstance(message, Wanted))
+    again = next(
+        message for message in says([*hand.wake(), *hand.on(weighed(0.0))]) if isinstance(message, DetailRequest)
+    )
     assert again == asked  # unless it may have been lost
     peer = cloud(front=False, max_tokens=20)
     peer.begin()
-    (precise,) = says(peer.on(Received(Wanted(0, 0, 0, 1))))
+    (precise,) = says(peer.on(Received(DetailRequest(0, 0, 0, 1))))
     assert isinstance(precise, Drafts)
     nodes = unpack_nodes(precise.nodes)
     assert (nodes.anchor, nodes.first, nodes.level, nodes.position) == (0, 0, 1, 0)
-    assert len(precise.laws[0].probs) == 8 * 256
+    assert len(precise.dists[0].probs) == 8 * 256
 
 
 def test_the_answer_in_more_detail_settles_it() -> None:
@@ -377,16 +379,16 @@ def test_the_answer_in_more_detail_settles_it() -> None:
     waiting = [*peer.sent]
     while waiting:
         answers = says(hand.on(*(Received(message) for message in waiting)))
-        waiting = says(peer.on(*(Received(message) for message in answers if isinstance(message, Wanted))))
+        waiting = says(peer.on(*(Received(message) for message in answers if isinstance(message, DetailRequest))))
     assert hand.tokens and hand.tokens[0] == 65  # of equals the lower id
 
 
 @pytest.mark.parametrize("node", [0, 5, 10**6])
 def test_of_a_node_that_is_dead_or_was_never_there_nothing_is_sent(node: int) -> None:
-    peer = cloud(front=False, max_tokens=20, drafting=Drafting(width=1, rows=1, ahead=5))
+    peer = cloud(front=False, max_tokens=20, drafting=DraftLimits(width=1, rows=1, ahead=5))
     peer.begin()
     peer.on(decided(0, 70))  # nothing that was drafted is alive
-    assert not says(peer.on(Received(Wanted(0, 0, node, 1))))
+    assert not says(peer.on(Received(DetailRequest(0, 0, node, 1))))
 
 
 # ---- what is counted ------------------------------------------------------------------------------------------------
@@ -436,10 +438,10 @@ def test_the_speed_is_told_once_it_is_known_and_when_it_has_changed() -> None:
             effects += hand.answer()
         return effects
 
-    told = [message for message in says(decode(0.5, 3)) if isinstance(message, Pace)]
+    told = [message for message in says(decode(0.5, 3)) if isinstance(message, SpeedReport)]
     assert [round(message.decode_s, 3) for message in told] == [0.5]
-    assert [m for m in says(decode(0.5, 20)) if isinstance(m, Pace)] == []
-    slower = [message for message in says(decode(2.0, 20)) if isinstance(message, Pace)]
+    assert [m for m in says(decode(0.5, 20)) if isinstance(m, SpeedReport)] == []
+    slower = [message for message in says(decode(2.0, 20)) if isinstance(message, SpeedReport)]
     assert slower and slower[-1].decode_s > 1.0
 
 
@@ -459,14 +461,14 @@ def test_a_wake_that_comes_back_asks_for_the_next_one() -> None:
     hand.begin()
     for _ in range(3):
         assert type(hand.wake()[-1]).__name__ == "WakeAt"
-    assert type(hand.on(Woke(9.0, rtt=0.3))[-1]).__name__ == "WakeAt"
+    assert type(hand.on(TimerFired(9.0, rtt=0.3))[-1]).__name__ == "WakeAt"
 
 
 def test_on_a_full_link_fewer_rows_are_worth_their_bytes() -> None:
     """A side that ships counts what its laws take on the link."""
     rows = {}
     for bandwidth in (None, 1e6, 100.0):
-        hand = cloud(max_tokens=100, drafting=Drafting(width=3, rows=8, ahead=6), rtt=0.1, bandwidth=bandwidth)
+        hand = cloud(max_tokens=100, drafting=DraftLimits(width=3, rows=8, ahead=6), rtt=0.1, bandwidth=bandwidth)
         hand.say = lambda _: two(70, 71)
         hand.begin()
         forwards = [effect.segment for effect in hand.effects if isinstance(effect, Forward)]

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.core.drafting.lookup_table import K, LookupTable, pair_key
-from paceline.core.drafting.ngram_drafter import Drafter
+from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
+from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.runtime.simulator import World
+from paceline.runtime.simulator import Simulation
 from paceline.strategies.aggregate.machine import Aggregate
-from paceline.strategies.aggregate.ngram_drafts import Forecast
+from paceline.strategies.aggregate.ngram_drafts import NgramDrafts
 from paceline.strategies.base import SIDES, Branch, MachineFactory, Side, Started
-from paceline.strategies.decoding.prefix_tree import Paths
+from paceline.strategies.decoding.prefix_tree import PrefixTree
 from paceline.strategies.lookup_tree import LookupTree
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Drafts
@@ -60,11 +60,11 @@ class Only:
 
 def test_a_first_token_waits_for_no_reading_and_nothing_decided_meanwhile_is_lost() -> None:
     branches = [Branch((1, 2, 3, 4, 5, 6), 0.0), Branch((7, 2, 3, 8, 9), 0.0)]
-    forecasts = [Forecast(Drafter(LookupTable(VOCAB), SamplingParams(temperature=0.0))) for _ in range(2)]
+    forecasts = [NgramDrafts(NgramDrafter(LookupTable(VOCAB), SamplingParams(temperature=0.0))) for _ in range(2)]
     at_once, late = forecasts
     for forecast in forecasts:
         forecast.start(branches, (1,))
-    paths = Paths(1)
+    paths = PrefixTree(1)
     for _ in branches:
         at_once.read()
     for token in (2, 3):
@@ -101,7 +101,10 @@ def test_what_is_learnt_is_what_the_model_thought_whatever_was_made_of_it(
     assert len(table) > 1  # the last token of the prompt, and some of the answer
     for token in {*hand.tokens[:-1], PROMPT[-1]}:
         ids, probs = table.successors(token)
-        assert not ids or (ids, probs) == ([i for i, _ in LAW.top(K)], pytest.approx([p for _, p in LAW.top(K)]))
+        assert not ids or (ids, probs) == (
+            [i for i, _ in LAW.top(NUM_SUCCESSORS)],
+            pytest.approx([p for _, p in LAW.top(NUM_SUCCESSORS)]),
+        )
     table.check()
 
 
@@ -119,10 +122,10 @@ def test_a_context_of_two_tokens_is_learnt_with_the_law_that_followed_it(
     hand = Hand(machine, "device", front=True, linked=False, table=table, max_tokens=200)
     hand.say = lambda path: point(after(*(*PROMPT, *path)[-2:]))
     hand.begin()
-    assert table.pairs is not None
+    assert table.bigrams is not None
     known = set()
     for before, token in pairwise((*PROMPT, *hand.tokens)):
-        ids, _ = table.pairs.successors(pair_key(before, token))
+        ids, _ = table.bigrams.successors(bigram_key(before, token))
         assert not ids or ids[0] == after(before, token), (before, token)
         known |= {(before, token)} if ids else set()
     assert len(known) > 2 and len({token for _, token in known}) < len(known)
@@ -136,7 +139,7 @@ def test_targets_whose_law_is_not_known_here_teach_nothing() -> None:
     assert len(table) == 0
     hand.on(decided(2, 70, 71))
     assert table.successors(66)[0][0] == 65 and len(table) == 1
-    assert table.pairs is not None and table.pairs.successors(pair_key(65, 66))[0][0] == 65
+    assert table.bigrams is not None and table.bigrams.successors(bigram_key(65, 66))[0][0] == 65
 
 
 @pytest.mark.parametrize("front", SIDES)
@@ -148,7 +151,7 @@ def test_answers_of_different_temperatures_share_a_table(front: Side, manner: Ma
         expected = oracle.REFERENCES[manner.rule](
             engines(), BRANCHES, sampling, MAX_TOKENS, EOS, rescoring=manner.rescoring
         )
-        world = World(job(STRATEGIES["aggregate"], front, sampling, manner=manner, table=table), engines())
+        world = Simulation(job(STRATEGIES["aggregate"], front, sampling, manner=manner, table=table), engines())
         assert world.run().tokens == expected
         table.check()
     assert len(table) > 10

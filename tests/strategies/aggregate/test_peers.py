@@ -9,27 +9,27 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from paceline.core.aggregation.registry import RuleName
+from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist
-from paceline.runtime.simulator import Host, World
+from paceline.runtime.simulator import SimulatedSide, Simulation
 from paceline.strategies.aggregate.machine import MAX_EARLY
 from paceline.strategies.base import SIDES, Branch, Event, Received, Retrieved, Side, Started
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import (
+    DetailRequest,
     DistPayload,
     Drafts,
+    EvidenceWeight,
     Handover,
-    Have,
     Message,
-    Pace,
     SessionMessage,
+    SpeedReport,
+    SyncState,
     Targets,
-    Wanted,
-    Weight,
 )
-from paceline.wire.tree_codec import FOLLOWS, Nodes, pack_nodes, unpack_nodes
+from paceline.wire.tree_codec import FOLLOWS, EncodedNodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import (
     CHAIN,
     PROMPT,
@@ -59,14 +59,14 @@ EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
 def known_until(hand: Hand) -> int:
     """Targets the machine has, as it says when nothing happens."""
     have = [message for _ in range(2) for message in says(hand.wake())][-1]
-    assert isinstance(have, Have)
+    assert isinstance(have, SyncState)
     return have.targets
 
 
 def nodes(
     parents: tuple[int, ...], tokens: tuple[int, ...], choices: tuple[int, ...] | None = None, first: int = 0
 ) -> bytes:
-    return pack_nodes(Nodes(0, first, 0, first, parents, tokens, choices))
+    return pack_nodes(EncodedNodes(0, first, 0, first, parents, tokens, choices))
 
 
 # ---- messages that are worth nothing --------------------------------------------------------------------------------
@@ -84,8 +84,8 @@ USELESS_DRAFTS: dict[str, Event] = {
     "an edge outside the vocabulary": Received(Drafts(0, 0, nodes((-1, 0), (0, VOCAB)), [LAW, LAW])),
     "another epoch": drafted(0, 65, epoch=3),
     "a prefix that is not decided": drafted(5, 65),
-    "a parent nobody knows": Received(Drafts(0, 0, pack_nodes(Nodes(0, 0, 0, 9, (7,), (65,), None)), [LAW])),
-    "a choice nobody told": Received(Drafts(0, 0, pack_nodes(Nodes(0, 0, 0, 9, (0,), (FOLLOWS,), (65,))), [])),
+    "a parent nobody knows": Received(Drafts(0, 0, pack_nodes(EncodedNodes(0, 0, 0, 9, (7,), (65,), None)), [LAW])),
+    "a choice nobody told": Received(Drafts(0, 0, pack_nodes(EncodedNodes(0, 0, 0, 9, (0,), (FOLLOWS,), (65,))), [])),
 }
 USELESS_TARGETS: dict[str, Event] = {
     "outside the vocabulary": decided(0, 65, VOCAB),
@@ -111,8 +111,8 @@ def test_an_empty_law_is_asked_for_in_more_detail() -> None:
     hand = device()
     hand.begin()
     (asked,) = says(hand.on(weighed(), Received(Drafts(0, 0, nodes((-1,), (0,)), [DistPayload(b"", b"")]))))
-    assert isinstance(asked, Wanted) and (asked.node, asked.level) == (0, 1)
-    packed = pack_nodes(Nodes(0, 0, 1, 0, (-1,), (0,), None))
+    assert isinstance(asked, DetailRequest) and (asked.node, asked.level) == (0, 1)
+    packed = pack_nodes(EncodedNodes(0, 0, 1, 0, (-1,), (0,), None))
     hand.on(Received(Drafts(0, 0, packed, [encode_head(point(65), precise=True)])))
     assert hand.tokens == [65]
 
@@ -216,30 +216,30 @@ def test_who_writes_alone_names_itself_where_it_reads_a_document(
 
 
 # ---- what a peer learns ---------------------------------------------------------------------------------------------
-def lawful(message: SessionMessage, rule: RuleName) -> bool:
+def lawful(message: SessionMessage, rule: AggregatorName) -> bool:
     """May a device say that of private documents?"""
     if isinstance(message, Drafts):
-        return rule == "coin" and not message.laws
-    return rule == "coin" or not isinstance(message, Weight | Pace | Handover)
+        return rule == "coin" and not message.dists
+    return rule == "coin" or not isinstance(message, EvidenceWeight | SpeedReport | Handover)
 
 
 @EVERY_FRONT
 @pytest.mark.parametrize("rule", ["mixture", "paper", "coin"])
-def test_no_peer_gets_out_of_a_device_what_is_private(front: Side, rule: RuleName) -> None:
+def test_no_peer_gets_out_of_a_device_what_is_private(front: Side, rule: AggregatorName) -> None:
     """Whatever it asks for, however it claims to decide."""
     for seed in range(5):
         chance = random.Random(seed)
-        hand = device(front=front == "device", private=True, rule=rule, rtt=0.5, max_tokens=100, drafting=TREE)
+        hand = device(front=front == "device", private=True, aggregator=rule, rtt=0.5, max_tokens=100, drafting=TREE)
         hand.begin()
         for _ in range(60):
             known = known_until(hand) if chance.random() < 0.2 else chance.randrange(4)
             hand.on(
                 chance.choice(
                     [
-                        Received(Wanted(0, 0, chance.randrange(8), chance.choice((1, 2)))),
+                        Received(DetailRequest(0, 0, chance.randrange(8), chance.choice((1, 2)))),
                         handed(chance.choice((1, 2)), known),
                         has(known, turn=chance.choice((0, 1)), waits=True),
-                        Received(Pace(0, 0, 3.0, 0.0)),
+                        Received(SpeedReport(0, 0, 3.0, 0.0)),
                         weighed(3.0),
                         drafted(known, 65, 65),
                         decided(known, 65),
@@ -272,11 +272,11 @@ def tree(hand: Hand) -> list[tuple[tuple[int, ...], int]]:
 
 def following(prompt: tuple[int, ...], say: Callable[[int], int], table: LookupTable) -> Hand:
     """A device with private documents that lets the cloud decide. say: what comes after a token."""
-    hand = device(front=False, private=True, rule="coin", rtt=0.5, max_tokens=100, table=table)
+    hand = device(front=False, private=True, aggregator="coin", rtt=0.5, max_tokens=100, table=table)
     hand.say = lambda path: point(say(path[-1]) if path else 90)
     hand.on(Started(0.0), Retrieved((Branch(prompt, 0.0),)))
     hand.answer()
-    hand.on(weighed(9.0), Received(Pace(0, 0, 1.0, 0.0)))
+    hand.on(weighed(9.0), Received(SpeedReport(0, 0, 1.0, 0.0)))
     assert any(isinstance(message, Handover) for message in hand.sent)
     hand.answer()
     return hand
@@ -315,24 +315,24 @@ def test_a_look_up_guess_that_the_model_shares_is_told_with_its_choice() -> None
     assert ((50, 51, 52), 53) in tree(hand)
 
 
-class Overheard(World):
+class Overheard(Simulation):
     """Keeps what each side sends."""
 
-    def send(self, sender: Host, message: Message) -> None:
+    def send(self, sender: SimulatedSide, message: Message) -> None:
         self.overheard = [*getattr(self, "overheard", []), (sender.side, message)]
         super().send(sender, message)
 
 
 @EVERY_FRONT
 @pytest.mark.parametrize("rule", ["mixture", "paper", "coin"])
-def test_a_device_sends_nothing_that_tells_of_its_private_documents(front: Side, rule: RuleName) -> None:
+def test_a_device_sends_nothing_that_tells_of_its_private_documents(front: Side, rule: AggregatorName) -> None:
     """Lanes only to a cloud that must show them to its client."""
     lanes: set[int] = set()
     targets = 0
     for seed in range(8):
         weather, chance = harsh(seed), random.Random(f"overheard {seed}")
 
-        def flap(world: World, chance: random.Random = chance) -> None:
+        def flap(world: Simulation, chance: random.Random = chance) -> None:
             changing_speeds(world)
             if chance.random() < 0.01:
                 world.cut()
@@ -346,10 +346,10 @@ def test_a_device_sends_nothing_that_tells_of_its_private_documents(front: Side,
         world.run(flap)
         said = [message for side, message in world.overheard if side == "device"]
         for message in said:
-            assert isinstance(message, Targets | Have | Wanted | Drafts | Weight | Pace | Handover) or not hasattr(
-                message, "epoch"
-            )
-            if isinstance(message, Drafts | Weight | Pace | Handover):
+            assert isinstance(
+                message, Targets | SyncState | DetailRequest | Drafts | EvidenceWeight | SpeedReport | Handover
+            ) or not hasattr(message, "epoch")
+            if isinstance(message, Drafts | EvidenceWeight | SpeedReport | Handover):
                 assert lawful(message, rule), message
             if isinstance(message, Targets):
                 targets += len(message.tokens)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
-from paceline.core.aggregation.registry import make_rule
-from paceline.core.drafting.acceptance import RankTable, clearness
+from paceline.core.aggregation.registry import make_aggregator
+from paceline.core.drafting.acceptance import AcceptanceByRank, margin_class
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.strategies.aggregate.tree_planner import LEAST_WEIGHT, Growth
-from paceline.strategies.base import Drafting, Side
-from paceline.strategies.decoding.prefix_tree import Node, Paths
+from paceline.strategies.aggregate.tree_planner import LEAST_WEIGHT, DraftTreePlanner
+from paceline.strategies.base import DraftLimits, Side
+from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from tests.strategies.cases import EOS, VOCAB, point
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -29,10 +29,10 @@ def free(rows: int) -> float:
 
 
 def growth(
-    drafting: Drafting, sampling: SamplingParams = GREEDY, weights: Mapping[Side, float] | None = None
-) -> Growth:
-    rule = make_rule("mixture", sampling, vocab_size=VOCAB)
-    return Growth("cloud", rule, sampling, drafting, EOS, weigh=lambda _: weights)
+    drafting: DraftLimits, sampling: SamplingParams = GREEDY, weights: Mapping[Side, float] | None = None
+) -> DraftTreePlanner:
+    rule = make_aggregator("mixture", sampling, vocab_size=VOCAB)
+    return DraftTreePlanner("cloud", rule, sampling, drafting, EOS, weigh=lambda _: weights)
 
 
 def table(chance: random.Random) -> Dist:
@@ -42,33 +42,33 @@ def table(chance: random.Random) -> Dist:
     return Dist.dense(probs / probs.sum())
 
 
-def grown(seed: int, count: int) -> Node:
+def grown(seed: int, count: int) -> PrefixNode:
     """A tree with laws on some of its nodes, whose rows are there."""
     chance = random.Random(seed)
-    head = Paths(0).head
+    head = PrefixTree(0).head
     nodes = [head]
     for _ in range(count):
         node = chance.choice(nodes)
-        node.own = node.own or table(chance)
-        nodes.append(node.child(node.own.top(4)[chance.randrange(4)][0]))
+        node.own_dist = node.own_dist or table(chance)
+        nodes.append(node.child(node.own_dist.top(4)[chance.randrange(4)][0]))
     for node in nodes:
-        node.cached = node.own is not None
+        node.cached = node.own_dist is not None
     return head
 
 
-def by_brute_force(head: Node, width: int, ahead: int) -> list[float]:
+def by_brute_force(head: PrefixNode, width: int, ahead: int) -> list[float]:
     """Weights of all rows that are missing, the largest first."""
     found: list[float] = []
 
-    def visit(node: Node, weight: float) -> None:
+    def visit(node: PrefixNode, weight: float) -> None:
         if not node.cached:
             found.append(weight)
-        if node.own is None or node.position - head.position >= ahead:
+        if node.own_dist is None or node.position - head.position >= ahead:
             return
-        (first, p), (_, q) = node.own.top(2)
+        (first, p), (_, q) = node.own_dist.top(2)
         assert p >= q and first >= 0
-        shares = RankTable().probs(clearness(math.log(p) - math.log(q)))
-        for (token, _), share in zip(node.own.top(width), shares, strict=False):
+        shares = AcceptanceByRank().probs(margin_class(math.log(p) - math.log(q)))
+        for (token, _), share in zip(node.own_dist.top(width), shares, strict=False):
             if weight * share >= LEAST_WEIGHT:
                 visit(node.child(token), weight * share)
 
@@ -76,14 +76,14 @@ def by_brute_force(head: Node, width: int, ahead: int) -> list[float]:
     return sorted(found, reverse=True)
 
 
-def weight_of(node: Node) -> float:
+def weight_of(node: PrefixNode) -> float:
     """By the same prior."""
-    if node.parent is None or node.parent.own is None:
+    if node.parent is None or node.parent.own_dist is None:
         return 1.0
-    tops = node.parent.own.top(8)
+    tops = node.parent.own_dist.top(8)
     rank = [token for token, _ in tops].index(node.token)
     gap = math.log(tops[0][1]) - math.log(tops[1][1])
-    return weight_of(node.parent) * RankTable().probs(clearness(gap))[rank]
+    return weight_of(node.parent) * AcceptanceByRank().probs(margin_class(gap))[rank]
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
@@ -92,19 +92,19 @@ def test_the_most_likely_rows_come_first(width: int, rows: int) -> None:
     for seed in range(40):
         head = grown(seed, 12)
         expected = by_brute_force(head, width, 6)[:rows]
-        picked = growth(Drafting(width, rows, 6)).select(head, free, 1.0, FAR, alone=False)
+        picked = growth(DraftLimits(width, rows, 6)).select(head, free, 1.0, FAR, alone=False)
         assert [weight_of(node) for node in picked] == pytest.approx(expected)
         assert len(set(picked)) == len(picked) and not any(node.cached for node in picked)
 
 
 def test_parents_come_before_their_children() -> None:
     """Several rows of one path, where the other side's laws say what may follow a row this side has not computed."""
-    chain = node = Paths(0).head
-    rule = make_rule("mixture", GREEDY)
+    chain = node = PrefixTree(0).head
+    rule = make_aggregator("mixture", GREEDY)
     for token in (70, 71, 72, 73):
-        node.hear(rule.share("device", point(token), node.position), token)
+        node.set_peer(rule.to_wire("device", point(token), node.position), token)
         node = node.child(token)
-    picked = growth(Drafting(2, 8, 8)).select(chain, free, 1.0, FAR, alone=False)
+    picked = growth(DraftLimits(2, 8, 8)).select(chain, free, 1.0, FAR, alone=False)
     assert picked[0] is chain and [node.token for node in picked if node.token >= 70][:4] == [70, 71, 72, 73]
     for place, each in enumerate(picked[1:], start=1):
         assert each.parent in picked[:place]
@@ -112,33 +112,33 @@ def test_parents_come_before_their_children() -> None:
 
 def test_width_1_makes_a_chain() -> None:
     for seed in range(30):
-        head = Paths(0).head
-        head.cached, head.own = True, table(random.Random(seed))
-        picker = growth(Drafting(1, 16, 8))
+        head = PrefixTree(0).head
+        head.cached, head.own_dist = True, table(random.Random(seed))
+        picker = growth(DraftLimits(1, 16, 8))
         node = head
         for depth in range(1, 9):
             (node,) = picker.select(head, free, 1.0, FAR, alone=False)
             assert node.position == depth
-            node.cached, node.own = True, table(random.Random(f"{seed} {depth}"))
+            node.cached, node.own_dist = True, table(random.Random(f"{seed} {depth}"))
         assert picker.select(head, free, 1.0, FAR, alone=False) == []
 
 
 @pytest.mark.parametrize(("ahead", "alone"), [(0, False), (32, True)])
 def test_token_by_token_and_alone_nothing_is_computed_ahead(ahead: int, alone: bool) -> None:
-    head = Paths(0).head
-    head.own = table(random.Random(1))
-    picker = growth(Drafting(4, 16, ahead))
+    head = PrefixTree(0).head
+    head.own_dist = table(random.Random(1))
+    picker = growth(DraftLimits(4, 16, ahead))
     assert picker.select(head, free, 1.0, FAR, alone=alone) == [head]
     head.cached = True
     assert picker.select(head, free, 1.0, FAR, alone=alone) == []
 
 
 def test_nothing_is_computed_below_an_end_token_or_beyond_the_limit() -> None:
-    head = Paths(0).head
+    head = PrefixTree(0).head
     probs = np.full(VOCAB, 1e-5)
     probs[256], probs[65] = 0.6, 0.39
-    head.own, head.cached = Dist.dense(probs / probs.sum()), True
-    picker = growth(Drafting(2, 16, 8))
+    head.own_dist, head.cached = Dist.dense(probs / probs.sum()), True
+    picker = growth(DraftLimits(2, 16, 8))
     assert [node.token for node in picker.select(head, free, 1.0, FAR, alone=False)] == [65]
     assert picker.select(head, free, 1.0, 1, alone=False) == []  # position 0 is the last that is wanted
 
@@ -154,8 +154,8 @@ def test_a_row_is_computed_only_where_it_saves_more_than_it_costs(
 ) -> None:
     for seed in range(20):
         head = grown(seed, 6)
-        picked = growth(Drafting(4, 16, 8)).select(head, seconds, delay, FAR, alone=False)
-        everything = growth(Drafting(4, 16, 8)).select(head, free, delay, FAR, alone=False)
+        picked = growth(DraftLimits(4, 16, 8)).select(head, seconds, delay, FAR, alone=False)
+        everything = growth(DraftLimits(4, 16, 8)).select(head, free, delay, FAR, alone=False)
         assert picked == everything[: len(picked)] and 1 <= len(picked) <= most
         saved = delay + seconds(1)
         for count, node in enumerate(picked, start=1):
@@ -166,12 +166,12 @@ def test_a_row_is_computed_only_where_it_saves_more_than_it_costs(
 
 
 def test_where_both_laws_are_known_the_only_child_is_the_target() -> None:
-    rule = make_rule("mixture", GREEDY, vocab_size=VOCAB)
-    picker = growth(Drafting(4, 16, 8), weights={"cloud": 0.3, "device": 0.7})
-    head = node = Paths(0).head
+    rule = make_aggregator("mixture", GREEDY, vocab_size=VOCAB)
+    picker = growth(DraftLimits(4, 16, 8), weights={"cloud": 0.3, "device": 0.7})
+    head = node = PrefixTree(0).head
     for theirs in (70, 71, 72):
-        node.own, node.cached = point(66), True
-        node.hear(rule.share("device", point(theirs), node.position), theirs)
+        node.own_dist, node.cached = point(66), True
+        node.set_peer(rule.to_wire("device", point(theirs), node.position), theirs)
         node = node.child(theirs)
     picked = picker.select(head, free, 1.0, FAR, alone=False)
     assert picked == [node]  # 70, 71, 72 are certain: no other child of any of them is worth a row
@@ -179,21 +179,21 @@ def test_where_both_laws_are_known_the_only_child_is_the_target() -> None:
 
 def test_it_learns_which_guesses_are_right() -> None:
     """Where targets are always the second guess, that is the row to compute."""
-    picker = growth(Drafting(2, 1, 8))
-    paths = Paths(0)
+    picker = growth(DraftLimits(2, 1, 8))
+    paths = PrefixTree(0)
     probs = np.full(VOCAB, 1e-5)
     probs[65], probs[66] = 0.5, 0.45
     law = Dist.dense(probs / probs.sum())
-    paths.head.own, paths.head.cached = law, True
+    paths.head.own_dist, paths.head.cached = law, True
     (first,) = picker.select(paths.head, free, 1.0, FAR, alone=False)
     assert first.token == 65
     for _ in range(30):
         assert picker.first_guesses(paths.head) == {"cloud": 65}
-        assert picker.within(paths.head, 66) == {"cloud": True}
-        assert picker.within(paths.head, 67) == {"cloud": False}
-        picker.learn(paths.head, 66)
+        assert picker.was_drafted(paths.head, 66) == {"cloud": True}
+        assert picker.was_drafted(paths.head, 67) == {"cloud": False}
+        picker.observe_target(paths.head, 66)
         paths.advance(66)
-        paths.head.own, paths.head.cached = law, True
+        paths.head.own_dist, paths.head.cached = law, True
     (first,) = picker.select(paths.head, free, 1.0, FAR, alone=False)
     assert first.token == 66
 
@@ -201,6 +201,6 @@ def test_it_learns_which_guesses_are_right() -> None:
 def test_best_first_is_a_heap_order() -> None:
     """What `select` returns is sorted by weight: whatever is cut off was worth less."""
     for seed in range(20):
-        picked = growth(Drafting(4, 16, 8)).select(grown(seed, 10), free, 1.0, FAR, alone=False)
+        picked = growth(DraftLimits(4, 16, 8)).select(grown(seed, 10), free, 1.0, FAR, alone=False)
         weights = [weight_of(node) for node in picked]
         assert weights == heapq.nlargest(len(weights), weights)

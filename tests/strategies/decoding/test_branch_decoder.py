@@ -15,8 +15,8 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
 from paceline.strategies.base import SIDES, Branch, Commit, Effect, Forward, Side, Started
-from paceline.strategies.decoding.branch_decoder import JUDGED, Decoder
-from paceline.strategies.decoding.prefix_tree import Node, Paths
+from paceline.strategies.decoding.branch_decoder import RESCORED, BranchDecoder
+from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.wire.messages import Drafts
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB, cloud, decided, found, two
@@ -24,7 +24,7 @@ from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB, cloud, decided, f
 TOKENS = (65, 66, 67, 32)
 
 
-def path(node: Node) -> list[int]:
+def path(node: PrefixNode) -> list[int]:
     return [] if node.parent is None else [*path(node.parent), node.token]
 
 
@@ -36,10 +36,10 @@ class Play:
         self.prefix = [self.chance.choice(TOKENS) for _ in range(self.chance.choice((0, 0, 3)))]
         self.branches, self.sampling = branches, sampling
         self.engine: Engine = FakeEngine(seed=1, spread=0.4)
-        self.paths = Paths(len(self.prefix))
-        self.decoder = Decoder(sampling, VOCAB)
+        self.paths = PrefixTree(len(self.prefix))
+        self.decoder = BranchDecoder(sampling, VOCAB)
         self.answers: list[tuple[int, tuple[Dist, ...]]] = []
-        self.scored: list[tuple[Node, Dist]] = []
+        self.scored: list[tuple[PrefixNode, Dist]] = []
         self.now = 0.0
         self.do(self.decoder.start(branches, self.prefix, self.paths.head, None))
 
@@ -59,8 +59,8 @@ class Play:
         self.now += 0.01
         ticket, dists = self.answers.pop(self.chance.randrange(len(self.answers)))
         for node in self.decoder.scored(ticket, dists, self.now):
-            if node.alive and node.own is not None:
-                self.scored.append((node, node.own))
+            if node.alive and node.own_dist is not None:
+                self.scored.append((node, node.own_dist))
 
     def advance(self) -> None:
         """Mostly along what is drafted."""
@@ -70,9 +70,9 @@ class Play:
 
     def feed(self) -> None:
         head = self.paths.head
-        self.do(self.decoder.settle(head))
-        nodes = self.decoder.behind(head)
-        known = [node for node in head.below() if node.cached] + ([head] if nodes else [])
+        self.do(self.decoder.commit_to(head))
+        nodes = self.decoder.missing_rows(head)
+        known = [node for node in head.subtree() if node.cached] + ([head] if nodes else [])
         for _ in range(self.chance.choice((0, 1, 3, 6))):
             if known:
                 child = self.chance.choice(known).child(self.chance.choice(TOKENS))
@@ -80,7 +80,7 @@ class Play:
                     nodes.append(child)
                     known.append(child)
         if nodes:
-            self.do(self.decoder.feed(nodes, head, self.now))
+            self.do(self.decoder.append_rows(nodes, head, self.now))
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -109,20 +109,20 @@ def test_the_law_of_every_row_is_that_of_a_fresh_prefill_of_its_path(side: Side,
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("length", [3, JUDGED, 100])
+@pytest.mark.parametrize("length", [3, RESCORED, 100])
 def test_a_prefix_is_judged_as_if_it_had_been_written_here(side: Side, length: int) -> None:
     """And nothing is kept of its laws, nor of the head's, but what the next token may be judged by."""
     chance = random.Random(length)
     prefix = [chance.choice(TOKENS) for _ in range(length)]
-    engine, paths = FakeEngine(seed=1, spread=0.4), Paths(length)
-    decoder = Decoder(SAMPLINGS["sampled"], VOCAB, rescoring=True)
+    engine, paths = FakeEngine(seed=1, spread=0.4), PrefixTree(length)
+    decoder = BranchDecoder(SAMPLINGS["sampled"], VOCAB, rescoring=True)
     for effect in decoder.start(BRANCHES[side], prefix, paths.head, None):
         assert isinstance(effect, Forward)
         decoder.scored(effect.ticket, engine.forward(Batch((effect.segment,))).dists[0], 0.0)
     law, log_h = oracle.side_law(engine, BRANCHES[side], prefix, SAMPLINGS["sampled"], rescoring=True)
-    assert paths.head.own is not None and paths.head.log_h == log_h
-    np.testing.assert_allclose(paths.head.own.probs, law.probs, atol=1e-12)
-    assert paths.head.laws and all(len(each.ids) < 1 / UNLIKELY for each in paths.head.laws)
+    assert paths.head.own_dist is not None and paths.head.log_evidence == log_h
+    np.testing.assert_allclose(paths.head.own_dist.probs, law.probs, atol=1e-12)
+    assert paths.head.branch_dists and all(len(each.ids) < 1 / UNLIKELY for each in paths.head.branch_dists)
 
 
 def test_targets_that_came_before_the_prompts_are_a_prefix_like_any_other() -> None:
@@ -143,23 +143,23 @@ def test_targets_alone_are_a_chain_scored_at_its_end() -> None:
     play.answer()
     for token in TOKENS:
         play.paths.advance(token)
-    effects = play.decoder.feed(play.decoder.behind(play.paths.head), play.paths.head, 0.0)
+    effects = play.decoder.append_rows(play.decoder.missing_rows(play.paths.head), play.paths.head, 0.0)
     (forward,) = effects
     assert isinstance(forward, Forward)
     assert (forward.segment.tokens, forward.segment.parents, forward.segment.logits) == (TOKENS, None, "last")
     play.do(effects)
-    assert play.decoder.settle(play.paths.head) == []
+    assert play.decoder.commit_to(play.paths.head) == []
 
 
 def test_forwards_are_timed_but_for_the_prefill() -> None:
     play = Play(0, BRANCHES["cloud"], SAMPLINGS["greedy"])
     play.now = 5.0
     play.answer()
-    assert play.decoder.log_h is not None and len(play.answers) == 1  # the other document's answer is missing
+    assert play.decoder.log_evidence is not None and len(play.answers) == 1  # the other document's answer is missing
     play.answer()
     assert play.decoder.timed is None
     play.paths.advance(65)
-    play.do(play.decoder.feed(play.decoder.behind(play.paths.head), play.paths.head, play.now))
+    play.do(play.decoder.append_rows(play.decoder.missing_rows(play.paths.head), play.paths.head, play.now))
     play.answer()
     play.answer()
     assert play.decoder.timed is not None

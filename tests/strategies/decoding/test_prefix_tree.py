@@ -5,58 +5,58 @@ from __future__ import annotations
 import gc
 import random
 
-from paceline.core.aggregation.registry import Share
-from paceline.strategies.decoding.prefix_tree import MAX_NODES, Node, Paths
+from paceline.core.aggregation.registry import PeerDist
+from paceline.strategies.decoding.prefix_tree import MAX_NODES, PrefixNode, PrefixTree
 from tests.strategies.cases import point
 
 
-def grown(paths: Paths, chance: random.Random, count: int) -> list[Node]:
+def grown(paths: PrefixTree, chance: random.Random, count: int) -> list[PrefixNode]:
     """So many random nodes at and below the head, with laws."""
     nodes = [paths.head]
     for _ in range(count):
         nodes.append(chance.choice(nodes).child(chance.randrange(4)))
     for node in nodes:
-        node.own = point(65)
-        node.hear(Share(65, None), chance.randrange(1000))
+        node.own_dist = point(65)
+        node.set_peer(PeerDist(65, None), chance.randrange(1000))
     return nodes
 
 
-def path(node: Node) -> tuple[int, ...]:
+def path(node: PrefixNode) -> tuple[int, ...]:
     return () if node.parent is None else (*path(node.parent), node.token)
 
 
 def test_a_target_keeps_what_hangs_below_it_and_nothing_else() -> None:
     for seed in range(50):
         chance = random.Random(seed)
-        paths = Paths(3)
+        paths = PrefixTree(3)
         nodes = grown(paths, chance, 40)
         token = chance.randrange(5)  # one of them nobody has drafted
         head = paths.advance(token)
         assert head is paths.head and head.position == 4 and paths.decided(4) is head
         below = {node for node in nodes if path(node)[:1] == (token,)} | {head}
-        assert set(head.below()) == below and all(node.alive for node in below)
+        assert set(head.subtree()) == below and all(node.alive for node in below)
         for node in set(nodes) - below:
-            assert not node.alive and node.own is None and node.theirs is None
+            assert not node.alive and node.own_dist is None and node.peer_dist is None
 
 
 def test_parents_come_before_their_children() -> None:
-    paths = Paths(0)
+    paths = PrefixTree(0)
     grown(paths, random.Random(1), 60)
-    seen: set[Node] = set()
-    for node in paths.head.below():
+    seen: set[PrefixNode] = set()
+    for node in paths.head.subtree():
         assert node is paths.head or node.parent in seen
         seen.add(node)
 
 
 def test_a_node_of_a_dead_one_is_dead() -> None:
-    paths = Paths(0)
+    paths = PrefixTree(0)
     dead = paths.head.child(1)
     paths.advance(2)
     assert not dead.child(5).alive
 
 
 def test_decided_nodes_are_found_by_their_length_and_others_are_not() -> None:
-    paths = Paths(2)
+    paths = PrefixTree(2)
     for token in (5, 6):
         paths.advance(token)
     for position, expected in ((2, ()), (3, (5,)), (4, (5, 6))):
@@ -66,25 +66,25 @@ def test_decided_nodes_are_found_by_their_length_and_others_are_not() -> None:
 
 
 def test_of_what_is_told_twice_the_more_detailed_stays() -> None:
-    node = Paths(0).head
-    node.hear(Share(1, point(1), 1), 7)
-    node.hear(Share(2, point(2), 0), 8)
-    assert node.theirs is not None and (node.theirs.token, node.told_as) == (1, 8)
-    node.hear(Share(3, point(3), 2), 9)
-    assert node.theirs.token == 3
+    node = PrefixTree(0).head
+    node.set_peer(PeerDist(1, point(1), 1), 7)
+    node.set_peer(PeerDist(2, point(2), 0), 8)
+    assert node.peer_dist is not None and (node.peer_dist.token, node.peer_id) == (1, 8)
+    node.set_peer(PeerDist(3, point(3), 2), 9)
+    assert node.peer_dist.token == 3
 
 
 def test_to_forget_a_peer_keeps_what_was_computed_here() -> None:
-    paths = Paths(0)
+    paths = PrefixTree(0)
     nodes = grown(paths, random.Random(2), 20)
-    paths.forget_told()
+    paths.forget_peer_ids()
     for node in nodes:
-        assert node.own is not None
-        assert (node.theirs, node.told_as, node.number, node.settled) == (None, None, None, None)
+        assert node.own_dist is not None
+        assert (node.peer_dist, node.peer_id, node.own_id, node.predicted) == (None, None, None, None)
 
 
 def test_it_is_full_when_as_many_as_may_be_are_alive() -> None:
-    paths = Paths(0)
+    paths = PrefixTree(0)
     node = paths.head
     for token in range(MAX_NODES - 1):
         assert not paths.full()
@@ -99,7 +99,7 @@ def test_what_an_answer_leaves_needs_no_collector() -> None:
     gc.collect()
     gc.disable()
     try:
-        paths = Paths(0)
+        paths = PrefixTree(0)
         for position in range(20_000):  # deep: freeing one node frees the next
             paths.head.child(position + 1).child(7)
             paths.advance(position)

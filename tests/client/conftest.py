@@ -1,0 +1,5 @@
+"""The scripted service of the API's tests, for the client that speaks to it."""
+
+from tests.api.conftest import _shared as _shared
+from tests.api.conftest import service as service
+from tests.api.conftest import url as url
