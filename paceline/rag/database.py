@@ -1,11 +1,13 @@
-"""The rows documents live in: SQLite's schema, how it is opened, and transactions that speak in sentences.
+"""The SQLite database of a document store: schema, migrations, opening, and transactions.
 
 Write-ahead log, so that one process may search while another adds. `secure_delete` and a truncating checkpoint after
-each change make removed text leave the files; what the disk itself keeps of overwritten blocks is not handled.
+each change erase removed text from the files; copies of overwritten blocks that the disk itself keeps are not handled.
+SQLite's errors become ConfigError with advice.
 """
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 import uuid
@@ -29,7 +31,7 @@ _DOCUMENTS = """CREATE TABLE documents (
         collection TEXT NOT NULL DEFAULT 'default',
         file TEXT NOT NULL DEFAULT '',  -- id of the uploaded file it was made from
         source BLOB NOT NULL DEFAULT x'')  -- whole path of the file it was read from, as bytes"""
-# What was uploaded may have the name and the text of another file; what `paceline docs` manages may not.
+# Uploaded files may share names and texts; documents managed by `paceline docs` may not.
 _UNIQUE = (
     "CREATE UNIQUE INDEX document_names ON documents (collection, name) WHERE file = ''",
     "CREATE UNIQUE INDEX document_texts ON documents (collection, sha256) WHERE file = ''",
@@ -51,7 +53,7 @@ _SCHEMA = (
         UNIQUE (document, position))""",
 )
 _UPLOADS = (
-    # seq: the order of making, which times of one second do not tell.
+    # seq: order of creation, since creation times may be equal.
     """CREATE TABLE IF NOT EXISTS files (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,
@@ -94,7 +96,7 @@ _UPLOADS = (
     "CREATE INDEX IF NOT EXISTS attached_usage ON attached (store, usage_bytes)",
     "CREATE INDEX IF NOT EXISTS attached_waiting ON attached (store, seq) WHERE status = 'in_progress'",
 )
-_FROM_1 = (  # its names and texts were unique in the table, which no ALTER can take back
+_FROM_1 = (  # version 1 declared names and texts unique in the table, which ALTER cannot undo
     "ALTER TABLE documents RENAME TO documents_1",
     _DOCUMENTS,
     "INSERT INTO documents (id, name, sha256, zone, added_at, num_chunks) SELECT * FROM documents_1",
@@ -106,26 +108,27 @@ _FROM_2 = (
     "ALTER TABLE documents ADD COLUMN source BLOB NOT NULL DEFAULT x''",
     _UNIQUE[-1],
 )
-_MIGRATIONS = {1: _FROM_1, 2: _FROM_2}  # a file of version 1 has no uploads: their tables are made as they are now
+_MIGRATIONS = {1: _FROM_1, 2: _FROM_2}  # version 1 has no tables of uploads: these are created in today's form
+_logger = logging.getLogger("paceline.rag")
 
 
 class Database:
-    """One connection. The caller sees to it that one thread at a time uses it."""
+    """One connection. The caller must ensure that one thread at a time uses it."""
 
     def __init__(self, directory: Path, *, embedder: str, dimensions: int, side: Side | None = None) -> None:
-        """Opens the store, or makes it if there is none. Raises ConfigError when that cannot be.
+        """Open the store, or create it if there is none. Raises ConfigError when neither is possible.
 
-        side: whose documents it keeps, written down with the first opening that says so; None: whoever's they are.
+        side: the owner of the documents, recorded by the first opening that names one; None: do not check.
         """
         self._directory = directory
         self._made_by = {"embedder": embedder, "dimensions": str(dimensions)}
         try:
-            with self._speaking():
+            with self._errors_explained():
                 self._connection = sqlite.connect(directory / FILE)
         except (OSError, ValueError) as error:
             raise ConfigError(f"The document folder {directory} cannot be used: {error}. Choose another.") from error
         try:
-            with self._speaking():
+            with self._errors_explained():
                 self._prepare()
                 if side is not None:
                     self._claim(side)
@@ -161,22 +164,22 @@ class Database:
         self.checkpoint()
 
     def _claim(self, side: Side) -> None:
-        """The store is this side's from now on. Raises ConfigError where it is the other's.
+        """Record this side as the store's owner. Raises ConfigError when it belongs to the other side.
 
-        One that was made before sides were written down is the device's if it holds a document of a device.
+        A store from before sides were recorded belongs to the device if it contains a document of a device.
         """
         with self.writing():
-            holder = self.meta().get("side")
-            if holder is None:
+            owner = self.meta().get("side")
+            if owner is None:
                 zones = {zone for (zone,) in self._connection.execute("SELECT DISTINCT zone FROM documents")}
-                holder = next((known for known in ("device", "cloud") if known in zones), side)
-                if holder == side:
+                owner = next((known for known in ("device", "cloud") if known in zones), side)
+                if owner == side:
                     self._connection.execute("INSERT INTO meta VALUES ('side', ?)", (side,))
-        if holder != side:
+        if owner != side:
             kinds = {"device": "private documents of a device", "cloud": "public documents of a cloud"}
             raise ConfigError(
-                f"{self._directory} holds {kinds[holder]}: the {side} keeps its own in another folder. Give that one "
-                f"(--store, or the setting docs_dir of the {side}), or say --side {holder} if these were meant."
+                f"{self._directory} holds {kinds[owner]}: the {side} keeps its own in another folder. Give that one "
+                f"(--store, or the setting docs_dir of the {side}), or say --side {owner} if these were meant."
             )
 
     def close(self) -> None:
@@ -186,7 +189,7 @@ class Database:
         return dict(self._connection.execute("SELECT key, value FROM meta"))
 
     def check_embedder(self, meta: dict[str, str]) -> None:
-        """Raises ConfigError when the vectors are another embedder's."""
+        """Raises ConfigError when the vectors were made by another embedder."""
         if {key: meta[key] for key in self._made_by} != self._made_by:
             raise ConfigError(
                 f"The documents in {self._directory} were indexed with the embedder {meta['embedder']!r} "
@@ -195,13 +198,13 @@ class Database:
             )
 
     def renew(self) -> None:
-        """All vectors are now this embedder's: no index of before may be used, though the ids are the same."""
+        """Record that this embedder made all vectors. Invalidates every earlier index, though the ids stay the same."""
         values = {"store": uuid.uuid4().hex, **self._made_by}
         self._connection.executemany("UPDATE meta SET value = ? WHERE key = ?", [(v, k) for k, v in values.items()])
         self.bump()
 
     def bump(self) -> None:
-        """Every transaction that changes documents or chunks says so here."""
+        """Advance the generation: required in every transaction that changes documents or chunks."""
         self._connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")
 
     def execute(self, statement: str, *parameters: object) -> sqlite3.Cursor:
@@ -212,32 +215,32 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A transaction: wholly there or not at all. Waits for other processes' up to `sqlite.BUSY_S`."""
+        """A transaction, committed whole or rolled back. Waits up to `sqlite.BUSY_S` for those of other processes."""
         with self._transaction("BEGIN IMMEDIATE"):
             yield
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """All that is read inside is of one moment."""
+        """A read transaction: every query inside sees the same snapshot."""
         with self._transaction("BEGIN"):
             yield
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[None]:
-        with self._speaking(), sqlite.transaction(self._connection, begin):
+        with self._errors_explained(), sqlite.transaction(self._connection, begin):
             yield
 
     def checkpoint(self) -> bool:
-        """Move the log into the database and empty it. False if a reader was in the way for too long."""
-        with self._speaking():
+        """Move the log into the database and empty it. False if a reader prevented that for too long."""
+        with self._errors_explained():
             return sqlite.checkpoint(self._connection)
 
-    def _speaking(self) -> AbstractContextManager[None]:
+    def _errors_explained(self) -> AbstractContextManager[None]:
         return sqlite.speaking(self._directory / FILE, "a document store")
 
 
 class SharedConnection:
-    """A connection for several threads, one transaction at a time."""
+    """One connection for several threads: a lock admits one transaction at a time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -257,7 +260,15 @@ class SharedConnection:
         with self._lock, self._database.writing():
             yield self._database
 
-    def checkpoint(self) -> bool:
-        """As `Database.checkpoint`."""
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Exclude the transactions of other threads without beginning one."""
         with self._lock:
-            return self._database.checkpoint()
+            yield
+
+    def checkpoint(self) -> None:
+        """Empty the write-ahead log after a change, so that removed text leaves the disk; a reader may prevent it."""
+        with self._lock:
+            emptied = self._database.checkpoint()
+        if not emptied:
+            _logger.warning("a reader kept the log from being emptied; removed text goes with the next change")

@@ -1,6 +1,6 @@
-"""Texts to vectors: what an embedder is, the one without a model, and how to get one by name.
+"""Embedders: the protocol, the hashing one, those of sentence-transformers, and loading by name.
 
-Knows no documents. torch and sentence-transformers are imported only when an embedder that needs them is used.
+Knows nothing of documents. torch and sentence-transformers are imported only when an embedder that needs them is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from paceline.errors import ConfigError
 from paceline.rag.records import Vectors
 
 DEFAULT = "minilm"
-_AT_ONCE = 16  # texts between two calls of the progress callback
+_BATCH_TEXTS = 16  # texts between two calls of the progress callback
+
+ProgressCallback = Callable[[int, int], None]  # (texts embedded, texts in all); may raise to stop
 
 
 class Embedder(Protocol):
@@ -28,49 +30,50 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """Stored with the vectors: those of another name are not comparable."""
+        """Stored with the vectors: vectors of embedders with different names are not comparable."""
 
     @property
     def served_name(self) -> str:
-        """What clients call it: the published model's name."""
+        """The published model's name, as clients see it."""
 
     @property
     def max_tokens(self) -> int | None:
-        """Of a text; None: no bound. What is beyond is not read."""
+        """Longest text, in tokens; the rest of a text is ignored. None: unlimited."""
 
     @property
     def dimensions(self) -> int: ...
 
     def count(self, text: str) -> int:
-        """Tokens of a text, without special ones: the measure of chunk sizes."""
+        """Number of tokens in a text, without special ones: the measure of chunk sizes."""
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """(n, dimensions). Texts beyond the model's window are cut there."""
+        """(n, dimensions). Texts longer than the model's window are truncated."""
 
 
 def unit(vectors: NDArray[np.floating]) -> Vectors:
-    """Rows of norm 1; a zero row stays zero, so that it is similar to nothing."""
+    """Rows scaled to norm 1; a zero row stays zero, so that it is similar to nothing."""
     norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)
 
 
-def silently(done: int, total: int, /) -> None:
-    """No progress is wanted."""
+def no_progress(done: int, total: int, /) -> None:
+    """A progress callback that does nothing."""
     del done, total
 
 
-def embed_all(embedder: Embedder, texts: Sequence[str], tell: Callable[[int, int], None] = silently) -> Vectors:
-    """(len(texts), dimensions), a few at a time; `tell` hears how many are done, of how many, and may raise to stop."""
+def embed_all(embedder: Embedder, texts: Sequence[str], progress: ProgressCallback = no_progress) -> Vectors:
+    """(len(texts), dimensions), embedded a few at a time with a call of `progress` after each batch."""
     parts: list[Vectors] = [np.empty((0, embedder.dimensions), np.float32)]
-    tell(0, len(texts))
-    for start in range(0, len(texts), _AT_ONCE):
-        parts.append(embedder.embed(texts[start : start + _AT_ONCE]))
-        tell(min(start + _AT_ONCE, len(texts)), len(texts))
+    progress(0, len(texts))
+    for start in range(0, len(texts), _BATCH_TEXTS):
+        parts.append(embedder.embed(texts[start : start + _BATCH_TEXTS]))
+        progress(min(start + _BATCH_TEXTS, len(texts)), len(texts))
     return np.concatenate(parts)
 
 
 class HashEmbedder:
-    """Feature hashing of words: similar iff words are shared. No model, no download; for `--model fake` and tests."""
+    """Feature hashing of words: texts are similar iff they share words. No model, no download; for `--model fake` and
+    tests."""
 
     name = served_name = "hash"
     max_tokens: int | None = None
@@ -85,14 +88,14 @@ class HashEmbedder:
             for word in _WORD.findall(text.lower()):
                 digest = hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=8).digest()
                 row[int.from_bytes(digest[:4], "little") % self.dimensions] += 1 if digest[4] & 1 else -1
-        return unit(np.sign(vectors) * np.sqrt(np.abs(vectors)))  # the root: a word said often is not all
+        return unit(np.sign(vectors) * np.sqrt(np.abs(vectors)))  # the root keeps a frequent word from dominating
 
 
 _WORD = re.compile(r"\w+")
 
 
 class _SentenceTransformer(Protocol):
-    """What is used of sentence_transformers.SentenceTransformer."""
+    """The part of sentence_transformers.SentenceTransformer used here."""
 
     def encode(self, sentences: list[str], *, normalize_embeddings: bool, show_progress_bar: bool) -> Vectors: ...
 
@@ -104,7 +107,7 @@ class _SentenceTransformer(Protocol):
 
 
 class SentenceTransformerEmbedder:
-    """Any model of sentence-transformers by name or folder. One call at a time: its models are not said to be more."""
+    """Any model of sentence-transformers, by name or folder. One call at a time, since they may not be thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._lock = threading.Lock()
@@ -137,7 +140,7 @@ class SentenceTransformerEmbedder:
 
 
 def load_embedder(name: str = DEFAULT) -> Embedder:
-    """'minilm', 'hash', or any sentence-transformers model by name. Raises ConfigError when it cannot be had."""
+    """'minilm', 'hash', or any sentence-transformers model by name. Raises ConfigError when it cannot be loaded."""
     if name == DEFAULT:
         from paceline.rag.minilm import MiniLMEmbedder
 

@@ -1,8 +1,8 @@
 """Uploaded files: their bytes in a folder beside the documents, their rows in the documents' database.
 
-A file is wholly there or not at all: its bytes are written aside and get their name in the transaction that makes the
-row. Bytes without a row are no file; what a crash leaves of them is removed when the store is opened next. A file
-belongs to an owner, and for others there is none of that name.
+A file is stored whole or not at all: its bytes are written to a temporary name and renamed in the transaction that
+inserts the row. Bytes without a row, left by a crash, are removed when the store is next opened. A file belongs to an
+owner; for other owners its id does not exist.
 """
 
 from __future__ import annotations
@@ -23,40 +23,42 @@ from paceline.rag.parse import MAX_NAME
 from paceline.rag.store.paging import Paging, page
 
 FOLDER = "files"  # in the folder of the documents
-FILE_PREFIX = "file-"  # of ids, which tells uploads from other documents
+FILE_PREFIX = "file-"  # of ids; distinguishes uploads from other documents
 MAX_FILE_BYTES = 64 * 1024 * 1024
-MAX_FILES = 10_000  # of one owner
+MAX_FILES = 10_000  # per owner
 MAX_OWNED_BYTES = 16 * 2**30  # of one owner's files together
 _HALF_WRITTEN = ".part"
-_STALE_S = 3600.0  # half-written bytes that are older are of no upload that is under way, here or in another process
+_STALE_S = 3600.0  # age above which half-written bytes belong to no upload under way, in any process
 _COLUMNS = "seq, id, name, purpose, bytes, created_at"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
+    """An uploaded file."""
+
     id: str
-    name: str  # as it was uploaded, made harmless
+    name: str  # as uploaded, after `harmless`
     purpose: str
     num_bytes: int
     created_at: float  # s since 1970
 
 
 class Uploads:
-    """Safe to use from several threads; methods wait for the disk."""
+    """The uploaded files of all owners. Safe to use from several threads; methods block on the disk."""
 
-    def __init__(self, directory: Path, rows: SharedConnection) -> None:
+    def __init__(self, directory: Path, connection: SharedConnection) -> None:
         """Raises ConfigError when the folder cannot be used."""
         self._folder = directory / FOLDER
-        self._rows = rows
+        self._connection = connection
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._tidy()
+            self._remove_orphans()
         except OSError as error:
             raise ConfigError(f"The folder of uploads {self._folder} cannot be used: {error.strerror}.") from error
 
     def add(self, owner: str, name: str, purpose: str, content: BinaryIO) -> StoredFile:
-        """From the content's place to its end. Raises RequestError for too many files or bytes."""
-        with self._rows.reading() as database:
+        """Store the content from its position to its end. Raises RequestError for too many files or bytes."""
+        with self._connection.reading() as database:
             count, held = database.execute("SELECT count(*), total(bytes) FROM files WHERE owner = ?", owner).fetchone()
         if count >= MAX_FILES or held >= MAX_OWNED_BYTES:
             raise RequestError(
@@ -71,7 +73,7 @@ class Uploads:
             if num_bytes > MAX_FILE_BYTES:
                 raise too_large()
             stored = StoredFile(file_id, harmless(name), purpose, num_bytes, time.time())
-            with self._rows.writing() as database:
+            with self._connection.writing() as database:
                 database.execute(
                     "INSERT INTO files (id, owner, name, purpose, bytes, created_at) VALUES (?, ?, ?, ?, ?, ?)",
                     file_id, owner, stored.name, purpose, num_bytes, stored.created_at,
@@ -82,8 +84,8 @@ class Uploads:
         return stored
 
     def get(self, owner: str, file_id: str) -> StoredFile:
-        """Raises RequestError (404) when the owner has no such file."""
-        with self._rows.reading() as database:
+        """A file's record. Raises RequestError (404) when the owner has no such file."""
+        with self._connection.reading() as database:
             row = database.execute(
                 f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND id = ?", owner, file_id
             ).fetchone()
@@ -96,21 +98,21 @@ class Uploads:
         source, parameters = f"SELECT {_COLUMNS} FROM files WHERE owner = ?", [owner]
         if purpose is not None:
             source, parameters = f"{source} AND purpose = ?", [owner, purpose]
-        with self._rows.reading() as database:
+        with self._connection.reading() as database:
             rows, more = page(database, source, list(parameters), paging)
         return [StoredFile(*row) for row in rows], more
 
     def path(self, file_id: str) -> Path:
-        """Where the bytes of a file lie; the id must be one that was given out."""
+        """Path of a file's bytes. The id must be one that `add` has returned."""
         return self._folder / file_id
 
-    def read(self, file_id: str, most: int) -> bytes:
-        """At most so many bytes from the beginning. Raises FileNotFoundError."""
+    def read(self, file_id: str, max_bytes: int) -> bytes:
+        """At most `max_bytes` from the beginning of a file. Raises FileNotFoundError."""
         with self.path(file_id).open("rb") as stream:
-            return stream.read(most)
+            return stream.read(max_bytes)
 
     def _write(self, path: Path, content: BinaryIO) -> int:
-        """Returns the number of bytes, which are on the disk then. Raises ConfigError for a full disk and the like."""
+        """Write and sync the content. Returns the number of bytes. Raises ConfigError for errors of the disk."""
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as stream:
@@ -121,21 +123,24 @@ class Uploads:
         except OSError as error:
             raise ConfigError(f"The file could not be stored: {error.strerror}. Is the disk full?") from error
 
-    def _tidy(self) -> None:
-        """Remove bytes that belong to no row. In a writing transaction: no other process is between name and row."""
-        with self._rows.writing() as database:
+    def _remove_orphans(self) -> None:
+        """Remove bytes that belong to no row.
+
+        A write transaction excludes other processes that have renamed a file and not yet committed its row.
+        """
+        with self._connection.writing() as database:
             known = {row[0] for row in database.execute("SELECT id FROM files")}
             for path in self._folder.iterdir():
-                with contextlib.suppress(FileNotFoundError):  # half-written, and now whole or given up
+                with contextlib.suppress(FileNotFoundError):  # half-written a moment ago, and now renamed or removed
                     half = path.suffix == _HALF_WRITTEN
                     if time.time() - path.stat().st_mtime > _STALE_S if half else path.name not in known:
                         path.unlink()
 
 
 def harmless(name: str) -> str:
-    """The last part of a path, printable, of a length that file systems allow; never empty, `.` or `..`."""
+    """A safe file name: a path's last part, printable, short enough for file systems; never empty, `.` or `..`."""
     last = unicodedata.normalize("NFC", name).replace("\\", "/").rstrip("/").rpartition("/")[2].strip()
-    shown = "".join(sign if sign.isprintable() else "_" for sign in last)
+    shown = "".join(character if character.isprintable() else "_" for character in last)
     if len(shown) > MAX_NAME:
         suffix = Path(shown).suffix[:16]
         shown = shown[: MAX_NAME - len(suffix)] + suffix
@@ -143,10 +148,12 @@ def harmless(name: str) -> str:
 
 
 def missing(kind: str, name: str) -> RequestError:
+    """The error (404) for an id that the owner does not have."""
     return RequestError(f"No such {kind}: {name[:64]}.", status=404, code="not_found", param="id")
 
 
 def too_large() -> RequestError:
+    """The error (413) for an upload of more than MAX_FILE_BYTES."""
     return RequestError(
         f"The file is larger than {MAX_FILE_BYTES} bytes.", status=413, code="request_too_large", param="file"
     )

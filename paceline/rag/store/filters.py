@@ -1,7 +1,7 @@
-"""Filters over the attributes of files: comparisons, and `and` and `or` of them, as OpenAI's file search has them.
+"""Filters over file attributes, as in OpenAI's file search: comparisons, combined by `and` and `or`.
 
-Pure. `ne` and `nin` hold exactly where `eq` and `in` do not, so also for a file without the attribute. A value of
-another kind is unequal and in no order to any; booleans are no numbers.
+Pure. `ne` and `nin` are the negations of `eq` and `in`, so they also hold for a file without the attribute. Values of
+different kinds are unequal and unordered; booleans are not numbers.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Literal
 
 Value = str | float | bool
 Attributes = Mapping[str, Value]
-AttributesOf = Callable[[str, str], Attributes]  # of a file in one of the stores that are searched: (store, file)
+AttributesOf = Callable[[str, str], Attributes]  # (store, file) → attributes of a file in a searched store
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
+    """One attribute compared with a constant."""
+
     type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
     key: str
     value: Value | tuple[Value, ...]  # a tuple for `in` and `nin` only
@@ -24,6 +26,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Compound:
+    """Filters combined."""
+
     type: Literal["and", "or"]
     filters: tuple[Filter, ...]
 
@@ -32,6 +36,7 @@ Filter = Comparison | Compound
 
 
 def matches(condition: Filter, attributes: Attributes) -> bool:
+    """True if the attributes satisfy the filter."""
     if isinstance(condition, Compound):
         combine = all if condition.type == "and" else any
         return combine(matches(part, attributes) for part in condition.filters)
@@ -57,6 +62,6 @@ def _equal(ours: object, theirs: object) -> bool:
 
 
 def _ordered(ours: object, theirs: object) -> bool:
-    """Two numbers or two texts."""
+    """True for two numbers or two texts."""
     numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (ours, theirs))
     return numbers or (isinstance(ours, str) and isinstance(theirs, str))

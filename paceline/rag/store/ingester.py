@@ -1,8 +1,8 @@
-"""Reading uploaded files into vector stores, one after the other and the owners in turn, on a thread of its own.
+"""Ingestion: read uploaded files into vector stores on a background thread, one file at a time, round-robin by owner.
 
-The rows say what there is to do, so nothing is lost when the process ends: a file whose reading was cut short is read
-again, but not for ever, since a file that stops or ends the program would do so at every start. Chunks and the status
-`completed` are written in one transaction, and only if the file is still wanted then.
+The queue is the rows `in_progress`, so it survives the process. An interrupted reading is repeated, but at most
+MAX_STARTS times, since a file that crashes the program would do so at every start. Chunks and the status `completed`
+are written in one transaction, and only if the file is still wanted then.
 """
 
 from __future__ import annotations
@@ -19,20 +19,24 @@ from paceline.rag.database import Database, SharedConnection
 from paceline.rag.embedder import Embedder, embed_all
 from paceline.rag.parse import MAX_BYTES, parse
 from paceline.rag.records import Document, Zone
-from paceline.rag.store.documents import DocumentStore, insert, warn_unless_emptied
+from paceline.rag.store.document_rows import insert_document, remove_documents
+from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.files import Uploads
-from paceline.rag.store.vector_stores import MAX_OWNED_USAGE, remove_documents, usage_of
+from paceline.rag.store.vector_store_rows import total_usage
+from paceline.rag.store.vector_stores import MAX_OWNED_USAGE
 
-MAX_STARTS = 3  # readings of a file that the program did not survive; then it is given up
-RETRY_S = 30.0  # after what is no fault of a file
-SAVE_S = 5.0  # from a change to the new index file, so that many changes make one
+MAX_STARTS = 3  # readings of a file that the program did not survive; then it fails
+RETRY_S = 30.0  # delay after an error that no file caused
+SAVE_S = 5.0  # from a change to the next index file, so that several changes share one
 
 _logger = logging.getLogger("paceline.rag")
 
 
 class _Job(NamedTuple):
+    """One attached file to read."""
+
     owner: str
-    seq: int  # of the row; attaching a file again makes another
+    seq: int  # of the row in `attached`; attaching a file again gives it a new one
     store: str
     file: str
     name: str
@@ -41,28 +45,28 @@ class _Job(NamedTuple):
 
 
 class _UnwantedError(Exception):
-    """The file was removed or cancelled meanwhile, or the program ends."""
+    """The file was removed or cancelled meanwhile, or the program is stopping."""
 
 
 class _FullError(Exception):
-    """The owner's stores have no room for it; a sentence."""
+    """The file does not fit into the owner's stores; the message is for the user."""
 
 
 class Ingester:
-    """Works from `start` to `stop`."""
+    """Reads files between `start` and `stop`, and writes the index file some time after changes."""
 
     def __init__(
-        self, rows: SharedConnection, uploads: Uploads, documents: DocumentStore, embedder: Embedder, zone: Zone
+        self, connection: SharedConnection, uploads: Uploads, documents: DocumentStore, embedder: Embedder, zone: Zone
     ) -> None:
-        self._rows = rows
+        self._connection = connection
         self._uploads = uploads
         self._documents = documents
         self._embedder = embedder
         self._zone = zone
         self._wake = threading.Event()
         self._stopping = False
-        self._save_at: float | None = None  # when the index file is to be written, monotonic s
-        self._served: dict[str, int] = {}  # owner → the turn in which a file of his was read last
+        self._save_at: float | None = None  # when to write the index file, monotonic s; None: it is up to date
+        self._served: dict[str, int] = {}  # owner → turn in which a file of theirs was last read
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -71,23 +75,23 @@ class Ingester:
         self._wake.set()
 
     def stop(self) -> None:
-        """Waits for the few chunks that are being embedded."""
+        """Stop, after the batch of chunks being embedded. The interrupted file is read after the next start."""
         self._stopping = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
 
     def notify(self) -> None:
-        """There may be something to do."""
+        """Wake the thread: files may have been attached."""
         self._wake.set()
 
     def schedule_save(self) -> None:
-        """Rows have changed: the index file is to be written, soon."""
+        """Write the index file within SAVE_S, since rows have changed."""
         if self._save_at is None:
             self._save_at = time.monotonic() + SAVE_S
             self._wake.set()
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
+    # ---- internal ---------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         pause: float | None = None  # s
         while True:
@@ -102,28 +106,28 @@ class Ingester:
                 while not self._stopping and (job := self._next()) is not None:
                     self._work(job)
                     worked = True
-                if worked:  # what files held before may have gone
-                    warn_unless_emptied(self._rows.checkpoint())
+                if worked:  # chunks of earlier readings may have been replaced
+                    self._connection.checkpoint()
                     self.schedule_save()
                 self._save()
-            except Exception:  # a full disk, say
+            except Exception:  # such as a full disk
                 _logger.exception("uploaded files could not be read into their stores; trying again in %g s", RETRY_S)
                 pause = RETRY_S
             if self._stopping:
                 return
 
     def _save(self) -> None:
-        """When it is time, or the last time there is."""
+        """Write the index file when it is due or the thread is stopping."""
         if self._save_at is None or (not self._stopping and time.monotonic() < self._save_at):
             return
-        self._save_at = None  # first: what changes from here on is for the next time
-        warn_unless_emptied(self._rows.checkpoint())  # once more, where a reader was in the way
+        self._save_at = None  # first, so that changes from here on schedule another save
+        self._connection.checkpoint()  # again, in case a reader prevented the last one
         if not self._documents.save_index():
             self.schedule_save()
 
     def _next(self) -> _Job | None:
-        """The oldest file of the owner whose last turn is longest ago: who has many waits for himself only."""
-        with self._rows.reading() as database:
+        """The oldest file of the least recently served owner, so that an owner with many files delays nobody else."""
+        with self._connection.reading() as database:
             waiting = database.execute(
                 "SELECT owner, min(attached.seq) FROM attached JOIN vector_stores ON id = store "
                 "WHERE status = 'in_progress' GROUP BY owner"
@@ -155,12 +159,12 @@ class Ingester:
         except Exception:
             _logger.exception("%s could not be read into %s", job.file, job.store)
             self._fail(job, "server_error", "The server made a mistake while reading this file.")
-        with self._rows.writing() as database:
+        with self._connection.writing() as database:
             database.execute("UPDATE attached SET starts = 0 WHERE seq = ?", job.seq)
 
     def _begin(self, job: _Job) -> bool:
-        """Write down that this file is being read, so that whoever starts after a crash knows. False: given up."""
-        with self._rows.writing() as database:
+        """Record the start of a reading, so that crashes during it are counted. False: too many, give the file up."""
+        with self._connection.writing() as database:
             row = database.execute("UPDATE attached SET starts = starts + 1 WHERE seq = ? RETURNING starts", job.seq)
             (starts,) = row.fetchone() or (0,)
         if starts <= MAX_STARTS:
@@ -182,8 +186,8 @@ class Ingester:
         )
         chunks = [chunk for chunk in chunks if chunk.text.strip()]
         usage = sum(4 * self._embedder.dimensions + len(chunk.titled.encode()) for chunk in chunks)
-        with self._rows.reading() as database:
-            _check_room(database, job, usage)  # before anything is embedded
+        with self._connection.reading() as database:
+            _check_room(database, job, usage)  # before embedding
 
         def check(done: int, total: int) -> None:
             del done, total
@@ -193,9 +197,9 @@ class Ingester:
         vectors = embed_all(self._embedder, [chunk.titled for chunk in chunks], check)
         document_id = f"doc-{secrets.token_hex(12)}"
         document = Document(document_id, parsed.name, parsed.sha256, self._zone, time.time(), len(chunks))
-        with self._rows.writing() as database:
+        with self._connection.writing() as database:
             database.check_embedder(database.meta())
-            _check_room(database, job, usage)  # another process may read files of this owner too
+            _check_room(database, job, usage)  # again: another process may read files of this owner too
             done = database.execute(
                 "UPDATE attached SET status = 'completed', usage_bytes = ? WHERE seq = ? AND status = 'in_progress'",
                 usage, job.seq,
@@ -203,15 +207,15 @@ class Ingester:
             if not done:
                 raise _UnwantedError
             remove_documents(database, "collection = ? AND file = ?", job.store, job.file)
-            insert(database, document, chunks, vectors, collection=job.store, file=job.file)
+            insert_document(database, document, chunks, vectors, collection=job.store, file=job.file)
 
     def _is_wanted(self, job: _Job) -> bool:
-        with self._rows.reading() as database:
+        with self._connection.reading() as database:
             row = database.execute("SELECT 1 FROM attached WHERE seq = ? AND status = 'in_progress'", job.seq)
             return row.fetchone() is not None
 
     def _fail(self, job: _Job, code: str, message: str) -> None:
-        with self._rows.writing() as database:
+        with self._connection.writing() as database:
             database.execute(
                 "UPDATE attached SET status = 'failed', error_code = ?, error_message = ? "
                 "WHERE seq = ? AND status = 'in_progress'",
@@ -220,8 +224,8 @@ class Ingester:
 
 
 def _check_room(database: Database, job: _Job, usage: int) -> None:
-    """usage: bytes of what was read of the file. Raises _FullError."""
-    held = usage_of(database, job.owner, besides=job.seq)
+    """Raise _FullError unless the file fits into its owner's stores. usage: bytes of its texts and vectors."""
+    held = total_usage(database, job.owner, excluding=job.seq)
     if held + usage > MAX_OWNED_USAGE:
         raise _FullError(
             f"This file's chunks take {_mib(usage)}, and your vector stores hold {_mib(held)} of "

@@ -1,7 +1,7 @@
-"""Files and vector stores of one side: the facade that the HTTP surface and answers use.
+"""Files and vector stores of one side: the facade for the HTTP API and for generation.
 
-Over the rows and the index of one `DocumentStore`, by a connection of its own. Methods wait for the disk and may be
-called from any thread.
+Works on the rows and the index of one `DocumentStore`, through a connection of its own. Methods block on the disk and
+may be called from any thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.index.bm25 import rank_fusion
 from paceline.rag.parse import MAX_BYTES, parse
 from paceline.rag.records import Passage, Selection, Zone
-from paceline.rag.store.documents import DocumentStore, warn_unless_emptied
+from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.files import StoredFile, Uploads
 from paceline.rag.store.filters import Attributes, AttributesOf, Filter
 from paceline.rag.store.ingester import Ingester
@@ -27,57 +27,57 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage that a search of vector stores found."""
+    """A passage found by a search of vector stores."""
 
     passage: Passage  # its `score` is the cosine, 0 where that is negative
     attributes: Attributes  # of its file in that store
 
 
 class Library:
-    """Open until `close`. Files are read into stores between `start` and `close`."""
+    """Open until `close`. Attached files are read into their stores between `start` and `close`."""
 
     def __init__(self, documents: DocumentStore, zone: Zone) -> None:
-        """`zone`: that of this side, where all it holds is. Raises ConfigError when the folder cannot be used."""
+        """`zone`: this side's, given to every document. Raises ConfigError when the folder cannot be used."""
         embedder = documents.embedder
         self.zone: Zone = zone
         self._documents = documents
         database = Database(documents.directory, embedder=embedder.name, dimensions=embedder.dimensions)
-        self._rows = SharedConnection(database)
+        self._connection = SharedConnection(database)
         try:
-            self.uploads = Uploads(documents.directory, self._rows)
+            self.uploads = Uploads(documents.directory, self._connection)
         except BaseException:
-            self._rows.close()
+            self._connection.close()
             raise
-        self.stores = VectorStores(self._rows)
-        self._kv = DocumentKvStore(documents.directory / FOLDER, 0)  # only to remove from
-        self._ingester = Ingester(self._rows, self.uploads, documents, embedder, zone)
+        self.stores = VectorStores(self._connection)
+        self._document_kv = DocumentKvStore(documents.directory / FOLDER, 0)  # only to remove from
+        self._ingester = Ingester(self._connection, self.uploads, documents, embedder, zone)
 
     def start(self) -> None:
         self._ingester.start()
 
     def close(self) -> None:
-        """Waits for the few chunks that are being embedded."""
+        """Stop reading files, after the batch of chunks being embedded, and close the connection."""
         self._ingester.stop()
-        self._rows.close()
+        self._connection.close()
 
     # ---- files ------------------------------------------------------------------------------------------------------
     def upload(self, owner: str, name: str, purpose: str, content: BinaryIO) -> StoredFile:
         return self.uploads.add(owner, name, purpose, content)
 
     def delete_file(self, owner: str, file_id: str) -> None:
-        """It leaves every vector store."""
+        """Delete an uploaded file and remove it from every vector store."""
         self._forget(self.stores.forget_file(owner, file_id))
         self.uploads.path(file_id).unlink(missing_ok=True)
 
     # ---- vector stores ----------------------------------------------------------------------------------------------
     def create_store(self, owner: str, name: str, metadata: dict[str, str], files: Sequence[FileSpec]) -> VectorStore:
-        return self._noticed(self.stores.create(owner, name, metadata, files))
+        return self._notified(self.stores.create(owner, name, metadata, files))
 
     def attach(self, owner: str, store_id: str, file: FileSpec) -> VectorStoreFile:
-        return self._noticed(self.stores.attach(owner, store_id, file))
+        return self._notified(self.stores.attach(owner, store_id, file))
 
     def create_batch(self, owner: str, store_id: str, files: Sequence[FileSpec]) -> FileBatch:
-        return self._noticed(self.stores.create_batch(owner, store_id, files))
+        return self._notified(self.stores.create_batch(owner, store_id, files))
 
     def delete_store(self, owner: str, store_id: str) -> None:
         self._forget(self.stores.delete(owner, store_id))
@@ -86,7 +86,7 @@ class Library:
         self._forget(self.stores.detach(owner, store_id, file_id))
 
     def text(self, owner: str, store_id: str, file_id: str) -> str:
-        """What was read of a file. Raises RequestError for one that could not be read."""
+        """The text read from a file. Raises RequestError unless the reading is completed."""
         attached = self.stores.attached(owner, store_id, file_id)
         if attached.status != "completed":
             raise RequestError(f"This file's text cannot be given: it is {attached.status}.", param="file_id")
@@ -96,10 +96,11 @@ class Library:
     def selection(
         self, owner: str, store_ids: Sequence[str], condition: Filter | None = None
     ) -> tuple[Selection, AttributesOf]:
-        """What an answer that names these stores reads: `GenerateRequest.collections` and `among`; and the attributes
-        of the files there.
+        """The `collections` and `document_ids` of a `GenerateRequest` that names these stores, and their files'
+        attributes.
 
-        Raises RequestError (404) for a store the owner has not; `default` is what `paceline docs` manages.
+        `default` names the documents managed by `paceline docs`. Raises RequestError (404) for a store that the owner
+        does not have.
         """
         return self.stores.selection(owner, store_ids, condition)
 
@@ -113,12 +114,12 @@ class Library:
         condition: Filter | None = None,
         min_score: float = 0.0,
     ) -> list[Hit]:
-        """A file search: at most k passages of at least this score, best first; those of several queries are fused.
+        """Search files: at most k passages of at least this score, best first; rankings of several queries are fused.
 
-        Raises RequestError (404) for a store the owner has not.
+        Raises RequestError (404) for a store that the owner does not have.
         """
         selection, attributes = self.stores.selection(owner, store_ids, condition)
-        found: dict[int, Passage] = {}
+        found: dict[int, Passage] = {}  # by chunk id, with the best score of any query
         rankings = []
         for query in queries:
             passages = self._documents.search(query, k, selection, min_score=min_score if min_score > 0 else -1.0)
@@ -128,15 +129,16 @@ class Library:
                     found[passage.chunk_id] = passage
         return [_hit(found[chunk_id], attributes) for chunk_id in rank_fusion(*rankings)[:k]]
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
-    def _forget(self, texts: set[str]) -> None:
-        """What was removed leaves the disk before this returns. A new index file is written later."""
-        self._kv.forget(texts)
-        warn_unless_emptied(self._rows.checkpoint())
+    # ---- internal ---------------------------------------------------------------------------------------------------
+    def _forget(self, text_hashes: set[str]) -> None:
+        """Erase what was removed from the disk before returning. A new index file is written later."""
+        self._document_kv.forget(text_hashes)
+        self._connection.checkpoint()
         self._documents.drop_index_file()
         self._ingester.schedule_save()
 
-    def _noticed(self, result: T) -> T:
+    def _notified(self, result: T) -> T:
+        """Return the result after waking the ingester."""
         self._ingester.notify()
         return result
 

@@ -1,4 +1,4 @@
-"""A page of a list that grows while it is read: cursors are ids, the order is that of making."""
+"""Pages of a list that may grow between requests: cursors are ids, the order is that of creation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.rag.database import Database
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """Which page: the `limit` items behind `after`, or the last `limit` before `before`, in this order."""
+    """A page request: the `limit` items that follow `after`, or the last `limit` before `before`, in this order."""
 
     limit: int = 20
     order: Literal["asc", "desc"] = "desc"
@@ -22,9 +22,9 @@ class Paging:
 def page(
     database: Database, source: str, parameters: list[object], paging: Paging, *, key: str = "id"
 ) -> tuple[list[tuple[Any, ...]], bool]:
-    """Rows, without their first column, and whether there are more. Inside the caller's transaction.
+    """Read a page inside the caller's transaction: rows without their first column, and whether there are more.
 
-    `source`: a SELECT whose first columns are `seq` and the one named `key`. Raises RequestError for a cursor that is
+    source: a SELECT whose first columns are `seq` and the one named `key`. Raises RequestError for a cursor that is
     not in the list.
     """
     conditions, values = ["1"], list(parameters)
@@ -36,7 +36,7 @@ def page(
             raise RequestError(f"{name} names {cursor[:64]!r}, which is not in this list.", param=name)
         conditions.append(f"seq {'>' if later == (paging.order == 'asc') else '<'} ?")
         values.append(row[0])
-    backwards = paging.before is not None and paging.after is None  # the last ones before the cursor
+    backwards = paging.before is not None and paging.after is None  # the last rows before the cursor
     direction = "ASC" if (paging.order == "asc") != backwards else "DESC"
     rows = database.execute(
         f"SELECT * FROM ({source}) WHERE {' AND '.join(conditions)} ORDER BY seq {direction} LIMIT ?",

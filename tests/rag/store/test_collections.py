@@ -18,7 +18,8 @@ from paceline.rag.database import Database
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.index import faiss_index as index_module
 from paceline.rag.records import Document, Selection
-from paceline.rag.store.documents import DocumentStore, insert
+from paceline.rag.store.document_rows import insert_document
+from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.rag.store.vector_stores import FileSpec
 
@@ -50,7 +51,7 @@ def put(folder: Path, collection: str, file: str, *texts: str) -> None:
     chunks = [Chunk(0, len(text), text, "") for text in texts]
     document = Document(f"doc-{collection}-{file}", "note.txt", "f" * 64, "device", time.time(), len(texts))
     with database.writing():
-        insert(database, document, chunks, embedder.embed(texts), collection=collection, file=file)
+        insert_document(database, document, chunks, embedder.embed(texts), collection=collection, file=file)
     database.close()
 
 

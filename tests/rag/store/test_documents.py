@@ -301,8 +301,9 @@ def test_a_folder_that_is_no_store_is_a_sentence(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_a_sentence_and_leaves_the_store_as_it_was(store: DocumentStore) -> None:
     store.add_text("boat.txt", BOAT, zone="device")
-    pages = store._database.execute("PRAGMA page_count").fetchone()[0]
-    store._database.execute(f"PRAGMA max_page_count = {pages + 2}")  # as SQLite sees a full disk
+    with store._connection.reading() as database:
+        pages = database.execute("PRAGMA page_count").fetchone()[0]
+        database.execute(f"PRAGMA max_page_count = {pages + 2}")  # SQLite reports a full disk beyond that
     with pytest.raises(ConfigError, match="make room"):
         store.add_text("long.txt", TRAIN * 3000, zone="device")
     assert [document.name for document in store.documents()] == ["boat.txt"]

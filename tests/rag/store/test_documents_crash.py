@@ -81,7 +81,7 @@ def check(folder: Path) -> int:
         closing(sqlite3.connect(folder / "documents.sqlite")) as connection,
     ):
         ids = {row[0] for row in connection.execute("SELECT id FROM chunks")}
-        assert store._searcher._vector_index.ids == ids
+        assert store._search._index._vector_index.ids == ids
         documents = connection.execute("SELECT id, num_chunks FROM documents").fetchall()
         assert bool(ids) == bool(documents)
         for document, num_chunks in documents:

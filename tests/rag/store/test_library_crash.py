@@ -36,7 +36,7 @@ from pathlib import Path
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.library import Library
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.store.vector_stores import Attachment
+from paceline.rag.store.vector_stores import FileSpec
 
 steps = int(sys.argv[2])
 
@@ -68,7 +68,7 @@ store = library.create_store(owner, "store", {}, [])
 while True:
     body = " ".join(f"Sentence {n} of version v{i}." for n in range(40))
     files.append(library.upload(owner, f"{i}.txt", "batch", io.BytesIO(body.encode())).id)
-    library.create_batch(owner, store.id, [Attachment(file, chunk_tokens=20, overlap=0) for file in files[-2:]])
+    library.create_batch(owner, store.id, [FileSpec(file, chunk_tokens=20, overlap=0) for file in files[-2:]])
     while library.stores.get(owner, store.id).counts.in_progress > 1:
         pass
     if i % 3 == 2:
@@ -145,7 +145,6 @@ def test_a_killed_process_leaves_files_whole_and_what_was_begun_is_finished(
 READER = """
 import os, signal, sys
 from pathlib import Path
-from paceline.rag.store.documents import ingester as ingest
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.library import Library
 from paceline.rag.store.documents import DocumentStore
