@@ -1,1 +1,14 @@
-"""Runs transformers: the engine contract (`contract`), its implementations, and the tokenizer."""
+"""Inference engines: run batches of segments on a model and return distributions.
+
+- `base`: the `Engine` and `TextModel` protocols, `ModelInfo` and `Output`; the contract that all engines obey.
+- `loader`: load an engine and its tokenizer from a directory, a Hugging Face name or `fake`.
+- `hf`: reference engine on transformers' own KV cache. `paged/`: fast engine with a paged KV cache.
+- `fake/`: engine without a model, for tests, the simulator and `--model fake`.
+- `pipeline_stage`: a span of a model's layers as one stage of a pipeline.
+- `wrappers`: an engine around another one, and one with emulated forward times.
+- `tokenizer`: text to token ids and back, and chat templates. `grammar/`: token masks of JSON schemas and tool calls.
+- `sequence_table`: cached rows and open trees of each sequence, with the checks that all engines share.
+- `tensors`: logits to distributions, tensors to `KvPrefix` and back.
+- `self_test`: check at load time that an engine scores as the model's plain forward does.
+- `model_config`, `generation_config`: settings read from a model's `config.json` and `generation_config.json`.
+"""

@@ -1,4 +1,4 @@
-"""What a model's makers recommend for sampling: `generation_config.json`, as transformers writes it."""
+"""Recommended sampling settings of a model: `generation_config.json`, as transformers writes it."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ log = logging.getLogger("paceline.engine")
 
 
 def sampling_defaults(directory: Path) -> SamplingDefaults:
-    """Its `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`; `do_sample: false` alone is greedy.
+    """Read `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`; `do_sample: false` alone is greedy.
 
-    As vLLM reads it, a temperature that is given counts whatever `do_sample` says. What is not a number in its range,
-    or not JSON, is passed over with a word in the log: a model can be served without recommendations.
+    As in vLLM, an explicit temperature takes precedence over `do_sample`. A file that is not JSON, and values that are
+    not numbers in their range, are ignored with a warning in the log: a model can be served without recommendations.
     """
     file = directory / FILE
     try:
-        read = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        content = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     except (OSError, ValueError) as error:
         log.warning("%s cannot be read, so it recommends nothing: %s", file, error)
         return SamplingDefaults()
-    if not isinstance(read, dict):
+    if not isinstance(content, dict):
         return SamplingDefaults()
-    found: dict[str, float] = {}
-    for name, holds in _RANGES.items():
-        value = read.get(name)
+    values: dict[str, float] = {}
+    for name, is_in_range in _RANGES.items():
+        value = content.get(name)
         if value is None:
             continue
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
             or not math.isfinite(value)
-            or not holds(value)
+            or not is_in_range(value)
         ):
             log.warning("%s: %s = %.40r cannot be used and is passed over", file, name, value)
             continue
-        found[name] = value
-    if read.get("do_sample") is False and "temperature" not in found:
-        found["temperature"] = 0.0
-    top_k = found.pop("top_k", None)
-    return SamplingDefaults(**found, top_k=None if top_k is None else int(top_k))
+        values[name] = value
+    if content.get("do_sample") is False and "temperature" not in values:
+        values["temperature"] = 0.0
+    top_k = values.pop("top_k", None)
+    return SamplingDefaults(**values, top_k=None if top_k is None else int(top_k))

@@ -1,8 +1,8 @@
-"""Any causal language model through transformers with its own cache: the reference that the fast engine is held to.
+"""Reference engine: any causal language model through transformers with its own KV cache.
 
-One sequence at a time. Chains are masked by the model itself; trees get an explicit mask and explicit positions.
-A model whose cache cannot be rolled back or masked so (recurrent layers, chunked attention) is recomputed from its
-tokens on every forward: slow, and right for any causal model. Knows nothing of blocks or batching.
+Runs one sequence at a time. Chains are masked by the model itself; trees get an explicit mask and explicit positions.
+A model whose cache cannot be rolled back or masked this way (recurrent layers, chunked attention) is recomputed from
+its tokens on every forward: slow, but correct for any causal model. Knows nothing of blocks or batching.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ log = logging.getLogger("paceline.engine")
 
 
 class HFEngine:
-    """The engine contract on `model`, which is in evaluation mode and owned by this engine from now on.
+    """The engine contract on `model`, which must be in evaluation mode and is owned by this engine.
 
-    `recompute` None: try the cache on a short prompt with a tree, and recompute if the scores do not agree.
-    Memory is bounded only by the machine's: `free_rows` is None.
+    recompute None: test the cache on a short prompt with a tree, and recompute if the scores differ.
+    The KV cache is unbounded: `free_rows` is None.
     """
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, *, recompute: bool | None = None) -> None:
         self._model, self._info = model, info
         self._windows = windows(model.config)
-        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._ledger = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
+        self._can_select_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
         self._caches: dict[SeqId, DynamicCache] = {}
-        self._tokens: dict[SeqId, list[int]] = {}  # committed ones; only filled where rows are recomputed
+        self._tokens: dict[SeqId, list[int]] = {}  # committed ones; empty unless rows are recomputed
         self._row_shapes: list[tuple[int, int, int]] | None = None  # of K and V: (layers, kv heads, dim)
         self._recompute = bool(recompute)
         if recompute is None and not self._cache_works():
@@ -54,48 +54,48 @@ class HFEngine:
         return self._info
 
     def forward(self, batch: Batch) -> Output:
-        self._ledger.validate(batch)
+        self._table.validate(batch)
         before = {segment.seq: self._state(segment.seq) for segment in batch.segments}
         try:
             with torch.inference_mode():
-                found = tuple(self._run(segment) for segment in batch.segments)
-        except RuntimeError as error:  # what torch raises when memory runs out
+                scored = tuple(self._run(segment) for segment in batch.segments)
+        except RuntimeError as error:  # torch raises it when memory runs out
             for seq, (cache, tokens) in before.items():
                 self._caches[seq], self._tokens[seq] = cache, tokens
-            for seq in before.keys() - self._ledger.lengths().keys():
-                del self._caches[seq], self._tokens[seq]  # its first segment has just failed
+            for seq in before.keys() - self._table.lengths().keys():
+                del self._caches[seq], self._tokens[seq]  # new sequences, whose first segment has failed
             raise EngineError(f"the model could not run: {error}") from error
-        self._ledger.written(batch)
-        return Output(found)
+        self._table.written(batch)
+        return Output(scored)
 
     def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
-        kept = self._ledger.commit(seq, keep, rest)
+        kept = self._table.commit(seq, keep, rest)
         if self._recompute:
             self._tokens[seq] += kept.committed
             return
-        left = [*range(kept.first), *(kept.first + row for row in kept.order)]
-        rows = torch.tensor(left, dtype=torch.long, device=self._model.device)
+        remaining = [*range(kept.first), *(kept.first + row for row in kept.order)]
+        rows = torch.tensor(remaining, dtype=torch.long, device=self._model.device)
         for layer in self._caches[seq].layers:
             assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
             layer.keys, layer.values = layer.keys.index_select(2, rows), layer.values.index_select(2, rows)
 
     def truncate(self, seq: SeqId, length: int) -> None:
-        rows = self._ledger.length(seq)
-        self._ledger.truncate(seq, length)
+        old_length = self._table.length(seq)
+        self._table.truncate(seq, length)
         if self._recompute:
             del self._tokens.get(seq, [])[length:]
-        elif rows > length:
-            self._caches[seq].crop(length - rows)  # negative: how many rows to take away
+        elif old_length > length:
+            self._caches[seq].crop(length - old_length)  # negative: the number of rows to drop
 
     def fork(self, seq: SeqId, into: SeqId) -> None:
-        self._ledger.fork(seq, into)
+        self._table.fork(seq, into)
         self._caches[into], self._tokens[into] = self._state(seq)
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         num_rows = len(tokens)
-        self._ledger.export(seq, num_rows)
+        self._table.export(seq, num_rows)
         keys, values = (torch.empty(shape, dtype=self._model.dtype) for shape in self._shapes(num_rows))
-        for i, (key, value) in enumerate(_layers(self._caches[seq])):  # none where rows are recomputed
+        for i, (key, value) in enumerate(_layers(self._caches[seq])):  # no layers if rows are recomputed
             keys[i], values[i] = (tensor[0, :, :num_rows].transpose(0, 1) for tensor in (key, value))
         return kv_from_tensors(self._info.fingerprint, tokens, keys, values)
 
@@ -103,7 +103,7 @@ class HFEngine:
         keys, values = kv_to_tensors(
             rows, self._info.fingerprint, *self._shapes(len(rows.tokens)), dtype=self._model.dtype
         )
-        self._ledger.adopt(seq, rows.tokens)
+        self._table.adopt(seq, rows.tokens)
         cache = DynamicCache()
         for i, layer in enumerate(zip(keys, values, strict=True)):
             key, value = (tensor.transpose(0, 1)[None].to(self._model.device, copy=True) for tensor in layer)
@@ -111,12 +111,12 @@ class HFEngine:
         self._caches[seq], self._tokens[seq] = cache, list(rows.tokens) if self._recompute else []
 
     def release(self, seq: SeqId) -> None:
-        self._ledger.release(seq)
+        self._table.release(seq)
         self._caches.pop(seq, None)
         self._tokens.pop(seq, None)
 
     def length(self, seq: SeqId) -> int:
-        return self._ledger.length(seq)
+        return self._table.length(seq)
 
     @property
     def block_size(self) -> int:
@@ -126,23 +126,23 @@ class HFEngine:
         return None
 
     def check(self) -> None:
-        lengths = self._ledger.lengths()
+        lengths = self._table.lengths()
         assert self._caches.keys() == self._tokens.keys() == lengths.keys(), (self._caches.keys(), lengths)
         if not self._recompute:
             held = {seq: cache.get_seq_length() for seq, cache in self._caches.items()}
             assert held == lengths, (held, lengths)
 
     def _state(self, seq: SeqId) -> tuple[DynamicCache, list[int]]:
-        """A copy that later forwards do not change: caches grow by concatenation, so rows can be shared."""
+        """A snapshot of the sequence. Caches grow by concatenation, so the rows themselves are shared."""
         cache = copy.copy(self._caches.get(seq) or DynamicCache())
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         return cache, list(self._tokens.get(seq, ()))
 
     def _shapes(self, num_rows: int) -> list[tuple[int, int, int, int]]:
-        """Of K and V of so many rows, as `KvRows` has them. The model is asked once."""
+        """Shapes of K and V in a `KvPrefix` of `num_rows` rows. Found once by a forward of one token."""
         if self._row_shapes is None:
             cache = DynamicCache()
-            if not self._recompute:  # else the tokens are all that is kept
+            if not self._recompute:  # else only tokens are stored
                 token = torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
                 with torch.inference_mode():
                     self._model(input_ids=token, past_key_values=cache, use_cache=True)
@@ -151,7 +151,8 @@ class HFEngine:
 
     def _run(self, segment: Segment) -> tuple[Dist, ...]:
         tokens = self._tokens.setdefault(segment.seq, [])
-        cache = self._caches.setdefault(segment.seq, DynamicCache())  # no window: rows are kept, masks leave them out
+        # A cache without windows: old rows stay, and masks hide them.
+        cache = self._caches.setdefault(segment.seq, DynamicCache())
         if self._recompute:
             logits = self._recomputed(tokens, segment)
             if segment.parents is None:
@@ -167,7 +168,7 @@ class HFEngine:
         if segment.parents is not None:
             by_kind = {kind: self._mask(segment, window) for kind, window in self._windows.items()}
             masks = by_kind if len(by_kind) > 1 else next(iter(by_kind.values()))
-        return self._wanted(
+        return self._logits(
             segment.logits_rows(),
             input_ids=torch.tensor([segment.tokens], device=device),
             position_ids=torch.tensor([segment.positions()], device=device),
@@ -176,34 +177,34 @@ class HFEngine:
             use_cache=True,
         )
 
-    def _wanted(self, rows: Sequence[int], **inputs: object) -> torch.Tensor:
-        """(rows, vocab): the scores of these rows of one forward; only these are computed where the model can."""
+    def _logits(self, rows: Sequence[int], **inputs: object) -> torch.Tensor:
+        """(rows, vocab): logits of these rows of one forward; where the model supports it, only these are computed."""
         index = torch.tensor(rows, dtype=torch.long, device=self._model.device)
-        if self._keeps:
-            kept: torch.Tensor = self._model(**inputs, logits_to_keep=index).logits[0]
-            return kept
-        scores: torch.Tensor = self._model(**inputs).logits[0]
-        return scores[index]
+        if self._can_select_rows:
+            selected: torch.Tensor = self._model(**inputs, logits_to_keep=index).logits[0]
+            return selected
+        logits: torch.Tensor = self._model(**inputs).logits[0]
+        return logits[index]
 
     def _mask(self, segment: Segment, window: int | None) -> torch.Tensor:
-        """(1, 1, n, start + n), added to the scores."""
-        seen = torch.from_numpy(segment.attention_mask(window)).to(self._model.device)
+        """(1, 1, n, start + n), added to the attention scores."""
+        visible = torch.from_numpy(segment.attention_mask(window)).to(self._model.device)
         lowest = torch.finfo(self._model.dtype).min
-        return torch.zeros(seen.shape, dtype=self._model.dtype, device=seen.device).masked_fill_(~seen, lowest)[
-            None, None
-        ]
+        return torch.zeros(visible.shape, dtype=self._model.dtype, device=visible.device).masked_fill_(
+            ~visible, lowest
+        )[None, None]
 
     def _recomputed(self, tokens: list[int], segment: Segment) -> torch.Tensor:
-        """(wanted, vocab): one forward for a chain, one for each wanted row of a tree."""
+        """(wanted, vocab): one forward for a chain, one for each scored row of a tree."""
         device, before = self._model.device, len(tokens)
         if segment.parents is None:
             ids = torch.tensor([[*tokens, *segment.tokens]], device=device)
-            return self._wanted([before + row for row in segment.logits_rows()], input_ids=ids, use_cache=False)
+            return self._logits([before + row for row in segment.logits_rows()], input_ids=ids, use_cache=False)
         rows: list[torch.Tensor] = []
         for row in segment.logits_rows():
-            path = self._ledger.path(segment, row)
+            path = self._table.path(segment, row)
             ids = torch.tensor([[*tokens, *path]], device=device)
-            rows.append(self._wanted([before + len(path) - 1], input_ids=ids, use_cache=False))
+            rows.append(self._logits([before + len(path) - 1], input_ids=ids, use_cache=False))
         return torch.cat(rows) if rows else torch.empty(0, self._info.vocab_size)
 
     def _cache_works(self) -> bool:
@@ -217,11 +218,11 @@ class HFEngine:
 
 def _layers(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """K and V of each layer: (1, kv heads, rows, dim)"""
-    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    layers: list[tuple[torch.Tensor, torch.Tensor]] = []
     for layer in cache.layers:
         assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
-        found.append((layer.keys, layer.values))
-    return found
+        layers.append((layer.keys, layer.values))
+    return layers
 
 
 def _row_shapes(cache: DynamicCache) -> list[tuple[int, int, int]]:

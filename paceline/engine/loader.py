@@ -1,6 +1,6 @@
-"""From a path or a name to an engine with its tokenizer. transformers and torch are imported only when needed.
+"""Load an engine and its tokenizer from a path or a name. transformers and torch are imported only when needed.
 
-Weights are read from safetensors alone; no code that comes with a model is run.
+Weights are read from safetensors only; code shipped with a model is never run.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _MIB = 1 << 20
-_SMALL = 100_000_000  # parameters
+_SMALL_MODEL = 100_000_000  # parameters
 
 
 class EngineOptions(NamedTuple):
-    """How a model is run; see `load_model`."""
+    """Options of `load_model` that concern the engine."""
 
     backend: Backend = "auto"
     dtype: DType = "auto"
@@ -57,13 +57,14 @@ def load_model(
     kv_rows: int | None = None,
     name: str | None = None,
 ) -> LoadedModel:
-    """`fake`, `fake:SEED`, `fake:SEED:SPREAD`, a directory, or a name on the Hugging Face hub.
+    """Load `fake`, `fake:SEED`, `fake:SEED:SPREAD`, a directory, or a name on the Hugging Face hub.
 
-    spread: how unlike the table model's answers to two prompts are, 0 to 1.
-    dtype auto: bfloat16 on an accelerator; on a CPU that computes in it if the weights are stored in it, float32
-    otherwise, and for models under 100 million parameters, which gain no time by it and whose text would depend on
-    rounding. threads: of torch, for the whole process; None leaves it. kv_rows: rows of KV that all sequences share
-    (paged); None takes what fits in a part of memory. Raises ConfigError with a sentence that says what to do.
+    SPREAD: difference between the fake model's answers to two prompts, 0 to 1.
+    dtype auto: bfloat16 on an accelerator, and on a CPU with native bfloat16 if the weights are stored in it; else
+    float32, also for models under 100 million parameters, where bfloat16 saves no time and its rounding would change
+    the text. threads: torch threads of the whole process; None leaves the setting. kv_rows: rows of KV cache that all
+    sequences share (paged); None takes a share of the free memory. Raises ConfigError with a sentence that says what
+    to do.
     """
     if fake := re.fullmatch(r"fake(?::(\d+))?(?::(0?\.\d+|[01]))?", str(path_or_name)):
         from paceline.engine.fake.engine import SPREAD, fake_model
@@ -78,13 +79,13 @@ def load_model(
 
 
 def served_name(path_or_name: str | Path) -> str:
-    """A directory's own name, or the hub name as it was given."""
+    """Name of the directory, or the hub name as given."""
     path = Path(path_or_name).expanduser()
     return path.resolve().name if path.is_dir() else str(path_or_name)
 
 
 def find(path_or_name: str | Path) -> Path:
-    """The directory that holds the model, downloaded if it is a hub name. Raises ConfigError."""
+    """Directory of the model, downloaded for a hub name. Raises ConfigError."""
     directory = Path(path_or_name).expanduser()
     if not directory.is_dir():
         directory = _downloaded(str(path_or_name))
@@ -103,11 +104,11 @@ def find(path_or_name: str | Path) -> Path:
 def fingerprint(directory: Path) -> str:
     """sha256 over the configuration and, of each weight file, its size, header, and first and last MiB.
 
-    Fast for any size. Two models that differ only in the middle of a file of the same layout would be taken for one;
-    training or fine-tuning changes the ends too.
+    Fast for any size. Two models that differ only in the middle of a file of the same layout get the same fingerprint;
+    training or fine-tuning changes both ends too.
     """
     config = json.loads((directory / "config.json").read_text("utf-8"))
-    for key in ("_name_or_path", "transformers_version"):  # who saved it, not what it is
+    for key in ("_name_or_path", "transformers_version"):  # where the model was saved, not its identity
         config.pop(key, None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for file in sorted(directory.glob("*.safetensors")):
@@ -123,7 +124,7 @@ def fingerprint(directory: Path) -> str:
 
 
 def load_engine(directory: Path, options: EngineOptions = DEFAULTS, *, name: str) -> Engine:
-    """The engine of a model directory, without a tokenizer. Raises ConfigError or EngineError."""
+    """Load the engine of a model directory, without a tokenizer. Raises ConfigError or EngineError."""
     import torch
 
     from paceline.engine.hf import HFEngine
@@ -141,13 +142,13 @@ def load_engine(directory: Path, options: EngineOptions = DEFAULTS, *, name: str
                 f"{name} ({type(model).__name__}) cannot be served with backend paged: {paged}. Use auto or hf."
             )
         log.warning("%s (%s) is served by hf, slower than paged: %s", name, type(model).__name__, paged)
-        model, info = _model(directory, options, name=name)  # the trial has changed the model
+        model, info = _model(directory, options, name=name)  # `paged_engine` has changed the model
     return HFEngine(model, info)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' own progress bars and reports off the terminal while it loads."""
+    """Suppress transformers' progress bars and reports during loading."""
     from transformers.utils import logging as transformers_logging
 
     before, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
@@ -173,14 +174,14 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
             config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             loaded = AutoModelForCausalLM.from_pretrained(
                 directory,
-                config=config,  # read afresh for every load: an engine changes its copy
+                config=config,  # read anew for every load: an engine changes it
                 dtype=choose_dtype(options.dtype, device, config.dtype, directory),
                 local_files_only=True,
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-    except Exception as error:  # bad files, unknown architectures and odd configurations raise all kinds
+    except Exception as error:  # bad files, unknown architectures and odd configurations raise errors of any type
         raise ConfigError(f"{directory} cannot be loaded: {error}") from error
     model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     if missing := sorted(report["missing_keys"]):
@@ -198,32 +199,32 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
     return model, info
 
 
-def choose_device(asked: str) -> str:
+def choose_device(requested: str) -> str:
     import torch
 
-    if asked == "auto":
+    if requested == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(asked)
-        missing = device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
+        device = torch.device(requested)
+        is_missing = device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
     except RuntimeError:
-        missing = True
-    if missing:
-        raise ConfigError(f"device {asked} was asked for, but torch has no such device here. Use cpu or auto.")
-    return asked
+        is_missing = True
+    if is_missing:
+        raise ConfigError(f"device {requested} was asked for, but torch has no such device here. Use cpu or auto.")
+    return requested
 
 
-def choose_dtype(asked: DType, device: torch.device, stored: torch.dtype | None, directory: Path) -> torch.dtype:
+def choose_dtype(requested: DType, device: torch.device, stored: torch.dtype | None, directory: Path) -> torch.dtype:
     import torch
 
-    if asked != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[asked]
+    if requested != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[requested]
     if device.type == "cuda":
         return torch.bfloat16
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    small = size < _SMALL * (2 if stored in (torch.bfloat16, torch.float16) else 4)
-    native = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return torch.bfloat16 if stored == torch.bfloat16 and native and not small else torch.float32
+    is_small = size < _SMALL_MODEL * (2 if stored in (torch.bfloat16, torch.float16) else 4)
+    is_native = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.bfloat16 if stored == torch.bfloat16 and is_native and not is_small else torch.float32
 
 
 def _downloaded(name: str) -> Path:
@@ -233,7 +234,7 @@ def _downloaded(name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    except Exception as error:  # the hub's client lets those of several HTTP libraries through
+    except Exception as error:  # the hub's client passes on errors of several HTTP libraries
         raise ConfigError(
             f"{name} is neither a directory here nor a model that can be fetched from the Hugging Face hub "
             f"({type(error).__name__}). Check the name and the network, or give a directory."

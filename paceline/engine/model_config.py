@@ -1,14 +1,14 @@
-"""What an engine must know of a transformers configuration: attention kinds with their windows, and the context."""
+"""Engine settings from a transformers configuration: attention kinds with their windows, and the context length."""
 
 from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-MASKED_KINDS = frozenset({"full_attention", "sliding_attention"})  # whose masks we can make
+MASKED_KINDS = frozenset({"full_attention", "sliding_attention"})  # kinds with masks that the engines can build
 
 
 def windows(config: PretrainedConfig) -> dict[str, int | None]:
-    """Attention kind → its sliding window in rows, None where all earlier rows are seen. At least one entry."""
+    """Attention kind → its sliding window in rows; None: all earlier rows are visible. At least one entry."""
     config = config.get_text_config()
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
@@ -20,10 +20,10 @@ def windows(config: PretrainedConfig) -> dict[str, int | None]:
 
 
 def max_positions(config: PretrainedConfig) -> int:
-    """Rows one sequence may have.
+    """Maximum rows of one sequence.
 
-    Rotary embeddings that change their frequencies once a sequence grows long would change rows already cached, so
-    with them a sequence ends where the change would begin.
+    Dynamic and longrope rotary embeddings change their frequencies beyond the original context, which would invalidate
+    cached rows; for such models the limit is the original context.
     """
     config = config.get_text_config()
     longest = int(getattr(config, "max_position_embeddings", 0) or 2048)

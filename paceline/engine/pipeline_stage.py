@@ -1,15 +1,14 @@
-"""A span of a model's layers as an engine of its own: hidden rows in, hidden rows out.
+"""Pipeline stage: a span of a model's layers, from hidden rows to hidden rows.
 
-The first stage embeds tokens, the last norms and scores; each reads only its own tensors from the safetensors files.
-A stage is a smaller model of the same architecture whose layers are numbered from 0, so attention, KV, packing and
-bookkeeping are those of `paged`. Models whose layers behave by their absolute number are refused.
+The first stage embeds tokens, the last applies the final norm and scores; each reads only its own tensors from the
+safetensors files. A stage is a smaller model of the same architecture with its layers numbered from 0, so attention,
+KV cache and packing are those of `paged`. Models whose layers depend on their absolute index are refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -20,12 +19,14 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, AutoConfig, PreTrainedModel
 
-from paceline.core.batching.kv_prefix import KvPrefix
-from paceline.core.batching.segment import Batch, SeqId
+from paceline.core.batching.segment import Batch
 from paceline.engine.base import ModelInfo, Output
 from paceline.engine.loader import DEFAULTS, EngineOptions, choose_device, choose_dtype, find, fingerprint, quiet
 from paceline.engine.model_config import max_positions
-from paceline.engine.paged.engine import FlatBatch, PagedKvCache, output_of, patch_model
+from paceline.engine.paged.attention import AttentionMetadata
+from paceline.engine.paged.engine import FlatBatch, output_of, patch_model
+from paceline.engine.paged.kv_cache import PagedKvCache
+from paceline.engine.paged.kv_storage import KvStorage
 from paceline.errors import ConfigError, EngineError
 
 HiddenArray = NDArray[np.float32]
@@ -39,86 +40,63 @@ _FINAL = ("norm", "ln_f", "final_layer_norm", "project_out")
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """Hidden rows for the next stage, or from the last stage the distributions of the wanted rows."""
+    """Hidden rows for the next stage; from the last stage the distributions of the requested rows."""
 
     hidden: HiddenArray | None  # (rows of the batch, d_model)
     output: Output | None
 
 
-class Stage:
-    """Layers `first` to `stop` - 1 of a model. The engine contract but for `forward`, which also takes hidden rows."""
+class Stage(PagedKvCache):
+    """Layers `first` to `stop` - 1 of a model. The engine contract, except that `forward` also takes hidden rows.
 
-    def __init__(self, model: PreTrainedModel, info: ModelInfo, rows: PagedKvCache, *, first: bool, last: bool) -> None:
-        self._model, self._info, self._rows = model, info, rows
-        self._first, self._last = first, last
+    `info` describes the whole model; exported KV holds the stage's own layers.
+    """
 
-    @property
-    def info(self) -> ModelInfo:
-        """That of the whole model."""
-        return self._info
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        info: ModelInfo,
+        storage: KvStorage,
+        *,
+        kv_model: str,
+        is_first: bool,
+        is_last: bool,
+    ) -> None:
+        super().__init__(info, storage, kv_model=kv_model)
+        self._model = model
+        self._is_first, self._is_last = is_first, is_last
 
     def forward(self, batch: Batch, hidden: HiddenArray | None = None) -> StageOutput:
-        """hidden: (rows of the batch, d_model) from the stage before; None at the first. Raises EngineError."""
-        if (hidden is None) != self._first or (hidden is not None and len(hidden) != batch.num_rows):
+        """hidden: (rows of the batch, d_model) from the previous stage; None at the first. Raises EngineError."""
+        if (hidden is None) != self._is_first or (hidden is not None and len(hidden) != batch.num_rows):
             raise EngineError("the first stage takes tokens alone, each other one a hidden row for every token")
-        plan = self._rows.allocate(batch)
+        metadata = self._allocate(batch)
         try:
             with torch.inference_mode():
-                found = self._run(FlatBatch.of(batch, self._model.device), hidden, plan)
-        except RuntimeError as error:  # what torch raises when memory runs out, or for rows of another width
-            self._rows.roll_back(batch)
+                result = self._run(FlatBatch.of(batch, self._model.device), hidden, metadata)
+        except RuntimeError as error:  # torch raises it when memory runs out and for rows of another width
+            self._roll_back(batch)
             raise EngineError(f"the stage could not run: {error}") from error
-        self._rows.written(batch)
-        if self._last:
-            return StageOutput(None, output_of(batch, found))
-        return StageOutput(found.float().cpu().numpy(), None)
+        self._written(batch)
+        if self._is_last:
+            return StageOutput(None, output_of(batch, result))
+        return StageOutput(result.float().cpu().numpy(), None)
 
-    def _run(self, flat: FlatBatch, hidden: HiddenArray | None, plan: object) -> Tensor:
+    def _run(self, flat: FlatBatch, hidden: HiddenArray | None, metadata: AttentionMetadata) -> Tensor:
         """(wanted, vocab) at the last stage, else (rows, d_model)"""
-        wanted = {"logits_to_keep": flat.wanted} if self._last else {}
+        options = {"logits_to_keep": flat.logits_rows} if self._is_last else {}
         if hidden is None:
-            rows = {"input_ids": flat.tokens}
+            inputs = {"input_ids": flat.tokens}
         else:
-            rows = {"inputs_embeds": torch.from_numpy(hidden).to(self._model.device, self._model.dtype)[None]}
-        output = self._model(**rows, **wanted, position_ids=flat.positions, use_cache=False, plan=plan)
-        found: Tensor = output.logits[0] if self._last else output.last_hidden_state[0]
-        return found
-
-    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
-        self._rows.commit(seq, keep, rest)
-
-    def truncate(self, seq: SeqId, length: int) -> None:
-        self._rows.truncate(seq, length)
-
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        self._rows.fork(seq, into)
-
-    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
-        """Of this stage's layers."""
-        return self._rows.export_kv(seq, tokens)
-
-    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
-        self._rows.import_kv(seq, rows)
-
-    def release(self, seq: SeqId) -> None:
-        self._rows.release(seq)
-
-    def length(self, seq: SeqId) -> int:
-        return self._rows.length(seq)
-
-    @property
-    def block_size(self) -> int:
-        return self._rows.block_size
-
-    def free_rows(self) -> int:
-        return self._rows.free_rows()
-
-    def check(self) -> None:
-        self._rows.check()
+            inputs = {"inputs_embeds": torch.from_numpy(hidden).to(self._model.device, self._model.dtype)[None]}
+        positions = flat.positions
+        output = self._model(**inputs, **options, position_ids=positions, use_cache=False, attn_metadata=metadata)
+        result: Tensor = output.logits[0] if self._is_last else output.last_hidden_state[0]
+        return result
 
 
-class _Nothing(nn.Module):
-    """Stands where a stage has no embedding of positions: they were added by the first one."""
+class _NoPositions(nn.Module):
+    """Replaces the position embedding of a later stage by zero: the first stage has added the positions."""
 
     def forward(self, *_: object, **__: object) -> Tensor:
         return torch.zeros(())
@@ -132,7 +110,7 @@ def load_stage(
     *,
     name: str | None = None,
 ) -> Stage:
-    """Layers first..stop-1, with the embedding if first is 0 and the scores if stop is the number of layers."""
+    """Load layers first..stop-1, with the embedding if first is 0 and the head if stop is the number of layers."""
     directory = find(path_or_name)
     config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     layers, vocab_size = int(config.num_hidden_layers), int(config.vocab_size)
@@ -146,7 +124,7 @@ def load_stage(
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[first:stop]
     if not is_first and not is_last:
-        config.vocab_size, config.pad_token_id = 1, None  # no tokens here, so no table of them
+        config.vocab_size, config.pad_token_id = 1, None  # no tokens, so no embedding table
     device = torch.device(choose_device(options.device))
     dtype = choose_dtype(options.dtype, device, config.dtype, directory)
     table = MODEL_FOR_CAUSAL_LM_MAPPING if is_last else MODEL_MAPPING
@@ -159,9 +137,9 @@ def load_stage(
     if missing := [key for key in report["missing_keys"] if is_first or not _EMBEDDING.search(key)]:
         raise ConfigError(f"{directory} lacks {len(missing)} tensors of these layers, among them {missing[0]}")
     model.requires_grad_(False)
-    _cut(model, first=is_first, last=is_last)
+    _remove_other_stages(model, is_first=is_first, is_last=is_last)
     nn.Module.to(model, device)
-    whole = ModelInfo(
+    info = ModelInfo(
         name=name or directory.name,
         fingerprint=fingerprint(directory),
         vocab_size=vocab_size,
@@ -169,58 +147,58 @@ def load_stage(
         dtype=str(dtype).removeprefix("torch."),
         backend="paged",
     )
-    span = replace(whole, fingerprint=f"{whole.fingerprint} layers {first} to {stop - 1}")  # of the rows it keeps
     probe = None if is_first else {"inputs_embeds": torch.zeros(1, 1, config.hidden_size, dtype=dtype, device=device)}
     try:
-        rows = patch_model(model, span, kv_rows=options.kv_rows, probe=probe)
+        storage = patch_model(model, kv_rows=options.kv_rows, probe=probe)
     except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"{directory} cannot be cut into stages: {error}") from error
-    return Stage(model, whole, rows, first=is_first, last=is_last)
+    kv_model = f"{info.fingerprint} layers {first} to {stop - 1}"
+    return Stage(model, info, storage, kv_model=kv_model, is_first=is_first, is_last=is_last)
 
 
 def _tensors(directory: Path, first: int, stop: int, *, embedding: bool, head: bool) -> dict[str, Tensor]:
-    """The stage's own tensors, its layers numbered from 0. Raises ConfigError for names it cannot place."""
-    where: dict[str, Path] = {}
+    """Tensors of the stage, its layers numbered from 0. Raises ConfigError if the names carry no layer indices."""
+    file_of: dict[str, Path] = {}
     for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, framework="pt") as stored:
-            where |= dict.fromkeys(stored.keys(), file)
-    tied = head and not any(_HEAD.match(name) for name in where)  # then the scores are read from the embedding
+            file_of |= dict.fromkeys(stored.keys(), file)
+    is_tied = head and not any(_HEAD.match(name) for name in file_of)  # the head's weights are the embedding's
     wanted: dict[str, str] = {}  # stored name → name in the stage
-    for name in where:
+    for name in file_of:
         if layer := _LAYER.fullmatch(name):
             index = int(layer["index"])
             if first <= index < stop:
                 wanted[name] = f"{layer['before']}.{index - first}.{layer['rest']}"
         elif _EMBEDDING.search(name):
-            wanted |= {name: name} if embedding or tied else {}
+            wanted |= {name: name} if embedding or is_tied else {}
         elif _HEAD.match(name):
             wanted |= {name: name} if head else {}
         else:  # norms and positions: small
             wanted[name] = name
     if len({name for name in wanted if _LAYER.fullmatch(name)}) < stop - first:
         raise ConfigError(f"{directory}: the names of its tensors do not say which layer they belong to")
-    found: dict[str, Tensor] = {}
-    for file in set(where[name] for name in wanted):
+    tensors: dict[str, Tensor] = {}
+    for file in set(file_of[name] for name in wanted):
         with safe_open(file, framework="pt") as stored:
-            found |= {new: stored.get_tensor(name) for name, new in wanted.items() if where[name] == file}
-    return found
+            tensors |= {new: stored.get_tensor(name) for name, new in wanted.items() if file_of[name] == file}
+    return tensors
 
 
-def _cut(model: PreTrainedModel, *, first: bool, last: bool) -> None:
-    """Take out what the stages before and after do."""
+def _remove_other_stages(model: PreTrainedModel, *, is_first: bool, is_last: bool) -> None:
+    """Replace the modules that belong to earlier and later stages by ones without effect."""
     (backbone,) = (
         module
         for module in model.modules()
         if any(isinstance(child, nn.ModuleList) and name in ("layers", "h") for name, child in module.named_children())
     )
     present = dict(backbone.named_children())
-    if not last:
+    if not is_last:
         for name in present.keys() & set(_FINAL):
             setattr(backbone, name, nn.Identity())
-    if not first:
+    if not is_first:
         for name in present.keys() & set(_POSITIONS):
-            setattr(backbone, name, _Nothing())
+            setattr(backbone, name, _NoPositions())
         if "project_in" in present:
             backbone.project_in = nn.Identity()
-        if not last or not model.config.tie_word_embeddings:
-            model.set_input_embeddings(nn.Embedding(1, 1))  # the table is another stage's
+        if not is_last or not model.config.tie_word_embeddings:
+            model.set_input_embeddings(nn.Embedding(1, 1))  # the table belongs to another stage

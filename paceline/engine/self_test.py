@@ -1,7 +1,7 @@
-"""A short trial at load time: does an engine score a prompt as the model's plain forward does?
+"""Self-test at load time: compare an engine's scores of a short prompt with those of the model's plain forward.
 
-Covers a split chain, a tree in two parts with two commits, and a truncation. Sliding windows are covered only where
-they are shorter than the prompt, so of the small ones.
+Covers a split chain, a tree in two parts with two commits, and a truncation. Sliding windows are covered only if they
+are shorter than the prompt.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from paceline.engine.base import Engine, ModelInfo
 
 log = logging.getLogger("paceline.engine")
 
-_LONGEST = 40  # tokens: more than the windows of test models, less than a second of a large one
+_MAX_PROMPT = 40  # tokens: more than the windows of test models, less than a second for a large model
 TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6, torch.bfloat16: 0.15, torch.float16: 0.05}  # total variation
 
 
 def prompt_for(windows: Mapping[str, int | None], info: ModelInfo) -> list[int]:
-    """Tokens that no one has a meaning for, long enough to leave a small window."""
+    """Arbitrary tokens, more than fit in a small sliding window."""
     longest = max((window for window in windows.values() if window is not None), default=8)
-    length = min(max(12, longest + 6), _LONGEST, info.max_positions)
+    length = min(max(12, longest + 6), _MAX_PROMPT, info.max_positions)
     return [(37 * i * i + 11 * i + 5) % info.vocab_size for i in range(length)]
 
 
 def agrees(engine: Engine, prompt: Sequence[int], plain: Sequence[Dist], dtype: torch.dtype) -> bool:
-    """plain: the distribution after each token of the prompt. The engine's sequences are released again."""
+    """True if the engine's distributions are within `TOLERANCE` of `plain`, one for each token of the prompt.
+
+    The sequence used is released.
+    """
     seq, cut = SeqId(-1), len(prompt) - 4
     a, b, c, d = prompt[cut:]
     try:
@@ -47,7 +50,7 @@ def agrees(engine: Engine, prompt: Sequence[int], plain: Sequence[Dist], dtype: 
         found += engine.forward(Batch((Segment(seq, cut + 3, (d,)),))).dists[0]
         engine.check()
     except Exception as error:
-        # Whatever a foreign architecture raises here is the answer to the question: it cannot be served this way.
+        # An unsupported architecture may raise any error: it cannot be served by this engine.
         log.debug("self-check of %s: %s", engine.info.name, error)
         return False
     finally:

@@ -1,6 +1,6 @@
-"""What every engine must know of its sequences before it computes: rows written, and trees still open.
+"""Sequence table: the cached rows and the open tree of each sequence.
 
-One copy of the checks, so that all engines refuse the same things in the same words. Knows no tensors.
+All engines share these checks, so they refuse the same segments with the same error messages. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.errors import EngineError
 
 
 class OpenTree(NamedTuple):
-    """Provisional rows: the last of their sequence, in the order they were written or kept."""
+    """Provisional rows: the last rows of their sequence, in the order of writing, or of `rest` after a commit."""
 
     tokens: tuple[int, ...] = ()  # (m,)
     parents: tuple[int, ...] = ()  # (m,) parents[i] < i, -1 = the committed prefix
@@ -24,17 +24,17 @@ NOTHING_OPEN = OpenTree()
 
 
 class KeptRows(NamedTuple):
-    """What a commit leaves of an open tree, for the engine to do."""
+    """Rows of an open tree that remain after a commit; the engine must move them."""
 
     first: int  # the tree's first row in its sequence
-    size: int  # its rows before the commit
-    order: tuple[int, ...]  # which of them remain, and in this order from `first` on
-    committed: tuple[int, ...]  # tokens that are now part of the committed chain
+    size: int  # rows of the tree before the commit
+    order: tuple[int, ...]  # remaining rows of the tree, to be stored in this order from `first` on
+    committed: tuple[int, ...]  # tokens added to the committed chain
 
 
 @dataclass(slots=True)
 class CachedRows:
-    """The rows of one sequence."""
+    """Cached rows of one sequence."""
 
     length: int = 0  # rows written, provisional ones included
     tree: OpenTree = NOTHING_OPEN
@@ -45,9 +45,9 @@ class CachedRows:
 
 
 class SequenceTable:
-    """Rows of all sequences. `admit` only checks; `written` records what an engine has done.
+    """Cached rows of all sequences. `validate` only checks; `written` records a forward.
 
-    Every refusal is an EngineError and leaves everything as it was.
+    A refusal raises EngineError and leaves everything unchanged.
     """
 
     def __init__(self, *, vocab_size: int, max_positions: int) -> None:
@@ -56,7 +56,7 @@ class SequenceTable:
         self._rows: dict[SeqId, CachedRows] = {}
 
     def validate(self, batch: Batch) -> None:
-        """Raise unless every segment continues exactly what is written."""
+        """Raise unless every segment starts at its sequence's last row and grows its open tree, if any."""
         for segment in batch.segments:
             rows = self._rows.get(segment.seq, CachedRows())
             if segment.start != rows.length:
@@ -85,13 +85,13 @@ class SequenceTable:
                 rows.tree = OpenTree(rows.tree.tokens + segment.tokens, segment.parents)
 
     def path(self, segment: Segment, row: int) -> list[int]:
-        """Tokens from a root of the tree down to `row` of this segment, which is admitted and not yet written."""
+        """Tokens from a root of the tree to `row` of this segment, which is validated and not yet written."""
         tree = self._rows.get(segment.seq, CachedRows()).tree
         tokens = tree.tokens + segment.tokens
-        return [token for token, above in zip(tokens, segment.mask()[row], strict=True) if above]
+        return [token for token, is_on_path in zip(tokens, segment.mask()[row], strict=True) if is_on_path]
 
     def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> KeptRows:
-        """Raises unless `keep` is a path from a root, and `rest`, in rising order, hangs together below its end."""
+        """Raise unless `keep` is a path from a root and `rest`, ascending, is connected below its end. See `Engine`."""
         rows = self._rows.get(seq)
         if rows is None or not rows.tree.tokens:
             raise EngineError(f"sequence {seq} has no tree to commit")
@@ -101,23 +101,23 @@ class SequenceTable:
             if not 0 <= row < len(tokens) or parents[row] != end:
                 raise EngineError(f"rows {list(keep)} are not a path from a root of the tree of sequence {seq}")
             end = row
-        place = {end: -1}  # row → its number in the tree that stays open
+        index = {end: -1}  # row → its index in the remaining tree
         last = -1
         for row in rest:
-            if not last < row < len(tokens) or parents[row] not in place:
+            if not last < row < len(tokens) or parents[row] not in index:
                 raise EngineError(
                     f"rows {list(rest)} of sequence {seq} cannot stay open: they must rise, and each must hang below "
                     f"another of them or below row {end}"
                 )
-            place[row] = len(place) - 1
+            index[row] = len(index) - 1
             last = row
         kept = KeptRows(rows.committed, len(tokens), (*keep, *rest), tuple(tokens[row] for row in keep))
         rows.length = kept.first + len(kept.order)
-        rows.tree = OpenTree(tuple(tokens[row] for row in rest), tuple(place[parents[row]] for row in rest))
+        rows.tree = OpenTree(tuple(tokens[row] for row in rest), tuple(index[parents[row]] for row in rest))
         return kept
 
     def truncate(self, seq: SeqId, length: int) -> None:
-        """Raises for rows that were never written, and inside a tree, whose rows have no single order."""
+        """Raise for rows that were never written, and for a length inside an open tree."""
         rows = self._rows.get(seq, CachedRows())
         if not 0 <= length <= rows.committed:
             raise EngineError(f"sequence {seq} cannot be truncated to {length} rows: it has {rows.committed}")
@@ -132,13 +132,13 @@ class SequenceTable:
         self._rows[into] = CachedRows(rows.length)
 
     def export(self, seq: SeqId, num_rows: int) -> None:
-        """Raises unless so many first rows are there for good."""
+        """Raise unless the first `num_rows` rows are committed."""
         committed = self._rows.get(seq, CachedRows()).committed
         if not 0 < num_rows <= committed:
             raise EngineError(f"sequence {seq} cannot export {num_rows} rows: it has {committed}")
 
     def adopt(self, seq: SeqId, tokens: Sequence[int]) -> None:
-        """A new sequence begins with these rows."""
+        """Record a new sequence that starts with the rows of these tokens."""
         if seq in self._rows:
             raise EngineError(f"sequence {seq} exists already")
         if len(tokens) > self._max_positions or not all(0 <= token < self._vocab_size for token in tokens):

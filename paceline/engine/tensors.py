@@ -1,6 +1,6 @@
-"""Tensors to the pure forms and back: logits to `Dist`, KV to `KvRows`.
+"""Tensor conversions: logits to `Dist`, KV tensors to `KvPrefix` and back.
 
-The only place where tensors become distributions, and the only one that knows how a bfloat16 is carried.
+The only module that makes distributions from tensors, and the only one that knows how bfloat16 is represented.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.sampling.dist import Dist
 from paceline.errors import EngineError
 
-_BITS = {torch.bfloat16: torch.uint16}  # number formats that numpy lacks are carried as their bits
+_BITS = {torch.bfloat16: torch.uint16}  # formats that numpy lacks are represented by their bits
 
 
 def dists(logits: Tensor) -> tuple[Dist, ...]:
-    """logits: (rows, vocab), any float dtype. Dense distributions at temperature 1; the softmax is torch's."""
+    """Dense distributions at temperature 1, by torch's softmax. logits: (rows, vocab), any float dtype."""
     scores = logits.float()
     norms = torch.logsumexp(scores, dim=-1).tolist()
     probs = torch.softmax(scores, dim=-1).double().cpu().numpy()
@@ -26,7 +26,7 @@ def dists(logits: Tensor) -> tuple[Dist, ...]:
 
 
 def kv_from_tensors(model: str, tokens: Sequence[int], keys: Tensor, values: Tensor) -> KvPrefix:
-    """keys: (layers, rows, kv heads, key dim), values likewise; on any device, and not changed afterwards."""
+    """keys: (layers, rows, kv heads, key dim), values likewise; on any device. Must not be changed afterwards."""
     name = str(keys.dtype).removeprefix("torch.")
     arrays = [tensor.view(_BITS.get(tensor.dtype, tensor.dtype)).cpu().numpy() for tensor in (keys, values)]
     return KvPrefix(model, name, tuple(tokens), arrays[0], arrays[1])
@@ -35,13 +35,13 @@ def kv_from_tensors(model: str, tokens: Sequence[int], keys: Tensor, values: Ten
 def kv_to_tensors(
     rows: KvPrefix, model: str, keys: Sequence[int], values: Sequence[int], *, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Tensors on the CPU over the memory of `rows`: for reading only.
+    """CPU tensors that share the memory of `rows`: read-only.
 
-    keys, values: the shapes that fit. Raises EngineError for other shapes, another dtype or another model.
+    keys, values: the required shapes. Raises EngineError for other shapes, another dtype or another model.
     """
     name = str(dtype).removeprefix("torch.")
-    found, wanted = (rows.keys.shape, rows.values.shape), (tuple(keys), tuple(values))
-    if rows.model != model or rows.dtype != name or found != wanted:
-        raise EngineError(f"these rows are of another model, or {rows.dtype} {found} where {name} {wanted} is needed")
+    found, required = (rows.keys.shape, rows.values.shape), (tuple(keys), tuple(values))
+    if rows.model != model or rows.dtype != name or found != required:
+        raise EngineError(f"these rows are of another model, or {rows.dtype} {found} where {name} {required} is needed")
     first, second = (torch.from_numpy(array).view(dtype) for array in (rows.keys, rows.values))
     return first, second

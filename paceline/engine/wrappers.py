@@ -1,8 +1,8 @@
-"""Engines around another engine: one that passes everything through, and one that takes a stated time.
+"""Engines around another engine: one that delegates everything, and one with a minimum time per forward.
 
-`PacedEngine` is the emulated clock of the benchmarks, where decoding is padded to a stated time. It sleeps on the
-thread that owns the engine, so that a caller waits as for a slower machine; computing itself is neither slowed down nor
-sped up. Where the inner engine takes longer than asked for, its own time stands.
+`DelayedEngine` emulates slower machines in benchmarks by padding each forward to a given time. It sleeps on the thread
+that owns the engine, so a caller waits as for a slower machine; the computation itself is unchanged. Where the inner
+engine takes longer than the given time, nothing is added.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.errors import EngineError
 
 
 class WrappedEngine:
-    """The engine contract by way of `inner`, whose sequences it owns from now on."""
+    """Engine that delegates to `inner` and owns its sequences."""
 
     def __init__(self, inner: Engine) -> None:
         self._inner = inner
@@ -62,10 +62,10 @@ class WrappedEngine:
 
 
 class DelayedEngine(WrappedEngine):
-    """`inner`, each forward of which takes at least forward_s + row_s * (wanted rows - 1) seconds.
+    """Engine whose forwards take at least forward_s + row_s * (scored rows - 1) seconds.
 
-    Only rows whose distributions are wanted are counted: those of decodes and trees. A prefill wants one row or none,
-    and so costs one forward for each piece that it is cut into, however long. Commits and the like are not paced.
+    Only scored rows count: those of decodes and trees. A prefill scores one row or none, so each of its chunks costs
+    one forward, however long. Commits and other operations are not delayed.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class DelayedEngine(WrappedEngine):
         self._clock, self._sleep = clock, sleep
 
     def forward(self, batch: Batch) -> Output:
-        """A refused batch is refused at once."""
-        began = self._clock()
+        """Delays successful forwards only: a refused batch raises at once."""
+        start = self._clock()
         output = super().forward(batch)
-        wanted = sum(len(dists) for dists in output.dists)
-        left = began + self.forward_s + self.row_s * max(0, wanted - 1) - self._clock()
-        if left > 0:
-            self._sleep(left)
+        num_scored = sum(len(dists) for dists in output.dists)
+        remaining = start + self.forward_s + self.row_s * max(0, num_scored - 1) - self._clock()
+        if remaining > 0:
+            self._sleep(remaining)
         return output

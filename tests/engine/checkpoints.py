@@ -1,6 +1,6 @@
-"""Tiny random checkpoints of each architecture, as a user's would lie on disk.
+"""Tiny random checkpoints of each architecture, in the files that transformers writes.
 
-Weights are larger than at a training's start, so that scores are uneven and mistakes show.
+Weights are larger than those of an untrained model, so that scores are uneven and errors show.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def recurrent() -> PretrainedConfig:
 
 
 def save(config: PretrainedConfig, directory: Path, *, seed: int = 1) -> Path:
-    """Write a model of this configuration, float32 safetensors."""
+    """Write a random model of this configuration, in float32 safetensors."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     with torch.no_grad():

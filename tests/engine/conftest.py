@@ -1,4 +1,4 @@
-"""One engine of each kind and architecture, made once and shared: tests take fresh sequences and release them."""
+"""One engine of each kind and architecture, made once and shared; tests use fresh sequences and release them."""
 
 from __future__ import annotations
 

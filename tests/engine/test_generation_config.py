@@ -1,4 +1,4 @@
-"""`generation_config.json` as the makers of models write it, and as others do."""
+"""`generation_config.json` of published models, and malformed ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(directory: Path, text: str) -> SamplingDefaults:
         ({}, NO_DEFAULTS),
     ],
 )
-def test_what_is_recommended_is_read(tmp_path: Path, config: dict[str, object], expected: SamplingDefaults) -> None:
+def test_recommended_settings_are_read(tmp_path: Path, config: dict[str, object], expected: SamplingDefaults) -> None:
     assert read(tmp_path, json.dumps(config)) == expected
 
 
@@ -55,7 +55,7 @@ def test_a_model_without_the_file_recommends_nothing(tmp_path: Path) -> None:
         '{"temperature": [0.5]}',
     ],
 )
-def test_what_cannot_be_meant_is_passed_over(tmp_path: Path, config: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_values_are_ignored(tmp_path: Path, config: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert read(tmp_path, config) == NO_DEFAULTS
     assert caplog.text or config == "[1]"

@@ -1,4 +1,4 @@
-"""Rows that leave an engine and come back: what is refused, what is copied, and what the fake makes of wrong ones."""
+"""KV export and import: refusals, copies, exchange between backends, and wrong rows in the fake engine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(subject: str, load:
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_only_rows_that_are_there_for_good_are_exported(subject: str, load: Callable[[str], Engine]) -> None:
+def test_only_committed_rows_are_exported(subject: str, load: Callable[[str], Engine]) -> None:
     engine = load(subject)
     with sequences(engine) as (seq,):
         with pytest.raises(EngineError):
@@ -63,8 +63,8 @@ def test_only_rows_that_are_there_for_good_are_exported(subject: str, load: Call
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_adopted_rows_are_a_copy(subject: str, load: Callable[[str], Engine]) -> None:
-    """What was adopted may be of a file that is gone or written over."""
+def test_imported_rows_are_a_copy(subject: str, load: Callable[[str], Engine]) -> None:
+    """The rows may be a view of a file that is later deleted or overwritten."""
     engine = load(subject)
     rows = exported(engine)
     with sequences(engine) as (seq,):
@@ -101,9 +101,7 @@ def small(path: Path) -> Engine:
 
 
 @pytest.mark.parametrize("make", [lambda _: FakeEngine(capacity_rows=30), small], ids=["fake", "paged"])
-def test_where_there_is_no_room_nothing_is_adopted(
-    make: Callable[[Path], Engine], checkpoint: Callable[[str], Path]
-) -> None:
+def test_rows_without_room_are_refused(make: Callable[[Path], Engine], checkpoint: Callable[[str], Path]) -> None:
     engine = make(checkpoint("llama"))
     rows = exported(engine)
     with sequences(engine, 2) as (seq, other):
@@ -128,7 +126,7 @@ def test_wrong_rows_show_in_the_fake_engines_text() -> None:
     assert total_variation(found, scratch(engine, [*PROMPT, 101])[-1]) > 1e-3
 
 
-def test_a_stage_adopts_the_rows_of_its_own_layers_alone(checkpoint: Callable[[str], Path]) -> None:
+def test_a_stage_imports_the_rows_of_its_own_layers_only(checkpoint: Callable[[str], Path]) -> None:
     first, second = (load_stage(checkpoint("llama"), i, i + 1, EngineOptions(kv_rows=128)) for i in range(2))
     seq, into, more = SeqId(1), SeqId(2), Segment(SeqId(1), len(PROMPT), (7, 8), logits="all")
     hidden = first.forward(Batch((Segment(seq, 0, tuple(PROMPT)),))).hidden

@@ -1,4 +1,4 @@
-"""From a path or name to an engine: what is accepted, what is refused and in which words."""
+"""Loading an engine from a path or a name: accepted models, and the wording of refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.engine.trials import scratch
 
 @pytest.fixture
 def copied(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A checkpoint that may be spoiled."""
+    """A copy of a checkpoint that a test may damage."""
     return shutil.copytree(checkpoint("llama"), tmp_path / "copied")
 
 

@@ -1,4 +1,4 @@
-"""What engines refuse, in one language, without damage to what they hold."""
+"""Refusals of all engines: the same errors, and no change of state."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TestEveryEngine:
             assert_same(extend(engine, seq, [7]), scratch(engine, [*PROMPT, 1, 3, 7])[-1:])
 
     @pytest.mark.parametrize("after_a_commit", [False, True])
-    def test_what_does_not_grow_the_open_tree_is_refused(self, engine: Engine, after_a_commit: bool) -> None:
+    def test_a_segment_that_does_not_grow_the_open_tree_is_refused(self, engine: Engine, after_a_commit: bool) -> None:
         with sequences(engine) as (seq,):
             refuses(engine, Segment(seq, 2, (1,), (-1, 0, 1)))  # the sequence is unknown
             extend(engine, seq, PROMPT)
@@ -80,16 +80,16 @@ class TestEveryEngine:
             found = extend(engine, seq, [4], parents=[-1, 0, 0, 2])
             assert_same(found, scratch(engine, [*PROMPT, 6, 1, 3, 4])[-1:])
 
-    def test_what_stays_open_must_rise_and_hang_together(self, engine: Engine) -> None:
+    def test_rows_that_stay_open_must_be_ascending_and_connected(self, engine: Engine) -> None:
         with sequences(engine) as (seq,):
             extend(engine, seq, PROMPT)
             extend(engine, seq, [1, 2, 3], parents=[-1, 0, 0])
             extend(engine, seq, [4, 5, 6], parents=[-1, 0, 0, 2, 3, -1])
             for keep, rest in [
-                ([0], [0]),  # both
+                ([0], [0]),  # in both
                 ([0], [2, 1]),
                 ([0], [1, 1]),
-                ([0], [3]),  # its parent goes
+                ([0], [3]),  # its parent is dropped
                 ([0, 2], [1, 3]),
                 ([0, 2], [3, 4, 5]),  # a root beside what is committed
                 ([0], [6]),
@@ -138,7 +138,7 @@ class TestEveryEngine:
         engine.release(SeqId(999_999_998))
         engine.check()
 
-    def test_nothing_wanted_gives_no_distributions(self, engine: Engine) -> None:
+    def test_no_scored_rows_give_no_distributions(self, engine: Engine) -> None:
         with sequences(engine, 2) as (seq, other):
             nothing = Segment(seq, 0, (1, 2), logits="none")
             assert engine.forward(Batch((nothing,))).dists == ((),)
@@ -157,7 +157,7 @@ class TestEveryEngine:
 
 @pytest.fixture(params=["fake", "paged"])
 def small(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path]) -> Engine:
-    """An engine with room for 64 rows."""
+    """An engine with 64 rows of KV cache."""
     if request.param == "fake":
         return FakeEngine(capacity_rows=64)
     return load_engine(checkpoint("llama"), EngineOptions(backend="paged", kv_rows=64), name="llama")
@@ -169,7 +169,7 @@ def test_out_of_memory_refuses_the_whole_batch_and_harms_nothing(small: Engine) 
         extend(small, other, [1] * 32)
         many = Segment(other, 32, (2,) * 40)
         refuses(small, Segment(third, 0, (5,)), many, Segment(seq, 8, (7,)))
-        with pytest.raises(OutOfBlocks):  # which a scheduler may answer by waiting
+        with pytest.raises(OutOfBlocks):  # a scheduler may wait and retry
             small.forward(Batch((many,)))
         small.release(other)
         assert small.free_rows() in (48, 56)
@@ -190,7 +190,7 @@ def test_a_tree_that_cannot_grow_for_lack_of_memory_is_as_it_was(small: Engine) 
 
 
 def scratch_after_release(engine: Engine, seq: SeqId, tokens: list[int]) -> tuple[Dist, ...]:
-    """From scratch where there is no room for a second sequence."""
+    """Score from scratch if there is no room for a second sequence."""
     engine.release(seq)
     return scratch(engine, tokens)
 
@@ -206,7 +206,7 @@ def test_forks_share_blocks_until_one_writes(checkpoint: Callable[[str], Path]) 
         engine.fork(seq, two)
         refuses(engine, Segment(two, 40, (7,)))
         engine.release(one)
-        assert_same(extend(engine, two, [7]), extend(engine, seq, [7]))  # the second writes where it is now alone
+        assert_same(extend(engine, two, [7]), extend(engine, seq, [7]))  # `seq` is the block's only owner by now
 
 
 def test_an_architecture_that_paged_cannot_serve_falls_back_with_one_line(

@@ -1,4 +1,4 @@
-"""Text survives the tokenizer, users cannot write special tokens, and a document prompt splits where it must."""
+"""Round trips of text, escaping of special tokens, and the split of document prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAIN = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-ONE_SYSTEM = (
+FIRST_SYSTEM = (
     "{% for m in messages %}{% if m['role'] == 'system' and not loop.first %}"
     "{{ raise_exception('Only the first message may be a system message.') }}{% endif %}"
     "<|{{ m['role'] }}|>{{ m['content'] | trim }}<|end|>{% endfor %}<|assistant|>"
@@ -29,7 +29,7 @@ NO_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{%- for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] | trim }}<|end|>\n{% endfor %}<|assistant|>\n"
 )
-SILENT = (  # drops every system message but the first without a word
+SILENT = (  # silently drops every system message but the first
     "{% if messages[0]['role'] == 'system' %}<|system|>{{ messages[0]['content'] }}<|end|>{% endif %}"
     "{% for m in messages if m['role'] != 'system' %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "<|assistant|>"
@@ -39,7 +39,7 @@ OWN = {"role": "system", "content": "Be brief."}
 
 
 def write(folder: Path, template: str | None = PLAIN, reverse_merges: bool = False, indent: int | None = None) -> Path:
-    """A small byte-level tokenizer in a folder of its own."""
+    """Write a small byte-level tokenizer to a folder."""
     reader = tokenizers.Tokenizer(models.BPE())
     reader.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     reader.decoder = decoders.ByteLevel()
@@ -48,11 +48,11 @@ def write(folder: Path, template: str | None = PLAIN, reverse_merges: bool = Fal
         vocab_size=300, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False
     )
     reader.train_from_iterator(["the opening hour of the library is in the morning"] * 20, trainer)
-    read = json.loads(reader.to_str())
+    content = json.loads(reader.to_str())
     if reverse_merges:
-        read["model"]["merges"].reverse()
+        content["model"]["merges"].reverse()
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(json.dumps(read, indent=indent))
+    (folder / "tokenizer.json").write_text(json.dumps(content, indent=indent))
     config = {"eos_token": {"content": "<|end|>"}, "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
@@ -91,11 +91,11 @@ def test_shipped_chat_format() -> None:
 
 
 def test_a_raw_prompt_reads_special_tokens_and_is_never_empty(tmp_path: Path, plain: Tokenizer) -> None:
-    """Unlike a message: who writes a raw prompt could as well send the ids."""
+    """Unlike in a message: a client with a raw prompt could as well send token ids."""
     end = plain.raw("<|end|>")
     assert len(end) == 1 and plain.token_name(end[0]) == "<|end|>" and plain.token_bytes(end[0]) == b""
     assert plain.raw("<|user|>the") == [*plain.raw("<|user|>"), *plain.encode("the")]
-    assert plain.encode("<|end|>") != end  # and a message's text is what it was
+    assert plain.encode("<|end|>") != end  # parsing of special tokens is off again
     assert plain.raw("") == end
     assert plain.token_name(plain.encode("t")[0]) == "t"
     reader = tokenizers.Tokenizer.from_file(str(write(tmp_path / "begun") / "tokenizer.json"))
@@ -132,14 +132,14 @@ def test_the_fingerprint_sees_content_and_not_formatting(tmp_path: Path, plain: 
 
 
 @pytest.mark.parametrize("messages", [[USER], [OWN, USER], [USER, {"role": "assistant", "content": "At 8."}, USER]])
-@pytest.mark.parametrize("template", [PLAIN, ONE_SYSTEM, NO_SYSTEM, SILENT])
+@pytest.mark.parametrize("template", [PLAIN, FIRST_SYSTEM, NO_SYSTEM, SILENT])
 def test_a_document_comes_first_and_apart(tmp_path: Path, template: str, messages: list[dict[str, str]]) -> None:
     reader = Tokenizer.load(write(tmp_path, template))
     preamble, document, tail = reader.document_prompt(messages, "The door is <|end|> green.")
     assert document == reader.encode("The door is <|end|> green.")
     assert reader.decode(preamble).strip() == PREAMBLE.strip()
-    told = reader.decode(tail)
-    assert all(message["content"] in told for message in messages)
+    text = reader.decode(tail)
+    assert all(message["content"] in text for message in messages)
     assert tail[-1] == 3 or reader.decode(tail).endswith("\n")
     again, *_ = reader.document_prompt([{"role": "user", "content": "Another question?"}], "Other text.")
     assert again == preamble  # cached keys and values serve every question
@@ -156,14 +156,14 @@ def test_parts_of_content_are_joined_and_developers_are_systems(plain: Tokenizer
     assert plain.chat([{"role": "developer", "content": "Be brief."}, USER]) == plain.chat([OWN, USER])
 
 
-def test_what_tools_returned_is_told_in_the_users_turn(plain: Tokenizer) -> None:
+def test_a_tool_result_is_rendered_as_a_user_message(plain: Tokenizer) -> None:
     returned = "<tool_response>\nSunny\n</tool_response>"
     assert plain.chat([USER, {"role": "tool", "content": returned}]) == plain.chat(
         [USER, {"role": "user", "content": returned}]
     )
 
 
-def test_a_template_without_a_system_role_is_told_in_the_users_turn(tmp_path: Path) -> None:
+def test_without_a_system_role_the_system_text_is_part_of_the_user_message(tmp_path: Path) -> None:
     reader = Tokenizer.load(write(tmp_path, template=NO_SYSTEM))
     merged = {"role": "user", "content": f"{OWN['content']}\n\n{USER['content']}"}
     assert reader.chat([OWN, USER]) == reader.chat([merged])
@@ -185,7 +185,7 @@ def test_byte_fallback_tokens_give_their_bytes(tmp_path: Path) -> None:
     assert [loaded.token_bytes(i) for i in (2, 3, 4, 1, 99)] == [b" the", b"\xc3", b"\xa9", b"", b""]
 
 
-def test_what_cannot_be_used_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_unusable_files_are_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         Tokenizer.load(tmp_path)
     with pytest.raises(ConfigError, match="no chat template"):

@@ -1,4 +1,4 @@
-"""An engine that takes its time: on a clock of its own, without sleeping."""
+"""`DelayedEngine` on an emulated clock, without sleeping."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Slow(FakeEngine):
         return super().forward(batch)
 
 
-def paced(clock: Clock, forward_s: float, row_s: float = 0.0) -> DelayedEngine:
+def delayed(clock: Clock, forward_s: float, row_s: float = 0.0) -> DelayedEngine:
     return DelayedEngine(Slow(clock), forward_s, row_s, clock=clock.now, sleep=clock.sleep)
 
 
@@ -46,25 +46,25 @@ def paced(clock: Clock, forward_s: float, row_s: float = 0.0) -> DelayedEngine:
     ("rows", "logits", "slept"),
     [(1, "last", 4.0), (5, "all", 6.0), (5, "last", 4.0), (400, "last", 4.0), (400, "none", 4.0)],
 )
-def test_a_forward_takes_its_time_and_more_for_every_wanted_row(rows: int, logits: LogitsMode, slept: float) -> None:
+def test_a_forward_takes_its_time_and_more_for_every_scored_row(rows: int, logits: LogitsMode, slept: float) -> None:
     clock = Clock()
-    engine = paced(clock, 6.0, 0.5)
+    engine = delayed(clock, 6.0, 0.5)
     engine.forward(Batch((Segment(SEQ, 0, (1,) * rows, None, logits),)))
     assert clock.slept == [slept] and clock.time == 102.0 + slept
 
 
 def test_rows_of_all_segments_count_and_a_forward_that_is_slow_itself_is_not_delayed() -> None:
     clock = Clock()
-    engine = paced(clock, 1.0, 0.5)
+    engine = delayed(clock, 1.0, 0.5)
     pair = [Segment(SeqId(i), 0, (1, 2), (-1, -1), "all") for i in range(2)]
     engine.forward(Batch(tuple(pair)))
     engine.forward(Batch((Segment(SEQ, 2, (1,), (-1, -1, 0)),)))
     assert clock.slept == [0.5]
 
 
-def test_a_refusal_comes_at_once_and_only_forwards_are_paced() -> None:
+def test_a_refusal_comes_at_once_and_only_forwards_are_delayed() -> None:
     clock = Clock()
-    engine = paced(clock, 6.0)
+    engine = delayed(clock, 6.0)
     growing = Growing(engine, SEQ)
     growing.grow([1, 2, 3], [-1, 0, 0])
     forwards = len(clock.slept)
@@ -77,7 +77,7 @@ def test_a_refusal_comes_at_once_and_only_forwards_are_paced() -> None:
 
 
 def test_its_scores_are_those_of_the_engine_inside() -> None:
-    engine = paced(Clock(), 6.0)
+    engine = delayed(Clock(), 6.0)
     assert_same(extend(engine, SEQ, [1, 2, 3]), scratch(FakeEngine(seed=3), [1, 2, 3]))
     assert engine.info == FakeEngine(seed=3).info
     assert (engine.length(SEQ), engine.block_size, engine.free_rows()) == (3, 1, None)

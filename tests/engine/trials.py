@@ -1,4 +1,4 @@
-"""What the engine tests share: scoring from scratch, random prompts and trees, and a tree that grows and is cut."""
+"""Helpers of the engine tests: scoring from scratch, random prompts and trees, and a tree that grows and is cut."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ids = itertools.count(1_000_000)
 
 @contextmanager
 def sequences(engine: Engine, count: int = 1) -> Iterator[list[SeqId]]:
-    """Fresh sequences; afterwards they are released and the engine must hold what it held before."""
+    """Fresh sequences, released afterwards; then the engine must have as many free rows as before."""
     free = engine.free_rows()
     seqs = [SeqId(next(_ids)) for _ in range(count)]
     try:
@@ -36,14 +36,14 @@ def sequences(engine: Engine, count: int = 1) -> Iterator[list[SeqId]]:
 def extend(
     engine: Engine, seq: SeqId, tokens: Sequence[int], *, parents: Sequence[int] | None = None
 ) -> tuple[Dist, ...]:
-    """Append to one sequence, all rows wanted."""
+    """Append to one sequence and score all new rows."""
     tree = None if parents is None else tuple(parents)
     segment = Segment(seq, engine.length(seq), tuple(tokens), parents=tree, logits="all")
     return engine.forward(Batch((segment,))).dists[0]
 
 
 def scratch(engine: Engine, tokens: Sequence[int]) -> tuple[Dist, ...]:
-    """The distribution after each token, in one prefill of a fresh sequence."""
+    """Distribution after each token, in one prefill of a fresh sequence."""
     with sequences(engine) as (seq,):
         return extend(engine, seq, tokens)
 
@@ -76,7 +76,7 @@ def trees(draw: st.DrawFn, most: int = 9) -> tuple[list[int], list[int]]:
 
 @dataclass
 class Growing:
-    """A sequence beside what it ought to hold. Every row it scores is compared with the chain along its path."""
+    """A sequence with its expected content. Every scored row is compared with the chain along its path."""
 
     engine: Engine
     seq: SeqId
@@ -85,14 +85,14 @@ class Growing:
     parents: list[int] = field(default_factory=list)
 
     def extend(self, tokens: list[int]) -> None:
-        """By a chain; no tree is open."""
+        """Append a chain; no tree may be open."""
         found = extend(self.engine, self.seq, tokens)
         self.committed += tokens
         assert_same(found, scratch(self.engine, self.committed)[-len(tokens) :])
         self._check()
 
     def grow(self, tokens: list[int], parents: list[int]) -> None:
-        """parents: of the new rows, in the open tree and among themselves."""
+        """Append rows to the open tree. parents: row indices in the tree, new rows included, or -1."""
         self.tokens += tokens
         self.parents += parents
         found = extend(self.engine, self.seq, tokens, parents=self.parents)
@@ -102,9 +102,9 @@ class Growing:
 
     def commit(self, keep: list[int], rest: list[int]) -> None:
         self.engine.commit(self.seq, keep, rest)
-        place = {keep[-1] if keep else -1: -1} | {row: i for i, row in enumerate(rest)}
+        index = {keep[-1] if keep else -1: -1} | {row: i for i, row in enumerate(rest)}
         self.committed += [self.tokens[row] for row in keep]
-        self.parents = [place[self.parents[row]] for row in rest]
+        self.parents = [index[self.parents[row]] for row in rest]
         self.tokens = [self.tokens[row] for row in rest]
         self._check()
 
@@ -117,7 +117,7 @@ class Growing:
         return self.committed + [self.tokens[i] for i in path(self.parents, row)]
 
     def play(self, data: st.DataObject, moves: int) -> None:
-        """Random moves, every one of them lawful."""
+        """Random valid moves."""
         for _ in range(moves):
             kinds = ["grow", "grow", "commit", "truncate"] if self.tokens else ["grow", "grow", "extend", "truncate"]
             match data.draw(st.sampled_from(kinds)):

@@ -1,4 +1,4 @@
-"""Letter statistics of a word list: what the fake model says when its context says nothing.
+"""Letter statistics of a word list: the base distributions of the fake model.
 
 Next-byte probabilities after the last two bytes, on a support that keeps the text valid UTF-8 (RFC 3629): inside a
 character only bytes that can continue it. Knows nothing of sequences or rows.
@@ -21,16 +21,19 @@ _WORDS = (
     "small set put end does another well large must big even such because turn here why ask went men read need land "
     "café über für grün naïve señor père déjà öl straße"
 )
-_AFTER = (
+_SEPARATORS = (
     (" ", 14.0),
     (", ", 1.5),
     (". ", 1.5),
     (" \N{EN DASH} ", 0.2),
     ("… ", 0.2),
-)  # what stands between words, and how often
+)  # separators between words, with their weights
 
 _START = np.array(sorted({*b"abcdefghijklmnopqrstuvwxyz .,-'", 0xC3, 0xE2}), dtype=np.int64)
-_SECOND = {0xC3: (0x9F, 0xA0, 0xA4, 0xA8, 0xA9, 0xAF, 0xB1, 0xB6, 0xBC), 0xE2: (0x80,)}  # of the characters it writes
+_SECOND = {
+    0xC3: (0x9F, 0xA0, 0xA4, 0xA8, 0xA9, 0xAF, 0xB1, 0xB6, 0xBC),
+    0xE2: (0x80,),
+}  # continuation bytes of its accented letters, dash and ellipsis
 _THIRD = {(0xE2, 0x80): (0x93, 0xA6)}  # the dash and the ellipsis
 _NARROW = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF), 0xF4: (0x80, 0x8F)}  # RFC 3629, section 4
 
@@ -52,7 +55,7 @@ def _support(recent: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 class BigramModel:
-    """Base distributions of one seed: the seed weighs the words. Results are cached and must not be written to."""
+    """Base distributions of one seed, which weights the words. Results are cached and must not be written to."""
 
     def __init__(self, seed: int) -> None:
         words = _WORDS.split()
@@ -60,30 +63,30 @@ class BigramModel:
         self._after_two: defaultdict[tuple[int, int], NDArray[np.float64]] = defaultdict(lambda: np.zeros(257))
         self._after_one: defaultdict[int, NDArray[np.float64]] = defaultdict(lambda: np.zeros(257))
         for word, weight in zip(words, weights, strict=True):
-            for after, often in _AFTER:
-                text = f" {word}{after}".encode()
+            for separator, frequency in _SEPARATORS:
+                text = f" {word}{separator}".encode()
                 for i in range(1, len(text)):
-                    self._after_one[text[i - 1]][text[i]] += weight * often
-                    if i > 1 and text[i - 1] != 0x20:  # what follows a space is the next word's to say
-                        self._after_two[text[i - 2], text[i - 1]][text[i]] += weight * often
+                    self._after_one[text[i - 1]][text[i]] += weight * frequency
+                    if i > 1 and text[i - 1] != 0x20:  # after a space only the single-byte statistics count
+                        self._after_two[text[i - 2], text[i - 1]][text[i]] += weight * frequency
         self._cache: dict[tuple[int, ...], tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
 
     def base(self, recent: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """(support, its probabilities) after the last tokens, newest last."""
-        found = self._cache.get(recent)
-        if found is None:
-            found = self._cache[recent] = self._computed(recent)
-        return found
+        """(support, probabilities) of the next byte after the last tokens, newest last."""
+        entry = self._cache.get(recent)
+        if entry is None:
+            entry = self._cache[recent] = self._computed(recent)
+        return entry
 
     def may_end(self, recent: tuple[int, ...]) -> bool:
-        """False inside a character."""
+        """True between characters: an answer must not end inside one."""
         return self.base(recent)[0] is _START
 
     def _computed(self, recent: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         support, last = _support(recent), recent[-1]
         pair = self._after_two.get((recent[-2], last)) if len(recent) > 1 else None
         single = self._after_one.get(last)
-        if single is None:  # a digit, a capital, the end: as if a word began
+        if single is None:  # a digit, a capital, the end of text: as at the start of a word
             single = self._after_one[0x20]
         probs = np.full(len(support), 0.02 / len(support))
         for share, counts in ((0.08, single), (0.90, single if pair is None else pair)):

@@ -1,4 +1,4 @@
-"""The fake model's tokenizer: one id per byte, and one for the end. Its chat format is plain text."""
+"""Tokenizer of the fake model: one id per byte, and one for the end of text. Its chat format is plain text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VOCAB = 257
 
 
 def _text(content: object) -> str:
-    """A message's content: a string, nothing, or OpenAI's list of parts, of which the text ones count."""
+    """Text of a message's content: a string, None, or OpenAI's list of parts, of which only text parts count."""
     if isinstance(content, list):
         return "".join(_text(part.get("text")) for part in content if isinstance(part, Mapping))
     return content if isinstance(content, str) else ""

@@ -1,13 +1,12 @@
-"""JSON schemas whose objects end: where properties are named, no others may be written unless the schema allows them.
+"""Close the objects of a JSON schema: an object with named properties gets no others unless the schema allows them.
 
-JSON Schema allows any further key where `additionalProperties` is absent, which is how most programs write schemas, and
-a small model that is allowed one goes on with keys to the limit. llama.cpp's grammars close such objects too. Whatever
-fits the closed schema fits the one given. Pure.
+JSON Schema allows any further key where `additionalProperties` is absent, as in most programs' schemas, and a small
+model then writes keys up to the token limit. llama.cpp's grammars close such objects too. Every value that fits the
+closed schema fits the given one. Pure.
 
-Objects that are put together (`allOf`, alternatives or a reference beside `properties`) are closed as a whole, to the
-names that any of their parts has: a part that was closed alone would forbid the names of the others. Not closed:
-objects without named properties, those of which a part is open by its own words, and what stands below `not`, `if` and
-`contains`.
+Composed objects (`allOf`, alternatives or a reference beside `properties`) are closed as a whole, to the names of all
+their parts: a part closed alone would forbid the names of the others. Not closed: objects without named properties,
+objects with a part that explicitly allows other names, and schemas below `not`, `if` and `contains`.
 """
 
 from __future__ import annotations
@@ -17,50 +16,51 @@ from typing import Literal
 from urllib.parse import unquote
 
 Schema = dict[str, object]
-# "closed": stands alone. "open": a part of an object that is closed as a whole; what lies deeper stands alone again.
+# "closed": an object of its own. "open": a part of an object that is closed as a whole; deeper objects are their own.
 _Mode = Literal["closed", "open"]
 
-_LISTS = ("allOf", "anyOf", "oneOf")  # parts of the object they stand in
-_BRANCHES = ("then", "else")  # likewise; no mask keeps them, but the names they ask for must be possible
+_LISTS = ("allOf", "anyOf", "oneOf")  # parts of the same object
+_BRANCHES = ("then", "else")  # likewise; no mask enforces them, but the names they require must be possible
 _DEEPER = ("items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
 _DEEPER_NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _OF_OBJECTS = frozenset(
     {"properties", "patternProperties", "required", "additionalProperties", "unevaluatedProperties", "minProperties"}
     | {"dependentRequired", "dependentSchemas", "dependencies", "propertyNames", "$dynamicRef", *_BRANCHES}
 )
-_MAX_VISITS = 20_000  # of schemas; one that refers to and fro more often is left as it is
+_MAX_VISITS = 20_000  # of subschemas; a schema whose references need more is left unchanged
 
 
 class _NamesUnknownError(Exception):
-    """Which names an object may have cannot be told."""
+    """The names that an object may have cannot be determined."""
 
 
 def closed(schema: Schema) -> Schema:
-    """The schema with its objects closed; the same object where there is nothing to close, or no way to tell what."""
+    """The schema with its objects closed; the same object if nothing is to be closed or it cannot be determined."""
     closing = _Closing(schema)
     try:
         result = closing.result()
-    except (_NamesUnknownError, RecursionError):  # or of more parts within parts than can be followed
+    except (_NamesUnknownError, RecursionError):  # RecursionError: too deeply nested parts
         return schema
     return schema if result == schema else result
 
 
 class _Closing:
+    """One run over a schema. Targets of references are copied to `$defs` where another mode is needed."""
+
     def __init__(self, root: Schema) -> None:
         self._root = root
-        self._copies: dict[tuple[str, _Mode], str] = {}  # pointers whose target is wanted in a mode -> name in `$defs`
-        self._waiting: list[tuple[str, object, _Mode]] = []  # copies to make: name, target, mode
+        self._copies: dict[tuple[str, _Mode], str] = {}  # (pointer, mode of its target) -> name in `$defs`
+        self._pending: list[tuple[str, object, _Mode]] = []  # copies to make: name, target, mode
         self._visits = 0
 
     def result(self) -> Schema:
         root = self._schema(self._root, "closed")
-        made: dict[str, object] = {}
-        while self._waiting:
-            name, target, mode = self._waiting.pop()
-            made[name] = self._any(target, mode)
-        if made:
-            given = root.get("$defs")
-            root = {**root, "$defs": {**(given if isinstance(given, dict) else {}), **made}}
+        copies: dict[str, object] = {}
+        while self._pending:
+            name, target, mode = self._pending.pop()
+            copies[name] = self._any(target, mode)
+        if copies:
+            root = {**root, "$defs": {**_mapping(root.get("$defs")), **copies}}
         return root
 
     # ---- rewriting --------------------------------------------------------------------------------------------------
@@ -72,11 +72,11 @@ class _Closing:
     def _schema(self, schema: Schema, mode: _Mode) -> Schema:
         self._count()
         if "$id" in schema and schema is not self._root:
-            raise _NamesUnknownError  # references in it count from there
-        whole = mode == "closed" and not _is_one_part(schema) and _has_parts(schema)
-        inner: _Mode = "open" if whole else mode
+            raise _NamesUnknownError  # its references are relative to that id
+        is_composed = mode == "closed" and not _is_one_part(schema) and _has_parts(schema)
+        inner: _Mode = "open" if is_composed else mode
         result = {key: self._value(key, value, inner) for key, value in schema.items()}
-        if mode == "closed" and (whole or "properties" in schema):
+        if mode == "closed" and (is_composed or "properties" in schema):
             self._close(schema, result)
         return result
 
@@ -93,15 +93,15 @@ class _Closing:
 
     def _close(self, schema: Schema, result: Schema) -> None:
         if "additionalProperties" in schema or "unevaluatedProperties" in schema:
-            return  # it says itself which others there may be
+            return  # the schema itself states which other names are allowed
         try:
             names = self._names(schema, set())
-        except KeyError:  # a reference that leads nowhere: the compiler says so
+        except KeyError:  # a dangling reference: the compiler reports it
             return
         if names is None or not (names or "properties" in schema):
             return
-        least = schema.get("minProperties")
-        if isinstance(least, int) and least > len(names):
+        min_properties = schema.get("minProperties")
+        if isinstance(min_properties, int) and min_properties > len(names):
             return
         own = result.get("properties")
         if own is not None and not isinstance(own, dict):
@@ -110,10 +110,10 @@ class _Closing:
         result["additionalProperties"] = False
 
     def _reference(self, pointer: str, mode: _Mode) -> str:
-        """Where the target lies in this mode."""
+        """Pointer to the target, rewritten in this mode."""
         parts = pointer.split("/")
         if mode == "closed" and (pointer == "#" or (len(parts) == 3 and parts[1] in ("$defs", "definitions"))):
-            return pointer  # what is defined is closed where it stands
+            return pointer  # definitions are closed in place
         if (pointer, mode) not in self._copies:
             try:
                 target = self._target(pointer)
@@ -123,12 +123,12 @@ class _Closing:
             while name in _mapping(self._root.get("$defs")):
                 name += "'"
             self._copies[pointer, mode] = name
-            self._waiting.append((name, target, mode))
+            self._pending.append((name, target, mode))
         return f"#/$defs/{self._copies[pointer, mode]}"
 
     # ---- reading ----------------------------------------------------------------------------------------------------
     def _names(self, schema: object, seen: set[str]) -> dict[str, None] | None:
-        """The properties that an object or any of its parts names, in order; None: others are allowed by its words."""
+        """Properties named by an object or any of its parts, in order; None: other names are explicitly allowed."""
         self._count()
         if not isinstance(schema, dict):
             return {}
@@ -139,14 +139,14 @@ class _Closing:
             return None
         parts = [each for key in _LISTS for each in _list(schema.get(key))]
         parts += [schema[key] for key in _BRANCHES if key in schema]
-        asked = [each for each in _list(schema.get("required")) if isinstance(each, str)]
+        required = [each for each in _list(schema.get("required")) if isinstance(each, str)]
         for key in ("dependentRequired", "dependentSchemas", "dependencies"):
             for name, each in _mapping(schema.get(key)).items():
-                asked.append(name)
-                asked += [one for one in _list(each) if isinstance(one, str)]
+                required.append(name)
+                required += [one for one in _list(each) if isinstance(one, str)]
                 parts.append(each)
-        names = dict.fromkeys([*_mapping(schema.get("properties")), *asked])
-        seen = seen | {""}  # from here on parts
+        names = dict.fromkeys([*_mapping(schema.get("properties")), *required])
+        seen = seen | {""}  # not empty for parts
         reference = schema.get("$ref")
         if isinstance(reference, str) and reference not in seen:
             seen |= {reference}
@@ -159,19 +159,19 @@ class _Closing:
         return names
 
     def _target(self, pointer: str) -> object:
-        """Raises KeyError for what is not in this schema."""
+        """Subschema at a JSON pointer. Raises KeyError if the schema has none."""
         if pointer != "#" and not pointer.startswith("#/"):
             raise KeyError(pointer)
-        found: object = self._root
+        target: object = self._root
         for part in pointer.split("/")[1:]:
             key = unquote(part).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
-            elif isinstance(found, dict):
-                found = found[key]
+            if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+                target = target[int(key)]
+            elif isinstance(target, dict):
+                target = target[key]
             else:
                 raise KeyError(pointer)
-        return found
+        return target
 
     def _count(self) -> None:
         self._visits += 1
@@ -184,7 +184,7 @@ def _has_parts(schema: Schema) -> bool:
 
 
 def _is_one_part(schema: Schema) -> bool:
-    """Is it but another place for one schema, or for one of several? These then stand alone."""
+    """True for a mere reference, or mere alternatives: the referenced schemas are then objects of their own."""
     parts = [key for key in (*_LISTS, "$ref") if key in schema]
     return (
         len(parts) == 1 and not _OF_OBJECTS & schema.keys() and (parts != ["allOf"] or len(_list(schema["allOf"])) == 1)

@@ -1,13 +1,13 @@
-"""Constraints compiled for one vocabulary, by llguidance: JSON of a schema, any JSON object, calls of tools.
+"""Constraints compiled for one vocabulary by llguidance: JSON of a schema, any JSON object, tool calls.
 
-A mask is exact: a token is allowed if its bytes can go on to a text that keeps the constraint, whichever way that text
-is cut into tokens. White space is bounded (at most one blank behind a comma or colon), so that no model, however bad,
-can fill an answer with it. The only module that calls llguidance; `dialect` writes what it reads.
+A mask is exact: a token is allowed iff its bytes can be continued to a text that satisfies the constraint, for any
+tokenisation of that text. White space is bounded (at most one blank after a comma or colon), so that no model can fill
+an answer with it. The only module that calls llguidance; `lark` writes the grammars.
 
-Of a schema that is not strict the mask keeps what it can: keywords and formats that llguidance does not know are left
-out, `oneOf` is `anyOf`, and where that is not enough patterns and bounds of numbers go, too.
+A schema that is not strict is relaxed where necessary: keywords and formats that llguidance does not support are
+ignored, `oneOf` becomes `anyOf`, and if that is not enough, patterns and bounds of numbers are removed.
 
-Not handled: limits on the length of an answer; a constraint is cut off by `max_tokens` like any text.
+Not handled: limits on the length of an answer; `max_tokens` cuts off constrained text like any other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paceline.errors import RequestError
 
 log = logging.getLogger("paceline.grammar")
 
-KEPT = 64  # constraints, compiled or refused
+MAX_CACHED = 64  # constraints, compiled or refused
 _PARAM: dict[ConstraintKind, str] = {
     "json_object": "response_format",
     "json_schema": "response_format",
@@ -39,47 +39,48 @@ _PARAM: dict[ConstraintKind, str] = {
 
 
 class GrammarCompiler:
-    """Of one model. Safe to use from several threads."""
+    """Compiler for the vocabulary of one model, with a cache. Thread-safe."""
 
     def __init__(self, tokenizer: TextModel) -> None:
-        self._model = tokenizer
-        self._ends = frozenset(end for end in tokenizer.eos_ids if 0 <= end < tokenizer.vocab_size)
+        self._tokenizer = tokenizer
+        self._eos_ids = frozenset(token for token in tokenizer.eos_ids if 0 <= token < tokenizer.vocab_size)
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
-        self._known: OrderedDict[Constraint, LLMatcher | RequestError] = OrderedDict()  # to be copied
+        # Matchers are at the beginning, to be copied.
+        self._cache: OrderedDict[Constraint, LLMatcher | RequestError] = OrderedDict()
 
     def warm(self) -> None:
-        """Read the vocabulary: about a second for 152,000 tokens, in which no other thread runs."""
+        """Load the vocabulary: about a second for 152,000 tokens, with the GIL held."""
         with self._lock:
-            if self._vocabulary is None and self._ends:
-                self._vocabulary = _vocabulary(self._model, self._ends)
+            if self._vocabulary is None and self._eos_ids:
+                self._vocabulary = _vocabulary(self._tokenizer, self._eos_ids)
 
     def mask(self, constraint: Constraint) -> GrammarMask:
-        """A mask of its own for one answer. Blocks while the constraint is compiled, up to about a second.
+        """A new mask for one answer. Blocks while the constraint is compiled, up to about a second.
 
-        Raises RequestError, naming the request's field, for one that cannot be kept.
+        Raises RequestError with the request's field for a constraint that cannot be enforced.
         """
         param = _PARAM[constraint.kind]
         if len(constraint.text) > MAX_TEXT:
             what = "tools" if constraint.kind == "tools" else "schema"
             raise RequestError(f"The {what} may have {MAX_TEXT} characters at most.", param=param, code="too_large")
         with self._lock:
-            known = self._known.get(constraint)
-            if known is not None:
-                self._known.move_to_end(constraint)
-        if known is None:
+            cached = self._cache.get(constraint)
+            if cached is not None:
+                self._cache.move_to_end(constraint)
+        if cached is None:
             self.warm()
             if self._vocabulary is None:
                 raise RequestError("This model has no end-of-text token: no answer can be held to a form.", param=param)
-            known = self._compiled(constraint, self._vocabulary)
+            cached = self._compiled(constraint, self._vocabulary)
             with self._lock:
-                self._known[constraint] = known
-                if len(self._known) > KEPT:
-                    self._known.popitem(last=False)
-        if isinstance(known, RequestError):
-            raise copy.copy(known)  # its own for each who asks: an error gathers where it was raised
+                self._cache[constraint] = cached
+                if len(self._cache) > MAX_CACHED:
+                    self._cache.popitem(last=False)
+        if isinstance(cached, RequestError):
+            raise copy.copy(cached)  # a copy for each caller: raising adds a traceback
         with self._lock:
-            return GrammarMask(known.deep_copy(), self._model.vocab_size, self._ends)
+            return GrammarMask(cached.deep_copy(), self._tokenizer.vocab_size, self._eos_ids)
 
     def _compiled(self, constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher | RequestError:
         param = _PARAM[constraint.kind]
@@ -87,36 +88,36 @@ class GrammarCompiler:
             text = grammar(constraint, lambda _: True)
             matcher = _matcher(vocabulary, text)
             if matcher.is_error():
-                looser = grammar(constraint, lambda part: not _matcher(vocabulary, part).is_error())
-                matcher = matcher if looser == text else _matcher(vocabulary, looser)
+                relaxed = grammar(constraint, lambda part: not _matcher(vocabulary, part).is_error())
+                matcher = matcher if relaxed == text else _matcher(vocabulary, relaxed)
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
             return RequestError(f"This is not a JSON Schema: {error}", param=param)
         if not matcher.is_error():
             return matcher
         if constraint.kind == "tools" and (content := content_of(constraint)) is not None:
-            blamed = self._compiled(content, vocabulary)
-            if isinstance(blamed, RequestError):
-                return blamed
+            compiled = self._compiled(content, vocabulary)
+            if isinstance(compiled, RequestError):  # the content's schema is at fault, not the tools'
+                return compiled
         reason = _sentence(matcher.get_error())
         return RequestError(f"This schema cannot be kept to: {reason}.", param=param, code="invalid_json_schema")
 
 
 class GrammarMask:
-    """`core.sampling.constraint.Mask` on a matcher that walks from path to path by way of what they have in common."""
+    """`core.sampling.constraint.Mask` on a matcher that moves from path to path, reusing their common prefix."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: frozenset[int]) -> None:
-        """matcher: its own, at the beginning."""
+    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        """matcher: at the beginning, owned by the mask."""
         self._fresh, self._matcher = matcher.deep_copy(), matcher
         self._vocab_size = vocab_size
-        self._ends = ends
+        self._eos_ids = eos_ids
         self._consumed: list[int] = []
         self._nothing = np.zeros(vocab_size, dtype=np.bool_)
         self._nothing.flags.writeable = False
 
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:
-        """See `Mask`. 15 us and a microsecond for each token that is new, at 152,000 tokens; then 60 us for the array.
+        """See `Mask`. At 152,000 tokens: 15 us plus 1 us for each new token of the path, then 60 us for the array.
 
-        Nothing, too, where the text has become too intricate for llguidance's limits.
+        Allows no token if the text exceeds llguidance's limits.
         """
         bits = self._matcher.compute_bitmask() if self._walk(list(path)) else None
         if self._matcher.is_error():
@@ -129,8 +130,8 @@ class GrammarMask:
         return np.unpackbits(packed, count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def complete(self, path: Sequence[int]) -> bool:
-        """May the answer end here?"""
-        return any(self.allowed(path)[end] for end in self._ends)
+        """True if the answer may end after this path."""
+        return any(self.allowed(path)[token] for token in self._eos_ids)
 
     def _walk(self, tokens: list[int]) -> bool:
         """Bring the matcher to that path. False if the path breaks the constraint, or has an end in it."""
@@ -140,7 +141,7 @@ class GrammarMask:
             self._matcher.compute_bitmask()  # else llguidance 1.9 may give the mask of the branch that was left
             del self._consumed[common:]
         new = tokens[common:]
-        if not self._ends.isdisjoint(new) or (new and not 0 <= min(new) <= max(new) < self._vocab_size):
+        if not self._eos_ids.isdisjoint(new) or (new and not 0 <= min(new) <= max(new) < self._vocab_size):
             return False
         taken = self._matcher.try_consume_tokens(new)
         self._consumed += new[:taken]
@@ -148,7 +149,7 @@ class GrammarMask:
 
 
 class DeferredMask:
-    """A mask that is still being compiled while its answer's documents are looked for."""
+    """A mask to be set later: it is compiled while the documents of its answer are retrieved."""
 
     def __init__(self) -> None:
         self._mask: Mask | None = None
@@ -157,16 +158,16 @@ class DeferredMask:
         self._mask = mask
 
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
-        assert self._mask is not None, "a machine has no law to mask before its prompts are there"
+        assert self._mask is not None, "the mask is not compiled yet"
         return self._mask.allowed(path)
 
     def complete(self, path: Sequence[int]) -> bool:
-        assert self._mask is not None, "nothing has been written yet"
+        assert self._mask is not None, "the mask is not compiled yet"
         return self._mask.complete(path)
 
 
 def _common(known: list[int], tokens: list[int]) -> int:
-    """Length of the common beginning; by halves, since comparing slices is fast."""
+    """Length of the common prefix, by bisection, since comparing slices is fast."""
     low, high = 0, min(len(known), len(tokens))
     if known[:high] == tokens[:high]:
         return high
@@ -181,29 +182,29 @@ def _common(known: list[int], tokens: list[int]) -> int:
 
 # ---- the vocabulary -------------------------------------------------------------------------------------------------
 class _Vocabulary:
-    """What llguidance asks of a tokenizer. Tokens without bytes are special to it: no grammar here names them."""
+    """Tokenizer interface of llguidance. Tokens without bytes are special tokens, which no grammar here names."""
 
-    def __init__(self, model: TextModel, ends: frozenset[int]) -> None:
-        self.tokens = [model.token_bytes(token) for token in range(model.vocab_size)]
-        self.special_token_ids = [token for token, text in enumerate(self.tokens) if not text or token in ends]
+    def __init__(self, tokenizer: TextModel, eos_ids: frozenset[int]) -> None:
+        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        self.special_token_ids = [token for token, text in enumerate(self.tokens) if not text or token in eos_ids]
         for token in self.special_token_ids:
             self.tokens[token] = b"<|%d|>" % token
-        self.eos_token_id = min(ends)
+        self.eos_token_id = min(eos_ids)
         self.bos_token_id = None
 
     def __call__(self, text: str | bytes) -> list[int]:
-        del text  # only forced text would be cut into tokens, and nothing is forced
+        del text  # called for forced text only, and nothing is forced
         return []
 
 
-def _vocabulary(model: TextModel, ends: frozenset[int]) -> LLTokenizer:
-    wrapper = TokenizerWrapper(_Vocabulary(model, ends))
-    return LLTokenizer(wrapper, n_vocab=model.vocab_size, eos_token=sorted(ends))
+def _vocabulary(tokenizer: TextModel, eos_ids: frozenset[int]) -> LLTokenizer:
+    wrapper = TokenizerWrapper(_Vocabulary(tokenizer, eos_ids))
+    return LLTokenizer(wrapper, n_vocab=tokenizer.vocab_size, eos_token=sorted(eos_ids))
 
 
 # ---- llguidance ------------------------------------------------------------------------------------------------------
 def _matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
-    """At its beginning. The first mask may take 30 ms; copies of the matcher have it from here."""
+    """A matcher at the beginning. Its first mask may take 30 ms; it is computed here, for all copies of the matcher."""
     matcher = LLMatcher(vocabulary, grammar, log_level=0)
     if not matcher.is_error():
         matcher.compute_bitmask()
@@ -211,9 +212,9 @@ def _matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def _sentence(error: str) -> str:
-    """The first line of what llguidance says, without the place in a grammar that the client never saw.
+    """First line of llguidance's error, without the position in a grammar that the client never saw.
 
-    Of what is wrong with a pattern a later line tells. What it says of itself is put in words.
+    For a pattern, the cause is added from a later line. Internal errors are reworded.
     """
     if error.startswith("panic"):
         return "it is too large"

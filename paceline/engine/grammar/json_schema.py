@@ -1,6 +1,6 @@
-"""JSON schemas as data: what in one takes too long to follow, and what may be left out of one. Pure.
+"""JSON schemas as data: detect what takes too long to compile, and relax what cannot be enforced. Pure.
 
-A keyword counts where it is one: not among the names under `properties`, nor in a value that is data, as a default is.
+Only keywords count, not equal names under `properties` or in data such as a default.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum
 
 
 def has_too_many_remainders(schema: object) -> bool:
-    """A number's remainder is followed by as many states as it can have, for all `multipleOf` together."""
-    together = 1
+    """True if `multipleOf` needs too many states: one for each remainder, of the lcm of all divisors."""
+    lcm = 1
     for divisor in _divisors(schema):
-        together = math.lcm(together, divisor)
-        if together > MAX_REMAINDERS:
+        lcm = math.lcm(lcm, divisor)
+        if lcm > MAX_REMAINDERS:
             return True
     return False
 
 
 def has_one_of(schema: object) -> bool:
-    """Are there alternatives of which exactly one may fit?"""
+    """True if `oneOf` occurs anywhere in the schema."""
     return any("oneOf" in each for each in _schemas(schema))
 
 
 def loosened(schema: dict[str, object]) -> dict[str, object]:
-    """Without patterns and bounds of numbers: what fits the schema fits this, and more does."""
+    """The schema without patterns and bounds of numbers; every value that fits the given schema fits this one."""
     kept = {key: _loosened(key, inner) for key, inner in schema.items() if not _is_limit(key, inner)}
     if "patternProperties" in schema:
-        kept.pop("additionalProperties", None)  # else nothing would be left of the names that a pattern allowed
+        kept.pop("additionalProperties", None)  # else the names that a pattern allowed would be forbidden
     return kept
 
 
@@ -55,7 +55,7 @@ def _each(inner: object) -> object:
 
 
 def _is_limit(key: str, inner: object) -> bool:
-    """Only what is well formed: what means nothing is for the compiler to refuse."""
+    """True for a well-formed pattern or bound. Malformed ones stay, for the compiler to refuse."""
     match key:
         case "pattern":
             return isinstance(inner, str)
@@ -66,7 +66,7 @@ def _is_limit(key: str, inner: object) -> bool:
 
 
 def _divisors(schema: object) -> Iterator[int]:
-    """What stands behind multipleOf, without sign and decimal point."""
+    """Values of `multipleOf`, without sign and decimal point."""
     for each in _schemas(schema):
         divisor = each.get("multipleOf")
         if isinstance(divisor, bool):
@@ -79,16 +79,16 @@ def _divisors(schema: object) -> Iterator[int]:
 
 
 def _schemas(value: object) -> Iterator[dict[str, object]]:
-    """All that are in it, itself included."""
-    waiting = [value]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, list):
-            waiting += found
-        elif isinstance(found, dict):
-            yield found
-            for key, inner in found.items():
+    """All subschemas, the schema itself included."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, list):
+            pending += item
+        elif isinstance(item, dict):
+            yield item
+            for key, inner in item.items():
                 if key in _NAMED and isinstance(inner, dict):
-                    waiting += inner.values()
+                    pending += inner.values()
                 elif key not in _DATA:
-                    waiting.append(inner)
+                    pending.append(inner)

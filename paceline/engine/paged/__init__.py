@@ -1,1 +1,8 @@
-"""The fast engine: transformers' modules with our attention, our KV cache and packed weights."""
+"""Fast engine: transformers' modules with paged attention, a paged KV cache and packed weights.
+
+- `engine`: `PagedEngine`, and `patch_model`, which replaces a model's attention and linears.
+- `kv_cache`: `PagedKvCache`, sequences with their block tables; base class of `PagedEngine` and `Stage`.
+- `kv_storage`: `KvStorage`, the tensors that hold K and V in blocks.
+- `attention`: attention over the blocks for one flat row of tokens from many sequences.
+- `packed_linear`: linears packed for oneDNN, fused decoder layers and MLPs.
+"""

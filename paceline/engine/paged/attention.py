@@ -1,8 +1,8 @@
-"""Attention over KV that lives in blocks, for one flat row of tokens from many sequences.
+"""Paged attention for one flat row of tokens from many sequences.
 
-transformers calls `attention` by name (`AttentionInterface.register`) and hands it the plan of the running forward.
-A plan says where each row's K and V go, and groups the segments: short ones are padded into one call, long ones run
-alone. Knows nothing of models, sequences' ids or who owns a block. Attention sinks are not handled: they raise.
+transformers calls `attention` by name (`AttentionInterface.register`) with the metadata of the running forward. The
+metadata hold the slot of each row's K and V, and group the segments: short ones are padded into one call, long ones
+run alone. Knows nothing of models, sequence ids or block ownership. Attention sinks are not handled: they raise.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.core.batching.block_manager import BlockCopy, SlotArray
+from paceline.core.batching.block_manager import SlotArray
 from paceline.core.batching.segment import Segment
+from paceline.engine.paged.kv_storage import KvStorage
 
-NAME = "paceline"  # as transformers knows it: `config._attn_implementation`
+NAME = "paceline"  # registered with transformers, for `config._attn_implementation`
 
-# A segment of up to this many rows is padded to the longest of its kind and shares a call with them.
-_SHORT = 32
-# Padding wastes at most this factor of a call's rows x columns; beyond it the group is split.
-_WASTE = 2.0
+_SHORT_ROWS = 32  # a segment of up to this many rows is padded to the longest of its group; longer ones run alone
+_MAX_PADDING = 2.0  # padded rows x columns of a call over the used ones; beyond it the group is split
 
 
 class Attending(Protocol):
-    """What `attention` finds under the keyword `plan`."""
+    """Argument `attn_metadata` of `attention`."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: LayerAttention) -> Tensor:
         """query: (rows, heads, dim); key, value: (rows, kv heads, dim). Returns (rows, heads, value dim)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """What one layer asks of attention."""
+    """Attention parameters of one layer."""
 
     scale: float
-    window: int | None = None  # positions a row sees, its own included
+    window: int | None = None  # positions a row attends to, its own included
     softcap: float | None = None
 
 
@@ -51,7 +50,7 @@ def attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    plan: Attending,
+    attn_metadata: Attending,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -61,227 +60,158 @@ def attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface. query: (1, heads, rows, dim); key, value: (1, kv heads, rows, dim).
 
-    `attention_mask` is None: transformers makes no mask for a name it has no mask function for.
+    `attention_mask` is None: transformers makes no mask for a name without a registered mask function.
     """
     if attention_mask is not None or s_aux is not None or position_bias is not None:
         raise NotImplementedError("masks, attention sinks and position biases of a model's own are not handled")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = module.layer_idx
     assert isinstance(layer, int)
-    how = LayerAttention(scale, sliding_window, softcap)
-    mixed = plan.attend(layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), how)
-    return mixed[None], None
+    params = LayerAttention(scale, sliding_window, softcap)
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attn_metadata.attend(layer, query, key, value, params)[None], None
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSlots:
-    """One segment in the flat row, with the blocks of its sequence."""
+    """One segment in the flat row, with the block table of its sequence."""
 
     segment: Segment
     first: int  # its first row in the flat row
     blocks: NDArray[np.int64]  # (enough for start + n rows,)
 
     @property
-    def rows(self) -> int:
+    def num_rows(self) -> int:
         return len(self.segment.tokens)
 
 
 @dataclass(slots=True)
-class Group:
-    """Segments padded to `longest` rows and `columns` columns, for one attention call."""
+class SegmentGroup:
+    """Segments padded to the same numbers of rows and columns, for one attention call."""
 
-    spans: Sequence[SegmentSlots]
-    longest: int
-    columns: int  # a multiple of the block size
-    flat: Tensor | None  # (spans * longest,) rows of the flat row to read; None: all of them, in order
-    back: Tensor | None  # (rows,) where in the padded output each row stands; None: as above
-    into: Tensor | None  # (rows,) rows of the flat row to write
-    blocks: Tensor | None  # (spans * blocks each,); None: `run` holds
-    run: tuple[int, int] | None  # first and last slot + 1, when there is one span and its blocks lie side by side
-    masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
-
-
-class KvStorage:
-    """K and V of every layer in blocks: (layers, blocks * block size, kv heads, dim) each."""
-
-    def __init__(
-        self, blocks: int, block_size: int, *, layers: int, kv_heads: int, key_dim: int, value_dim: int, like: Tensor
-    ) -> None:
-        self.block_size = block_size
-        shape = (layers, blocks * block_size, kv_heads)
-        self.keys, self.values = _zeros((*shape, key_dim), like), _zeros((*shape, value_dim), like)
-        self._room = [like.new_empty(0), like.new_empty(0)]
-        self.by_layer = list(zip(self.keys.unbind(0), self.values.unbind(0), strict=True))
-        in_blocks = (tensor.view(layers, blocks, block_size * kv_heads, -1) for tensor in (self.keys, self.values))
-        self.blocks_by_layer = list(zip(*(tensor.unbind(0) for tensor in in_blocks), strict=True))
-
-    def gathered(self, layer: int, blocks: Tensor, spans: int) -> tuple[Tensor, Tensor]:
-        """(spans, columns, kv heads, dim) each, of (spans * blocks each,) block ids. Valid until the next call.
-
-        Both go into memory that is kept: fresh memory of this size costs more in page faults than the copy itself.
-        """
-        found: list[Tensor] = []
-        for i, tensor in enumerate(self.blocks_by_layer[layer]):
-            need = len(blocks) * tensor.shape[1] * tensor.shape[2]
-            if self._room[i].numel() < need:
-                self._room[i] = tensor.new_empty(need + need // 4)
-            out = self._room[i][:need].view(len(blocks), tensor.shape[1], tensor.shape[2])
-            torch.index_select(tensor, 0, blocks, out=out)
-            found.append(out.view(spans, -1, self.keys.shape[2], tensor.shape[2]))
-        return found[0], found[1]
-
-    def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy the first rows of blocks into others."""
-        for source, target, rows in copies:
-            at, to = source * self.block_size, target * self.block_size
-            for tensor in (self.keys, self.values):
-                tensor[:, to : to + rows] = tensor[:, at : at + rows]
-
-    def read_rows(self, slots: SlotArray) -> tuple[Tensor, Tensor]:
-        """(layers, slots, kv heads, dim) each: a copy."""
-        runs = _runs(slots)
-        keys, values = ([tensor[:, at:stop] for at, stop in runs] for tensor in (self.keys, self.values))
-        return torch.cat(keys, dim=1), torch.cat(values, dim=1)
-
-    def write_rows(self, slots: SlotArray, keys: Tensor, values: Tensor) -> None:
-        """keys, values: (layers, slots, kv heads, dim) each."""
-        done = 0
-        for at, stop in _runs(slots):
-            for tensor, rows in ((self.keys, keys), (self.values, values)):
-                tensor[:, at:stop] = rows[:, done : done + stop - at]
-            done += stop - at
-
-    def move_rows(self, source: SlotArray, into: SlotArray) -> None:
-        """Slots to slots, as if all were read before any is written: the two may overlap in any way."""
-        at, to = (torch.from_numpy(slots).to(self.keys.device) for slots in (source, into))
-        for tensor in (self.keys, self.values):
-            tensor[:, to] = tensor[:, at]  # the right side is a copy
-
-
-def _runs(slots: SlotArray) -> list[tuple[int, int]]:
-    """First and last slot + 1 of each run of neighbours: slices are copied faster than rows that are picked."""
-    ends = np.flatnonzero(np.diff(slots) != 1)
-    firsts, lasts = np.concatenate(([0], ends + 1)), np.concatenate((ends, [len(slots) - 1]))
-    return [(int(slots[first]), int(slots[last]) + 1) for first, last in zip(firsts, lasts, strict=True)]
-
-
-def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros, because a masked column still counts as 0 x its value, which must be a number.
-
-    On a CPU memory that the system hands out as it is touched: room for many rows costs nothing until they are written.
-    """
-    if like.device.type != "cpu":
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)
-    count = int(np.prod(shape)) * like.element_size()
-    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(like.dtype).view(shape)
+    segments: Sequence[SegmentSlots]
+    max_rows: int  # rows of each segment after padding
+    num_columns: int  # cached rows of each segment after padding, a multiple of the block size
+    gather: Tensor | None  # (segments * max_rows,) rows of the flat row to read; None: all of them, in order
+    unpad: Tensor | None  # (rows,) index of each row in the padded output; None: nothing is padded
+    scatter: Tensor | None  # (rows,) rows of the flat row to write; None: all of them, in order
+    blocks: Tensor | None  # (segments * blocks each,); None: `slot_range` holds
+    slot_range: tuple[int, int] | None  # first and last slot + 1 of a single segment whose blocks are adjacent
+    masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)  # by (window, query group size)
 
 
 class AttentionMetadata:
-    """Where the rows of one batch go and what each may see. Valid for one forward."""
+    """Slots and masks of the rows of one batch. Valid for one forward."""
 
-    def __init__(self, storage: KvStorage, spans: Sequence[SegmentSlots], slots: SlotArray) -> None:
+    def __init__(self, storage: KvStorage, segments: Sequence[SegmentSlots], slots: SlotArray) -> None:
+        """slots: (rows,) where to store K and V of each row"""
         self._storage = storage
         self._device = storage.keys.device
         self._dtype = storage.keys.dtype
         self._slots = torch.from_numpy(slots).to(self._device)  # (rows,)
-        self._groups = [self._group(part, alone=len(spans) == len(part)) for part in _parts(spans)]
-        self.rotary: tuple[Tensor, Tensor] | None = None  # made once by the first fused layer, read by the others
+        self._groups = [self._group(part, is_whole=len(segments) == len(part)) for part in _partition(segments)]
+        self.rotary: tuple[Tensor, Tensor] | None = None  # set by the first fused layer, read by the others
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: LayerAttention) -> Tensor:
+        """Store K and V of the batch's rows, then attend. Shapes: see `Attending`."""
         keys, values = self._storage.by_layer[layer]
         keys.index_copy_(0, self._slots, key)
         values.index_copy_(0, self._slots, value)
         if len(self._groups) == 1:
-            return self._one(self._groups[0], layer, query, how)
+            return self._attend_group(self._groups[0], layer, query, params)
         mixed = query.new_empty(*query.shape[:2], value.shape[-1])
         for group in self._groups:
-            assert group.into is not None
-            mixed[group.into] = self._one(group, layer, query, how)
+            assert group.scatter is not None
+            mixed[group.scatter] = self._attend_group(group, layer, query, params)
         return mixed
 
-    def _one(self, group: Group, layer: int, query: Tensor, how: LayerAttention) -> Tensor:
+    def _attend_group(self, group: SegmentGroup, layer: int, query: Tensor, params: LayerAttention) -> Tensor:
         """(rows of the group, heads, value dim)"""
-        heads = query.shape[1]
-        if group.run is not None:
-            first, end = group.run
-            keys, values = (tensor[None, first:end] for tensor in self._storage.by_layer[layer])
+        heads, batch_size = query.shape[1], len(group.segments)
+        if group.slot_range is not None:
+            first, stop = group.slot_range
+            keys, values = (tensor[None, first:stop] for tensor in self._storage.by_layer[layer])
         else:
             assert group.blocks is not None
-            keys, values = self._storage.gathered(layer, group.blocks, len(group.spans))
-        keys, values = keys.transpose(1, 2), values.transpose(1, 2)  # (spans, kv heads, columns, dim)
+            keys, values = self._storage.gather_blocks(layer, group.blocks, batch_size)
+        keys, values = keys.transpose(1, 2), values.transpose(1, 2)  # (segments, kv heads, columns, dim)
         kv_heads = keys.shape[1]
-        share = heads // kv_heads
-        asked = query if group.flat is None else query.index_select(0, group.flat)
-        # the heads that share a K/V head become rows of one head: nothing is repeated
-        asked = asked.view(len(group.spans), group.longest, kv_heads, share, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
-        mask = self._mask(group, how.window, share)
-        if how.softcap is None:
-            mixed = functional.scaled_dot_product_attention(asked, keys, values, attn_mask=mask, scale=how.scale)
+        group_size = heads // kv_heads
+        padded = query if group.gather is None else query.index_select(0, group.gather)
+        # grouped-query attention: the heads that share a K/V head become rows of one head, so K and V are not repeated
+        padded = padded.view(batch_size, group.max_rows, kv_heads, group_size, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        mask = self._mask(group, params.window, group_size)
+        if params.softcap is None:
+            mixed = functional.scaled_dot_product_attention(padded, keys, values, attn_mask=mask, scale=params.scale)
         else:
-            scores = torch.matmul(asked * how.scale, keys.transpose(2, 3))
-            scores = torch.tanh(scores / how.softcap) * how.softcap
+            scores = torch.matmul(padded * params.scale, keys.transpose(2, 3))
+            scores = torch.tanh(scores / params.softcap) * params.softcap
             if mask is not None:
                 scores = scores + mask
             mixed = torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype), values)
-        mixed = mixed.view(len(group.spans), kv_heads, share, group.longest, -1).permute(0, 3, 1, 2, 4)
-        mixed = mixed.reshape(len(group.spans) * group.longest, heads, -1)
-        return mixed if group.back is None else mixed.index_select(0, group.back)
+        mixed = mixed.view(batch_size, kv_heads, group_size, group.max_rows, -1).permute(0, 3, 1, 2, 4)
+        mixed = mixed.reshape(batch_size * group.max_rows, heads, -1)
+        return mixed if group.unpad is None else mixed.index_select(0, group.unpad)
 
-    def _mask(self, group: Group, window: int | None, share: int) -> Tensor | None:
-        """(spans, 1, share * longest, columns) added to the scores, made once for all layers that ask alike."""
-        if (window, share) not in group.masks:
-            seen = np.zeros((len(group.spans), group.longest, group.columns), dtype=np.bool_)
-            for i, span in enumerate(group.spans):
-                now = span.segment.attention_mask(window)
-                seen[i, : span.rows, : now.shape[1]] = now
-                seen[i, span.rows :, 0] = True  # a padding row must see something, or its scores are not numbers
-            mask = torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf))).to(self._device, self._dtype)
-            shape = (len(group.spans), share, group.longest, group.columns)
-            group.masks[window, share] = mask[:, None].expand(shape).reshape(len(group.spans), 1, -1, group.columns)
-        return group.masks[window, share]
+    def _mask(self, group: SegmentGroup, window: int | None, group_size: int) -> Tensor | None:
+        """(segments, 1, group_size * max_rows, columns), added to the scores; shared by layers with equal arguments."""
+        if (window, group_size) not in group.masks:
+            visible = np.zeros((len(group.segments), group.max_rows, group.num_columns), dtype=np.bool_)
+            for i, slots in enumerate(group.segments):
+                own = slots.segment.attention_mask(window)
+                visible[i, : slots.num_rows, : own.shape[1]] = own
+                visible[i, slots.num_rows :, 0] = True  # padding rows attend to one column, to avoid NaN
+            mask = torch.from_numpy(np.where(visible, np.float32(0), np.float32(-np.inf))).to(self._device, self._dtype)
+            shape = (len(group.segments), group_size, group.max_rows, group.num_columns)
+            mask = mask[:, None].expand(shape).reshape(len(group.segments), 1, -1, group.num_columns)
+            group.masks[window, group_size] = mask
+        return group.masks[window, group_size]
 
-    def _group(self, spans: Sequence[SegmentSlots], *, alone: bool) -> Group:
+    def _group(self, segments: Sequence[SegmentSlots], *, is_whole: bool) -> SegmentGroup:
+        """is_whole: the group holds all segments of the batch, in order."""
         size = self._storage.block_size
-        longest = max(span.rows for span in spans)
-        each = max(len(span.blocks) for span in spans)
-        blocks = np.zeros((len(spans), each), dtype=np.int64)
-        for i, span in enumerate(spans):
-            blocks[i, : len(span.blocks)] = span.blocks
-        one = len(spans) == 1 and bool(np.all(np.diff(blocks[0]) == 1))
-        into = np.concatenate([np.arange(span.first, span.first + span.rows) for span in spans])
-        even = all(span.rows == longest for span in spans)
-        padded = np.concatenate([np.minimum(np.arange(longest), span.rows - 1) + span.first for span in spans])
-        kept = np.concatenate([np.arange(span.rows) + i * longest for i, span in enumerate(spans)])
-        return Group(
-            spans=spans,
-            longest=longest,
-            columns=each * size,
-            flat=None if alone and even else torch.from_numpy(padded).to(self._device),
-            back=None if even else torch.from_numpy(kept).to(self._device),
-            into=None if alone else torch.from_numpy(into).to(self._device),
-            blocks=None if one else torch.from_numpy(blocks.ravel()).to(self._device),
-            run=(int(blocks[0, 0]) * size, (int(blocks[0, 0]) + each) * size) if one else None,
+        max_rows = max(slots.num_rows for slots in segments)
+        max_blocks = max(len(slots.blocks) for slots in segments)
+        blocks = np.zeros((len(segments), max_blocks), dtype=np.int64)
+        for i, slots in enumerate(segments):
+            blocks[i, : len(slots.blocks)] = slots.blocks
+        is_adjacent = len(segments) == 1 and bool(np.all(np.diff(blocks[0]) == 1))
+        is_even = all(slots.num_rows == max_rows for slots in segments)
+        gather = np.concatenate([np.minimum(np.arange(max_rows), each.num_rows - 1) + each.first for each in segments])
+        unpad = np.concatenate([np.arange(slots.num_rows) + i * max_rows for i, slots in enumerate(segments)])
+        scatter = np.concatenate([np.arange(slots.first, slots.first + slots.num_rows) for slots in segments])
+        first = int(blocks[0, 0]) * size
+        return SegmentGroup(
+            segments=segments,
+            max_rows=max_rows,
+            num_columns=max_blocks * size,
+            gather=None if is_whole and is_even else torch.from_numpy(gather).to(self._device),
+            unpad=None if is_even else torch.from_numpy(unpad).to(self._device),
+            scatter=None if is_whole else torch.from_numpy(scatter).to(self._device),
+            blocks=None if is_adjacent else torch.from_numpy(blocks.ravel()).to(self._device),
+            slot_range=(first, first + max_blocks * size) if is_adjacent else None,
         )
 
 
-def _parts(spans: Sequence[SegmentSlots]) -> list[list[SegmentSlots]]:
-    """Spans in groups of which padding does not waste too much: in their order if one group holds them all."""
-    parts = _grouped(spans)
+def _partition(segments: Sequence[SegmentSlots]) -> list[list[SegmentSlots]]:
+    """Groups without too much padding: one group in the given order if it suffices, else grouped after sorting."""
+    parts = _group_neighbours(segments)
     if len(parts) > 1:
-        parts = _grouped(sorted(spans, key=lambda span: (span.rows > _SHORT, span.rows, len(span.blocks))))
+        by_size = sorted(segments, key=lambda each: (each.num_rows > _SHORT_ROWS, each.num_rows, len(each.blocks)))
+        parts = _group_neighbours(by_size)
     return parts
 
 
-def _grouped(spans: Sequence[SegmentSlots]) -> list[list[SegmentSlots]]:
-    """Neighbours together. Long spans stand alone."""
+def _group_neighbours(segments: Sequence[SegmentSlots]) -> list[list[SegmentSlots]]:
+    """Group neighbours up to the padding limit. Long segments are alone."""
     parts: list[list[SegmentSlots]] = []
-    for span in spans:
-        if parts and span.rows <= _SHORT:
-            part = [*parts[-1], span]
-            rows, columns = max(s.rows for s in part), max(len(s.blocks) for s in part)
-            used = sum(s.rows * len(s.blocks) for s in part)
-            if rows <= _SHORT and len(part) * rows * columns <= _WASTE * used + 64:
+    for slots in segments:
+        if parts and slots.num_rows <= _SHORT_ROWS:
+            part = [*parts[-1], slots]
+            rows, columns = max(each.num_rows for each in part), max(len(each.blocks) for each in part)
+            used = sum(each.num_rows * len(each.blocks) for each in part)
+            if rows <= _SHORT_ROWS and len(part) * rows * columns <= _MAX_PADDING * used + 64:
                 parts[-1] = part
                 continue
-        parts.append([span])
+        parts.append([slots])
     return parts

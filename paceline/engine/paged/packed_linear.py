@@ -1,8 +1,8 @@
-"""Linear layers packed once for oneDNN, and decoder parts fused around them: less memory traffic, fewer small kernels.
+"""Linear layers packed for oneDNN, and fused decoder layers and MLPs: less memory traffic, fewer small kernels.
 
-`pack` replaces modules of a transformers model in place; it knows modules by the names of their parts, and the caller
-checks the scores afterwards. Packing applies on CPUs, to float32 and bfloat16; elsewhere the plain modules stay, and
-fusing keeps plain linears inside. Layers it does not know stay as they are but for their linears.
+`pack` replaces modules of a transformers model in place. It recognises modules by the names of their parts; the caller
+verifies the scores afterwards. Linears are packed on CPUs, in float32 and bfloat16; elsewhere they stay plain, also
+inside fused modules. Of a layer that is not recognised only the linears are packed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PlainLinear(nn.Module):
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Is there a packed kernel for this weight on this machine?"""
+    """True if this machine has a packed kernel for this weight."""
     if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if weight.dtype == torch.bfloat16:
@@ -54,7 +54,7 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def _linear(parts: Sequence[nn.Module]) -> nn.Module:
-    """One linear that computes those of all parts side by side."""
+    """One linear that computes those of all parts, their outputs concatenated."""
     weight = torch.cat([_weight(part) for part in parts]) if len(parts) > 1 else _weight(parts[0])
     biases = [part.bias.detach() for part in parts if isinstance(part.bias, Tensor)]
     if biases and len(biases) < len(parts):
@@ -71,7 +71,7 @@ def _weight(module: nn.Module) -> Tensor:
 
 
 class FusedMLP(nn.Module):
-    """act(x Wg) * (x Wu) Wd, the first two products as one."""
+    """(act(x Wg) * x Wu) Wd, the first two products as one."""
 
     def __init__(self, mlp: nn.Module) -> None:
         super().__init__()
@@ -87,16 +87,14 @@ class FusedMLP(nn.Module):
 
 
 class FusedLayer(nn.Module):
-    """A decoder layer of the Llama kind: rotary attention and gated MLP, each behind its norm, each added.
+    """Llama-like decoder layer: rotary attention and a gated MLP, each pre-normed and with a residual."""
 
-    `how` is what the layer's own attention asked for when it was tried.
-    """
-
-    def __init__(self, layer: nn.Module, index: int, how: LayerAttention) -> None:
+    def __init__(self, layer: nn.Module, index: int, params: LayerAttention) -> None:
+        """params: as recorded from the layer's own attention in the trial forward"""
         super().__init__()
         attention = layer.get_submodule("self_attn")
         heads = [attention.get_submodule(name) for name in ("q_proj", "k_proj", "v_proj")]
-        self._index, self._how = index, how
+        self._index, self._params = index, params
         self._qkv = _linear(heads)
         self._out = _linear([attention.get_submodule("o_proj")])
         dim = int(attention.head_dim)  # type: ignore[arg-type]  # nn.Module types any attribute as Tensor or Module
@@ -109,60 +107,65 @@ class FusedLayer(nn.Module):
         self._norms = [_Norm(parts[name]) for name in ("q_norm", "k_norm") if name in parts]  # Qwen3
 
     def forward(
-        self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], plan: AttentionMetadata, **_: object
+        self,
+        hidden_states: Tensor,
+        *,
+        position_embeddings: tuple[Tensor, Tensor],
+        attn_metadata: AttentionMetadata,
+        **_: object,
     ) -> Tensor:
         hidden = hidden_states[0]  # (rows, hidden)
-        if plan.rotary is None:
-            plan.rotary = _signed(*position_embeddings)
-        cos, sin = plan.rotary
+        if attn_metadata.rotary is None:
+            attn_metadata.rotary = _signed(*position_embeddings)
+        cos, sin = attn_metadata.rotary
         query_heads, key_heads, _value_heads = self._sizes
         projected = self._qkv(self._before(hidden)).view(len(hidden), -1, self._dim)
-        turned, value = projected[:, : query_heads + key_heads], projected[:, query_heads + key_heads :]
+        rotated, value = projected[:, : query_heads + key_heads], projected[:, query_heads + key_heads :]
         if self._norms:
-            query, key = turned.split_with_sizes((query_heads, key_heads), dim=1)
-            turned = torch.cat((self._norms[0](query), self._norms[1](key)), dim=1)
-        turned = torch.addcmul(turned * cos, turned.roll(self._dim // 2, -1), sin)
-        query, key = turned.split_with_sizes((query_heads, key_heads), dim=1)
-        mixed = plan.attend(self._index, query, key, value, self._how)
+            query, key = rotated.split_with_sizes((query_heads, key_heads), dim=1)
+            rotated = torch.cat((self._norms[0](query), self._norms[1](key)), dim=1)
+        rotated = torch.addcmul(rotated * cos, rotated.roll(self._dim // 2, -1), sin)
+        query, key = rotated.split_with_sizes((query_heads, key_heads), dim=1)
+        mixed = attn_metadata.attend(self._index, query, key, value, self._params)
         hidden = hidden + self._out(mixed.reshape(len(hidden), -1))
         added: Tensor = hidden + self._mlp(self._between(hidden))
         return added[None]
 
 
 class _Norm(nn.Module):
-    """Root mean square norm as one call."""
+    """Root mean square norm as one kernel call."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         weight = norm.weight
         assert isinstance(weight, Tensor)
         self._weight = weight.detach()
-        self._eps = float(norm.variance_epsilon)  # type: ignore[arg-type]  # see above
+        self._eps = float(norm.variance_epsilon)  # type: ignore[arg-type]  # as `head_dim` above
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x, self._weight.shape, self._weight, self._eps)
 
 
 def _signed(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """(1, rows, dim) each to (rows, 1, dim), the first half of sin negated: rotate_half becomes a plain roll."""
+    """(1, rows, dim) each to (rows, 1, dim), the first half of sin negated so that rotate_half is a plain roll."""
     left, right = sin[0].chunk(2, dim=-1)
     return cos[0].unsqueeze(1), torch.cat((-left, right), dim=-1).unsqueeze(1)
 
 
-def pack(model: nn.Module, hows: Sequence[LayerAttention]) -> None:
-    """Replace what can be replaced, in place. hows: what each layer's attention asks for, by layer.
+def pack(model: nn.Module, params: Sequence[LayerAttention]) -> None:
+    """Replace recognised layers, MLPs and linears in place. params: of each layer's attention.
 
-    The weights of replaced modules are freed as soon as their last user is gone.
+    The weights of a replaced module are freed with its last reference.
     """
     for name, module in list(model.named_modules()):
         if type(module).__name__ in _LLAMA_LIKE:
             index = module.get_submodule("self_attn").layer_idx
             assert isinstance(index, int)
-            model.set_submodule(name, FusedLayer(module, index, hows[index]))
+            model.set_submodule(name, FusedLayer(module, index, params[index]))
     for name, module in list(model.named_modules()):
         children = dict(module.named_children())
-        gated = {"gate_proj", "up_proj", "down_proj", "act_fn"} == children.keys() and len(children) == 4
-        if gated and all(isinstance(children[part], nn.Linear) for part in ("gate_proj", "up_proj", "down_proj")):
+        is_gated = {"gate_proj", "up_proj", "down_proj", "act_fn"} == children.keys() and len(children) == 4
+        if is_gated and all(isinstance(children[part], nn.Linear) for part in ("gate_proj", "up_proj", "down_proj")):
             model.set_submodule(name, FusedMLP(module))
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear | Conv1D) and can_pack(_weight(module)):

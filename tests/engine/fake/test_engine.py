@@ -1,4 +1,4 @@
-"""The fake model is a product: its text, its ends, its agreement between prompts, and its noisy double."""
+"""The fake model: its text and where it ends, its agreement between prompts, and its noisy version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT: TextModel = ByteTokenizer()
 
 
 def answer(engine: Engine, prompt: str, generator: np.random.Generator | None) -> bytes:
-    """Greedy without a generator, else at temperature 1."""
+    """One answer, greedy without a generator, else at temperature 1."""
     seq, tokens, out = SeqId(1), TEXT.chat([{"role": "user", "content": prompt}]), bytearray()
     while True:
         (dist,) = engine.forward(Batch((Segment(seq, engine.length(seq), tuple(tokens)),))).dists[0]
@@ -59,7 +59,7 @@ def test_inside_a_character_only_bytes_that_continue_it_are_possible() -> None:
 
 
 def _pair(engine: Engine, order: int = 200) -> list[tuple[Dist, Dist]]:
-    """Distributions over one text behind two prompts."""
+    """Distributions along one text after two prompts."""
     text = answer(engine, "anything", np.random.Generator(np.random.PCG64(1)))
     heads = [TEXT.encode("document one. assistant: "), TEXT.encode("another document! assistant: ")]
     rows = [scratch(engine, [*head, *text])[len(head) - 1 :] for head in heads]

@@ -1,6 +1,6 @@
-"""Random growth, commits and truncations on the fake engine, many more of them than the laws try on each engine.
+"""Random growth, commits and truncations on the fake engine, many more than `test_contract.py` tries on each engine.
 
-Which the ledger's bookkeeping must survive: lengths, positions and paths are compared after every move.
+They test the sequence table: lengths, positions and paths are compared after every move.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.engine.trials import Growing, prompts
 
 @settings(max_examples=80)
 @given(prompt=prompts(0, 5), data=st.data())
-def test_any_lawful_moves_leave_what_a_fresh_prefill_would(prompt: list[int], data: st.DataObject) -> None:
+def test_any_valid_moves_equal_a_fresh_prefill(prompt: list[int], data: st.DataObject) -> None:
     growing = Growing(FakeEngine(seed=5), SeqId(1))
     if prompt:
         growing.extend(prompt)

@@ -1,4 +1,4 @@
-"""Objects that name properties end; all that fits a closed schema fits the one it was made of."""
+"""Closed objects: no other names than those of the schema; every value of a closed schema fits the original."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Shape(BaseModel):
 
 
 def fits(schema: dict[str, Any], *, strict: bool = False) -> Any:
-    """Whether a text can be written under the schema, each byte allowed, and is whole."""
+    """Predicate: a value's JSON is allowed byte by byte under the schema's mask, and complete."""
     mask = GRAMMARS.mask(Constraint("json_schema" if strict else "loose_schema", json.dumps(schema)))
     return lambda value: written(mask, json.dumps(value))
 
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_an_object_that_names_properties_has_no_others(strict: bool) -> None:
-    able = fits(A, strict=strict)
-    assert able({"a": 1}) and able({})
-    assert not able({"z": 1}) and not able({"a": 1, "z": 1})
+    can_write = fits(A, strict=strict)
+    assert can_write({"a": 1}) and can_write({})
+    assert not can_write({"z": 1}) and not can_write({"a": 1, "z": 1})
 
 
 def test_what_the_schema_allows_by_its_words_stays_allowed() -> None:
@@ -60,11 +60,11 @@ def test_what_the_schema_allows_by_its_words_stays_allowed() -> None:
 
 
 def test_what_must_be_there_may_be_there_though_it_has_no_schema() -> None:
-    able = fits({**A, "required": ["a", "b"]})
-    assert able({"a": 1, "b": "anything"}) and not able({"a": 1, "b": 2, "c": 3})
+    can_write = fits({**A, "required": ["a", "b"]})
+    assert can_write({"a": 1, "b": "anything"}) and not can_write({"a": 1, "b": 2, "c": 3})
     asked = {**A, "dependentRequired": {"a": ["d"]}}
     assert closed(asked)["properties"] == {**A["properties"], "d": True}
-    assert closed({**A, "minProperties": 2}) == {**A, "minProperties": 2}, "only others can make it two"
+    assert closed({**A, "minProperties": 2}) == {**A, "minProperties": 2}, "two properties need another name"
 
 
 def test_what_is_put_together_is_closed_as_a_whole() -> None:
@@ -76,17 +76,19 @@ def test_what_is_put_together_is_closed_as_a_whole() -> None:
         {**A, "anyOf": [B, {"required": ["a"]}]},
         {**A, "if": {"required": ["a"]}, "then": B},
     ):
-        able = fits(together)
-        assert able({"a": 1, "b": 2}), together
-        assert not able({"a": 1, "b": 2, "c": 3}), together
-        assert not able({"a": "x", "b": 2}), together
+        can_write = fits(together)
+        assert can_write({"a": 1, "b": 2}), together
+        assert not can_write({"a": 1, "b": 2, "c": 3}), together
+        assert not can_write({"a": "x", "b": 2}), together
 
 
 def test_a_part_that_is_open_by_its_words_leaves_the_whole_open() -> None:
-    able = fits({"allOf": [A, {"type": "object", "additionalProperties": True}]})
-    assert able({"a": 1, "z": 2})
-    able = fits({"$defs": {"A": A}, "allOf": [{"$ref": "#/$defs/A"}, {"additionalProperties": {"type": "integer"}}]})
-    assert able({"z": 2})
+    can_write = fits({"allOf": [A, {"type": "object", "additionalProperties": True}]})
+    assert can_write({"a": 1, "z": 2})
+    can_write = fits(
+        {"$defs": {"A": A}, "allOf": [{"$ref": "#/$defs/A"}, {"additionalProperties": {"type": "integer"}}]}
+    )
+    assert can_write({"z": 2})
 
 
 def test_one_definition_stands_alone_here_and_is_a_part_there() -> None:
@@ -94,22 +96,22 @@ def test_one_definition_stands_alone_here_and_is_a_part_there() -> None:
         "$defs": {"A": {**A, "properties": {**A["properties"], "next": {"$ref": "#/$defs/A"}}}},
         "properties": {"alone": {"$ref": "#/$defs/A"}, "part": {"allOf": [{"$ref": "#/$defs/A"}, B]}},
     }
-    able = fits(schema)
-    assert able({"alone": {"a": 1, "next": {"a": 2}}, "part": {"a": 1, "next": {"a": 2}, "b": 2}})
-    assert not able({"alone": {"a": 1, "b": 2}})
-    assert not able({"part": {"a": 1, "next": {"a": 2, "b": 3}}})
-    assert not able({"part": {"a": 1, "c": 2}})
+    can_write = fits(schema)
+    assert can_write({"alone": {"a": 1, "next": {"a": 2}}, "part": {"a": 1, "next": {"a": 2}, "b": 2}})
+    assert not can_write({"alone": {"a": 1, "b": 2}})
+    assert not can_write({"part": {"a": 1, "next": {"a": 2, "b": 3}}})
+    assert not can_write({"part": {"a": 1, "c": 2}})
 
 
 @pytest.mark.parametrize("union", ["anyOf", "oneOf"])
 def test_alternatives_are_closed_each_for_itself(union: str) -> None:
-    able = fits({"type": "object", union: [{**A, "required": ["a"]}, {**B, "required": ["b"]}]})
-    assert able({"a": 1}) and able({"b": 1})
-    assert not able({"a": 1, "b": 1}) and not able({"a": 1, "z": 1})
+    can_write = fits({"type": "object", union: [{**A, "required": ["a"]}, {**B, "required": ["b"]}]})
+    assert can_write({"a": 1}) and can_write({"b": 1})
+    assert not can_write({"a": 1, "b": 1}) and not can_write({"a": 1, "z": 1})
 
 
 def test_to_the_letter_alternatives_that_overlap_are_refused_as_before() -> None:
-    """{"a": 1} fits both; were they closed, it would fit one alone, and no validator of the schema would agree."""
+    """{"a": 1} fits both; if they were closed it would fit only one, contrary to a validator of the schema."""
     with pytest.raises(RequestError, match="oneOf"):
         fits({"oneOf": [A, B]}, strict=True)
 
@@ -118,7 +120,7 @@ def test_a_schema_that_cannot_be_kept_closed_is_kept_as_it_is() -> None:
     schema = {**A, "const": {"a": 1, "z": 2}}
     assert fits(schema)({"a": 1, "z": 2})
     within = {**A, "properties": {"inner": {"$id": "http://example.org/x", **B}}}
-    assert closed(within) == within, "references in it would count from there"
+    assert closed(within) == within, "its references would be relative to that id"
     nowhere = {"allOf": [{"$ref": "#/$defs/missing"}, B]}
     assert closed(nowhere)["allOf"] == nowhere["allOf"]
     assert closed({"allOf": [{"$ref": "http://example.org/a"}, B]})["allOf"][1] == B  # type: ignore[index]  # a list
@@ -132,8 +134,8 @@ def test_an_object_that_is_closed_by_its_words_gets_no_name_of_its_parts(strict:
         {**shut, "allOf": [{"$ref": "#/$defs/B"}], "$defs": {"B": B}},
         {**shut, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
     ):
-        able = fits(whole, strict=strict)
-        assert able({"a": 1}) and not able({"b": 1}) and not able({"a": 1, "b": 1}), whole
+        can_write = fits(whole, strict=strict)
+        assert can_write({"a": 1}) and not can_write({"b": 1}) and not can_write({"a": 1, "b": 1}), whole
     with pytest.raises(RequestError):
         fits({**shut, "required": ["a", "b"]}, strict=strict)
 
@@ -150,7 +152,7 @@ def test_long_ways_of_references_are_followed_or_left_as_they_are(number: int) -
     assert fits({"$ref": "#/components/schemas/S0", "components": {"schemas": chains}})({"v": 1, "next": {"v": 2}})
     heirs = {f"S{place}": {"allOf": [link(place), A]} for place in range(number - 1)} | {f"S{number - 1}": B}
     schema = {"$ref": "#/components/schemas/S0", "components": {"schemas": heirs}}
-    assert closed(schema)  # a chain of parts so long that no compiler follows it, but no fault of this module's
+    assert closed(schema)  # a chain too long for the compiler, but not for this module
 
 
 def test_references_in_a_circle_end() -> None:
@@ -169,7 +171,7 @@ def test_a_schema_made_to_multiply_is_left_as_it_is() -> None:
 
 @pytest.mark.parametrize("model", [Point, Shape])
 def test_what_pydantic_writes_ends_whatever_a_model_draws(model: type[BaseModel]) -> None:
-    """A model that knows nothing ends a closed object soon; an open one it hardly ever ended within the limit."""
+    """Uniformly sampled text ends a closed object soon; an open one hardly ever ends within the limit."""
     mask = GRAMMARS.mask(Constraint("loose_schema", json.dumps(model.model_json_schema())))
     chance = random.Random(5)
     texts = [text for _ in range(30) if (text := drawn(mask, ByteTokenizer(), chance, 2000)) is not None]
@@ -180,8 +182,8 @@ def test_what_pydantic_writes_ends_whatever_a_model_draws(model: type[BaseModel]
 
 def test_arguments_of_a_tool_are_closed_strict_or_not() -> None:
     for strict in (True, False):
-        said = {"tools": [{"name": "f", "parameters": A, "strict": strict}], "required": True, "parallel": False}
-        mask = GRAMMARS.mask(Constraint("tools", json.dumps(said)))
+        request = {"tools": [{"name": "f", "parameters": A, "strict": strict}], "required": True, "parallel": False}
+        mask = GRAMMARS.mask(Constraint("tools", json.dumps(request)))
         call = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
         assert written(mask, call % '{"a": 1}') and not written(mask, call % '{"a": 1, "z": 1}')
 
@@ -215,12 +217,12 @@ values = st.recursive(scalars, lambda inner: st.dictionaries(st.sampled_from("ab
     values,
 )
 def test_what_fits_a_closed_schema_fits_the_schema(definitions: dict[str, Any], schema: Any, value: Any) -> None:
-    whole = {**schema, **definitions}
+    full_schema = {**schema, **definitions}
     try:
-        fits_whole = Draft202012Validator(whole).is_valid(value)
-    except RecursionError:  # references in a circle, which the validator follows for ever
+        fits_given = Draft202012Validator(full_schema).is_valid(value)
+    except RecursionError:  # circular references, which the validator follows without end
         return
-    assert fits_whole or not Draft202012Validator(closed(whole)).is_valid(value)
+    assert fits_given or not Draft202012Validator(closed(full_schema)).is_valid(value)
 
 
 flat = st.fixed_dictionaries(
@@ -241,5 +243,5 @@ together = st.builds(
 def test_what_fits_objects_put_together_and_closed_fits_them_open(
     schema: dict[str, Any], value: dict[str, int]
 ) -> None:
-    fits_whole, fits_closed = (Draft202012Validator(each).is_valid(value) for each in (schema, closed(schema)))
-    assert fits_whole or not fits_closed
+    fits_given, fits_closed = (Draft202012Validator(each).is_valid(value) for each in (schema, closed(schema)))
+    assert fits_given or not fits_closed

@@ -1,4 +1,4 @@
-"""Constraints compiled for a vocabulary: what a mask allows after a path, and what is refused before anything runs."""
+"""Compiled constraints: the tokens that a mask allows after a path, and refusals before generation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SYLLABLES = (b'{"', b'": ', b'", "', b'"}', b'"}}', b"}}", b"true", b"12", b"\xc
 
 
 class SyllableTokenizer(ByteTokenizer):
-    """Bytes, longer pieces that cross every border of the grammar, two ends, and a special token without bytes."""
+    """Bytes, longer tokens across the grammar's boundaries, two EOS ids, and a special token without bytes."""
 
     @property
     def vocab_size(self) -> int:
@@ -50,19 +50,19 @@ def tools(*, required: bool, parallel: bool, named: Sequence[Mapping[str, object
 
 
 def follow(mask: GrammarMask, text: str | bytes) -> set[int]:
-    """What may follow, with byte tokens."""
+    """Allowed tokens after a text of byte tokens."""
     path = list(text.encode() if isinstance(text, str) else text)
     return {token for token, allowed in enumerate(mask.allowed(path)) if allowed}
 
 
 def written(mask: GrammarMask, text: str) -> bool:
-    """Can exactly this be written, each byte allowed, and is it whole?"""
+    """True if the mask allows the text byte by byte, and it is complete."""
     path = list(text.encode())
     return all(mask.allowed(path[:at])[byte] for at, byte in enumerate(path)) and mask.complete(path)
 
 
 def drawn(mask: GrammarMask, tokenizer: ByteTokenizer, chance: random.Random, limit: int = 400) -> bytes | None:
-    """The text that a model writes which knows nothing: any allowed token, each as likely. None: it did not end."""
+    """Text of uniformly sampled allowed tokens; None if it does not end within `limit`."""
     path: list[int] = []
     while len(path) < limit:
         token = chance.choice([token for token, allowed in enumerate(mask.allowed(path)) if allowed])
@@ -119,9 +119,9 @@ BRANCHING = (
 @given(st.sampled_from(BRANCHING), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=100)
 def test_what_is_allowed_follows_from_the_path_alone(constraint: Constraint, seed: int) -> None:
-    """One mask is asked about paths in any order, broken ones among them; a fresh one each time says the same."""
+    """One mask evaluated on paths in any order, invalid ones included, equals a fresh mask for each path."""
     chance = random.Random(seed)
-    asked = PIECES.mask(constraint)
+    reused = PIECES.mask(constraint)
     paths: list[list[int]] = []
     for _ in range(4):
         path: list[int] = []
@@ -133,11 +133,11 @@ def test_what_is_allowed_follows_from_the_path_alone(constraint: Constraint, see
         path = path[: chance.randrange(len(path) + 1)]
         if chance.random() < 0.1:
             path.append(chance.randrange(EOS + 3 + len(SYLLABLES)))
-        assert (asked.allowed(path) == PIECES.mask(constraint).allowed(path)).all()
+        assert (reused.allowed(path) == PIECES.mask(constraint).allowed(path)).all()
 
 
 def test_a_branch_that_was_left_does_not_show_in_the_mask_of_the_next() -> None:
-    """Two paths of one length that differ in a key: llguidance 1.9 takes the one for the other after a rollback."""
+    """Two paths of equal length that differ in a key: llguidance 1.9 confuses them after a rollback."""
     mask = schema(NOTES)
     assert follow(mask, '{"open":') == {*b" ft"}
     assert follow(mask, '{"note":') == {*b' "'}
@@ -165,12 +165,12 @@ def test_calls_are_written_as_qwen_writes_them_and_arguments_keep_to_their_tool(
 
 def test_an_answer_of_a_form_may_be_a_call_instead() -> None:
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-    asked = {"tools": TOOLS, "required": False, "parallel": True, "content": WEATHER}
-    mask = BYTES.mask(Constraint("tools", json.dumps(asked)))
+    options = {"tools": TOOLS, "required": False, "parallel": True, "content": WEATHER}
+    mask = BYTES.mask(Constraint("tools", json.dumps(options)))
     assert written(mask, '{"city": "Oslo"}') and written(mask, f"{call}\n{call}")
     for wrong in ("I look it up.", '{"city": "Rome"}', f'{{"city": "Oslo"}}\n{call}', f"I look it up.\n{call}"):
         assert not written(mask, wrong)
-    assert not written(BYTES.mask(Constraint("tools", json.dumps(asked | {"required": True}))), '{"city": "Oslo"}')
+    assert not written(BYTES.mask(Constraint("tools", json.dumps(options | {"required": True}))), '{"city": "Oslo"}')
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_an_answer_of_a_form_may_be_a_call_instead() -> None:
 )
 def test_the_schema_to_blame_is_named(blamed: str, tool: str, content: str) -> None:
     named = [{"name": "f", "parameters": {"properties": {"a": {"type": tool}}}}]
-    asked = {"tools": named, "required": False, "parallel": True, "content": {"type": content}}
+    options = {"tools": named, "required": False, "parallel": True, "content": {"type": content}}
     with pytest.raises(RequestError, match="frob") as refused:
-        BYTES.mask(Constraint("tools", json.dumps(asked)))
+        BYTES.mask(Constraint("tools", json.dumps(options)))
     assert refused.value.param == blamed
 
 
@@ -245,7 +245,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_with_a_sentence(value: object) 
         assert "NoExtension" not in str(refused.value) and "^" not in str(refused.value)
 
 
-def test_what_llguidance_says_of_itself_is_put_in_words() -> None:
+def test_internal_errors_of_llguidance_are_reworded() -> None:
     assert _sentence("panic: assertion failed: lexer.rs:12\n<state>\n...") == "it is too large"
     with pytest.raises(RequestError, match="no text fits it"):
         schema({"$ref": "#"})
@@ -253,11 +253,11 @@ def test_what_llguidance_says_of_itself_is_put_in_words() -> None:
         schema({"pattern": "^(?!a)"})
 
 
-def test_a_refusal_is_remembered_and_each_who_asks_has_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_cached_and_each_caller_gets_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars, refused = GrammarCompiler(ByteTokenizer()), Constraint("json_schema", '{"type": "frob"}')
     with pytest.raises(RequestError) as first:
         grammars.mask(refused)
-    first.value.param = "text.format"  # as the endpoint of responses does
+    first.value.param = "text.format"  # as the responses endpoint does
     monkeypatch.setattr(GrammarCompiler, "_compiled", None)
     with pytest.raises(RequestError, match="frob") as second:
         grammars.mask(refused)
@@ -279,7 +279,8 @@ def test_what_is_only_data_is_no_keyword(value: Mapping[str, object]) -> None:
 
 
 ANY = {"type": "string"}
-LOOSE: dict[str, tuple[dict[str, object], object, object]] = {  # a schema, what fits it, what does not fit its rest
+# schema, a value that fits, a value that the relaxed schema still refuses
+LOOSE: dict[str, tuple[dict[str, object], object, object]] = {
     "unique items": ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, [1], ["a"]),
     "contains": ({"type": "array", "contains": {"const": 1}, "minItems": 1}, [1], []),
     "not": ({"type": "string", "not": {"const": "a"}, "maxLength": 1}, "b", "bb"),
@@ -358,7 +359,7 @@ def test_a_text_too_intricate_for_the_compiler_ends_and_the_mask_goes_on_serving
     assert follow(mask, "") == {ord('"')}
 
 
-# ---- whatever the model --------------------------------------------------------------------------------------------
+# ---- any model ------------------------------------------------------------------------------------------------------
 NAMES = st.text(st.characters(exclude_categories=("Cs",)), max_size=4)
 INTS, SIZES = st.integers(-200, 200), st.integers(0, 4)
 PATTERNS = ("^[a-c]{1,3}$", "^(ab|c)d?$", "^[0-9]{2}-[0-9]{2}$")
@@ -407,8 +408,8 @@ def test_every_call_that_can_be_written_names_a_tool_and_fits_it(
     parameters = {"type": "object", "properties": {"value": value}, "required": ["value"]} | CLOSED
     known = {"f": parameters, "weather": WEATHER}
     named = [{"name": name, "parameters": parameters} for name, parameters in known.items()]
-    asked = json.dumps({"tools": named, "required": required, "parallel": parallel})
-    mask = PIECES.mask(Constraint("tools", asked))
+    options = json.dumps({"tools": named, "required": required, "parallel": parallel})
+    mask = PIECES.mask(Constraint("tools", options))
     text = drawn(mask, SyllableTokenizer(), random.Random(seed))
     if text is None:
         return

@@ -1,4 +1,4 @@
-"""The laws of `paceline.engine.base`, for every engine and architecture."""
+"""Properties of the engine contract (`paceline.engine.base`), for every engine and architecture."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_scores_are_those_of_the_plain_forward(
 
 @few
 @given(tokens=prompts(2, 40), cuts=st.sets(st.integers(1, 39), max_size=5))
-def test_law_1_splitting_a_chain_changes_nothing(engine: Engine, tokens: list[int], cuts: set[int]) -> None:
+def test_property_1_splitting_a_chain_changes_nothing(engine: Engine, tokens: list[int], cuts: set[int]) -> None:
     edges = [0, *sorted(cut for cut in cuts if cut < len(tokens)), len(tokens)]
     with sequences(engine) as (seq,):
         found = [dist for a, b in itertools.pairwise(edges) for dist in extend(engine, seq, tokens[a:b])]
@@ -49,7 +49,7 @@ def test_law_1_splitting_a_chain_changes_nothing(engine: Engine, tokens: list[in
 
 @few
 @given(prompt=prompts(0, 30), tree=trees())
-def test_law_2_a_tree_row_scores_as_the_chain_along_its_path(
+def test_property_2_a_tree_row_scores_as_the_chain_along_its_path(
     engine: Engine, prompt: list[int], tree: tuple[list[int], list[int]]
 ) -> None:
     tokens, parents = tree
@@ -64,7 +64,7 @@ def test_law_2_a_tree_row_scores_as_the_chain_along_its_path(
 
 @few
 @given(prompt=prompts(0, 30), tree=trees(), then=prompts(1, 8), data=st.data())
-def test_law_3_commit_then_continue_equals_a_fresh_prefill(
+def test_property_3_commit_then_continue_equals_a_fresh_prefill(
     engine: Engine, prompt: list[int], tree: tuple[list[int], list[int]], then: list[int], data: st.DataObject
 ) -> None:
     tokens, parents = tree
@@ -83,7 +83,7 @@ def test_law_3_commit_then_continue_equals_a_fresh_prefill(
 
 @few
 @given(prompt=prompts(1, 40), then=prompts(1, 8), data=st.data())
-def test_law_4_truncate_then_continue_equals_a_fresh_prefill(
+def test_property_4_truncate_then_continue_equals_a_fresh_prefill(
     engine: Engine, prompt: list[int], then: list[int], data: st.DataObject
 ) -> None:
     length = data.draw(st.integers(0, len(prompt)))
@@ -101,7 +101,7 @@ def test_law_4_truncate_then_continue_equals_a_fresh_prefill(
     segments=st.lists(trees(6), min_size=7, max_size=7),
     chains=st.lists(st.booleans(), min_size=7, max_size=7),
 )
-def test_law_5_who_else_is_in_the_batch_does_not_matter(
+def test_property_5_other_sequences_of_the_batch_do_not_matter(
     engine: Engine, starts: list[list[int]], segments: list[tuple[list[int], list[int]]], chains: list[bool]
 ) -> None:
     alone, batch = [], []
@@ -121,7 +121,7 @@ def test_law_5_who_else_is_in_the_batch_does_not_matter(
         assert_same(found, expected)
 
 
-def test_law_5_sixteen_sequences_decode_together_as_alone(engine: Engine) -> None:
+def test_property_5_sixteen_sequences_decode_together_as_alone(engine: Engine) -> None:
     prompts = [[(5 * i + 3 * j * j) % 97 for j in range(1 + 3 * i)] for i in range(16)]
     with sequences(engine, 16) as seqs:
         for seq, prompt in zip(seqs, prompts, strict=True):
@@ -135,16 +135,16 @@ def test_law_5_sixteen_sequences_decode_together_as_alone(engine: Engine) -> Non
 
 @few
 @given(prompt=prompts(1, 40), before=prompts(1, 20), then=prompts(1, 8), data=st.data())
-def test_law_9_rows_exported_and_adopted_then_continued_equal_a_fresh_prefill(
+def test_property_9_exported_and_imported_rows_then_continued_equal_a_fresh_prefill(
     engine: Engine, prompt: list[int], before: list[int], then: list[int], data: st.DataObject
 ) -> None:
     num_rows = data.draw(st.integers(1, len(prompt)))
-    with sequences(engine, 3) as (seq, in_the_way, into):
-        extend(engine, in_the_way, before)
+    with sequences(engine, 3) as (seq, blocker, into):
+        extend(engine, blocker, before)
         extend(engine, seq, prompt)
         rows = engine.export_kv(seq, prompt[:num_rows])
         engine.release(seq)
-        extend(engine, in_the_way, before)  # where the exported rows lay
+        extend(engine, blocker, before)  # reuses the blocks of the exported rows
         engine.import_kv(into, rows)
         engine.check()
         assert engine.length(into) == num_rows
@@ -157,7 +157,7 @@ def test_law_9_rows_exported_and_adopted_then_continued_equal_a_fresh_prefill(
 
 @few
 @given(prompt=prompts(1, 40), one=prompts(1, 20), other=prompts(1, 20))
-def test_a_fork_and_its_origin_go_their_own_ways(
+def test_a_fork_and_its_origin_are_independent(
     engine: Engine, prompt: list[int], one: list[int], other: list[int]
 ) -> None:
     with sequences(engine, 2) as (seq, into):
@@ -173,7 +173,7 @@ def test_a_fork_and_its_origin_go_their_own_ways(
 
 @few
 @given(prompt=prompts(0, 30), tree=trees(12), cuts=st.sets(st.integers(1, 11), max_size=4), aside=prompts(1, 20))
-def test_law_7_a_tree_scored_in_parts_equals_the_tree_scored_at_once(
+def test_property_7_a_tree_scored_in_parts_equals_the_tree_scored_at_once(
     engine: Engine, prompt: list[int], tree: tuple[list[int], list[int]], cuts: set[int], aside: list[int]
 ) -> None:
     tokens, parents = tree
@@ -195,7 +195,7 @@ def test_law_7_a_tree_scored_in_parts_equals_the_tree_scored_at_once(
 
 @few
 @given(prompt=prompts(0, 30), data=st.data())
-def test_law_8_what_grows_below_a_part_that_stayed_open_scores_as_its_path(
+def test_property_8_rows_below_a_part_that_stayed_open_score_as_their_path(
     engine: Engine, prompt: list[int], data: st.DataObject
 ) -> None:
     with sequences(engine) as (seq,):
@@ -205,11 +205,11 @@ def test_law_8_what_grows_below_a_part_that_stayed_open_scores_as_its_path(
         growing.play(data, 5)
 
 
-def test_law_8_a_tree_over_many_blocks_is_compacted_in_place(engine: Engine) -> None:
+def test_property_8_a_tree_over_many_blocks_is_compacted_in_place(engine: Engine) -> None:
     with sequences(engine) as (seq,):
         growing = Growing(engine, seq)
         growing.extend([3, 1, 4, 1, 5, 9, 2])
-        for part in range(3):  # two chains whose rows lie by turns
+        for part in range(3):  # two chains with interleaved rows
             rows = range(20 * part, 20 * part + 20)
             growing.grow([(7 * row + part) % 97 for row in rows], [max(row - 2, -1) for row in rows])
         growing.commit(list(range(1, 20, 2)), list(range(21, 60, 2)))
@@ -228,7 +228,7 @@ def _through(stages: list[Stage], batch: Batch) -> StageOutput:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_law_6_stages_composed_equal_the_whole(
+def test_property_6_stages_composed_equal_the_whole(
     name: str, load: Callable[[str], Engine], checkpoint: Callable[[str], Path]
 ) -> None:
     whole = load(f"paged-{name}")
