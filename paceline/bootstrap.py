@@ -1,11 +1,23 @@
-"""What both programs open before they serve: the model they were told of, and the documents of their side."""
+"""Start-up of both programs: opens the models and stores that the settings name, and serves a node on them.
+
+The server and the agent pass in what differs: keys, links, and the task that runs beside their HTTP server. Knows
+nothing of devices, enrolment or credentials.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypedDict
 
-from paceline.api.responses.event_log import Retention
+import typer
+from fastapi import FastAPI
+
+from paceline.api.http.server import serve, url_of
+from paceline.api.responses.event_writer import Retention
 from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import LoadedModel
 from paceline.engine.loader import load_model
@@ -17,15 +29,100 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
+from paceline.runtime.node import Node
 from paceline.settings import NodeSettings
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.messages import VERSION
 
 DEMO = "demo"
 
+Background = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Introduction(TypedDict):
+    """The fields that `Hello` and `Welcome` have in common."""
+
+    version: int
+    tokenizer: str
+    model: str
+    model_name: str
+    strategies: list[str]
+    documents: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedNode:
+    """A running node and the model it runs."""
+
+    node: Node
+    model: LoadedModel
+    name: str  # the model's name for clients
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids below this are valid on the link: both the engine and the tokenizer have them."""
+        return min(self.model.engine.info.vocab_size, self.model.tokenizer.vocab_size)
+
+    def introduction(self) -> Introduction:
+        """This side as its first message on a link describes it, with the number of documents at this moment."""
+        return Introduction(
+            version=VERSION,
+            tokenizer=self.model.tokenizer.fingerprint,
+            model=self.model.engine.info.fingerprint,
+            model_name=self.name,
+            strategies=list(STRATEGIES),
+            documents=self.node.num_documents,
+        )
+
+
+async def run_node(
+    settings: NodeSettings,
+    listener: socket.socket,
+    demo: Path,
+    compose: Callable[[OpenedNode], Awaitable[tuple[FastAPI, Background | None]]],
+    *,
+    expects_peer: bool = False,
+    open_to_peer: bool = False,
+) -> None:
+    """Open store, model and node, serve on `listener` until a signal, then close them in reverse order.
+
+    `compose` returns the application and the task to run beside it, which is cancelled once the server has drained.
+    `demo`: see `open_model`; `expects_peer`, `open_to_peer`: see `Node`. The caller closes `listener`.
+    Raises ConfigError for a model, documents or a state directory that cannot be used.
+    """
+    with open_store(settings) as store:
+        model = open_model(settings, demo)
+        name = served_name(settings, model)
+        node = Node(
+            settings.side,
+            model,
+            store,
+            served_name=name,
+            sampling=sampling_of(settings),
+            max_tokens_default=settings.max_tokens_default,
+            expects_peer=expects_peer,
+            open_to_peer=open_to_peer,
+            kv=open_kv(settings),
+            tables=open_tables(settings, model),
+            timed=True,
+        )
+
+        def ready() -> None:
+            typer.echo(f"paceline: serving {name} on {url_of(listener)} ({node.num_documents} documents)")
+
+        async with node:
+            app, background = await compose(OpenedNode(node, model, name))
+            async with asyncio.TaskGroup() as tasks:
+                beside = None if background is None else tasks.create_task(background())
+                await serve(app, listener, on_ready=ready)
+                if beside is not None:
+                    beside.cancel()
+
 
 def open_model(settings: NodeSettings, demo: Path) -> LoadedModel:
-    """The model of the settings; `demo` is what that word means on this side. Raises ConfigError with what to do.
+    """Load the model of the settings; `demo` is the folder of this side's demonstration model.
 
-    Its engine is paced where the settings emulate a slower machine.
+    Its engine is delayed where the settings emulate a slower machine. Raises ConfigError with what to do.
     """
     emulation = Emulation.parse(settings.emulate or "")
     shipped = settings.model == DEMO
@@ -44,12 +141,12 @@ def open_model(settings: NodeSettings, demo: Path) -> LoadedModel:
 
 
 def served_name(settings: NodeSettings, model: LoadedModel) -> str:
-    """What clients call the model."""
+    """The model's name for clients."""
     return settings.name or (DEMO if settings.model == DEMO else model.engine.info.name)
 
 
 def sampling_of(settings: NodeSettings) -> SamplingDefaults:
-    """What the owner of this program has set for requests that do not say."""
+    """The settings' sampling parameters, for requests that leave them out."""
     return SamplingDefaults(
         temperature=settings.temperature,
         top_p=settings.top_p,
@@ -60,21 +157,25 @@ def sampling_of(settings: NodeSettings) -> SamplingDefaults:
 
 
 def open_store(settings: NodeSettings) -> DocumentStore:
-    """This side's documents, none at first. The caller closes it."""
+    """Open this side's document store, creating an empty one if there is none. The caller closes it."""
     return DocumentStore.open(settings.docs_dir, load_embedder(settings.embedder), side=settings.side)
 
 
 def open_tables(settings: NodeSettings, model: LoadedModel) -> TableStore:
-    """What answers are drafted from: one table a key, in the state directory."""
+    """Open the look-up tables that answers are drafted from: one table per key, in the state directory."""
     tokenizer = model.tokenizer
     return TableStore(settings.state_dir / TABLES, tokenizer.fingerprint, tokenizer.vocab_size)
 
 
 def open_kv(settings: NodeSettings) -> DocumentKvStore | None:
-    """Where a model's reading of the documents is kept: beside them, so that it goes with them."""
+    """Open the store of the documents' KV, or None if the settings keep none.
+
+    It lies in the folder of the documents, so that it is moved and deleted with them.
+    """
     limit = settings.document_kv_mib << 20
     return DocumentKvStore(settings.docs_dir / FOLDER, limit) if limit else None
 
 
 def retention_of(settings: NodeSettings) -> Retention:
+    """Size and age up to which responses are kept."""
     return Retention(settings.responses_mib << 20, settings.responses_days * 86_400)

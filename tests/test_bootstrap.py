@@ -1,4 +1,4 @@
-"""What the settings open."""
+"""Models opened from settings."""
 
 from __future__ import annotations
 
