@@ -1,4 +1,4 @@
-# Every target works alone from a clean clone: it makes .venv first if need be.
+# Every target works from a clean clone: it makes .venv first if needed.
 # pip's own configuration (PIP_INDEX_URL, PIP_FIND_LINKS, ...) decides where packages and the build of torch come from.
 
 PYTHON ?= python3
@@ -14,7 +14,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# One pip call each, so that torch's pin and everything that needs torch are resolved together.
+# A single pip call per environment, so that torch's pin and everything that needs torch are resolved together.
 $(VENV)/.runtime: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): a few minutes the first time"
@@ -29,14 +29,14 @@ $(VENV)/.developer: pyproject.toml
 
 venv: $(VENV)/.developer ## make .venv with everything a developer needs
 
-# Clients of others that the tests speak through. They pin another release of openai, so they stand apart.
+# Third-party clients that the tests use. They pin another release of openai, so they have an environment of their own.
 $(CLIENTS)/.installed: $(NODE)/requirements.txt
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@echo "installing into $(CLIENTS), for tests with other clients"
 	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
 	@touch $@
 
-# No lock file: it would hold the address of whichever registry npm is told to use.
+# No lock file: it would contain the address of the registry that npm is configured to use.
 $(NODE)/node_modules/.installed: $(NODE)/package.json
 	@npm install --prefix $(NODE) --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error
 	@touch $@

@@ -1,4 +1,4 @@
-"""`paceline chat`."""
+"""The command `paceline chat`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _given(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def _converse(conversation: Conversation, screen: Screen) -> None:
-    """Until the input ends. An answer that fails or is interrupted ends nothing but itself."""
+    """Answer questions until the input ends. A failed or interrupted answer does not end the conversation."""
     screen.say(f"{conversation.model}. Ctrl-C stops an answer; an empty line, Ctrl-D or /quit ends.")
     while (asked := screen.question()) and asked.strip() != "/quit":
         try:

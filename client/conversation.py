@@ -1,7 +1,7 @@
-"""Asking a server over OpenAI's API, and reading its answer as it comes.
+"""Requests to a server over OpenAI's API, and their streamed answers.
 
-httpx only. Knows the `paceline` object of our servers and does without it at others. Errors are sentences that say what
-to do next.
+httpx only. Reads the `paceline` object of Paceline's servers and works without it at others. Errors are sentences that
+say what to do next.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import httpx
 
 from paceline.errors import ConfigError, PacelineError
 
-TIMEOUT = httpx.Timeout(60.0, connect=5.0)  # s; a server that lives sends something every 15
+TIMEOUT = httpx.Timeout(60.0, connect=5.0)  # s; a running server sends at least a comment every 15
 
 Json = Mapping[str, object]
 
 
 @dataclass(slots=True)
 class Answer:
-    """What has come of an answer so far."""
+    """The part of an answer received so far."""
 
     model: str
     text: str = ""
@@ -43,7 +43,7 @@ class Answer:
 
 
 class Conversation:
-    """Questions to one server, each with what was said before."""
+    """Questions to one server, each sent with the messages before it."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Conversation:
         options: Json | None = None,
         extension: Json | None = None,
     ) -> None:
-        """`url`: with or without `/v1`. `options` go into each request as they are, `extension` into `paceline`."""
+        """`url`: with or without `/v1`. `options` are added to each request, `extension` to its `paceline` object."""
         self._url = _base(url)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         try:
@@ -78,9 +78,9 @@ class Conversation:
 
     @property
     def model(self) -> str:
-        """The model asked for, else the first the server has."""
+        """The model named at construction, else the first that the server lists."""
         if self._model is None:
-            with self._speaking():
+            with self._readable_errors():
                 body = _object(self._checked(self._http.get("/models")).content)
             models = body.get("data")
             first = models[0] if isinstance(models, list) and models else {}
@@ -88,9 +88,10 @@ class Conversation:
         return self._model
 
     def ask(self, question: str) -> Iterator[tuple[str, str | None]]:
-        """Pieces of text with the lane each came from; `answer` has the rest. Both are kept once it is whole.
+        """Stream pieces of text with their lanes; `answer` has the rest.
 
-        Raises PacelineError, also in the middle; the question is then forgotten.
+        Question and answer join the conversation once the answer is complete. Raises PacelineError, also after the
+        first piece; the question is then dropped.
         """
         asked = {"role": "user", "content": question}
         self.answer = answer = Answer(self.model)
@@ -102,15 +103,15 @@ class Conversation:
             "paceline": {"report": True, **self._extension},
             **self._options,
         }
-        with self._speaking(), self._http.stream("POST", "/chat/completions", json=body) as response:
+        with self._readable_errors(), self._http.stream("POST", "/chat/completions", json=body) as response:
             if response.status_code != 200:
                 response.read()
                 self._checked(response)
             yield from _pieces(response.iter_lines(), answer)
         self.messages += [asked, {"role": "assistant", "content": answer.text}]
 
-    def _speaking(self) -> _Speaking:
-        return _Speaking(self._url)
+    def _readable_errors(self) -> _ReadableErrors:
+        return _ReadableErrors(self._url)
 
     def _checked(self, response: httpx.Response) -> httpx.Response:
         if response.status_code == 200:
@@ -121,8 +122,8 @@ class Conversation:
         raise PacelineError(f"{self._url} answered {response.status_code}: {error}")
 
 
-class _Speaking:
-    """Turns what can happen on the way to a server into sentences."""
+class _ReadableErrors:
+    """Raise httpx's errors as PacelineError with a sentence."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -145,7 +146,7 @@ class _Speaking:
 
 
 def _pieces(lines: Iterator[str], answer: Answer) -> Iterator[tuple[str, str | None]]:
-    """Reads server-sent events into `answer`, telling each text on the way. Raises PacelineError."""
+    """Read server-sent events into `answer`, yielding each text with its lane. Raises PacelineError."""
     for line in lines:
         if not line.startswith("data:"):
             continue  # a comment, or the end of an event

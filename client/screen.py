@@ -1,6 +1,6 @@
-"""How an answer looks in a terminal: each side's words in its colour, then who read what.
+"""Answers in a terminal: each side's words in its colour, then the citations.
 
-What a model says is text: control characters, which could drive the terminal, are left out.
+Control characters in a model's text, which could control the terminal, are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from .conversation import Answer
 
-COLOURS = {"cloud": "cyan", "device": "magenta"}  # of a lane; neither: the terminal's own
+COLOURS = {"cloud": "cyan", "device": "magenta"}  # by lane; text without a lane has the terminal's colour
 DEGRADED = {
     "device_lost": "the device was lost in mid-answer; the cloud went on alone",
     "cloud_lost": "the cloud was lost in mid-answer; the device went on alone",
@@ -27,7 +27,7 @@ class Screen:
         self._console = console or Console()
 
     def show(self, pieces: Iterable[tuple[str, str | None]]) -> None:
-        """Writes the pieces as they come, and ends the line they made whatever happens."""
+        """Write the pieces as they arrive; if any was written, end the line even after an error."""
         begun = False
         try:
             for text, lane in pieces:
@@ -38,7 +38,7 @@ class Screen:
                 self._console.print()
 
     def show_sources(self, answer: Answer) -> None:
-        """Citations, and whether a side was missing; nothing where there is nothing to say."""
+        """Write citations, a missing side and a cut-off at the token limit, where there are any."""
         citations = answer.report.get("citations")
         for number, citation in enumerate(citations if isinstance(citations, list) else [], 1):
             side = str(citation.get("side", ""))
@@ -54,7 +54,7 @@ class Screen:
         self._write(sentence, "dim")
 
     def question(self) -> str | None:
-        """What the user types next; None at the end of the input."""
+        """Read the user's next line; None at the end of the input."""
         try:
             return self._console.input("> ")
         except (EOFError, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""A cloud as this device knows it: a URL, an enrolment, and a link that is dialled for as long as the program runs."""
+"""Connection to a cloud: enrolment by one-time code, and a link that is redialled as long as the program runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("paceline.agent")
 
 
 def http_url(cloud: str) -> str:
-    """The cloud's base URL over HTTP, and the key its credential is kept under."""
+    """The cloud's base URL over HTTP. Also the key of its entry in `Credentials`."""
     return _with_scheme(cloud, {"ws": "http", "wss": "https"})
 
 
@@ -39,14 +39,14 @@ def _with_scheme(cloud: str, schemes: dict[str, str]) -> str:
 
 
 async def exchange(cloud: str, code: str, name: str) -> Credential:
-    """A credential for a one-time code.
+    """Exchange a one-time code for a credential.
 
     Raises LinkClosed when the cloud cannot be reached now, ConfigError when it refuses.
     """
     url = f"{http_url(cloud)}/v1/devices/enrol"
     host = urlsplit(url).hostname or ""
     try:
-        # A proxy named by the environment is used, but never for this very machine.
+        # A proxy named by the environment is used, except for this machine itself.
         async with httpx.AsyncClient(timeout=ENROL_TIMEOUT_S, trust_env=not is_loopback(host)) as http:
             answer = await http.post(url, json={"code": code, "name": name[:256]})
         body: object = answer.json() if answer.content else {}
@@ -64,7 +64,7 @@ async def exchange(cloud: str, code: str, name: str) -> Credential:
 
 
 class Cloud:
-    """Keeps this device enrolled and linked. What it knows of the device comes by `hello`."""
+    """Keep this device enrolled and linked. `hello` makes the link's first message, which describes the device."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class Cloud:
         self._credential: Credential | None = None
 
     async def enrol(self) -> bool:
-        """Sees to a credential; False while the cloud, for whose code there is no other use, cannot be reached.
+        """Get a credential; False if there is none yet because the cloud cannot be reached.
 
-        A code is used if there is one, even where a credential is kept: it may be a new one after a revocation. Raises
-        ConfigError when the device is not enrolled and cannot be by what it was given.
+        A code is used even where a credential is stored: it may have been issued after a revocation. Raises ConfigError
+        when no credential is stored and there is no code or the cloud refuses it.
         """
         kept = self._credentials.get(http_url(self._url))
         if self._code is None:
@@ -111,7 +111,7 @@ class Cloud:
         except ConfigError:
             if kept is None:
                 raise
-            self._credential = kept  # the code was used at an earlier start
+            self._credential = kept  # the code was probably used at an earlier start
         else:
             self._credentials.put(http_url(self._url), fresh)
             self._credential, self._code = fresh, None
@@ -119,7 +119,10 @@ class Cloud:
         return self._credential is not None
 
     async def keep_linked(self) -> None:
-        """Until cancelled. Enrols first if that has not been possible yet."""
+        """Keep the link open until cancelled, enrolling first if that has not been possible yet.
+
+        Returns when the cloud refuses the enrolment.
+        """
         failures = 0
         while self._credential is None:
             await asyncio.sleep(back_off(failures, random.random()))

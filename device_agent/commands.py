@@ -1,4 +1,4 @@
-"""`paceline agent`."""
+"""The command `paceline agent`."""
 
 from __future__ import annotations
 

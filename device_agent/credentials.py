@@ -1,6 +1,6 @@
-"""What this device shows to the clouds it is enrolled at: one JSON file, mode 0600, keyed by the cloud's URL.
+"""Credentials of this device, one per cloud: a JSON file of mode 0600, keyed by the cloud's URL.
 
-A file that others can read is refused, like ssh does with its keys. Written whole or not at all.
+A file that others can read is refused, as ssh does with its keys. Replaced atomically.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Credential:
     secret: str
 
     def __repr__(self) -> str:
-        return f"Credential({self.device!r})"  # the secret must not end in a log
+        return f"Credential({self.device!r})"  # the secret must not get into a log
 
 
 class Credentials:
-    """The file in a state directory. Raises ConfigError for what only a person can mend."""
+    """The file in a state directory. Methods raise ConfigError when only a person can repair it."""
 
     def __init__(self, state_dir: Path) -> None:
         self.path = state_dir / FILE

@@ -9,7 +9,7 @@ PacelineError
 │   └── LinkClosed              gone: the driver turns it into the event `LinkLost`
 └── EngineError                 out of memory, bad weights, a segment that does not fit
 
-Asserts are for our own mistakes; a user's input never reaches one.
+Asserts are for mistakes of this code; a user's input never reaches one.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class RequestError(PacelineError):
 
 
 class LinkError(PacelineError):
-    """Something about the link between a device and a cloud."""
+    """Base of errors of the link between a device and a cloud."""
 
 
 class LocalProtocolError(LinkError):
-    """This side tried something the link protocol does not allow."""
+    """This side tried to send what the link protocol does not allow."""
 
 
 class RemoteProtocolError(LinkError):
-    """The peer sent something the link protocol does not allow."""
+    """The peer sent what the link protocol does not allow. `close_code`: the code to close the link with."""
 
     def __init__(self, message: str, *, close_code: int) -> None:
         super().__init__(message)

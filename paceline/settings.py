@@ -1,13 +1,13 @@
 """One schema for flags, `PACELINE_*` variables and a TOML file, resolved once at start-up.
 
-Precedence: flag > environment > file > default. A key that nobody knows is an error that names the nearest known one.
+Precedence: flag > environment > file > default. An unknown key is an error that names the nearest known one.
 The file (`paceline.toml` in the working directory, or `--config`) has keys that both programs read, and the tables
-`[server]` and `[agent]` for one of them. Of a folder that is named for both (by a variable, or by a key outside the
-tables) each side takes a folder of its own below it, so that what one keeps is never the other's.
+`[server]` and `[agent]` for one of them. A folder named for both programs (by a variable, or by a key outside the
+tables) is split: each side uses its own subfolder, so that the two never share files.
 `paceline.commands.options` makes the flags from the same fields.
 
-pydantic-settings is not used: it says neither where a value came from nor that a variable is unknown. Knows nothing of
-models, stores or the network: whether a model exists is for the engine to say.
+pydantic-settings is not used: it neither reports where a value came from nor rejects an unknown variable. Knows nothing
+of models, stores or the network: whether a model exists is checked by the engine.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Origins = Mapping[str, str]  # field name -> where its value came from, in words
 
 
 def state_home(side: Side) -> Path:
-    """Where this side keeps its state unless told otherwise: $XDG_STATE_HOME/paceline/SIDE."""
+    """Default state directory of a side: $XDG_STATE_HOME/paceline/SIDE."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "paceline" / side
 
 
 def is_loopback(host: str) -> bool:
-    """Can only this machine reach it? Names other than localhost count as reachable: they are not looked up."""
+    """True if only this machine can reach the host. Names other than localhost are not looked up and give False."""
     if host == "localhost":
         return True
     try:
@@ -53,7 +53,7 @@ def is_loopback(host: str) -> bool:
 
 
 class NodeSettings(BaseModel):
-    """What both programs can be told. Frozen; paths are absolute; relations between fields have been checked."""
+    """Settings of both programs. Frozen; paths are absolute; relations between fields have been checked."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
     table: ClassVar[str]  # this program's table in the file
@@ -110,7 +110,7 @@ class NodeSettings(BaseModel):
     @field_validator("api_keys", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        """A variable holds several keys with commas between them."""
+        """Split keys at commas, as a variable holds several."""
         parts = [value] if isinstance(value, str) else value
         if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
             return tuple(key.strip() for part in parts for key in part.split(",") if key.strip())
@@ -123,7 +123,7 @@ class NodeSettings(BaseModel):
 
 
 class ServerSettings(NodeSettings):
-    """`paceline serve`."""
+    """Settings of `paceline serve`."""
 
     table = "server"
     side = "cloud"
@@ -135,7 +135,7 @@ class ServerSettings(NodeSettings):
 
 
 class AgentSettings(NodeSettings):
-    """`paceline agent`."""
+    """Settings of `paceline agent`."""
 
     table = "agent"
     side = "device"
@@ -187,9 +187,9 @@ Settings = TypeVar("Settings", bound=NodeSettings)
 def resolve(
     cls: type[Settings], flags: Mapping[str, object], env: Mapping[str, str], file: Path | None = None
 ) -> tuple[Settings, Origins]:
-    """The settings, and for each field where it came from.
+    """Resolve the settings, and the origin of each field's value.
 
-    `flags` may hold None for what was not given. `file` None: $PACELINE_CONFIG, else `paceline.toml` if there is one.
+    `flags` may hold None for flags not given. `file` None: $PACELINE_CONFIG, else `paceline.toml` if there is one.
     Raises ConfigError with a sentence that names the key, its origin and what would be accepted.
     """
     if file is None and env.get(f"{PREFIX}CONFIG"):
@@ -221,7 +221,7 @@ def describe(settings: NodeSettings, origins: Origins) -> list[str]:
 
 
 def field_default(key: str, info: FieldInfo) -> str | None:
-    """How `--help` shows the default; None where the description says it."""
+    """The default as `--help` shows it; None where the description names it."""
     if key in DERIVED or info.default in (None, (), False):
         return None
     return str(info.default)
@@ -246,7 +246,7 @@ def _from_flags(cls: type[NodeSettings], flags: Mapping[str, object]) -> _Source
 
 
 def _from_env(cls: type[NodeSettings], env: Mapping[str, str]) -> _Source:
-    """Variables of the other program are left to it: both may share one environment. Empty counts as not set."""
+    """Read variables; those of the other program are allowed, since both may share one environment. Empty: not set."""
     ours = {key.removeprefix(PREFIX).lower(): key for key in env if key.startswith(PREFIX)}
     ours.pop("config", None)
     _refuse_unknown(ours, _known(), "environment variable", spelt=lambda key: f"{PREFIX}{key.upper()}")
@@ -256,7 +256,7 @@ def _from_env(cls: type[NodeSettings], env: Mapping[str, str]) -> _Source:
 
 
 def _from_file(cls: type[NodeSettings], file: Path | None) -> tuple[_Source, _Source]:
-    """What is for both programs, and what this program's table says."""
+    """Read the file: (keys for both programs, keys of this program's table)."""
     path = file or DEFAULT_FILE
     if file is None and not path.is_file():
         return {}, {}
@@ -281,19 +281,19 @@ def _from_file(cls: type[NodeSettings], file: Path | None) -> tuple[_Source, _So
     return shared, own
 
 
-_FOLDERS: Mapping[str, tuple[str, ...]] = {  # settings that name a folder, and what an older release kept in it
+_FOLDERS: Mapping[str, tuple[str, ...]] = {  # settings that name a folder, and the files an older release kept in it
     "state_dir": ("keys.sqlite", "devices.sqlite", "responses.sqlite", "credentials.json", "docs/documents.sqlite"),
     "docs_dir": ("documents.sqlite",),
 }
 
 
 def _own_folder(cls: type[NodeSettings], key: str, value: object, origin: str) -> object:
-    """This side's folder below one that was given to both.
+    """This side's subfolder of a folder named for both sides.
 
-    Raises ConfigError where that one holds a side's files itself, as it did when both sides were given the same.
+    Raises ConfigError if files of a side lie in that folder itself, where older releases kept them.
     """
     if not isinstance(value, str):
-        return value  # for the schema to refuse
+        return value  # the schema rejects it
     folder = Path(value).expanduser()
     for name in _FOLDERS[key]:
         if (folder / name).exists():
@@ -319,7 +319,7 @@ def _refuse_unknown(
 
 
 def _sentence(error: ValidationError, origins: Origins) -> str:
-    """The first fault that is not a consequence of another, as a sentence."""
+    """Describe the first validation error that does not follow from another."""
     faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
     fault = faults[0]
     message = fault["msg"].removeprefix("Value error, ")

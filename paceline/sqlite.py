@@ -1,7 +1,7 @@
-"""Opening SQLite files that are nobody else's to read, and speaking of their troubles in sentences.
+"""Private SQLite files with a write-ahead log, and their errors as sentences with advice.
 
-Write-ahead log, so that one process may read while another writes. `secure_delete` makes removed text leave the pages;
-the log of writes keeps it until the next `checkpoint`. What the disk itself keeps of overwritten blocks is not handled.
+The write-ahead log lets one process read while another writes. `secure_delete` overwrites removed text in the pages;
+the log keeps it until the next `checkpoint`. Not handled: blocks that the disk itself retains after an overwrite.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 from paceline.errors import ConfigError
 
-BUSY_S = 30.0  # how long to wait for another process's transaction, s
+BUSY_S = 30.0  # longest wait for another process's transaction
 
 
 def connect(file: Path) -> sqlite3.Connection:
-    """An autocommitting connection to `file`, which is made if there is none. One thread at a time may use it.
+    """Open an autocommitting connection to `file`, creating it if needed. One thread at a time may use it.
 
-    Raises sqlite3.Error, OSError, and ConfigError when another program keeps it busy.
+    Raises sqlite3.Error, OSError, and ConfigError when another program keeps the file busy.
     """
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _make_private(file)
@@ -40,12 +40,12 @@ _MAKING = threading.Lock()
 
 
 def _make_private(file: Path) -> None:
-    """Make an empty file that only its owner may read, if there is none: SQLite gives its log files the same mode.
+    """Create an empty file of mode 0600 if there is none. SQLite gives its log files the same mode.
 
-    A file that exists is never opened here. POSIX gives locks to processes, not to descriptors: closing *any*
+    A file that exists is never opened here. POSIX locks belong to processes, not to descriptors: closing *any*
     descriptor of a file drops all locks this process holds on it. Another process would then take itself for the last
-    user, and remove the log of writes under a connection in use ("How To Corrupt An SQLite Database File", 2.2).
-    The lock keeps another thread from connecting to the new file before its descriptor here is closed.
+    user, and remove the write-ahead log of a connection in use ("How To Corrupt An SQLite Database File", 2.2).
+    `_MAKING` keeps another thread from connecting to the new file before its descriptor is closed here.
     """
     with _MAKING, suppress(FileExistsError):
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -56,7 +56,10 @@ def _make_private(file: Path) -> None:
 
 
 def _write_ahead(connection: sqlite3.Connection, file: Path) -> None:
-    """Changing the mode does not wait for a process that is doing so too; a transaction does."""
+    """Switch to the write-ahead log.
+
+    The switch does not wait for another process that is switching as well; beginning a transaction does.
+    """
     for _ in range(100):
         try:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -71,7 +74,7 @@ def _write_ahead(connection: sqlite3.Connection, file: Path) -> None:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """Wholly there or not at all."""
+    """Commit the block as one transaction; roll it back if the block raises."""
     connection.execute(begin)
     try:
         yield
@@ -83,18 +86,18 @@ def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") 
 
 
 def checkpoint(connection: sqlite3.Connection) -> bool:
-    """Move the log of writes into the database and empty it. False if a reader was in the way for too long."""
+    """Move the write-ahead log into the database and empty it. False if a reader blocked it for too long."""
     busy: int = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
     return not busy
 
 
 @contextmanager
 def speaking(file: Path, kind: str) -> Iterator[None]:
-    """Turns what SQLite raises into ConfigError with advice. `kind`: what the file should be, such as "a token log"."""
+    """Raise SQLite's errors as ConfigError with advice. `kind`: what the file should be, such as "a token log"."""
     try:
         yield
     except sqlite3.Error as error:
-        code: int = getattr(error, "sqlite_errorcode", 0)  # absent where it is Python's own complaint
+        code: int = getattr(error, "sqlite_errorcode", 0)  # absent where Python itself raised it
         advice = {
             sqlite3.SQLITE_FULL: "The disk is full: make room and try again.",
             sqlite3.SQLITE_BUSY: "Another program is using it: try again when that has ended.",

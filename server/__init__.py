@@ -1,1 +1,12 @@
-"""The cloud: the shared HTTP surface, devices and their enrolment, and the links they open."""
+"""The cloud's program: the HTTP API shared with the device, plus enrolment of devices and their links.
+
+app        the application: the shared API with the routes of enrolment and of the link
+commands   `paceline serve`, `paceline devices` and `paceline keys`
+devices    registry of devices, one-time codes and credentials
+enrolment  `POST /v1/devices/enrol`
+keys       API keys, stored as hashes
+links      `/v1/link`: admits devices, closes links of revoked ones
+openapi    writes `openapi/openapi.json`
+program    the process from start to stop
+state      SQLite file shared by the server and its commands
+"""

@@ -1,4 +1,4 @@
-"""The cloud's application: the shared surface with two routes more, enrolment and the link."""
+"""The server's application: the shared HTTP API with two more routes, enrolment and the link."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
-from paceline.api.responses.event_log import DEFAULT_RETENTION, Retention
+from paceline.api.responses.event_writer import DEFAULT_RETENTION, Retention
 from paceline.api.routes import register
 from paceline.runtime.service import Service
 
@@ -28,7 +28,7 @@ def create_server(
     state: Path | None = None,
     retention: Retention = DEFAULT_RETENTION,
 ) -> FastAPI:
-    """`keyring`, `documents`, `state`, `retention`: see `create_app`."""
+    """Build the application. `keyring`, `documents`, `state`, `retention`: see `create_app`."""
     app = create_app(service, keyring=keyring, documents=documents, state=state, retention=retention)
     register(app, EnrolEndpoint(registry).routes())
     app.add_api_websocket_route(links.PATH, live.serve)

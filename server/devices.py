@@ -1,8 +1,7 @@
-"""Which devices may link, in a file that the server and `paceline devices` share.
+"""Registry of devices that may link, in a file that the server and `paceline devices` share.
 
-A device is added by name, which gives a one-time code to type at the device; the code is exchanged once for a
-credential. Only hashes of both are stored. Methods block for a disk access and may be called from any thread or
-process.
+Adding a device by name returns a one-time code to type at the device, which exchanges it for a credential. Only hashes
+of both are stored. Methods block for a disk access and may be called from any thread or process.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .state import StateFile
 
 FILE = "devices.sqlite"
 CODE_LIFE_S = 600.0
-MAX_TRIES = 5  # wrong secrets for one code, then it is void
+MAX_TRIES = 5  # wrong secrets until a code is void
 ALPHABET = "23456789ABCDEFGHJKMNPQRSTUVWXYZ"  # no 0 O 1 I L, which look alike
 _GROUP = 4
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -36,30 +35,30 @@ CREATE TABLE IF NOT EXISTS devices (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS codes (
     name TEXT PRIMARY KEY,  -- one open code per device
-    id TEXT NOT NULL UNIQUE,  -- its first group, which says which code is meant
-    secret BLOB NOT NULL,  -- sha256 of the rest: 59 bits that live ten minutes
+    id TEXT NOT NULL UNIQUE,  -- its first group, by which the code is looked up
+    secret BLOB NOT NULL,  -- sha256 of the rest: 59 bits, valid for ten minutes
     expires_at REAL NOT NULL,
     tries INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
 
-Standing = Literal["admitted", "revoked", "unknown"]
+CredentialStatus = Literal["admitted", "revoked", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the owner sees of a device. `waiting`: a code is out that has not been used."""
+    """A device as `paceline devices list` shows it. `waiting`: its code has not been used yet."""
 
     name: str
     state: Literal["waiting", "enrolled", "revoked"]
-    since: float  # s since 1970; of a waiting one, until when
+    since: float  # s since 1970; of a waiting device, the end of its code's validity
 
 
 class Registry:
     """The devices of one server."""
 
     def __init__(self, state_dir: Path, *, now: Callable[[], float] = time.time) -> None:
-        """Makes the file if there is none. Raises ConfigError when that cannot be."""
+        """Open the registry, creating its file if needed. Raises ConfigError when it cannot be used."""
         self._file = StateFile(state_dir / FILE, _SCHEMA, "device registry")
         self.path = self._file.path
         self.watching = self._file.watching
@@ -67,10 +66,10 @@ class Registry:
 
     # ---- the owner's side -------------------------------------------------------------------------------------------
     def add(self, name: str) -> str:
-        """A one-time code for a device of this name, in place of any other that is out.
+        """Issue a one-time code for a device of this name, replacing an unused one.
 
-        A name that is enrolled may be added again: its credential holds until the new code is used. Raises ConfigError
-        for a name that cannot be one.
+        An enrolled name may be added again: its credential stays valid until the new code is used. Raises ConfigError
+        for an invalid name.
         """
         check_name(name)
         groups = ["".join(secrets.choice(ALPHABET) for _ in range(_GROUP)) for _ in range(4)]
@@ -83,7 +82,7 @@ class Registry:
         return "-".join(groups)
 
     def devices(self) -> list[Device]:
-        """All of them, by name."""
+        """List all devices by name."""
         with self._file.changing() as rows:
             devices = {
                 name: Device(
@@ -99,7 +98,7 @@ class Registry:
         return [devices[name] for name in sorted(devices)]
 
     def revoke(self, name: str) -> bool:
-        """Its credential and any open code hold no longer. False when there is no such device."""
+        """Invalidate the device's credential and its unused code. False when there is no such device."""
         with self._file.changing() as rows:
             codes = rows.execute("DELETE FROM codes WHERE name = ?", (name,)).rowcount
             known = rows.execute(
@@ -109,7 +108,7 @@ class Registry:
 
     # ---- the device's side ------------------------------------------------------------------------------------------
     def enrol(self, code: str) -> tuple[str, str]:
-        """(name, credential) for a code, which is used up. Raises RequestError (401) for one that does not hold."""
+        """Exchange a code, which is used up, for (name, credential). Raises RequestError (401) for an invalid one."""
         groups = normalised(code)
         credential = secrets.token_urlsafe(32)
         with self._file.changing() as rows:
@@ -131,8 +130,8 @@ class Registry:
             param="code",
         )
 
-    def standing(self, name: str, credential: str) -> Standing:
-        """What is to be thought of who shows this credential under this name."""
+    def credential_status(self, name: str, credential: str) -> CredentialStatus:
+        """Check a device's credential. `unknown`: not the credential of this name, or no such name."""
         with self._file.reading() as rows:
             row = rows.execute("SELECT credential, revoked_at FROM devices WHERE name = ?", (name,)).fetchone()
         stored, revoked_at = row or (bytes(32), None)
@@ -142,7 +141,7 @@ class Registry:
 
 
 def check_name(name: str) -> None:
-    """Raises ConfigError for what cannot be a device's name."""
+    """Raise ConfigError for an invalid device name."""
     if not _NAME.fullmatch(name) or name == "cloud":
         raise ConfigError(
             f"{name[:80]!r} cannot be a device's name: use up to 64 letters, digits, dots, dashes or underscores."
@@ -150,7 +149,7 @@ def check_name(name: str) -> None:
 
 
 def normalised(code: str) -> str:
-    """As typed by a person: case, spaces and dashes do not matter."""
+    """Normalise a typed code: upper case, no spaces or dashes."""
     return re.sub(r"[\s-]", "", code[:64]).upper()
 
 

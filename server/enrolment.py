@@ -1,4 +1,4 @@
-"""`POST /v1/devices/enrol`: a one-time code for a credential. Open to who has no key, since the code is the key."""
+"""`POST /v1/devices/enrol`: exchange a one-time code for a credential. Needs no API key: the code authenticates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EnrolEndpoint:
                 endpoint=self.__call__,
                 summary="Exchange a one-time code for the credential of a device's link.",
                 scope=None,
-                open=True,  # the code is the key
+                open=True,  # the code authenticates
                 request=Enrolment,
                 response=Enrolled,
                 refusals=(401,),

@@ -1,7 +1,7 @@
-"""The keys that let applications in: made, listed and revoked by command, and known to a running server at once.
+"""API keys of applications: created, listed and revoked by command, effective in a running server at once.
 
-Stored is a key's SHA-256 and no more. A slow hash protects what people choose; a key here is 256 random bits, which
-nobody guesses however fast the hash, and it is computed for every request.
+Only a key's SHA-256 is stored. A slow hash protects passwords that people choose; a key here is 256 random bits, which
+cannot be guessed however fast the hash, and the hash is computed for every request.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .devices import check_name
 from .state import StateFile
 
 FILE = "keys.sqlite"
-MARK = "sk-pl-"  # OpenAI's two letters, which some clients insist on, and ours, by which scanners find a leaked key
-SHOWN = len(MARK) + 6  # characters of a key that lists show: 36 of its 256 bits
+MARK = "sk-pl-"  # `sk`, which some clients require, and `pl`, by which secret scanners recognise a leaked key
+SHOWN = len(MARK) + 6  # characters of a key shown in lists: 36 of its 256 bits
 DAY_S = 86_400.0
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,64}")
 _SCHEMA = """
@@ -33,8 +33,8 @@ CREATE TABLE IF NOT EXISTS keys (
     name TEXT NOT NULL,
     prefix TEXT NOT NULL,
     digest BLOB NOT NULL UNIQUE,  -- sha256
-    scopes TEXT,  -- with spaces between them; NULL: all
-    device TEXT,  -- that joins its answers; NULL: any
+    scopes TEXT,  -- separated by spaces; NULL: all
+    device TEXT,  -- the device that joins its answers; NULL: any
     created_at REAL NOT NULL,  -- s since 1970
     expires_at REAL,
     revoked_at REAL
@@ -45,7 +45,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS names ON keys (name) WHERE revoked_at IS NULL;
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What the owner sees of a key. Times are s since 1970."""
+    """A key as `paceline keys list` shows it. Times are s since 1970."""
 
     name: str
     prefix: str
@@ -60,7 +60,7 @@ class Keys:
     """The keys of one server."""
 
     def __init__(self, state_dir: Path, *, now: Callable[[], float] = time.time) -> None:
-        """Makes the file if there is none. Raises ConfigError when that cannot be."""
+        """Open the file of keys, creating it if needed. Raises ConfigError when it cannot be used."""
         self._file = StateFile(state_dir / FILE, _SCHEMA, "file of keys")
         self._now = now
 
@@ -68,9 +68,9 @@ class Keys:
     def create(
         self, name: str, *, scopes: Collection[str] = (), device: str | None = None, days: float | None = None
     ) -> str:
-        """A new key, told this once. `scopes` none: all; `days` None: it does not expire.
+        """Create a key and return it; it cannot be read again. `scopes` empty: all; `days` None: it does not expire.
 
-        Raises ConfigError for a name that is taken, an unknown scope, or a device that cannot be one.
+        Raises ConfigError for a name in use, an unknown scope, or an invalid device name.
         """
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{name[:80]!r} cannot be a key's name: use up to 64 printable characters.")
@@ -97,7 +97,7 @@ class Keys:
         return key
 
     def all(self) -> list[Key]:
-        """All there ever were, oldest first."""
+        """List all keys ever created, oldest first."""
         with self._file.reading() as rows:
             found = rows.execute(
                 "SELECT name, prefix, scopes, device, created_at, expires_at, revoked_at FROM keys ORDER BY rowid"
@@ -117,7 +117,7 @@ class Keys:
         ]
 
     def revoke(self, name: str) -> bool:
-        """By its name or its prefix: the next request with it is refused. False when there is no such valid key."""
+        """Revoke a key by name or prefix, from the next request on. False when there is no such valid key."""
         with self._file.changing() as rows:
             changed = rows.execute(
                 "UPDATE keys SET revoked_at = ? WHERE (name = ? OR prefix = ?) AND revoked_at IS NULL",
@@ -128,9 +128,9 @@ class Keys:
     # ---- the server's side ------------------------------------------------------------------------------------------
     @contextmanager
     def current(self) -> Iterator[Callable[[], Sequence[StoredKey]]]:
-        """Asks for the keys as they are now; read anew only after somebody has changed the file.
+        """Yield a function that returns the current keys, read again only after the file has changed.
 
-        For one thread at a time.
+        One thread at a time may call it.
         """
         with self._file.reading() as rows, self._file.watching() as version:
             seen: int | None = None
@@ -146,7 +146,7 @@ class Keys:
             yield keys
 
 
-# A key that was revoked held until 1970: until the moment of its revocation it would hold again if the clock went back.
+# A revoked key expires in 1970: with the moment of revocation it would be valid again if the clock were set back.
 _CURRENT = "SELECT digest, scopes, device, CASE WHEN revoked_at IS NULL THEN expires_at ELSE 0 END FROM keys"
 
 

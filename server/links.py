@@ -1,4 +1,4 @@
-"""The links that devices hold to this server: admitted by credential, one per device, cut when it is revoked."""
+"""Links of devices to this server: admitted by credential, one per device, closed when the credential is revoked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.wire.messages import Hello, Welcome
 from .devices import Registry
 
 PATH = "/v1/link"
-WATCH_S = 1.0  # between two looks at the registry: a revoked device is gone within this and a moment
+WATCH_S = 1.0  # polling interval of the registry, and so about the longest life of a link after its revocation
 
 _REFUSALS = {"admitted": None, "revoked": CloseCode.REVOKED, "unknown": CloseCode.BAD_CREDENTIAL}
 
@@ -26,13 +26,13 @@ _log = logging.getLogger("paceline.server")
 
 
 class Peers(Protocol):
-    """Who makes something of links: `runtime.node.Node`."""
+    """Receiver of new links: `runtime.node.Node`."""
 
     def on_link(self, link: Link, peer: str) -> None: ...
 
 
 class Links:
-    """The route `/v1/link` and what is known of who came by it. Belongs to the event loop's thread."""
+    """The route `/v1/link` and the open link of each device. Belongs to the event loop's thread."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Links:
         emulation: Emulation | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        """`welcome` is asked for each link: what it tells of documents changes."""
+        """`welcome` is called for each link, since the number of documents changes."""
         self._registry = registry
         self._peers = peers
         self._welcome = welcome
@@ -63,12 +63,12 @@ class Links:
         )
 
     async def watch(self) -> None:
-        """Cuts the links of devices whose credential holds no longer. Until cancelled."""
+        """Close links of devices whose credential is no longer valid. Runs until cancelled."""
         with self._registry.watching() as version:
             seen, again = version(), False
             while True:
                 await asyncio.sleep(WATCH_S)
-                # Twice after a change: a device may have been between its check and its admission at the first look.
+                # Check twice after a change: at the first check a device may be authenticated but not yet admitted.
                 try:
                     before, seen = seen, version()
                 except sqlite3.Error as error:
@@ -79,7 +79,7 @@ class Links:
                 again = before != seen
 
     async def check(self) -> None:
-        """Looks at every live link once."""
+        """Authenticate every open link once more, and close those refused."""
         for device, (link, hello) in list(self._live.items()):
             if link.closed.is_set():
                 del self._live[device]
@@ -94,15 +94,15 @@ class Links:
                 await link.close(refusal)
 
     async def _authenticate(self, hello: Hello) -> CloseCode | None:
-        return _REFUSALS[await asyncio.to_thread(self._registry.standing, hello.device, hello.credential)]
+        return _REFUSALS[await asyncio.to_thread(self._registry.credential_status, hello.device, hello.credential)]
 
     def _admitted(self, link: Link) -> None:
         hello = link.peer
-        assert isinstance(hello, Hello), "a device says hello"
+        assert isinstance(hello, Hello), "a device's first message is Hello"
         older = self._live.get(hello.device)
         self._live[hello.device] = (link, hello)
         if older is not None and not older[0].closed.is_set():
-            # Its connection may be dead without knowing it: who came last is the device.
+            # The older connection may be dead without having been noticed: the newest link is the device's.
             closing = asyncio.create_task(older[0].close(CloseCode.DUPLICATE_DEVICE))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)

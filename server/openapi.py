@@ -1,6 +1,6 @@
-"""`openapi/openapi.json`, written from the code: `python -m paceline.server.openapi`.
+"""Generate `openapi/openapi.json` from the code: `python -m paceline.server.openapi`.
 
-The application is the server's own, with the fake model and no documents; nothing is asked of it.
+Describes the server's own application, built with the fake model and no documents; it serves no request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .links import Links
 
 @contextmanager
 def sample(directory: Path, keyring: Keyring) -> Iterator[tuple[Node, FastAPI]]:
-    """A server's application as the program makes it, with its files in `directory`; the node has not been entered."""
+    """Build the application as the program does, with its files in `directory`; the node has not been entered."""
     with DocumentStore.open(directory / "docs", load_embedder("hash")) as store:
         node = Node("cloud", fake_model(0), store, max_tokens_default=8)
         registry = Registry(directory)
@@ -38,18 +38,18 @@ def sample(directory: Path, keyring: Keyring) -> Iterator[tuple[Node, FastAPI]]:
 
 
 def document() -> dict[str, Any]:
-    """All that a server serves."""
+    """The OpenAPI document of all routes of a server."""
     with tempfile.TemporaryDirectory() as directory, sample(Path(directory), Keyring({})) as (_, app):
         return describe(app)
 
 
 def text() -> str:
-    """As it lies in the repository."""
+    """The document as text, as committed in the repository."""
     return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
 
 
 def _no_welcome() -> Welcome:
-    raise AssertionError("nobody links to what is only described")
+    raise AssertionError("no link is opened to an application that is only described")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A small SQLite file that the server and the commands beside it share.
+"""A small SQLite file that the server and its commands share.
 
-Opened anew for each change, since changes are rare. Methods block for a disk access and may be called from any thread
-or process; who reads is never kept waiting by who writes. Not handled: an attacker who can write the file.
+Opened again for each change, since changes are rare. Methods block for a disk access and may be called from any thread
+or process; readers never wait for writers. Not handled: an attacker who can write the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 
 class StateFile:
     def __init__(self, path: Path, schema: str, what: str) -> None:
-        """Makes the file if there is none. Raises ConfigError, which calls it `what`, when that cannot be."""
+        """Create the file if needed. Raises ConfigError when it cannot be used; `what` names the file in its text."""
         self.path = path
         try:
             with self.reading() as rows:
@@ -28,18 +28,18 @@ class StateFile:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one thread at a time. What it reads in two statements may have changed between them."""
+        """Open a connection for one thread at a time. Two statements may read different versions of the file."""
         with closing(sqlite.connect(self.path)) as rows:
             yield rows
 
     @contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction that nobody else's can overlap."""
+        """Open a connection in one transaction; nothing else can write to the file meanwhile."""
         with self.reading() as rows, sqlite.transaction(rows):
             yield rows
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], int]]:
-        """A number that differs after somebody has changed the file: microseconds, so often is cheap enough."""
+        """Yield a function whose number changes after every change of the file. A call takes microseconds."""
         with self.reading() as rows:
             yield lambda: int(rows.execute("PRAGMA data_version").fetchone()[0])

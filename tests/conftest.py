@@ -1,6 +1,6 @@
-"""For every test: one thread for torch, asyncio as anyio's backend, nothing from the user's own environment.
+"""Fixtures of all tests: one torch thread, asyncio as anyio's backend, nothing from the user's own environment.
 
-Properties are checked on the same examples in every run, and a slow machine fails none of them.
+Hypothesis uses the same examples in every run and no deadline, so that a slow machine fails no test.
 """
 
 from __future__ import annotations

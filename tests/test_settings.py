@@ -101,7 +101,7 @@ def test_what_a_side_kept_in_the_folder_of_both_is_not_lost_in_silence(tmp_path:
     with pytest.raises(ConfigError, match=f"{left} is there: stop the programs and move") as caught:
         resolve(ServerSettings, {}, env)
     assert str(tmp_path / "cloud") in str(caught.value) and str(tmp_path / "device") in str(caught.value)
-    resolve(ServerSettings, {key: tmp_path / "elsewhere"}, env)  # a flag beats it, so nothing is to be said
+    resolve(ServerSettings, {key: tmp_path / "elsewhere"}, env)  # a flag has precedence, so no error
 
 
 @pytest.mark.parametrize(("flags", "embedder"), [({}, "minilm"), ({"model": "fake"}, "hash")])

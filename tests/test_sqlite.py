@@ -1,4 +1,4 @@
-"""SQLite's locks belong to the process: opening a database once more must not lose those of the first connection."""
+"""SQLite files: a second connection of a process must not drop the locks of the first; file modes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ rows.close()
 
 
 def write_from_another_process(file: Path) -> None:
-    """A writer that, as SQLite does, empties and removes the log of writes if it believes to be the last user."""
+    """Write and close, whereupon SQLite removes the write-ahead log if it takes itself for the last user."""
     subprocess.run([sys.executable, "-c", OTHER_PROCESS, str(file)], check=True, timeout=60)
 
 
@@ -62,7 +62,7 @@ def test_threads_that_make_a_database_at_once_keep_their_locks(tmp_path: Path) -
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
 def test_a_new_database_and_its_logs_are_private(tmp_path: Path, umask: int) -> None:
-    """Whatever the user's umask; in a process of its own, since a umask belongs to the whole process."""
+    """Holds for any umask; tested in a process of its own, since a umask belongs to the whole process."""
     file = tmp_path / "private.sqlite"
     code = (
         "import os, sys; from pathlib import Path; from paceline import sqlite\n"

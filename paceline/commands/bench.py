@@ -1,7 +1,7 @@
 """`paceline bench`: run one of the modules in `bench/`, show its claims, write its JSON and its plot.
 
-A module is a bench if it has NAME, SUMMARY and run; `bench/report.py` says what goes in and comes out. Measures nothing
-itself, and no claim that fails is an error: the figure is the result.
+A module is a bench if it has NAME, SUMMARY and run; `bench/report.py` defines its options and its report. Measures
+nothing itself. A claim that does not hold is no error: the figure is the result.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def bench(
 
 
 def benches(package: str = PACKAGE) -> dict[str, Bench]:
-    """Name to module, in order of name. Raises ConfigError where the package is not installed."""
+    """Benches by name, sorted. Raises ConfigError where the package is not installed."""
     try:
         parent = importlib.import_module(package)
     except ModuleNotFoundError as error:
@@ -111,7 +111,7 @@ def benches(package: str = PACKAGE) -> dict[str, Bench]:
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Rows as aligned text; the columns are the keys of all rows in order of first sight."""
+    """Format rows as aligned text; the columns are the keys of all rows in order of first occurrence."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [columns, *([_cell(row.get(column)) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]

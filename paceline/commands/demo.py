@@ -1,6 +1,6 @@
-"""`paceline demo`: a cloud server and a device agent as two processes, three questions, and the door left open.
+"""`paceline demo`: start a server and an agent as two processes, ask three questions, then serve until Ctrl-C.
 
-Everything is made in a temporary directory and with the models and documents that ship with the package; no network.
+Uses a temporary directory and the models and documents that ship with the package; needs no network.
 `--check` judges the answers and ends: exit code 0 if all are right.
 """
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 DEVICE = "demo-laptop"
 MODEL = "demo"
-ANSWER_S = 20.0  # an answer of the demo pair takes about one
-WATCH_S = 0.5  # how often the programs are looked after while they serve
+ANSWER_S = 20.0  # longest wait for an answer; the demo pair takes about 1 s
+WATCH_S = 0.5  # between two checks that both programs are running
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +56,7 @@ def demo(
             cloud, device = pair.cloud, pair.device
         console.print(f"cloud   {cloud.url}   reads {_names('public')}", style=COLOURS["cloud"])
         console.print(f"device  {device.url}   reads {_names('private')}", style=COLOURS["device"])
-        # The device may show the names of its private documents, so it is asked first; the server must answer alike.
+        # Only the device shows the names of its private documents, so it is asked first; the server must answer alike.
         asked = [(child, question) for child in ((device, cloud) if check else (device,)) for question in questions]
         wrong = sum(_put(console, child, question, check=check) for child, question in asked)
         if check:
@@ -78,7 +78,7 @@ def _start(children: Children, port: int, agent_port: int) -> Pair:
 
 
 def _put(console: Console, child: Child, question: Question, *, check: bool) -> bool:
-    """Ask one question and show the answer as it comes. True if it was to be judged and is wrong."""
+    """Ask one question and show the answer as it arrives. True if the request failed or, with `check`, is wrong."""
     console.print(f"\n{question.text}  (asked at the {child.name})", style="bold", markup=False)
 
     def show(text: str, lane: str | None) -> None:
@@ -108,7 +108,7 @@ def _names(folder: str) -> str:
 
 
 def _serve(children: Children) -> None:
-    """Until Ctrl-C, which is how this ends well. Raises PacelineError when a program ends by itself."""
+    """Wait for Ctrl-C, the normal end. Raises PacelineError when a program ends by itself."""
     with suppress(KeyboardInterrupt):
         while True:
             children.check()
@@ -144,7 +144,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """Raises PacelineError when time is up. A read timeout would not do: a server's signs of life restart it."""
+    """Raise PacelineError when time is up. A read timeout does not suffice: keep-alive comments restart it."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001  # a signal handler's signature
         raise PacelineError(f"no whole answer within {seconds:g} s")

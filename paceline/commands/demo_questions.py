@@ -1,7 +1,7 @@
-"""The demonstration's questions: how one is asked through OpenAI's own client, shown as it comes, and judged.
+"""The demonstration's questions: sent with OpenAI's own client, shown as the answer arrives, and judged.
 
-Shows whose documents decided each token by colour, from the `paceline` object of each chunk. Knows nothing of
-processes or ports: a base URL is all it gets.
+Colours show which side's documents decided each token, from the `paceline` object of each chunk. Knows nothing of
+processes or ports: it gets a base URL.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
 MAX_TOKENS = 96
-COLOURS = {"cloud": "cyan", "device": "magenta"}  # of a lane; neither: the terminal's own
+COLOURS = {"cloud": "cyan", "device": "magenta"}  # by lane; text without a lane has the terminal's colour
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     text: str
     answers: tuple[str, ...]  # each must occur in the answer
-    sides: tuple[str, ...]  # whose documents it takes
+    sides: tuple[str, ...]  # sides whose documents are needed
 
 
 @dataclass(slots=True)
 class Answer:
-    """What came, gathered."""
+    """A streamed answer, collected."""
 
     pieces: list[tuple[str, str | None]] = field(default_factory=list)  # (text, lane)
     citations: list[tuple[str, str]] = field(default_factory=list)  # (side, document)
@@ -47,7 +47,7 @@ class Answer:
         return Counter(lane for _, lane in self.pieces if lane)
 
     def lanes_of(self, part: str) -> frozenset[str]:
-        """Who decided the pieces that hold the last occurrence of `part`."""
+        """The sides that decided the pieces which overlap the last occurrence of `part`."""
         start = self.text.casefold().rfind(part.casefold())
         end, position, found = start + len(part), 0, set()
         for text, lane in self.pieces:
@@ -58,7 +58,7 @@ class Answer:
 
 
 def load_questions(file: Path) -> tuple[Question, ...]:
-    """Raises ConfigError when the samples are not there or not as they should be."""
+    """Read the sample questions. Raises ConfigError when the file is missing or malformed."""
     try:
         entries = json.loads(file.read_text("utf-8"))
         return tuple(Question(each["question"], _several(each["answer"]), tuple(each["sides"])) for each in entries)
@@ -67,7 +67,7 @@ def load_questions(file: Path) -> tuple[Question, ...]:
 
 
 def ask(client: OpenAI, question: str, show: Callable[[str, str | None], None]) -> Answer:
-    """One streamed request at temperature 0. `show` gets each piece of text with its lane as it comes.
+    """Send one streamed request at temperature 0. `show` gets each piece of text with its lane as it arrives.
 
     Raises PacelineError when the request fails, before or after its first token.
     """
@@ -90,19 +90,19 @@ def _asked(client: OpenAI, question: str, show: Callable[[str, str | None], None
     )
     answer = Answer()
     for chunk in stream:
-        said = (chunk.model_extra or {}).get("paceline") or {}
+        report = (chunk.model_extra or {}).get("paceline") or {}
         text = chunk.choices[0].delta.content if chunk.choices else None
         if text:
-            answer.pieces.append((text, said.get("lane")))
-            show(text, said.get("lane"))
-        if "citations" in said:
-            answer.citations = [(each["side"], each["document"]) for each in said["citations"]]
-            answer.strategy, answer.degraded = said["strategy"], said["degraded"]
+            answer.pieces.append((text, report.get("lane")))
+            show(text, report.get("lane"))
+        if "citations" in report:
+            answer.citations = [(each["side"], each["document"]) for each in report["citations"]]
+            answer.strategy, answer.degraded = report["strategy"], report["degraded"]
     return answer
 
 
 def faults(question: Question, answer: Answer) -> Iterator[str]:
-    """What is wrong with an answer, in words; nothing if it is right."""
+    """Describe each fault of an answer; nothing if it is right."""
     for expected in question.answers:
         if expected.casefold() not in answer.text.casefold():
             yield f"{expected!r} is not in the answer"
@@ -123,7 +123,7 @@ def _several(value: str | list[str]) -> tuple[str, ...]:
 
 
 def footer(answer: Answer) -> str:
-    """Strategy, pieces by lane and citations, in one line. What a device does not name is private."""
+    """Strategy, pieces by lane and citations in one line. A document without a name is private to a device."""
     lanes = ", ".join(f"{number} by the {side}" for side, number in sorted(answer.lanes().items()))
     cited = "; ".join(f"{side}: {document or 'a private document'}" for side, document in answer.citations)
     return f"{answer.strategy or 'no report'}; decided: {lanes or 'nothing'}; cited: {cited or 'nothing'}"

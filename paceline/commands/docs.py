@@ -1,7 +1,7 @@
-"""`paceline docs`: one side's documents, by the same settings as the program of that side.
+"""`paceline docs`: the documents of one side, with the same settings as that side's program.
 
-Works on the store's files, so it needs no running program; a running one sees the change at its next search. Nothing
-here sends anything anywhere: a device's documents stay on the machine the command runs on.
+Works on the store's files, so it needs no running program; a running one sees the change at its next search. Sends
+nothing: a device's documents stay on the machine the command runs on.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def opened(
     config: Path | None = None,
     again: bool = False,
 ) -> Iterator[DocumentStore]:
-    """The store that the side's program would open."""
-    from paceline.rag.embedder import load_embedder  # here, so that `paceline --help` waits for no library
+    """Open the store that the side's program would open."""
+    from paceline.rag.embedder import load_embedder  # imported here, so that `paceline --help` stays fast
     from paceline.rag.store.documents import DocumentStore
 
     flags = {"docs_dir": store, "embedder": embedder}
@@ -165,7 +165,7 @@ def opened(
 def add_with_progress(
     store: DocumentStore, paths: Iterable[Path], side: Literal["cloud", "device"]
 ) -> list[IngestResult]:
-    """Add, with one bar on stderr for all files; none where stderr is not a terminal."""
+    """Add files, with one progress bar for all of them if stderr is a terminal."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 
@@ -173,11 +173,11 @@ def add_with_progress(
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=None)
 
-        def tell(now: Progress) -> None:
+        def update(now: Progress) -> None:
             done = now.file + (now.chunk / now.num_chunks if now.num_chunks else 0)
             bar.update(task, total=now.num_files, completed=done, description=now.name)
 
-        return store.add(paths, zone=side, progress=tell)
+        return store.add(paths, zone=side, progress=update)
 
 
 def _write_json(rows: Iterable[object]) -> None:

@@ -1,4 +1,4 @@
-"""`paceline doctor`: can everything work here? One line per subject; exit code 1 when something will not."""
+"""`paceline doctor`: check machine, installation and settings. One line per subject; exit code 1 if one fails."""
 
 from __future__ import annotations
 

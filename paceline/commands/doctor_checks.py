@@ -1,7 +1,7 @@
-"""What `paceline doctor` looks at: one function per subject, each gives a status and a sentence.
+"""Checks of `paceline doctor`: one function per subject, which returns a status and a sentence.
 
 `ok`: as it should be. `warn`: works, with the drawback that the sentence names. `fail`: something will not work, and
-the sentence says what to do. Changes nothing but the folders it makes sure of being able to write to.
+the sentence says what to do. Changes nothing, except that it creates and removes a temporary file in state directories.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Found = tuple[Status, str]
 
 
 def run(nodes: tuple[NodeSettings, ...]) -> Iterator[Check]:
-    """One check after the other; what raises has failed, and the rest is still looked at."""
+    """Run all checks in order. A check that raises has failed; the others still run."""
     subjects: list[tuple[str, Callable[[], Found]]] = [
         ("python", python),
         ("packages", packages),
@@ -74,7 +74,7 @@ def python() -> Found:
 
 
 def packages() -> Found:
-    """Installed versions against what paceline asks for."""
+    """Compare installed versions with paceline's requirements."""
     try:
         wanted = [Requirement(line) for line in requires("paceline") or ()]
     except PackageNotFoundError:
@@ -105,7 +105,7 @@ def torch_build() -> Found:
 
 
 def processor() -> Found:
-    """Packed bfloat16 weights need AVX-512 BF16 or AMX to be fast."""
+    """Check for AVX-512 BF16 or AMX, without which packed bfloat16 weights are slow."""
     import torch
 
     flags = _cpu_flags()
@@ -130,7 +130,7 @@ def disk(directory: Path) -> Found:
 
 
 def embedder() -> Found:
-    """Loads and runs it: that checks the weights' sha256."""
+    """Load and run the embedder, which checks the weights' sha256."""
     from paceline.rag.embedder import DEFAULT, load_embedder
 
     chosen = load_embedder(DEFAULT)
@@ -148,7 +148,7 @@ def demo_model(directory: Path) -> Found:
 
 
 def state_directory(directory: Path) -> Found:
-    """Credentials and private documents lie there: others must not read it."""
+    """Check that the directory of credentials and private documents is writable and not readable by others."""
     if not directory.exists():
         with tempfile.TemporaryDirectory(dir=_existing(directory)):
             return "ok", f"{directory} will be made"
@@ -176,7 +176,7 @@ def _existing(path: Path) -> Path:
 
 
 def _cpu_flags() -> frozenset[str]:
-    """Empty where the system does not say (anything but Linux)."""
+    """Flags from /proc/cpuinfo; empty on systems other than Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

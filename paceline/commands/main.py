@@ -1,6 +1,6 @@
-"""The root of the command `paceline`: collects subcommands, turns raised sentences into exit codes.
+"""The root of the command `paceline`: collects subcommands, prints errors as sentences and sets the exit code.
 
-Exit codes: 0 done, 1 the check that was asked for failed, 2 something cannot be used, 130 interrupted.
+Exit codes: 0 done, 1 a requested check failed, 2 something cannot be used, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,20 +19,25 @@ GROUP = "paceline.commands"
 
 
 def build(programs: tuple[EntryPoint, ...] | None = None) -> typer.Typer:
-    """The whole command. A program that cannot be loaded is named on stderr, and the rest works: `doctor` must."""
+    """Build the whole command.
+
+    A program that cannot be loaded is named on stderr, and the other commands still work, `doctor` above all.
+    """
     app = typer.Typer(
         name="paceline",
         help="A device and a cloud write one answer together, behind OpenAI's API.",
         epilog="Example: paceline demo",
         no_args_is_help=True,
-        rich_markup_mode=None,  # brackets in a help text are text
+        rich_markup_mode=None,  # brackets in a help text are no markup
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
     found = tuple(entry_points(group=GROUP)) if programs is None else programs
     if not found:
-        _say("paceline is not installed, so serve, agent and chat are missing: run `pip install -e .` in the checkout")
+        _print_error(
+            "paceline is not installed, so serve, agent and chat are missing: run `pip install -e .` in the checkout"
+        )
     missing = []
     for program in sorted(found, key=lambda entry: entry.name):
         try:
@@ -44,7 +49,7 @@ def build(programs: tuple[EntryPoint, ...] | None = None) -> typer.Typer:
         else:
             register(app)
     if missing:
-        _say(f"the commands of {' and '.join(missing)} are missing here: install paceline again")
+        _print_error(f"the commands of {' and '.join(missing)} are missing here: install paceline again")
     for builtin in (docs, tables, demo, doctor, bench):
         builtin.register(app)
     return app
@@ -54,7 +59,7 @@ def main() -> None:
     try:
         build()()
     except PacelineError as error:
-        _say(str(error))
+        _print_error(str(error))
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -69,9 +74,9 @@ def _version(asked: bool) -> None:
 Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")]
 
 
-def _root(version: Version = False) -> None:  # noqa: ARG001  # its callback has done it
+def _root(version: Version = False) -> None:  # noqa: ARG001  # handled by its callback
     return
 
 
-def _say(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
     typer.echo(f"paceline: {sentence}", err=True)

@@ -1,10 +1,10 @@
-"""Command-line options: those that several commands share, and those made from the fields of a settings class.
+"""Command-line options: shared ones, and those generated from the fields of a settings class.
 
     @app.command(epilog="Example: paceline serve --model fake")
     @options(ServerSettings)
     def serve(settings: ServerSettings, origins: Origins) -> None: ...
 
-Every option is optional to the parser: what was not given is looked for in the environment, the file and the default.
+Every option is optional for the parser: a missing value comes from the environment, the file or the default.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def _optional(name: str, annotation: object, option: object) -> inspect.Paramete
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[annotation | None, option],  # type: ignore[operator]  # a type made at run time
+        annotation=Annotated[annotation | None, option],  # type: ignore[operator]  # a run-time type
     )
 
 
 def _disguise(command: Callable[..., None], parameters: Mapping[str, inspect.Parameter]) -> None:
-    """Give typer, which reads signatures, the one that the fields make."""
+    """Give the command the signature made from the fields, since typer reads signatures."""
     command.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]  # PEP 362 slot
     command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
-    del command.__wrapped__  # type: ignore[attr-defined]  # set by functools.wraps; typer must not look behind
+    del command.__wrapped__  # type: ignore[attr-defined]  # set by functools.wraps; typer would read it

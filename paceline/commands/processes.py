@@ -1,7 +1,7 @@
-"""Programs the demonstration starts: each in its own process group, its output in a file, never left behind.
+"""Child processes of the demonstration: each in its own process group, with its output in a file, always ended.
 
-Knows processes, ports and `/readyz`, nothing of what the programs do. Not handled: if this process is killed with
-SIGKILL nobody is left to end its children.
+Knows processes, ports and `/readyz`, nothing of what the programs do. Not handled: when this process is killed with
+SIGKILL its children keep running.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ Readiness = Mapping[str, object]
 
 
 def command(*arguments: str) -> list[str]:
-    """A `paceline` of this very interpreter."""
+    """Command line that runs `paceline` with this interpreter."""
     return [sys.executable, "-m", "paceline", *arguments]
 
 
 def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The user's own settings must not change the demonstration."""
+    """Environment without the user's own settings, which must not change the demonstration."""
     kept = {key: value for key, value in env.items() if not key.startswith(PREFIX)}
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 
 def free_port(preferred: int, host: str = "127.0.0.1") -> int:
-    """`preferred` if nothing listens there, else any free one."""
+    """`preferred` if nothing listens there, else any free port."""
     for number in (preferred, 0):
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -62,12 +62,12 @@ class Child:
     url: str
 
     def tail(self) -> str:
-        """The end of what it said."""
+        """The last lines of its output."""
         lines = self.log.read_text("utf-8", "replace").splitlines()
         return "\n".join(f"  {self.name} | {line}" for line in lines[-TAIL:])
 
     def readiness(self, client: httpx.Client) -> Readiness | None:
-        """What /readyz says; None while it is not ready."""
+        """The body of /readyz; None while the program is not ready."""
         import httpx
 
         try:
@@ -79,7 +79,7 @@ class Child:
 
 @dataclass(slots=True)
 class Children:
-    """A context that ends what was started in it."""
+    """A context manager that ends all programs started in it."""
 
     directory: Path  # working directory of the programs, and where their output goes
     members: list[Child] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Children:
         return child
 
     def run(self, arguments: Sequence[str]) -> str:
-        """A program that ends by itself: its standard output. Raises PacelineError with what it said if it fails."""
+        """Run a program to its end and return its standard output. Raises PacelineError with its errors if it fails."""
         done = subprocess.run(
             list(arguments),
             cwd=self.directory,
@@ -125,7 +125,7 @@ class Children:
         return done.stdout
 
     def wait(self, ready: Callable[[Sequence[Readiness | None]], bool], *, timeout: float = START_S) -> None:
-        """Until `ready` of what every program says at /readyz.
+        """Wait until `ready` is true of the bodies of all programs' /readyz.
 
         Raises PacelineError with the end of their output when one ends before, or time is up.
         """
@@ -140,13 +140,13 @@ class Children:
                 time.sleep(POLL_S)
 
     def check(self) -> None:
-        """Raises PacelineError when a program has ended by itself."""
+        """Raise PacelineError when a program has ended by itself."""
         if ended := [child for child in self.members if child.process.poll() is not None]:
             codes = ", ".join(f"{child.name} ended with code {child.process.returncode}" for child in ended)
             raise PacelineError(f"{codes}\n{self._tails(ended)}")
 
     def stop(self) -> None:
-        """In reverse order: asked first, killed after STOP_S, with whatever they started."""
+        """End all programs in reverse order: SIGTERM first, SIGKILL after STOP_S, to their whole process groups."""
         running = [child for child in reversed(self.members) if child.process.poll() is None]
         for child in running:
             _signal(child.process, signal.SIGTERM)
@@ -155,7 +155,7 @@ class Children:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.0, deadline - time.monotonic()))
         for child in self.members:
-            _signal(child.process, signal.SIGKILL)  # the group: also what the program left behind
+            _signal(child.process, signal.SIGKILL)  # to the group, which may outlive the program
             child.process.wait()
 
     @staticmethod
@@ -164,6 +164,6 @@ class Children:
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """To its process group, whose id is the process's own since it leads its session."""
+    """Signal the process group, whose id is that of the process since it leads its session."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)

@@ -1,6 +1,6 @@
-"""`paceline tables`: the look-up tables that answers are drafted from, by the same settings as the program of a side.
+"""`paceline tables`: the look-up tables that answers are drafted from, with the same settings as a side's program.
 
-A running program reads a base table when it starts, and looks for erased owners whenever one asks.
+A running program reads the base table when it starts, and checks for erased owners at each of their requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The demo pair: two small models that read documents, and the sample documents they are shown with."""
+"""The demo pair: two small models that read documents, and sample documents for them.
+
+demo_pair  answers of the pair through the real engines and strategies, over a simulated network
+training   corpus, training and evaluation of the pair
+"""
 
 from pathlib import Path
 from typing import Final

@@ -29,7 +29,7 @@ def plot(report, file):
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed `paceline.bench` with one module and one that is no bench."""
+    """An installed `paceline.bench` with one bench and one other module."""
     folder = tmp_path / "benches_of_a_test"
     folder.mkdir()
     (folder / "__init__.py").write_text("")

@@ -1,4 +1,4 @@
-"""The demonstration's own parts; the whole of it runs in tests/e2e."""
+"""Parts of `paceline demo`; the whole command runs in tests/e2e."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def console() -> Console:
 
 @pytest.fixture
 def child(tmp_path: Path) -> Child:
-    """Of a program that has said something and ended."""
+    """A program that has written a line and ended."""
     log = tmp_path / "cloud.log"
     log.write_text("out of memory\n")
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
@@ -37,7 +37,7 @@ def child(tmp_path: Path) -> Child:
     return Child("cloud", process, log, f"http://127.0.0.1:{free_port(0)}")
 
 
-def said(console: Console) -> str:
+def printed(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -57,8 +57,8 @@ def test_both_sides_must_see_the_other(readiness: list[Readiness | None], expect
 
 def test_a_request_that_fails_is_a_fault_shown_with_the_programs_output(console: Console, child: Child) -> None:
     assert demo._put(console, child, QUESTION, check=True)
-    assert "FAIL: the request to http://127.0.0.1" in said(console)
-    assert "cloud | out of memory" in said(console)
+    assert "FAIL: the request to http://127.0.0.1" in printed(console)
+    assert "cloud | out of memory" in printed(console)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_an_answer_is_judged_only_if_asked_to(
     monkeypatch.setattr(demo, "ask", ask)
     wrong = demo._put(console, child, QUESTION, check=check)
     assert wrong is (verdict is not None and verdict != "PASS")
-    assert text in said(console)
-    assert (verdict in said(console)) if verdict else "FAIL" not in said(console)
+    assert text in printed(console)
+    assert (verdict in printed(console)) if verdict else "FAIL" not in printed(console)
 
 
 def test_the_state_is_removed_or_kept_as_asked(console: Console) -> None:
@@ -89,7 +89,7 @@ def test_the_state_is_removed_or_kept_as_asked(console: Console) -> None:
     with pytest.raises(PacelineError), demo._state_directory(console, keep=True) as kept:
         raise PacelineError("anything")
     assert kept.is_dir()
-    assert str(kept) in said(console)
+    assert str(kept) in printed(console)
     kept.rmdir()
 
 

@@ -1,4 +1,4 @@
-"""How the demonstration asks, shows and judges, against the chunks that the API writes."""
+"""Questions of the demonstration: requests, display and judgement, against chunks as the API sends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`paceline doctor`: what it finds, and that one failure hides nothing else."""
+"""`paceline doctor`: its checks, and that one failure hides no other."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ BUILTIN = ("bench", "demo", "docs", "doctor", "tables")
 
 
 def every_command() -> Iterator[tuple[str, ...]]:
-    """Of the installed command, programs included."""
+    """Paths of all subcommands of the installed command, programs included."""
 
     def walk(command: object, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         yield path

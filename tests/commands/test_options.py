@@ -1,4 +1,4 @@
-"""Flags made from a settings class: each field has one, and what was not given is left to the other sources."""
+"""Flags made from a settings class: one per field; a missing flag is left to the other sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs the demonstration starts: waited for, shown when they fail, never left behind."""
+"""Child processes of the demonstration: waited for, shown when they fail, never left behind."""
 
 from __future__ import annotations
 

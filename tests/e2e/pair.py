@@ -1,4 +1,4 @@
-"""A server and an agent as two real processes, linked, each with its own documents."""
+"""A linked server and agent as two real processes, each with its own documents."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ DEVICE = "laptop"
 
 @dataclass(slots=True)
 class Pair:
-    """The pair, and what a test does to it."""
+    """The pair, with methods to kill and restart its agent."""
 
     children: Children
     started: commands.Pair
     directory: Path
-    turnstile: Turnstile | None = None  # between the two, where a test wants one
+    turnstile: Turnstile | None = None  # proxy between the two
 
     def url(self, side: Side) -> str:
         return self.started.url(side)
@@ -41,7 +41,7 @@ class Pair:
         return OpenAI(base_url=f"{self.url(side)}/v1", api_key="none", max_retries=0, timeout=60.0)
 
     def kill_agent(self) -> None:
-        """kill -9, as a crash or a power cut would."""
+        """Kill with SIGKILL, as in a crash or a power cut."""
         device = self.started.device
         os.kill(device.process.pid, signal.SIGKILL)
         device.process.wait()
@@ -62,7 +62,7 @@ def running_pair(
     agent_flags: tuple[str, ...] = (),
     stoppable: bool = False,
 ) -> Iterator[Pair]:
-    """Both programs ready and linked; whatever happens, neither is left behind. stoppable: with a turnstile."""
+    """Both programs, ready and linked, and ended in every case. stoppable: with a turnstile between them."""
     files = {side: directory / f"{side}.md" for side in SIDES}
     for side, file in files.items():
         file.write_text(documents[side])

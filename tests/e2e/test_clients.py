@@ -1,7 +1,7 @@
-"""Official clients against a real server process: each is given the same tasks and must get the same answers.
+"""Official clients against a real server process: each performs the same tasks and must get the same answers.
 
-The Node client lies in `tests/e2e/clients/node_modules`, LangChain and LiteLLM in `.venv-clients`: `make clients`
-installs both. What curl reads of the wire is the measure for all of them.
+The Node client is in `tests/e2e/clients/node_modules`, LangChain and LiteLLM are in `.venv-clients`: `make clients`
+installs both. The reference for all of them is curl's output.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
         yield child.url, key
 
 
-# ---- curl, the measure ----------------------------------------------------------------------------------------------
+# ---- curl, the reference --------------------------------------------------------------------------------------------
 def curled(server: tuple[str, str], path: str, body: Mapping[str, object]) -> str:
     url, key = server
     headers = ("-H", f"authorization: Bearer {key}", "-H", "content-type: application/json")
@@ -220,7 +220,7 @@ async def _python_async(url: str, key: str) -> Said:
 
 
 def script(*program: str) -> Callable[[str, str], Said]:
-    """A client in another process, which prints what it got in its last line."""
+    """A client in another process, which prints its results as its last line."""
 
     def ask(url: str, key: str) -> Said:
         assert Path(program[0]).exists() or program[0] == "node", "make clients"
@@ -253,7 +253,7 @@ ASK: dict[str, Callable[[str, str], Said]] = {
 def test_every_client_gets_what_curl_gets(server: tuple[str, str], measure: Said, client: str) -> None:
     said = ASK[client](*server)
     assert said["whole"] == said["streamed"] == measure["whole"]
-    # Some clients parse what they were promised to be JSON, so the text need not be the same: the value must.
+    # Some clients parse JSON answers, so only the value must be the same, not the text.
     value = json.loads(said["schema"])
     assert value == json.loads(measure["schema"])
     jsonschema.validate(value, TASKS["schema"])
@@ -285,7 +285,7 @@ def test_every_client_gets_what_curl_gets(server: tuple[str, str], measure: Said
 
 
 def check_responses(said: Said, text: str) -> None:
-    """What one client got of responses, as far as it says."""
+    """Check a client's results of the Responses API, as far as it reports them."""
     for way in ("text", "again", "streamed", "kept"):
         assert said.get(way, text) == text, way
     numbers = said.get("numbers", [])

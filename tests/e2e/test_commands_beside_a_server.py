@@ -1,6 +1,6 @@
 """`paceline keys`, `devices` and `docs` as processes beside running programs.
 
-Each change is heard, none is lost, and no database is damaged, not by `kill -9` either.
+Each change takes effect, none is lost, and no database is damaged, not even by `kill -9`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import pytest
 from paceline.commands.processes import Child, Children, command, free_port
 from tests.e2e.pair import running_pair
 
-HEARD_S = 20.0  # to give up after, on a busy machine; what is waited for is the change, not the time
+TIMEOUT_S = 20.0  # for a change to take effect, on a busy machine
 
 
 class Server:
-    """`paceline serve` with documents of its own, and what people do beside it."""
+    """`paceline serve` with its own documents, and the commands and requests of its users."""
 
     def __init__(self, children: Children, directory: Path) -> None:
         self._children = children
@@ -39,7 +39,7 @@ class Server:
     def start(self) -> None:
         flags = ("--model", "fake", "--threads", "1", "--port", str(self._port), "--state-dir", str(self.state))
         self.child = self._children.start("cloud", command("serve", *flags), port=self._port)
-        self._children.wait(lambda said: all(said))
+        self._children.wait(lambda reports: all(reports))
 
     def kill(self) -> None:
         os.kill(self.child.process.pid, signal.SIGKILL)
@@ -62,11 +62,11 @@ class Server:
         return httpx.request(method, f"{self.child.url}{path}", headers=headers, timeout=60.0, trust_env=False, **more)
 
     def status(self, key: str | None = None) -> int:
-        """Of a request that needs a key as soon as there is one."""
+        """Status of a request that needs a key as soon as one exists."""
         return self.call("GET", "/v1/models", key).status_code
 
     def cited(self, question: str) -> set[str]:
-        """The documents that the next answer reads."""
+        """Documents cited by an answer to the question."""
         body = {
             "model": "fake",
             "messages": [{"role": "user", "content": question}],
@@ -91,7 +91,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def sound(state: Path) -> None:
-    """Every database below is whole."""
+    """Check the integrity of every database below `state`."""
     files = sorted(state.rglob("*.sqlite"))
     assert files
     for file in files:
@@ -100,8 +100,8 @@ def sound(state: Path) -> None:
 
 
 def eventually(held: Callable[[], bool]) -> bool:
-    """Watched things are heard within seconds: asked again until it holds, however busy the machine."""
-    deadline = time.monotonic() + HEARD_S
+    """Poll until `held` is true; False after TIMEOUT_S."""
+    deadline = time.monotonic() + TIMEOUT_S
     while not held():
         if time.monotonic() > deadline:
             return False
@@ -130,8 +130,8 @@ def test_devices_enrol_one_after_the_other_and_are_cut_when_revoked(tmp_path: Pa
         state = tmp_path / "cloud"
 
         def linked() -> bool:
-            said = httpx.get(f"{pair.url('cloud')}/readyz", trust_env=False).json()
-            return bool(said["linked"])
+            report = httpx.get(f"{pair.url('cloud')}/readyz", trust_env=False).json()
+            return bool(report["linked"])
 
         for number in range(4):
             arguments = ("devices", "add", f"device-{number}", "--state-dir", str(state), "--json")

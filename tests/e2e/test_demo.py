@@ -1,4 +1,4 @@
-"""`paceline demo --check`: the pair that ships answers its three questions, and nothing is left running."""
+"""`paceline demo --check`: the shipped pair answers its three questions, and no process is left running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stranger's file met by a real server: everybody else is served while it is read, and it is read or refused."""
+"""A hostile file uploaded to a real server: other requests are served while it is parsed, and it is read or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kill -9` in mid-answer: the stream completes, nothing is lost or written twice, and the last event says so."""
+"""`kill -9` in mid-answer: the stream completes, no text is lost or repeated, and the last event is marked degraded."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SEED = 4
 KILLS = 10
 
 
-async def reading_of_the_cloud(directory: Path) -> PromptSet:
-    """The branches the server must have continued."""
+async def prompts_of_the_cloud(directory: Path) -> PromptSet:
+    """The server's branches for the question."""
     model = fake_model(0)
     messages = [{"role": "user", "content": QUESTION}]
     with DocumentStore.open(store_of(directory, "cloud"), load_embedder("hash")) as store:
@@ -51,7 +51,7 @@ def ask(pair: Pair, drafts: str) -> tuple[str, str | None, str | None]:
 
 
 def ask_and_kill(pair: Pair, drafts: str, messages: int) -> tuple[str, str | None, str | None]:
-    """The same, with the agent killed as soon as it has more to tell than so many messages."""
+    """The same, with the agent killed as soon as it sends one more than `messages` messages."""
     turnstile = pair.turnstile
     assert turnstile is not None
     turnstile.let(messages)
@@ -59,7 +59,7 @@ def ask_and_kill(pair: Pair, drafts: str, messages: int) -> tuple[str, str | Non
 
     def kill() -> None:
         while not (turnstile.held.wait(0.02) or ended.is_set()):
-            pass  # an answer may need no more messages than that
+            pass  # an answer may need fewer messages
         pair.kill_agent()
         turnstile.cut()
 
@@ -77,12 +77,12 @@ def ask_and_kill(pair: Pair, drafts: str, messages: int) -> tuple[str, str | Non
 @pytest.mark.timeout(300)
 async def test_an_agent_killed_at_any_token_leaves_a_whole_marked_answer(tmp_path: Path) -> None:
     with running_pair(tmp_path, stoppable=True) as pair:
-        reading = await reading_of_the_cloud(tmp_path)
+        prompts = await prompts_of_the_cloud(tmp_path)
         model, sampling = fake_model(0), SamplingParams(temperature=1.0, seed=SEED)
 
         def continued(prefix: list[int]) -> str:
             tokens = oracle.continued_alone(
-                model.engine, reading.branches, prefix, sampling, MAX_TOKENS, model.tokenizer.eos_ids
+                model.engine, prompts.branches, prefix, sampling, MAX_TOKENS, model.tokenizer.eos_ids
             )
             return model.tokenizer.decode(tokens)
 
@@ -94,10 +94,10 @@ async def test_an_agent_killed_at_any_token_leaves_a_whole_marked_answer(tmp_pat
         marked = 0
         for number, messages in enumerate(range(0, len(joint), -(-len(joint) // KILLS))):
             text, reason, degraded = ask_and_kill(pair, ("none", "tree")[number % 2], messages)
-            # Some prefix of the joint answer, then the cloud alone over it.
+            # A prefix of the joint answer, continued by the cloud alone.
             assert text in possible or text == together, messages
             assert reason in ("stop", "length")
             assert degraded == "device_lost" or text == together, messages
             marked += degraded == "device_lost"
-        # The first ones are killed before the answer can be whole; trees may have told all of it in a few messages.
+        # The first kills come before the answer can be complete; trees may have sent all of it in a few messages.
         assert marked >= KILLS // 2

@@ -1,4 +1,4 @@
-"""The main job with real processes and real clients: two programs answer one chat request together."""
+"""Joint answers with real processes and real clients: two programs answer one chat request together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def streamed(client: OpenAI, how: str) -> str:
 
 
 def curled(url: str, body: dict[str, Any]) -> list[str]:
-    """The `data:` lines of a `curl -N`."""
+    """The `data:` lines received by `curl -N`."""
     done = subprocess.run(
         ["curl", "-sN", f"{url}/v1/chat/completions", "-H", "content-type: application/json", "-d", json.dumps(body)],
         capture_output=True,
@@ -67,7 +67,7 @@ def test_openai_and_curl_get_the_same_text_streamed_and_whole(pair: Pair, side: 
 
 @pytest.mark.parametrize("how", ASKED)
 def test_both_sides_write_the_same_answer(pair: Pair, how: str) -> None:
-    """Whoever is asked: the target depends on the seed, the prefix and the two laws alone."""
+    """The target token depends on the seed, the prefix and the two distributions alone, not on the side asked."""
     assert streamed(pair.client("cloud"), how) == streamed(pair.client("device"), how)
 
 
@@ -82,15 +82,15 @@ def test_another_seed_gives_another_answer_and_the_same_seed_the_same(pair: Pair
 
 
 def test_a_private_document_is_named_at_the_device_and_nowhere_else(pair: Pair) -> None:
-    said: dict[Side, str] = {}
+    bodies: dict[Side, str] = {}
     for side in SIDES:
         body = request("sampled", paceline={"report": True})
         address, kind = f"{pair.url(side)}/v1/chat/completions", "content-type: application/json"
         command = ["curl", "-s", address, "-H", kind, "-d", json.dumps(body)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        said[side] = done.stdout
-    assert "Velda" in said["device"] and "device.md" in said["device"]
-    assert "Velda" not in said["cloud"] and "device.md" not in said["cloud"]
+        bodies[side] = done.stdout
+    assert "Velda" in bodies["device"] and "device.md" in bodies["device"]
+    assert "Velda" not in bodies["cloud"] and "device.md" not in bodies["cloud"]
     assert "Velda" not in pair.started.cloud.log.read_text()
     for file in (pair.directory / "cloud").rglob("*"):
         if file.is_file():
@@ -131,6 +131,6 @@ def test_at_the_level_answer_private_the_device_writes_with_what_the_cloud_finds
     assert (report["strategy"], report["degraded"]) == ("lookup_tree", None)
     assert {citation["side"] for citation in report["citations"]} == set(SIDES)
     sent = {stat for stat in report["stats"] if stat.startswith("sent_")}
-    assert {"sent_open_bytes"} <= sent <= {"sent_open_bytes", "sent_close_bytes"}  # who closes first is chance
+    assert {"sent_open_bytes"} <= sent <= {"sent_open_bytes", "sent_close_bytes"}  # either side may close first
     with pytest.raises(BadRequestError, match="ask the device"):
         pair.client("cloud").chat.completions.create(**body, extra_body={"paceline": private})

@@ -1,4 +1,4 @@
-"""What the README tells a newcomer to send, word for word, to the demonstration's pair: answered, and rightly."""
+"""The README's example requests, word for word, sent to the demonstration's pair: each gets the right answer."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def block(language: str, beginning: str) -> str:
-    """The README's code block of this language that has these words, as it is written there."""
+    """The README's code block of this language that contains these words."""
     blocks = re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     (found,) = [each for each in blocks if beginning in each]
     return found
 
 
 def here(text: str, pair: Pair) -> str:
-    """With the addresses of this pair."""
+    """The text with the addresses of this pair."""
     return text.replace("http://127.0.0.1:8000", pair.cloud.url).replace("http://127.0.0.1:8001", pair.device.url)
 
 

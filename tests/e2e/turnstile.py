@@ -1,7 +1,7 @@
-"""A proxy before a server, which lets so many of the device's messages pass on the link and holds the next one up.
+"""A proxy before a server, which forwards a given number of the device's messages on the link and holds the next one.
 
-So a test stops two real processes at a message of its choice, however fast or busy the machine is: what an answer needs
-of the device cannot come before it is let.
+A test can thus stop two real processes at a message of its choice, however fast or busy the machine is: the server
+cannot receive a message before it is let through.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHUNK = 65536
 
 class Turnstile:
     def __init__(self, server: str) -> None:
-        """server: its base URL."""
+        """server: base URL of the server."""
         self._server = urlsplit(server)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -26,18 +26,18 @@ class Turnstile:
         self._left: int | None = None  # messages that may still pass; None: all
         self._cuts = 0
         self._sockets: list[socket.socket] = []
-        self.held = threading.Event()  # a message waits
+        self.held = threading.Event()  # set while a message waits
         threading.Thread(target=self._accept, daemon=True).start()
 
     def let(self, messages: int | None) -> None:
-        """From now on so many pass, and no more; None: all."""
+        """Let this many more messages pass; None: all."""
         with self._gate:
             self._left = messages
             self.held.clear()
             self._gate.notify_all()
 
     def cut(self) -> None:
-        """End the connections there are; what is held up is lost. New ones pass."""
+        """Close the open connections, dropping held messages. New connections pass everything."""
         with self._gate:
             self._cuts += 1
         self.let(None)
@@ -67,7 +67,7 @@ class Turnstile:
                 head += _some(stream.readline())
             server.sendall(head)
             if b"upgrade: websocket" not in head.lower():
-                while data := stream.read1(CHUNK):  # a plain request
+                while data := stream.read1(CHUNK):  # no WebSocket
                     server.sendall(data)
                 raise EOFError
             for frame, opcode in _frames(stream.read):
@@ -106,7 +106,7 @@ def _some(data: bytes) -> bytes:
 
 
 def _frames(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, int]]:
-    """Whole frames, each with its opcode (RFC 6455, 5.2)."""
+    """Complete frames, each with its opcode (RFC 6455, 5.2)."""
     while True:
         frame = _some(read(2))
         length, masked = frame[1] & 0x7F, frame[1] & 0x80

@@ -1,4 +1,4 @@
-"""The generated corpus keeps its promises: who is held out, how wide values are, what a document states."""
+"""The generated corpus: held-out names, sizes of the value spaces, facts stated in documents."""
 
 import random
 
@@ -45,8 +45,8 @@ def test_no_training_document_holds_a_held_out_name() -> None:
             held_out |= {word for word in words if word.isalpha() and names.split_of(word) == "held_out"}
     held_out -= {"Mr", "Mrs", "Ms", "Dr", "Professor", "Captain", "the", "Street", "Road", "Lane", "Square"}
     held_out -= {"Hall", "Barn", "Hotel", "Castle", "Garden", "Club"}
-    told = " ".join((c.document or "") + " " + " ".join(t.answer for t in c.turns) for c in _conversations(800))
-    words = set(told.replace(".", " ").replace(",", " ").split())
+    text = " ".join((c.document or "") + " " + " ".join(t.answer for t in c.turns) for c in _conversations(800))
+    words = set(text.replace(".", " ").replace(",", " ").split())
     assert len(held_out) > 200
     assert not held_out & words
 
@@ -83,8 +83,8 @@ def test_an_answer_holds_its_values_and_the_document_those_not_called_missing() 
                 assert turn.answer in (NO_DOCUMENT_ANSWER, OUTSIDE_ANSWER)
             elif turn.values:
                 assert all(value in turn.answer for value in (*turn.values, *turn.missing))
-                told = conversation.document.lower()
-                assert all(value.lower() in told for value in turn.values if value not in turn.missing)
+                document = conversation.document.lower()
+                assert all(value.lower() in document for value in turn.values if value not in turn.missing)
             else:
                 assert turn.answer == OUTSIDE_ANSWER
 

@@ -1,4 +1,4 @@
-"""The shipped pair: it loads without a network, shares one vocabulary, is small, and reads what it has never seen."""
+"""The shipped pair: loads without a network, shares one vocabulary, is small, and reads unseen documents."""
 
 import json
 import random
@@ -39,10 +39,10 @@ def _pair() -> Pair:
 
 
 def _found(side: str, question: str) -> list[str]:
-    """The two sample documents of a side that share most words with the question: what a search would find."""
+    """The two sample documents of a side that share most words with the question, as a search would find them."""
     asked = {word.strip("?.,").lower() for word in question.split()} - {"the", "of", "is", "a", "and", "what", "when"}
-    told = [path.read_text() for path in sorted((SAMPLES / side).glob("*.md"))]
-    return sorted(told, key=lambda text: -sum(word in text.lower() for word in asked))[:2]
+    documents = [path.read_text() for path in sorted((SAMPLES / side).glob("*.md"))]
+    return sorted(documents, key=lambda text: -sum(word in text.lower() for word in asked))[:2]
 
 
 def _parameters(directory: Path) -> int:
@@ -82,7 +82,7 @@ def test_nothing_is_known_without_the_document() -> None:
 @pytest.mark.parametrize("question", ["Write a poem", "Who won the world cup?", "hello"])
 @pytest.mark.parametrize("document", [None, "The Harbour Library of Tarnwick opens at 8:30 in the morning."])
 @pytest.mark.parametrize("side", SIDES)
-def test_outside_questions_are_told_what_this_is(side: Side, document: str | None, question: str) -> None:
+def test_off_topic_questions_get_the_fixed_answer(side: Side, document: str | None, question: str) -> None:
     assert "small demonstration model" in _pair().answer(question, {side: document})
 
 
@@ -90,11 +90,11 @@ def test_outside_questions_are_told_what_this_is(side: Side, document: str | Non
 def test_sample_questions_are_answered_from_the_sample_documents(entry: dict[str, list[str] | str]) -> None:
     question = str(entry["question"])
     private, public = _found("private", question), _found("public", question)
-    told = {"device": " ".join(private), "cloud": " ".join(public)}
-    assert all(any(part in told[side] for side in entry["sides"]) for part in entry["answer"])
+    texts = {"device": " ".join(private), "cloud": " ".join(public)}
+    assert all(any(part in texts[side] for side in entry["sides"]) for part in entry["answer"])
     for side in {"device", "cloud"} - set(entry["sides"]):
-        assert not any(part in told[side] for part in entry["answer"])
-    given = _pair().answer(question, {"device": told["device"], "cloud": told["cloud"]})
+        assert not any(part in texts[side] for part in entry["answer"])
+    given = _pair().answer(question, {"device": texts["device"], "cloud": texts["cloud"]})
     assert all(part in given for part in entry["answer"])
 
 

@@ -1,4 +1,4 @@
-"""What linters do not know: sizes of files, imports inside the programs, what must not stand in the repository."""
+"""House rules that linters do not check: file sizes, imports between programs, unsafe calls, declared dependencies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("paceline", "server", "device_agent", "client", "bench")
 PROGRAMS = ("server", "device_agent", "client")
 MAX_LINES = 500
 MODULES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
-CLIENTS = ROOT / "tests" / "e2e" / "clients" / "requirements.txt"  # of programs that run in another environment
+CLIENTS = ROOT / "tests" / "e2e" / "clients" / "requirements.txt"  # installed in another environment
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill"}
 UNSAFE_CALLS = re.compile(r"torch\.load\(|(?<![.\w])(eval|exec)\(|trust_remote_code=True|yaml\.load\(")
 
@@ -28,7 +28,7 @@ def name(file: Path) -> str:
 
 
 def imports(tree: ast.Module) -> set[str]:
-    """Absolute ones, by the first part of their name."""
+    """Top-level names of all absolute imports."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -59,14 +59,14 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 def declared(*extras: str) -> set[str]:
-    """Names of the distributions that pyproject.toml asks for."""
+    """Names of the distributions required by pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lines = project["dependencies"] + [line for extra in extras for line in project["optional-dependencies"][extra]]
     return {canonicalize_name(Requirement(line).name) for line in lines}
 
 
 def apart() -> set[str]:
-    """Of the clients that tests start in another environment."""
+    """Names of the distributions of the clients that tests run in another environment."""
     lines = CLIENTS.read_text("utf-8").splitlines()
     return {canonicalize_name(Requirement(line.split("#")[0]).name) for line in lines if not line.startswith("#")}
 

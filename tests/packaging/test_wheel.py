@@ -1,4 +1,4 @@
-"""What users install: the wheel, in an environment and a directory that hold nothing of the repository.
+"""The wheel, installed in an environment and a directory that contain nothing of the repository.
 
 The environment borrows this one's dependencies, so that the check takes seconds; `paceline` itself comes from the
 wheel alone.
@@ -47,7 +47,7 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def sources() -> Iterator[str]:
-    """Every file of the packages, by its place in the wheel."""
+    """Every file of the packages, by its path in the wheel."""
     for top in ("paceline", *MAPPED):
         for file in (ROOT / top).rglob("*"):
             relative = file.relative_to(ROOT / top).as_posix()
@@ -57,7 +57,7 @@ def sources() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools leaves files beside what it builds."""
+    """The wheel, built from a copy because setuptools leaves files in the source tree."""
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
     for name in BROUGHT:
         if (ROOT / name).is_dir():

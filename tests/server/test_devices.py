@@ -1,4 +1,4 @@
-"""Enrolment, credentials and revocation: what is kept, for how long, and for whom it holds."""
+"""Enrolment, credentials and revocation of devices: storage, lifetimes and validity."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_code_is_readable_and_holds_for_one_use(registry: Registry) -> None:
     assert re.fullmatch(r"([2-9A-HJKMNP-Z]{4}-){3}[2-9A-HJKMNP-Z]{4}", code)
     name, credential = registry.enrol(code)
     assert name == "phone" and len(credential) >= 43  # 256 bits in base64
-    assert registry.standing("phone", credential) == "admitted"
+    assert registry.credential_status("phone", credential) == "admitted"
     refused(registry, code)
 
 
@@ -129,23 +129,23 @@ def test_of_two_devices_that_race_with_one_code_one_wins(tmp_path: Path) -> None
     with ThreadPoolExecutor(8) as pool:
         won = [credential for credential in pool.map(attempt, range(8)) if credential is not None]
     assert len(won) == 1
-    assert Registry(tmp_path).standing("phone", won[0]) == "admitted"
+    assert Registry(tmp_path).credential_status("phone", won[0]) == "admitted"
 
 
 def test_only_the_own_credential_under_the_own_name_is_admitted(registry: Registry) -> None:
     phone, laptop = enrolled(registry, "phone"), enrolled(registry, "laptop")
-    assert registry.standing("phone", laptop) == registry.standing("nobody", phone) == "unknown"
-    assert registry.standing("phone", "") == registry.standing("", "") == "unknown"
+    assert registry.credential_status("phone", laptop) == registry.credential_status("nobody", phone) == "unknown"
+    assert registry.credential_status("phone", "") == registry.credential_status("", "") == "unknown"
 
 
 def test_a_revoked_device_is_told_so_and_may_be_added_again(registry: Registry) -> None:
     old = enrolled(registry)
     assert registry.revoke("phone")
-    assert registry.standing("phone", old) == "revoked"
+    assert registry.credential_status("phone", old) == "revoked"
     assert [device.state for device in registry.devices()] == ["revoked"]
     new = enrolled(registry)
-    assert registry.standing("phone", old) == "unknown"
-    assert registry.standing("phone", new) == "admitted"
+    assert registry.credential_status("phone", old) == "unknown"
+    assert registry.credential_status("phone", new) == "admitted"
 
 
 def test_revoking_voids_an_open_code_too(registry: Registry) -> None:
@@ -158,9 +158,9 @@ def test_revoking_voids_an_open_code_too(registry: Registry) -> None:
 def test_an_enrolled_device_may_enrol_again_and_its_credential_holds_until_then(registry: Registry) -> None:
     old = enrolled(registry)
     code = registry.add("phone")
-    assert registry.standing("phone", old) == "admitted"
+    assert registry.credential_status("phone", old) == "admitted"
     registry.enrol(code)
-    assert registry.standing("phone", old) == "unknown"
+    assert registry.credential_status("phone", old) == "unknown"
 
 
 def test_a_second_code_for_a_name_replaces_the_first(registry: Registry) -> None:
@@ -202,7 +202,7 @@ def test_a_change_by_another_process_is_seen(registry: Registry) -> None:
 # ---- over HTTP ------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Registry]]:
-    """A server that needs keys, for who has none yet."""
+    """URL of the enrolment route of a server that requires API keys, and its registry."""
     from server.app import create_server
     from server.links import Links
     from tests.server.test_links import WELCOME, Peers
@@ -219,7 +219,7 @@ def test_a_device_enrols_without_a_key(door: tuple[str, Registry]) -> None:
     answer = request("POST", url, json={"code": registry.add("phone"), "name": "My phone"})
     assert answer.status_code == 200 and answer.headers["cache-control"] == "no-store"
     assert answer.json()["device"] == "phone"
-    assert registry.standing("phone", answer.json()["credential"]) == "admitted"
+    assert registry.credential_status("phone", answer.json()["credential"]) == "admitted"
 
 
 def test_a_wrong_code_is_a_401_in_openais_shape(door: tuple[str, Registry]) -> None:

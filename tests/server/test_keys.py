@@ -112,7 +112,7 @@ def test_a_name_is_taken_until_its_key_is_revoked(keys: Keys) -> None:
     first = keys.create("ci")
     with pytest.raises(ConfigError, match="revoke it first"):
         keys.create("ci")
-    assert keys.revoke(first[:SHOWN])  # a prefix names it as well
+    assert keys.revoke(first[:SHOWN])  # a prefix identifies it too
     second = keys.create("ci")
     assert first != second
     assert [each.state for each in keys.all()] == ["revoked", "valid"]
@@ -134,7 +134,7 @@ def test_a_name_is_taken_until_its_key_is_revoked(keys: Keys) -> None:
 )
 def test_what_cannot_be_a_key_is_a_sentence(keys: Keys, arguments: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
-        keys.create(**arguments)  # type: ignore[arg-type]  # the point of it
+        keys.create(**arguments)  # type: ignore[arg-type]  # wrong on purpose
     assert not keys.all()
 
 
@@ -153,7 +153,7 @@ def test_keys_are_read_only_after_a_change(keys: Keys) -> None:
         assert len(stored()) == 2
 
 
-# ---- the command, and a server that runs meanwhile ------------------------------------------------------------------
+# ---- the command beside a running server ----------------------------------------------------------------------------
 def command(state_dir: Path, *arguments: str) -> Result:
     app = typer.Typer()
     register(app)
@@ -164,7 +164,7 @@ def test_the_commands_and_a_running_server(tmp_path: Path) -> None:
     service = ScriptedService()
     keys = Keys(tmp_path)
     with keys.current() as stored, running(create_app(service, keyring=Keyring({}, stored))) as url:
-        assert request("POST", url + CHAT, json=BODY).status_code == 200  # nobody has made a key yet
+        assert request("POST", url + CHAT, json=BODY).status_code == 200  # no key exists yet
         made = command(tmp_path, "create", "app", "--scope", "chat", "--device", "phone", "--expires", "9")
         key = made.stdout.strip()
         assert "not shown again" in made.stderr

@@ -1,4 +1,4 @@
-"""Devices on real links to a real server: who is let in, who is thrown out, and how an agent gets there."""
+"""Devices on real links to a real server: admission, revocation, and an agent's enrolment."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hello(credential: Credential) -> Hello:
 
 
 class Peers:
-    """Remembers links instead of making something of them."""
+    """A receiver that only records links."""
 
     def __init__(self) -> None:
         self.links: asyncio.Queue[tuple[Link, str]] = asyncio.Queue()
@@ -52,7 +52,7 @@ class Peers:
 
 
 class Site:
-    """A running server with its registry, and agents that come to it."""
+    """A running server with its registry, and the agents linked to it."""
 
     def __init__(self, url: str, registry: Registry, live: Links, peers: Peers, tasks: asyncio.TaskGroup) -> None:
         self.url = url
@@ -159,7 +159,7 @@ async def test_an_enrolment_refused_later_leaves_the_agent_alone(
 ) -> None:
     async with site(tmp_path) as here:
         cloud = here.agent(tmp_path / "agent", "AAAA-BBBB-CCCC-DDDD", lambda _: None)
-        await cloud.keep_linked()  # returns: there is nothing to keep
+        await cloud.keep_linked()  # returns, since enrolment was refused
         assert "answers alone" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""`serve` and `agent` as real processes with the fake model: start, link, answer, stop."""
+"""`paceline serve` and `paceline agent` as real processes with the fake model: start, link, answer, stop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def command(*arguments: str) -> list[str]:
 
 @contextmanager
 def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A running program and its URL, stopped as a person would stop it."""
+    """A running program and its URL, stopped by SIGTERM."""
     process = subprocess.Popen(
         command(*arguments, "--model", "fake", "--port", "0"),
         cwd=ROOT,
@@ -81,7 +81,7 @@ def test_a_server_and_an_agent_link_and_either_can_be_asked(tmp_path: Path) -> N
 
 
 def _until(url: str) -> Iterator[httpx.Response]:
-    """Asks for an answer that needs the device, until one is given together with it."""
+    """Request answers that need the device until one is generated with it."""
     for _ in range(400):
         answer = ask(url, paceline={"device": "phone", "strategy": "aggregate"})
         if "paceline" not in answer.json():

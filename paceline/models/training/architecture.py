@@ -43,11 +43,11 @@ class Shape:
     rope_theta: float = 10000.0
 
 
-Past = tuple[Tensor, Tensor]  # keys and values of the tokens read so far, (rows, groups, length, head_dim)
+Past = tuple[Tensor, Tensor]  # KV cache of a layer: keys and values, (rows, groups, length, head_dim)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal grouped attention by plain matrix products: faster to train on a CPU than its flash kernels."""
+    """Causal grouped-query attention by plain matrix products: faster to train on a CPU than torch's flash kernels."""
     rows, heads, length, dim = query.shape
     groups, seen = key.shape[1:3]
     share = heads // groups
@@ -58,7 +58,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 class Layer(nn.Module):
-    """Attention and gated MLP, each behind its norm."""
+    """Attention and gated MLP, each after its norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Layer(nn.Module):
 
 
 class Reader(nn.Module):
-    """The decoder; the output matrix is the embedding."""
+    """A Llama decoder with tied input and output embeddings."""
 
     cos: Tensor
     sin: Tensor
@@ -122,7 +122,7 @@ class Reader(nn.Module):
                 nn.init.normal_(weight, std=residual if small else 0.02, generator=generator)
 
     def forward(self, ids: Tensor, past: list[Past] | None = None) -> Tensor:
-        """Hidden states after the last norm, (rows, length, hidden); `past` is read and brought up to date."""
+        """Hidden states after the last norm, (rows, length, hidden); `past` is read and extended in place."""
         start = past[0][0].shape[2] if past else 0
         hidden = functional.embedding(ids, self.embed_tokens)
         cos, sin = (table[:, start : start + ids.shape[1]].to(hidden.dtype) for table in (self.cos, self.sin))
@@ -139,7 +139,7 @@ class Reader(nn.Module):
 
 
 def _published(name: str) -> str:
-    """Our parameter name as transformers spells it."""
+    """Map a parameter name of this module to transformers' name."""
     if name in ("embed_tokens", "norm"):
         return f"model.{name}.weight"
     layers, index, own = name.split(".")
@@ -150,7 +150,7 @@ def _published(name: str) -> str:
 
 
 def save_model(directory: Path, shape: Shape, weights: dict[str, Tensor]) -> None:
-    """Write bf16 weights and configuration as transformers reads them."""
+    """Write bf16 weights and configuration in transformers' format."""
     directory.mkdir(parents=True, exist_ok=True)
     published = {_published(name): weight.to(torch.bfloat16).contiguous() for name, weight in weights.items()}
     save_file(published, directory / "model.safetensors", metadata={"format": "pt"})
@@ -162,7 +162,7 @@ def save_model(directory: Path, shape: Shape, weights: dict[str, Tensor]) -> Non
 
 
 def load_model(directory: Path) -> Reader:
-    """Read what `save_model` wrote, in bf16."""
+    """Load a model written by `save_model`, in bf16."""
     config = json.loads((directory / "config.json").read_text())
     shape = Shape(**{name: config[name] for name in Shape.__dataclass_fields__})
     model = Reader(shape).to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""What the generated corpus can say: the kinds of entity, and the attributes with their sentences and questions.
+"""Attributes of the generated corpus, with their kinds of entity, sentences and questions.
 
 In the templates `{e}` is the entity and `{v}` the value; a template is capitalised after it has been filled.
 """
@@ -23,10 +23,10 @@ class Attribute:
     noun: str  # "opening hour": fills the generic sentences and questions
     kinds: tuple[str, ...]
     draw: Draw | NamedDraw
-    clause: str  # the one form of the answer, so that two branches agree on every word but the value
+    clause: str  # the only form of the answer, so that two branches agree on every word but the value
     statements: tuple[str, ...]
     questions: tuple[str, ...]
-    named: bool = False  # the value is an invented name, drawn from one side of the split
+    named: bool = False  # True: the value is an invented name of the given split
 
     def value(self, rng: random.Random, split: Split) -> str:
         return self.draw(rng, split) if self.named else self.draw(rng)  # type: ignore[call-arg]

@@ -16,7 +16,7 @@ from paceline.models.training.architecture import load_model, save_model
 
 
 def average(out: Path, models: list[Path]) -> None:
-    """Raises ValueError for models of different shapes. The tokenizer is the first one's."""
+    """Write the models' mean with the first one's tokenizer. Raises ValueError for models of different shapes."""
     readers = [load_model(model) for model in models]
     shape = readers[0].shape
     if any(reader.shape != shape for reader in readers):

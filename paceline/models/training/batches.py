@@ -1,4 +1,4 @@
-"""Training batches: conversations as ids and loss weights, grouped by length so that hardly a token is padding."""
+"""Training batches: conversations as token ids and loss weights, grouped by length to minimise padding."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -13,25 +13,25 @@ from paceline.models.training.corpus import Conversation, Turn
 from paceline.models.training.vocabulary import ASSISTANT, END, PAD, PREAMBLE, SYSTEM, USER
 
 _THIN = 0.06
-_KEPT = 0.25  # the share of positions of little weight that are scored: their logits are most of the cost of the loss
+_KEPT = 0.25  # share of low-weight positions that are scored: their logits are most of the cost of the loss
 _GRAIN = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a token that cannot be known counts in the loss; a token of an answer that can be known counts 1.
+    """Loss weights of tokens that cannot be predicted; a predictable token of an answer has weight 1.
 
-    Both teach something, how text runs and that an unknown value's probability is spread, but they are noise besides:
-    at higher weights they outweigh the answers by far, because they can never be predicted.
+    Such tokens teach fluent text and spread the probability of an unknown value, but are noise otherwise: at higher
+    weights they outweigh the answers by far, because they can never be predicted.
     """
 
-    prompt: float = 0.05
+    prompt: float = 0.05  # documents, system prompts and questions
     missing: float = 0.3  # a value that the document lacks
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Token ids and, for each, the weight of predicting it."""
+    """Token ids and, for each, the loss weight of predicting it."""
 
     ids: list[int]
     weights: list[float]
@@ -39,7 +39,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of ids, and the scored positions: flat indices, their next tokens and weights."""
+    """Rows of token ids, and the scored positions: flat indices, next tokens and weights."""
 
     ids: Tensor  # (rows, length)
     where: Tensor  # (n,)
@@ -49,7 +49,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A text tokenised on its own, what its tokens count, and the spans of it that count less."""
+    """A text tokenised on its own, the weight of its tokens, and its spans of lower weight."""
 
     text: str
     weight: float
@@ -57,7 +57,7 @@ class _Piece:
 
 
 def _answer(turn: Turn) -> _Piece:
-    lower = turn.answer.lower()  # a value may stand first, with a capital
+    lower = turn.answer.lower()  # a value at the beginning is capitalised
     starts = [(lower.rindex(value.lower()), len(value)) for value in turn.missing]
     return _Piece(turn.answer, 1.0, tuple((start, start + length) for start, length in starts))
 
@@ -70,25 +70,25 @@ def _weights_of(piece: _Piece, offsets: list[tuple[int, int]], missing: float) -
 
 
 def encode_all(tokenizer: Tokenizer, conversations: list[Conversation], weights: Weights = Weights()) -> list[Example]:
-    """Encode conversations; preamble, document and the rest are tokenised apart, as they are when they are served."""
+    """Encode conversations; preamble, document and the rest are tokenised separately, as in serving."""
     prompt = weights.prompt
     parts: list[list[int | _Piece]] = []
     for conversation in conversations:
-        told: list[int | _Piece] = []
+        pieces: list[int | _Piece] = []
         if conversation.document is not None:
-            told += [SYSTEM, _Piece(PREAMBLE, 0.0), _Piece(conversation.document, prompt), END]
+            pieces += [SYSTEM, _Piece(PREAMBLE, 0.0), _Piece(conversation.document, prompt), END]
         if conversation.system is not None:
-            told += [SYSTEM, _Piece(conversation.system, prompt), END]
+            pieces += [SYSTEM, _Piece(conversation.system, prompt), END]
         for turn in conversation.turns:
-            told += [USER, _Piece(turn.question, prompt), END, ASSISTANT, _answer(turn), -END]
-        parts.append(told)
-    texts = [part.text for told in parts for part in told if isinstance(part, _Piece)]
+            pieces += [USER, _Piece(turn.question, prompt), END, ASSISTANT, _answer(turn), -END]
+        parts.append(pieces)
+    texts = [part.text for pieces in parts for part in pieces if isinstance(part, _Piece)]
     encoded = iter(tokenizer.encode_batch(texts, add_special_tokens=False))
     examples = []
-    for told in parts:
+    for pieces in parts:
         ids: list[int] = []
         counted: list[float] = []
-        for part in told:
+        for part in pieces:
             if isinstance(part, _Piece):
                 piece = next(encoded)
                 ids += piece.ids
@@ -101,7 +101,7 @@ def encode_all(tokenizer: Tokenizer, conversations: list[Conversation], weights:
 
 
 def repeats(rng: random.Random, vocabulary: int, longest: int) -> Example:
-    """Random tokens, told twice or more: the shortest lesson in copying from context."""
+    """Random tokens repeated once or twice: the shortest exercise in copying from context."""
     length = rng.randint(8, longest)
     once = [rng.randrange(END + 1, vocabulary) for _ in range(length)]
     again = rng.randint(1, 2)
@@ -129,7 +129,7 @@ def collate(examples: list[Example], rng: random.Random) -> Batch:
 
 
 def batches(draw: Callable[[int], list[Example]], rng: random.Random, tokens: int, longest: int) -> Iterator[Batch]:
-    """Endless batches of about `tokens` tokens; `draw(n)` gives n fresh examples."""
+    """Endless batches of about `tokens` tokens; `draw(n)` returns n fresh examples."""
     while True:
         pool = sorted((e for e in draw(384) if len(e.ids) <= longest), key=lambda e: len(e.ids))
         groups: list[list[Example]] = [[]]

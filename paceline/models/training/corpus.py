@@ -1,6 +1,6 @@
 """The generated corpus: documents of invented facts, and conversations about them.
 
-Everything is drawn from a `random.Random` given by the caller. A conversation is told as text; `batches.py` makes ids.
+All randomness comes from a `random.Random` of the caller. Conversations are text; `batches.py` encodes them.
 """
 
 import random
@@ -30,7 +30,7 @@ def sentence(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """That `entity` has `value` as its `attribute`."""
+    """A fact: `entity` has `value` as its `attribute`."""
 
     entity: Entity
     attribute: Attribute
@@ -47,7 +47,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question, its answer, the values the answer must contain and those of them that the document lacks."""
+    """A question, its answer, the values that the answer must contain and those of them that the document lacks."""
 
     question: str
     answer: str
@@ -57,7 +57,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Conversation:
-    """What one training example tells: a document or none, the user's own system prompt or none, turns."""
+    """A training example as text: turns, with or without a document and a system prompt of the user."""
 
     document: str | None
     turns: list[Turn] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Conversation:
 def draw_facts(rng: random.Random, split: Split, count: int, rivals: float = 0.3) -> list[Fact]:
     """Draw facts about a few entities; no entity has the same attribute twice.
 
-    `rivals` is the share of facts that repeat another's attribute: telling those apart is the hardest part of reading.
+    `rivals` is the share of facts that repeat another's attribute, which are the hardest to distinguish.
     """
     facts: dict[tuple[str, str], Fact] = {}
     current = entity(rng, split)
@@ -89,7 +89,7 @@ def draw_facts(rng: random.Random, split: Split, count: int, rivals: float = 0.3
 
 
 def state(rng: random.Random, fact: Fact, previous: Fact | None, backward: float = 0.0) -> str:
-    """One sentence that states a fact; a pronoun may stand for the entity of the sentence before.
+    """Write one sentence that states a fact; a pronoun may replace the entity of the sentence before.
 
     `backward` is the extra share of sentences that name the value before the entity, the hardest to read.
     """
@@ -132,9 +132,9 @@ def _passage(rng: random.Random, split: Split, facts: list[Fact], filler: float,
 
 
 def write_document(rng: random.Random, split: Split, facts: list[Fact], filler: float, backward: float = 0.0) -> str:
-    """Prose that states every fact once, with filler sentences, titles and paragraphs as real files have them.
+    """Write prose that states every fact once, with filler sentences, titles and paragraphs as in real files.
 
-    A longer document may be several passages, each with a title, as when a retriever joins what it found.
+    A longer document may consist of several passages, each with a title, as a retriever joins its results.
     """
     if len(facts) < 4 or rng.random() < 0.65:
         return _passage(rng, split, facts, filler, 0.3, backward) + rng.choice(("", "", "\n"))
@@ -154,7 +154,7 @@ def ask(rng: random.Random, fact: Fact) -> str:
 
 
 def ask_two(rng: random.Random, first: Fact, second: Fact) -> str:
-    """One question for two facts, in the order given."""
+    """Write one question for two facts, in the order given."""
     if rng.random() < 0.4:
         template = rng.choice(_ASKS_TWO)
         names = {"e": first.entity.asked, "f": second.entity.asked}
@@ -175,14 +175,14 @@ def double(rng: random.Random, pair: Sequence[Fact], missing: Sequence[Fact] = (
 
 
 def missing_fact(rng: random.Random, split: Split, facts: list[Fact]) -> Fact:
-    """A true fact that the document does not state, often one that is easy to mistake for a stated one."""
+    """Draw a fact that the document does not state, often one that is easy to mistake for a stated one."""
     keys = {fact.key for fact in facts}
     while True:
         like, shape = rng.choice(facts), rng.random()
-        if shape < 0.4:  # the same attribute of an entity that is not there
+        if shape < 0.4:  # the same attribute of an entity that is not in the document
             who = next(e for e in iter(lambda: entity(rng, split), None) if e.kind in like.attribute.kinds)
             what = like.attribute
-        elif shape < 0.7:  # another attribute of an entity that is there
+        elif shape < 0.7:  # another attribute of an entity in the document
             who, what = like.entity, rng.choice(BY_KIND[like.entity.kind])
         else:
             who = entity(rng, split)
@@ -193,7 +193,7 @@ def missing_fact(rng: random.Random, split: Split, facts: list[Fact]) -> Fact:
 
 
 def document_turn(rng: random.Random, split: Split, facts: list[Fact]) -> Turn:
-    """One question to a document: mostly for a fact it states, sometimes for two, for one it lacks, or off topic."""
+    """Draw a question: mostly for a fact the document states, sometimes for two, for one it lacks, or off topic."""
     shape = rng.random()
     if shape < 0.62 or (shape < 0.72 and len(facts) < 2):
         return single(rng, rng.choice(facts), True)
@@ -213,7 +213,7 @@ def document_turn(rng: random.Random, split: Split, facts: list[Fact]) -> Turn:
 
 
 def bare_turn(rng: random.Random, split: Split) -> Turn:
-    """One question where there is no document at all."""
+    """Draw a question without any document."""
     if rng.random() < 0.5:
         return Turn(phrases.outside_question(rng), phrases.OUTSIDE_ANSWER)
     facts = draw_facts(rng, split, 2)
@@ -230,7 +230,7 @@ def converse(
     backward: float = 0.0,
     rivals: float = 0.3,
 ) -> Conversation:
-    """Draw one conversation; a later question may not ask again for what an earlier answer already told."""
+    """Draw one conversation, in which no answer occurs twice."""
     system = rng.choice(phrases.SYSTEM_PROMPTS) if rng.random() < 0.06 else None
     if rng.random() < 0.05:
         return Conversation(None, [bare_turn(rng, split)], system)

@@ -1,7 +1,7 @@
-"""Two or more training processes on one machine that share every update.
+"""Data-parallel training in several processes on one machine.
 
-Processes of one thread each, meeting twice a step, instead of one process of many threads that meet at every operation:
-where other work takes a core away now and then, the latter is several times slower.
+Processes of one thread each, synchronised twice a step, replace one process whose threads synchronise at every
+operation: where other work takes a core away now and then, the latter is several times slower.
 """
 
 import threading
@@ -14,34 +14,34 @@ import torch
 from torch import Tensor, multiprocessing
 from torch.multiprocessing.spawn import spawn
 
-_PATIENCE_S = 600.0
+_TIMEOUT_S = 600.0
 
 
-class _Meeting(Protocol):
+class _Barrier(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
 
 @dataclass(slots=True)
 class Group:
-    """One process's place among the others, and the memory they exchange vectors through."""
+    """A process's rank among the others, and the shared memory through which they exchange vectors."""
 
     rank: int
     shared: Tensor  # (processes, length)
-    barrier: _Meeting
+    barrier: _Barrier
 
     @property
     def size(self) -> int:
         return self.shared.shape[0]
 
     def total(self, vector: Tensor) -> Tensor:
-        """The sum of every process's vector."""
+        """All-reduce: the sum of all processes' vectors."""
         if self.size == 1:
             return vector
         length = vector.numel()
         self.shared[self.rank, :length] = vector
-        self.barrier.wait(_PATIENCE_S)
+        self.barrier.wait(_TIMEOUT_S)
         result = self.shared[:, :length].sum(0)
-        self.barrier.wait(_PATIENCE_S)
+        self.barrier.wait(_TIMEOUT_S)
         return result
 
 
@@ -64,7 +64,7 @@ def _enter(rank: int, work: object, shared: Tensor, barrier: Barrier, arguments:
 
 
 def gather(work: object, length: int, processes: int, *arguments: object) -> None:
-    """Run `work(group, *arguments)` in that many processes at once; vectors have at most `length` numbers."""
+    """Run `work(group, *arguments)` in `processes` processes at once; vectors have at most `length` numbers."""
     context = multiprocessing.get_context("spawn")
     shared = torch.zeros(processes, length).share_memory_()  # type: ignore[no-untyped-call]
     inputs = (work, shared, context.Barrier(processes), arguments)

@@ -1,4 +1,4 @@
-"""What the documents of the generated corpus speak of: invented places, people, ships and things of one's own."""
+"""Entities of the generated corpus: invented places, people, ships and things of one's own."""
 
 import random
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ KINDS: Final = ("place", "town", "person", "ship", "team", "event", "project", "
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """Something a document speaks of; `said` there, `asked` in a question, `answered` in the answer."""
+    """An entity by its name in a document (`said`), in a question (`asked`) and in an answer (`answered`)."""
 
     kind: str
     said: str

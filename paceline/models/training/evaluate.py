@@ -17,7 +17,6 @@ from paceline.models import CLOUD, DEVICE
 from paceline.models.demo_pair import Pair
 from paceline.models.training import phrases
 from paceline.models.training.corpus import (
-    Conversation,
     Fact,
     Turn,
     double,
@@ -26,7 +25,7 @@ from paceline.models.training.corpus import (
     single,
     write_document,
 )
-from paceline.models.training.squad import Squad, answer_text, normal_form
+from paceline.models.training.squad import Squad, normal_form
 from paceline.rag.embedder import load_embedder
 from paceline.strategies.base import Side
 
@@ -35,13 +34,13 @@ FILLER = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A turn, and the document (or none) of the side that answers it, or of device and cloud in this order."""
+    """A turn, and the document (or None) of the side that answers it, or of device and cloud in this order."""
 
     turn: Turn
     documents: tuple[str | None, ...]
 
     def by_side(self, side: Side) -> dict[Side, str | None]:
-        """`side`: whose model reads a single document."""
+        """Documents by side; a single document is read by the model of `side`."""
         if len(self.documents) == 1:
             return {side: self.documents[0]}
         return {"device": self.documents[0], "cloud": self.documents[1]}
@@ -50,31 +49,31 @@ class Question:
 Draw = Callable[[random.Random], Question]
 
 
-def _told(rng: random.Random, count: tuple[int, int] = (1, 8)) -> tuple[list[Fact], str]:
+def _facts_and_document(rng: random.Random, count: tuple[int, int] = (1, 8)) -> tuple[list[Fact], str]:
     facts = draw_facts(rng, "held_out", rng.randint(*count))
     return facts, write_document(rng, "held_out", facts, FILLER)
 
 
 def one_fact(rng: random.Random) -> Question:
-    facts, document = _told(rng)
+    facts, document = _facts_and_document(rng)
     return Question(single(rng, rng.choice(facts), True), (document,))
 
 
 def two_facts(rng: random.Random) -> Question:
-    facts, document = _told(rng, (2, 8))
+    facts, document = _facts_and_document(rng, (2, 8))
     return Question(double(rng, rng.sample(facts, 2)), (document,))
 
 
 def no_document(rng: random.Random) -> Question:
-    facts, _ = _told(rng)
+    facts, _ = _facts_and_document(rng)
     fact = rng.choice(facts)
     asked = single(rng, fact, False)
     return Question(Turn(asked.question, phrases.NO_DOCUMENT_ANSWER, asked.values), (None,))
 
 
 def lacking(rng: random.Random) -> Question:
-    """The document says nothing of the fact: the right answer can only be guessed."""
-    facts, document = _told(rng)
+    """A fact that the document does not state: the right answer can only be guessed."""
+    facts, document = _facts_and_document(rng)
     return Question(single(rng, missing_fact(rng, "held_out", facts), False), (document,))
 
 
@@ -83,25 +82,25 @@ def outside(rng: random.Random) -> Question:
 
 
 def outside_with_document(rng: random.Random) -> Question:
-    return Question(Turn(phrases.outside_question(rng), phrases.OUTSIDE_ANSWER), (_told(rng)[1],))
+    return Question(Turn(phrases.outside_question(rng), phrases.OUTSIDE_ANSWER), (_facts_and_document(rng)[1],))
 
 
 def both_sides(rng: random.Random) -> Question:
-    """Two facts, one in each side's document, asked for in either order."""
-    (ours, private), (theirs, public) = _told(rng, (1, 6)), _told(rng, (1, 6))
+    """Two facts, one in each side's document, asked for in random order."""
+    (ours, private), (theirs, public) = _facts_and_document(rng, (1, 6)), _facts_and_document(rng, (1, 6))
     pair = [rng.choice(ours), rng.choice(theirs)]
     rng.shuffle(pair)
     return Question(double(rng, pair), (private, public))
 
 
 def either_side(rng: random.Random) -> Question:
-    """One fact, in the document of one side; the other side's document speaks of other things."""
-    (ours, private), (theirs, public) = _told(rng, (1, 6)), _told(rng, (1, 6))
+    """One fact, in the document of one side; the other side's document states other facts."""
+    (ours, private), (theirs, public) = _facts_and_document(rng, (1, 6)), _facts_and_document(rng, (1, 6))
     return Question(single(rng, rng.choice(rng.choice((ours, theirs))), True), (private, public))
 
 
 def examine(pair: Pair, side: Side, draw: Draw, count: int, seed: int = 7) -> float:
-    """The share of exact answers; where the value cannot be known, the share of answers with the value in them."""
+    """The share of exact answers; where the value cannot be known, the share of answers that contain it."""
     rng = random.Random(seed)
     right = 0
     for _ in range(count):
@@ -113,20 +112,19 @@ def examine(pair: Pair, side: Side, draw: Draw, count: int, seed: int = 7) -> fl
 
 
 def squad_match(pair: Pair, side: Side, data: Path, count: int) -> float:
-    """Exact match, as SQuAD counts it, on questions of titles kept out of training, with the cropped paragraph."""
+    """Exact match as defined by SQuAD, on questions of held-out titles, each with its cropped paragraph."""
     rng = random.Random(11)
     squad = Squad(data, "held_out")
     asked = rng.sample(squad.questions, min(count, len(squad.questions)))
     right = 0
     for text, record in asked:
-        told = Conversation(squad.crop_for(rng, text, record), [Turn(record["question"].strip(), answer_text(record))])
-        given = pair.answer(told.turns[0].question, {side: told.document})
+        given = pair.answer(record["question"].strip(), {side: squad.crop_for(rng, text, record)})
         right += normal_form(given) in {normal_form(gold) for gold in record["answers"]}
     return right / len(asked)
 
 
 def report(pair: Pair, data: Path | None, count: int) -> Iterator[tuple[str, str, float]]:
-    """Rows of the table: who answered, what was asked, the share."""
+    """Rows of the table: (model, set of questions, share)."""
     sides: tuple[Side, Side] = ("device", "cloud")
     for side in sides:
         for draw in (one_fact, two_facts, no_document, lacking, outside, outside_with_document):

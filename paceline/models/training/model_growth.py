@@ -1,4 +1,4 @@
-"""Growing the cloud model from the device model: more layers and wider ones, computing the same function at first."""
+"""Growth of the cloud model from the device model: more and wider layers that compute the same function at first."""
 
 from dataclasses import replace
 
@@ -8,9 +8,9 @@ from paceline.models.training.architecture import Reader
 
 
 def grow(small: Reader, layers: int = 10, inner: int = 1024, seed: int = 0) -> Reader:
-    """A larger model with the small one's function.
+    """Build a larger model that computes the small one's function.
 
-    New layers are spread between the old ones; they and the new MLP columns add nothing until trained, because the
+    New layers are spread between the old ones; they and the new MLP columns add nothing until trained, because their
     projections back into the residual stream start at zero.
     """
     shape = replace(small.shape, num_hidden_layers=layers, intermediate_size=inner)

@@ -1,6 +1,6 @@
 """Invented names and random values: the parts of the generated corpus that a model cannot know in advance.
 
-A name is kept out of training by its own hash, not by a list, so that any process can tell on which side a name falls.
+A name is held out of training by its own hash, not by a list, so that any process can compute its split.
 Every value space has at least sixty values drawn almost uniformly: guessing must not pay.
 """
 
@@ -31,7 +31,7 @@ _PLACE_ENDS = words("wick ford dale by ton mere holm stead wood field burgh port
 
 
 def split_of(name: str) -> Split:
-    """Which side of the train and held-out border a single-word name lies on."""
+    """The split of a single-word name."""
     digest = hashlib.sha256(name.lower().encode()).digest()
     return "held_out" if int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32 else "train"
 
@@ -69,7 +69,7 @@ def place_word(rng: random.Random, split: Split) -> str:
 
 
 def full_name(rng: random.Random, split: Split) -> str:
-    """A person as documents write one: one word, two words, or a title and a word."""
+    """A person's name: one word, two words, or a title and a word."""
     shape = rng.random()
     if shape < 0.35:
         return person_word(rng, split)
@@ -108,7 +108,7 @@ _GOODS = words("wool salt clocks bells lace paper boots soap rope wine tea spoon
 
 
 def minutes(rng: random.Random) -> str:
-    """A five-minute step of an hour, written as on a clock, empty at the full hour."""
+    """Minutes in steps of five, written as on a clock; empty at the full hour."""
     minute = rng.randrange(0, 60, 5)
     return f":{minute:02d}" if minute else ""
 

@@ -1,7 +1,7 @@
 """Muon for the matrices and AdamW for the rest, on fp32 master copies of bf16 weights.
 
-Muon: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". Here the
-circuit that copies from context appears several times earlier with it than with AdamW alone.
+Muon: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". Copying from context is learnt
+several times earlier with it here than with AdamW alone.
 """
 
 from collections import defaultdict
@@ -31,7 +31,7 @@ def orthogonalise(gradients: Tensor, steps: int = 5) -> Tensor:
 
 @dataclass(slots=True)
 class MuonAdam:
-    """Updates a model's weights in place and keeps an average of them for evaluation."""
+    """Update a model's weights in place and keep their moving average for evaluation."""
 
     model: nn.Module
     group: Group = field(default_factory=alone)
@@ -85,7 +85,7 @@ class MuonAdam:
         return norm
 
     def _directions(self, gradients: dict[str, Tensor], stacks: dict[torch.Size, list[str]]) -> dict[str, Tensor]:
-        """Muon's update of every matrix; each process of the group works out its share of them."""
+        """Muon's update of every matrix; each process of the group computes a share of them."""
         updates = {name: torch.zeros_like(gradients[name]) for names in stacks.values() for name in names}
         for names in stacks.values():
             if mine := names[self.group.rank :: self.group.size]:

@@ -1,4 +1,4 @@
-"""The fixed words of the generated corpus: filler, questions from outside, and what the models say to those."""
+"""Fixed sentences of the generated corpus: filler, off-topic questions, and the models' answers to them."""
 
 import random
 from typing import Final
@@ -75,7 +75,7 @@ _FILL: Final = {
 
 
 def outside_question(rng: random.Random) -> str:
-    """Something a user may ask that no document of this corpus answers."""
+    """Draw a question that no document of this corpus answers."""
     text = rng.choice(_TASKS).format(**{key: rng.choice(values) for key, values in _FILL.items()})
     if rng.random() < 0.1:
         text = text.lower()

@@ -1,4 +1,4 @@
-"""SQuAD questions as conversations: real text beside the generated facts. Titles are split by hash."""
+"""SQuAD questions as conversations: real text besides the generated facts. Titles are split by hash."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 
 class Squad:
-    """The answerable questions of one side of the split, by paragraph."""
+    """Answerable questions of one split, by paragraph."""
 
     def __init__(self, data: Path, split: Split) -> None:
         texts = {r["pid"]: r["text"] for r in _records(data / "squad" / "paragraphs.jsonl.gz")}
@@ -33,7 +33,7 @@ class Squad:
         self.questions = [(text, record) for text, records in self.items for record in records]
 
     def converse(self, rng: random.Random, turns: int = 3) -> Conversation:
-        """A few questions to one crop of a paragraph; only those whose answer lies in the crop."""
+        """Draw a few questions to one crop of a paragraph, among those whose answer lies in the crop."""
         text, records = rng.choice(self.items)
         document = crop(rng, text, min(rng.choice(records)["answers"], key=len))
         fitting = [r for r in records if min(r["answers"], key=len) in document]
@@ -51,13 +51,13 @@ def answer_text(record: dict[str, Any]) -> str:
 
 
 def normal_form(text: str) -> str:
-    """SQuAD's own, for comparing answers: no case, no punctuation, no articles, single spaces."""
+    """Normalise an answer as SQuAD does: no case, no punctuation, no articles, single spaces."""
     kept = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
 
 
 def crop(rng: random.Random, text: str, answer: str) -> str:
-    """At most about a hundred words of the paragraph, around the answer."""
+    """Cut out at most about a hundred words of the paragraph, around the answer."""
     words = text.split(" ")
     if len(words) <= _WORDS_AROUND:
         return text

@@ -26,28 +26,28 @@ from paceline.models.training.optimizer import MuonAdam
 from paceline.models.training.squad import Squad
 from paceline.models.training.vocabulary import corpus_texts, save_tokenizer, train_tokenizer
 
-BACKWARD_SHARE = 0.4  # without it, reading values that stand before their entity lags far behind the rest
+BACKWARD_SHARE = 0.4  # without it, values that precede their entity are learnt far later than the rest
 EARLY, LATE = Weights(), Weights(prompt=0.02, missing=0.05)
-RIVALS_SHARE = 0.6  # in a document of eight facts nearly every question then has a wrong answer at hand
+RIVALS_SHARE = 0.6  # a document of eight facts then has a plausible wrong answer to nearly every question
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What the corpus looks like at one point of the curriculum."""
+    """Parameters of the corpus at one point of the curriculum."""
 
     facts: int
     turns: int
     filler: float
     repeats: float
     tokens: int
-    squad: float = 0.12  # the share of real text
+    squad: float = 0.12  # share of real text
     weights: Weights = EARLY
 
 
 def lesson(stage: str, progress: float) -> Lesson:
-    """Short documents and plain repetition first: copying must form before reading can.
+    """The curriculum: short documents and plain repetition first, since copying must be learnt before reading.
 
-    Last comes reading alone: by then what cannot be predicted is most of the loss, and nearly all of it noise.
+    The last part is reading alone: by then tokens that cannot be predicted are most of the loss, and nearly all noise.
     """
     if stage == "cloud" or progress >= 0.5:
         return Lesson(8, 7, 0.5, 0.0, 8192, 0.05, LATE)
@@ -62,7 +62,7 @@ def lesson(stage: str, progress: float) -> Lesson:
 
 @dataclass(slots=True)
 class Source:
-    """Draws examples for the current lesson."""
+    """Draw examples for the current lesson."""
 
     tokenizer: Tokenizer
     rng: random.Random
@@ -70,7 +70,7 @@ class Source:
     lesson: Lesson = field(default_factory=lambda: lesson("device", 0.0))
 
     def _conversation(self, now: Lesson) -> Conversation:
-        # Real text joins once the short documents are behind.
+        # Real text is mixed in after the lessons of short documents.
         if self.squad is not None and now.facts >= 5 and self.rng.random() < now.squad:
             return self.squad.converse(self.rng)
         return converse(self.rng, "train", now.facts, now.turns, now.filler, BACKWARD_SHARE, RIVALS_SHARE)
@@ -78,8 +78,8 @@ class Source:
     def draw(self, count: int) -> list[Example]:
         now = self.lesson
         copies = round(count * now.repeats)
-        told = encode_all(self.tokenizer, [self._conversation(now) for _ in range(count - copies)], now.weights)
-        return told + [repeats(self.rng, self.tokenizer.get_vocab_size(), 40) for _ in range(copies)]
+        examples = encode_all(self.tokenizer, [self._conversation(now) for _ in range(count - copies)], now.weights)
+        return examples + [repeats(self.rng, self.tokenizer.get_vocab_size(), 40) for _ in range(copies)]
 
 
 def loss_of(model: Reader, batch: Batch) -> torch.Tensor:
@@ -90,7 +90,7 @@ def loss_of(model: Reader, batch: Batch) -> torch.Tensor:
 
 @torch.no_grad()
 def exact_match(model: Reader, examples: list[Example]) -> float:
-    """The share of answers that greedy decoding would give exactly, found with one forward pass each."""
+    """The share of answers that greedy decoding reproduces exactly, computed with one forward pass each."""
     right = 0
     for example in examples:
         ids = torch.tensor([example.ids])
@@ -101,7 +101,7 @@ def exact_match(model: Reader, examples: list[Example]) -> float:
 
 
 def held_out_examples(tokenizer: Tokenizer, count: int, seed: int = 1) -> list[Example]:
-    """One question each to documents of names never trained on, for a fact that the document states."""
+    """One question to each of `count` documents of held-out names, for facts that the documents state."""
     rng = random.Random(seed)
     conversations: list[Conversation] = []
     while len(conversations) < count:
@@ -113,7 +113,7 @@ def held_out_examples(tokenizer: Tokenizer, count: int, seed: int = 1) -> list[E
 
 
 def schedule(progress: float, warm: float = 0.01, hold: float = 0.45) -> float:
-    """Rates rise, hold, and fall to zero along a line."""
+    """Factor of the learning rates: linear warm-up, constant, then linear decay to zero."""
     if progress < warm:
         return max(0.05, progress / warm)
     return 1.0 if progress < hold else max(0.0, (1 - progress) / (1 - hold))
@@ -121,7 +121,7 @@ def schedule(progress: float, warm: float = 0.01, hold: float = 0.45) -> float:
 
 @dataclass(slots=True)
 class Trainer:
-    """One run: a model, where it is written, and how long it may take."""
+    """A training run: the model, its output folder and its duration."""
 
     model: Reader
     source: Source
@@ -155,14 +155,14 @@ class Trainer:
                 raise RuntimeError("the loss is not finite any more; train with smaller rates")
             wall = time.monotonic() - started
             if first and step % 25 == 0:
-                _say(f"{step} loss {recent:.3f} norm {norm:.2f} tok/s {tokens / wall:.0f} wall {wall:.0f}")
+                _log(f"{step} loss {recent:.3f} norm {norm:.2f} tok/s {tokens / wall:.0f} wall {wall:.0f}")
             if first and step % 200 == 0:
                 self._check(optimizer, shadow, examples, step, tokens, wall, recent)
         if first:
             self._check(optimizer, shadow, examples, step, tokens, time.monotonic() - started, recent)
 
     def _progress(self, started: float) -> float:
-        """The share of the run that is over, by the first process's clock, so that all stop at the same step."""
+        """The finished share of the run, by the first process's clock, so that all processes stop at the same step."""
         mine = self.begin + (1 - self.begin) * (time.monotonic() - started) / (self.minutes * 60)
         return float(self.group.total(torch.tensor([mine if self.group.rank == 0 else 0.0])))
 
@@ -172,18 +172,18 @@ class Trainer:
         match = exact_match(shadow, examples)
         point = {"step": step, "tokens": tokens, "wall_s": round(wall, 1), "loss": round(loss, 4), "held_out": match}
         self.curve.append(point)
-        _say(f"{self.stage} {json.dumps(point)}")
+        _log(f"{self.stage} {json.dumps(point)}")
         save_model(self.out, self.model.shape, optimizer.average)
         (self.out.parent / f"curve_{self.stage}.json").write_text(json.dumps(self.curve) + "\n")
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def work(group: Group, args: argparse.Namespace, tokenizer_path: Path, start: Path | None) -> None:
-    """One process of a run."""
+    """Train in one process of a run."""
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
     rng = random.Random(f"{args.seed} {args.stage} {group.rank} {args.begin}")
     if start is None:

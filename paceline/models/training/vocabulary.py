@@ -16,7 +16,7 @@ PAD, SYSTEM, USER, ASSISTANT, END = range(5)
 SPECIAL_TOKENS: Final = ("<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 PREAMBLE: Final = "Answer from this document.\n"
 
-# Qwen2's split: every digit is a token of its own, so that numbers are copied figure by figure.
+# Qwen2's split: every digit is a token of its own, so that numbers are copied digit by digit.
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -47,7 +47,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def corpus_texts(rng: random.Random, count: int) -> Iterable[str]:
-    """Text of the training side, in the proportions in which the models will read it."""
+    """Texts of the training split, in the proportions of the training data."""
     for _ in range(count):
         conversation = converse(rng, "train")
         yield conversation.document or ""
@@ -58,7 +58,7 @@ def corpus_texts(rng: random.Random, count: int) -> Iterable[str]:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Write the tokenizer as transformers reads it, with the chat template in its configuration."""
+    """Write the tokenizer in transformers' format, with the chat template in its configuration."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {

@@ -1,6 +1,6 @@
-"""LangChain's ChatOpenAI does the tasks of tasks.json and prints what it got, by task, as one JSON object.
+"""Perform the tasks of tasks.json with LangChain's ChatOpenAI and print the results, by task, as one JSON object.
 
-Called with the server's URL and a key, in an environment of its own.
+Arguments: the server's URL and a key. Runs in an environment of its own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-// OpenAI's client for Node does every task of tasks.json and prints what it got, by task, as one JSON object.
-// Called with the server's URL and a key.
+// Perform the tasks of tasks.json with OpenAI's client for Node and print the results, by task, as one JSON object.
+// Arguments: the server's URL and a key.
 import { readFileSync } from "node:fs";
 import OpenAI, { toFile } from "openai";
 
