@@ -1,7 +1,7 @@
-"""The HTTP surface as one application, the same on both sides.
+"""The HTTP API as one application, the same on both sides.
 
 Knows `runtime.service.Service` and nothing of models, threads or links. The programs `register` their own routes with
-what `create_app` returns. The framework's documentation routes are off: they would be open to everybody.
+the application. FastAPI's documentation routes are off: they would need no key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from paceline.api.http.sse import KEEP_ALIVE_S
 from paceline.api.models import Catalog
 from paceline.api.openapi import ApiDescription
 from paceline.api.responses.endpoint import ResponsesEndpoint
-from paceline.api.responses.event_log import DEFAULT_RETENTION, EventLog, Retention
+from paceline.api.responses.event_log import EventLog
+from paceline.api.responses.event_writer import DEFAULT_RETENTION, Retention
 from paceline.api.responses.replay import close_interrupted
 from paceline.api.routes import allowed, register
 from paceline.api.vector_stores.endpoint import VectorStoresEndpoint
@@ -42,25 +43,24 @@ def create_app(
     keep_alive: float = KEEP_ALIVE_S,
     max_active: int = MAX_ACTIVE,
 ) -> FastAPI:
-    """`keyring`: who may ask; without any key, everybody; see `keys.check_exposure`.
+    """Make the application. Raises ConfigError when the folder `state` cannot be used.
 
-    `documents`: passages per side unless the request says. `keep_alive`: s of silence before a comment is sent.
-    `state`: the folder that keeps responses; None: they are kept in memory. `retention`: how many.
-    Raises ConfigError when the folder cannot be used.
-    The `Gate` is in `app.state.gate`, every `Route` in `app.state.routes`, what ends with the server in
-    `app.state.closers`.
+    `keyring`: the keys that are let in; without any key, all requests are (see `http.auth.check_exposure`).
+    `documents`: passages per side where the request sets none. `keep_alive`: s of silence before a comment is sent.
+    `state`: the folder that stores responses; None: in memory. `retention`: limits on stored responses.
+    `app.state` holds `admission`, the table `routes`, and `closers`, which are awaited when the server ends.
     """
-    gate = AdmissionControl(keyring, max_active)
+    admission = AdmissionControl(keyring, max_active)
     app = FastAPI(
         title="Paceline", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
-    app.state.gate = gate
+    app.state.admission = admission
     app.state.routes = []
     app.state.closers = []
-    app.add_middleware(AdmissionMiddleware, gate=gate)
+    app.add_middleware(AdmissionMiddleware, admission=admission)
     app.add_exception_handler(HTTPException, _http_error)
     responses = ResponsesEndpoint(
-        service, EventLog(state, close_interrupted, retention), gate, documents=documents, keep_alive=keep_alive
+        service, EventLog(state, close_interrupted, retention), admission, documents=documents, keep_alive=keep_alive
     )
     app.state.closers.append(responses.close)
     for endpoints in (
@@ -70,7 +70,7 @@ def create_app(
         VectorStoresEndpoint(service),
         CompletionsEndpoint(service, keep_alive=keep_alive),
         EmbeddingsEndpoint(service),
-        Catalog(service, gate),
+        Catalog(service, admission),
         ApiDescription(),
     ):
         register(app, endpoints.routes())
@@ -78,7 +78,7 @@ def create_app(
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the router refuses."""
+    """The answer to an unknown path or method."""
     assert isinstance(error, HTTPException), "registered for nothing else"
     allow = allowed(request.app, request.scope) if error.status_code == 405 else None
     return http_failure(error.status_code, request.method, request.url.path[:256], allow).response()

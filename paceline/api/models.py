@@ -1,7 +1,7 @@
-"""`/v1/models`, `/healthz`, `/readyz`, and the models that an endpoint may be asked for by name.
+"""`/v1/models`, `/healthz`, `/readyz`, and the lookup of models by name.
 
-Front ends fill their menus from the list; agents read the context's length from `max_model_len` or `meta.n_ctx`. Chat
-models and embedders stand in one list, because clients know one list. Each endpoint takes its own kind only.
+Front ends fill their menus from the list; agents read the context length from `max_model_len` or `meta.n_ctx`. Chat
+models and embedders share one list, since clients read only one. Each endpoint accepts its own kind only.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from paceline.runtime.service import EmbedderInfo, Service
 
 
 class Catalog:
-    def __init__(self, service: Service, gate: AdmissionControl) -> None:
+    """The routes, and the service and admission control they report on."""
+
+    def __init__(self, service: Service, admission: AdmissionControl) -> None:
         self._service = service
-        self._gate = gate
-        self._created = int(time.time())  # of this process: a model's own age is not known
+        self._admission = admission
+        self._created = int(time.time())  # start of this process: a model's own age is not known
 
     def routes(self) -> tuple[Route, ...]:
         return (
@@ -74,7 +76,7 @@ class Catalog:
 
     async def ready(self, request: Request) -> Response:  # noqa: ARG002
         readiness = self._service.readiness()
-        ready = readiness.ready and not self._gate.draining
+        ready = readiness.ready and not self._admission.draining
         return _json({"ready": ready, "side": self._service.side, **readiness.detail}, 200 if ready else 503)
 
     def _known(self) -> tuple[ModelInfo | EmbedderInfo, ...]:
@@ -100,7 +102,7 @@ class Catalog:
                 "backend": model.backend,
                 "dtype": model.dtype,
                 "strategies": list(self._service.strategies()),
-                # What a request gets that does not say; what is absent here is OpenAI's default.
+                # Defaults of a request's fields; a field that is absent here has OpenAI's default.
                 "sampling": {name: value for name, value in asdict(model.sampling).items() if value is not None},
             },
         }
@@ -138,7 +140,7 @@ def embedder(service: Service, name: str) -> EmbedderInfo:
 
 
 def any_model(service: Service, name: str) -> ModelInfo | EmbedderInfo:
-    """Of either kind. Raises RequestError 404 for an unknown name."""
+    """A model of either kind. Raises RequestError 404 for an unknown name."""
     known: tuple[ModelInfo | EmbedderInfo, ...] = (*service.models(), *service.embedders())
     for model in known:
         if model.name == name:

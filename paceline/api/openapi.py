@@ -1,9 +1,9 @@
-"""`openapi.json`: the table of routes as an OpenAPI 3.1 document, for every route the application has and no other.
+"""`openapi.json`: the table of routes as an OpenAPI 3.1 document, with every route of the application and no other.
 
-Bodies come from the pydantic models that the routes name. Answers in OpenAI's shapes are those that the official client
-declares, without its texts; our additions are allowed there, since its models allow more than they name. Of a stream
-the schema is that of one event, as OpenAPI 3.2 has it; its `contentSchema` holds for all data but `[DONE]`. The
-WebSocket of the link is in `link.md`.
+Request bodies come from the pydantic models of the routes. Answers in OpenAI's shapes come from the types of the
+official client, without its texts; they allow additional fields, and so ours. The schema of a stream is that of one
+event, as in OpenAPI 3.2; its `contentSchema` holds for all data but `[DONE]`. The WebSocket of the link is in
+`link.md`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.api.http.strict_json import encode_json
 from paceline.api.routes import Route
 
 PATH = "/openapi.json"
-OFFICIAL = "openai."  # before the names of the official client's shapes, some of which are also ours
+OFFICIAL = "openai."  # prefix of the official client's shapes, some of whose names are also ours
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")  # Starlette's, with or without a converter
 _LIST = re.compile(r"(SyncPage|SyncCursorPage)\[([\w.]+)\]")
 _MEANING = {
@@ -52,7 +52,7 @@ Described = tuple[type[BaseModel] | str, JsonSchemaMode]
 
 
 class ErrorBody(BaseModel):
-    """What went wrong. All four are always there."""
+    """Description of an error. All four fields are always present."""
 
     message: str
     type: str
@@ -61,16 +61,16 @@ class ErrorBody(BaseModel):
 
 
 class Error(BaseModel):
-    """Every answer that is not what was asked for."""
+    """Every answer that reports an error."""
 
     error: ErrorBody
 
 
 class ApiDescription:
-    """The route that serves this document. For any key: it tells nothing of models or documents."""
+    """The route that serves this document. Open to any key: the document says nothing of models or documents."""
 
     def __init__(self) -> None:
-        self._made: bytes | None = None
+        self._document: bytes | None = None  # JSON, made for the first request since it takes a moment
 
     def routes(self) -> tuple[Route, ...]:
         return (
@@ -84,13 +84,13 @@ class ApiDescription:
         )
 
     async def show(self, request: Request) -> Response:
-        if self._made is None:  # a moment of work, so not before somebody asks
-            self._made = encode_json(await asyncio.to_thread(describe, request.app))
-        return Response(self._made, media_type="application/json")
+        if self._document is None:
+            self._document = encode_json(await asyncio.to_thread(describe, request.app))
+        return Response(self._document, media_type="application/json")
 
 
 def describe(app: FastAPI) -> Json:
-    """The document of what `create_app` and the program have registered."""
+    """The document of all routes that `create_app` and the program have registered."""
     routes: Sequence[Route] = app.state.routes
     refs, schemas = _schemas(routes)
     paths: dict[str, Json] = {}
@@ -116,12 +116,12 @@ def describe(app: FastAPI) -> Json:
 
 
 def plain_path(path: str) -> str:
-    """As OpenAPI writes it: without Starlette's converters."""
+    """A path as OpenAPI writes it: without Starlette's converters."""
     return _PARAMETER.sub(r"{\1}", path)
 
 
 def type_of(shape: type[BaseModel] | str) -> Any:
-    """What a route names: a model, or a type of the official client."""
+    """The type that a route's shape names: a model, or a type of the official client."""
     if not isinstance(shape, str):
         return shape
     found = _LIST.fullmatch(shape)
@@ -168,7 +168,7 @@ def _query(model: type[BaseModel] | None) -> list[Json]:
 
 
 def _without_null(schema: Json) -> Json:
-    """Nobody can say null in a query."""
+    """The schema of a query parameter, which cannot be null."""
     kinds = [kind for kind in schema.get("anyOf", ()) if kind.get("type") != "null"]
     rest = {key: value for key, value in schema.items() if key not in ("anyOf", "title", "default")}
     return {**rest, **kinds[0]} if len(kinds) == 1 else {**rest, **({"anyOf": kinds} if kinds else {})}
@@ -198,7 +198,7 @@ def _headers(status: int) -> Json:
 
 def _refusals(route: Route) -> set[int]:
     statuses = {500, *route.refusals}
-    statuses |= {403} if route.open else {401, 403}  # 403: also a page or a name that may not ask
+    statuses |= {403} if route.open else {401, 403}  # 403: also for a foreign origin or host without keys
     if route.method == "POST":
         statuses |= {400, 408, 413, 429, 503}
     if route.query is not None:
@@ -210,14 +210,14 @@ def _refusals(route: Route) -> set[int]:
 
 # ---- shapes ---------------------------------------------------------------------------------------------------------
 class _Generator(GenerateJsonSchema):
-    """Without titles, which repeat the names of the fields."""
+    """Schema generator without titles, which would repeat the names of the fields."""
 
     def field_title_should_be_set(self, schema: Any) -> Literal[False]:  # noqa: ARG002  # pydantic's signature
         return False
 
 
 def _schemas(routes: Iterable[Route]) -> tuple[dict[Described, Json], Json]:
-    """For each shape and mode a reference or schema, and all that is referred to."""
+    """A reference or schema for each shape and mode, and all schemas that are referred to."""
     own: dict[Described, None] = {(Error, "serialization"): None}
     theirs: dict[Described, None] = {}
     for route in routes:
@@ -241,7 +241,7 @@ def _generate(shapes: Iterable[Described], name: str) -> tuple[dict[Described, J
 
 
 def _bare(schema: Json) -> Json:
-    """A schema's structure without its texts."""
+    """A schema without descriptions and titles."""
     return {
         key: {name: _bare(each) for name, each in value.items()} if key == "properties" else _bared(value)
         for key, value in schema.items()

@@ -1,8 +1,12 @@
-"""What the surface serves, as one table: the application, the check of scopes, `openapi.json` and the tests read it.
+"""The table of routes: the application, the check of scopes, `openapi.json` and the tests are made from it.
 
-An endpoint joins it so: its class has a method `routes()` that returns `Route`s, and `create_app` (or a program, for a
-route of its own) passes them to `register`. Nothing else knows of a path. `Route.request` and its like are pydantic
-models that describe; validating remains the endpoint's own work. After a change of any: `make docs`.
+FastAPI is used as a bare router: endpoints take a Request and return a Response, and parsing, errors, scopes and the
+OpenAPI document are ours. OpenAI's clients expect its error envelope with the field at fault, nulls that mean absent,
+and streams; bodies are read under our limits of size and time, and the document has the official client's shapes.
+
+To add an endpoint, give its class a method `routes()` that returns `Route`s, and pass them to `register` in
+`create_app`, or in a program for a route of its own. Nothing else knows of a path. The models in a `Route` only
+describe: validation is the endpoint's work. After any change: `make docs`.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from paceline.api.http.errors import Failure
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Shape = type[BaseModel] | str | None
-"""What a body looks like: a model, or the name of one in the official client's `openai.types`, such as
+"""Shape of a body: a model, or the name of a type in the official client's `openai.types`, such as
 `"chat.ChatCompletion"`; `"SyncPage[Model]"` and `"SyncCursorPage[FileObject]"` are its lists. None: not described."""
 
 
@@ -36,29 +40,29 @@ class Route:
     path: str  # as Starlette has it: /v1/files/{file_id}
     endpoint: Endpoint
     summary: str  # a sentence for openapi.json
-    scope: Scope | None  # what a key must be allowed; None: any key will do
-    open: bool = False  # needs no key at all
+    scope: Scope | None  # that a key must have; None: any key
+    open: bool = False  # needs no key
     request: type[BaseModel] | None = None  # the JSON body
     form: type[BaseModel] | None = None  # the multipart body; a field of bytes is a file
     query: type[BaseModel] | None = None
     response: Shape = None  # of a 200
     media_type: str = "application/json"  # of a 200
     stream: Shape = None  # of one event, where the answer may be text/event-stream
-    refusals: tuple[int, ...] = ()  # statuses besides those that `openapi` knows every route of this kind to have
+    refusals: tuple[int, ...] = ()  # statuses besides those that `openapi` adds for every route of this kind
 
 
 def register(app: FastAPI, routes: Sequence[Route]) -> None:
     """Serve them, each behind its scope. `app` comes from `create_app`."""
     for route in routes:
-        assert not route.open or route.scope is None, "who has no key has no scopes"
+        assert not route.open or route.scope is None, "a scope needs a key"
         app.state.routes.append(route)
         if route.open:
-            app.state.gate.open_paths.add(route.path)
+            app.state.admission.open_paths.add(route.path)
         app.router.add_route(route.path, _guarded(route), methods=[route.method])  # GET brings HEAD with it
 
 
 def allowed(app: FastAPI, scope: AsgiScope) -> str:
-    """The methods of a path, for the header `Allow`; empty for a path that is not here."""
+    """The methods of a path, for the header `Allow`; empty for an unknown path."""
     methods: dict[str, None] = {}
     for route in app.routes:
         if isinstance(route, StarletteRoute) and route.matches(scope)[0] is not Match.NONE:
@@ -77,7 +81,7 @@ def _guarded(route: Route) -> Endpoint:
 
 
 def _insufficient(scope: Scope | str) -> Failure:
-    """RFC 6750, 3.1, with OpenAI's sentence."""
+    """Missing scope (RFC 6750, 3.1), with OpenAI's message."""
     return Failure(
         403,
         f"You have insufficient permissions for this operation. Missing scopes: {scope}.",

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: from the request to the answer, of which `answers` knows the shapes."""
+"""`POST /v1/chat/completions`: validates, admits the generations and sends the answer. `output` knows its shape."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.chat.output import ChatChunks, ChatCompletion, ResponseMeta
+from paceline.api.chat.output import ChatBody, ChatChunks, ChatMeta
 from paceline.api.chat.request import chat_call
 from paceline.api.chat.schema import ChatRequest
 from paceline.api.generation.fan_in import prepare_all
-from paceline.api.generation.streaming import StreamedAnswer, WholeAnswer
+from paceline.api.generation.streaming import JsonAnswer, SseAnswer
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.strict_json import decode_object
 from paceline.api.models import chat_model
 from paceline.api.routes import Route
-from paceline.api.vector_stores.search import reading_stores
+from paceline.api.vector_stores.search import select_stores
 from paceline.errors import RequestError
 from paceline.runtime.service import Service
 
 
 class ChatEndpoint:
-    """The route, with what it needs. Holds nothing of a request."""
+    """The route and the service it uses. Holds no state of a request."""
 
     def __init__(self, service: Service, *, documents: int, keep_alive: float) -> None:
         self._service = service
@@ -50,16 +50,14 @@ class ChatEndpoint:
         call = chat_call(body, self._service, request.state.identity, documents=self._documents)
         model = chat_model(self._service, call.model)
         identity = request.state.identity
-        generations = await reading_stores(call.generations, self._service, identity, call.vector_stores)
+        generations = await select_stores(call.generations, self._service, identity, call.vector_stores)
         try:
             prepared = await while_connected(request.receive, prepare_all(self._service, generations))
         except RequestError as error:
             if error.param == "tools" and call.tools is not None and call.tools.legacy:
                 error.param = "functions"
             raise
-        envelope = ResponseMeta(
-            f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), f"fp_{model.fingerprint[:12]}", call
-        )
+        meta = ChatMeta(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), f"fp_{model.fingerprint[:12]}", call)
         if not call.stream:
-            return WholeAnswer(prepared, ChatCompletion(envelope))
-        return StreamedAnswer(prepared, ChatChunks(envelope), self._keep_alive, envelope.id)
+            return JsonAnswer(prepared, ChatBody(meta))
+        return SseAnswer(prepared, ChatChunks(meta), self._keep_alive, meta.id)

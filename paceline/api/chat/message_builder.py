@@ -1,4 +1,4 @@
-"""What one choice of a chat says: deltas as it goes, and from the same deltas the whole message. Pure."""
+"""The message of one chat choice: deltas while it is generated, and the whole message joined from them. Pure."""
 
 from __future__ import annotations
 
@@ -20,35 +20,37 @@ class _Call:
 
 
 class MessageBuilder:
-    """One choice. `push` the text of every piece, then `end`."""
+    """The message of one choice: `push` the text of every event, then `end`."""
 
     def __init__(self, tools: ToolUse | None) -> None:
         self._tools = tools
-        self._reader = None if tools is None else ToolCallParser()
+        self._parser = None if tools is None else ToolCallParser()
         self._content: list[str] = []
         self._calls: list[_Call] = []
         self.length = 0  # characters of the content
 
     def push(self, text: str) -> list[Json]:
-        """The deltas it makes; none while it is not known what the text is."""
-        if self._reader is not None:
-            return [self._delta(said) for said in self._reader.push(text)]
+        """The deltas of a text; none while it may still become a tool call."""
+        if self._parser is not None:
+            return [self._delta(output) for output in self._parser.push(text)]
         return [self._delta(Content(text))] if text else []
 
     def end(self, done: GenerationResult) -> list[Json]:
-        """The deltas of what was held back."""
-        return [] if self._reader is None else [self._delta(said) for said in self._reader.flush(done.reason != "stop")]
+        """The deltas of text that was held back."""
+        if self._parser is None:
+            return []
+        return [self._delta(output) for output in self._parser.flush(done.reason != "stop")]
 
     def reason(self, done: GenerationResult) -> str:
-        """OpenAI's word for why it ended. A call that was cut off by a limit or a stop string is none to make."""
-        if self._tools is None or self._reader is None or not self._calls or not self._reader.complete:
+        """OpenAI's `finish_reason`. A call that was cut off by a limit or a stop string is not reported as one."""
+        if self._tools is None or self._parser is None or not self._calls or not self._parser.complete:
             return done.reason
         if done.reason != "stop" or self._tools.named:
             return done.reason
         return "function_call" if self._tools.legacy else "tool_calls"
 
     def message(self) -> Json:
-        """Where a function may be called, no content is null, in a stream as well: see `answers.role_chunk`."""
+        """The whole message. Without text, content is null if functions may be called, as in `output.role_chunk`."""
         text = "".join(self._content)
         message: Json = {"role": "assistant", "content": text, "refusal": None}
         if self._tools is not None and not text:
@@ -56,15 +58,15 @@ class MessageBuilder:
         calls: list[Json] = [{"name": call.name, "arguments": "".join(call.arguments)} for call in self._calls]
         if self._tools is not None and self._tools.legacy and calls:
             return message | {"function_call": calls[0]}
-        told = [
+        tool_calls = [
             {"id": call.id, "type": "function", "function": function}
             for call, function in zip(self._calls, calls, strict=True)
         ]
-        return message | ({"tool_calls": told} if told else {})
+        return message | ({"tool_calls": tool_calls} if tool_calls else {})
 
-    def _delta(self, said: ParsedOutput) -> Json:
+    def _delta(self, output: ParsedOutput) -> Json:
         legacy = self._tools is not None and self._tools.legacy
-        match said:
+        match output:
             case Content(text):
                 self._content.append(text)
                 self.length += len(text)

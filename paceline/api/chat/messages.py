@@ -1,6 +1,6 @@
-"""A conversation as the chat template wants it: one role and one text per message.
+"""Conversion of a conversation to the input of a chat template: one role and one text per message.
 
-Parts are joined, `developer` is `system`; calls an assistant made earlier, and what they returned, are told in the text
+Parts are joined, and `developer` becomes `system`. Earlier tool calls and their results are written in the text format
 of Hermes and Qwen2.5, in the order of the calls. Images, sound and files are refused by name: a text model cannot read
 them. Source of the format: the chat template of Qwen2.5.
 """
@@ -17,28 +17,28 @@ from paceline.errors import RequestError
 _ROLES = {"developer": "system", "function": "tool"}
 
 
-def conversation(messages: Sequence[Message], told: Sequence[str] = ()) -> tuple[dict[str, str], ...]:
-    """`told`: what the system message must say besides. Raises RequestError (400) that names message and part."""
+def conversation(messages: Sequence[Message], instructions: Sequence[str] = ()) -> tuple[dict[str, str], ...]:
+    """`instructions`: appended to the system message. Raises RequestError (400) that names message and part."""
     result: list[dict[str, str]] = []
-    if told and _role(messages[0]) != "system":
-        result.append({"role": "system", "content": "\n\n".join(told)})
-        told = ()
-    calls: list[str | None] = []  # ids of the last calls
-    returned: list[tuple[int, str]] = []  # what they returned: (place among the calls, text)
+    if instructions and _role(messages[0]) != "system":
+        result.append({"role": "system", "content": "\n\n".join(instructions)})
+        instructions = ()
+    calls: list[str | None] = []  # ids of the last assistant message's calls
+    returned: list[tuple[int, str]] = []  # their results: (index among the calls, text)
     for index, message in enumerate(messages):
         role, content = _role(message), _content(message, f"messages[{index}]")
         if role == "tool":
-            place = calls.index(message.tool_call_id) if message.tool_call_id in calls else len(calls)
-            returned.append((place, content))
+            position = calls.index(message.tool_call_id) if message.tool_call_id in calls else len(calls)
+            returned.append((position, content))
             if index + 1 < len(messages) and _role(messages[index + 1]) == "tool":
                 continue
-            results = sorted(returned, key=lambda one: one[0])  # stable: without ids they stay as they came
+            results = sorted(returned, key=lambda one: one[0])  # stable: without ids in the order of the messages
             content = "\n".join(f"<tool_response>\n{text}\n</tool_response>" for _, text in results)
             returned = []
         elif role == "assistant":
             calls = [call.id for call in message.tool_calls]
-        elif index == 0 and told:
-            content = "\n\n".join((content, *told)) if content else "\n\n".join(told)
+        elif index == 0 and instructions:
+            content = "\n\n".join((content, *instructions)) if content else "\n\n".join(instructions)
         result.append({"role": role, "content": content})
     return tuple(result)
 
@@ -57,7 +57,7 @@ def _content(message: Message, where: str) -> str:
     text = content if isinstance(content, str) else ""
     if isinstance(content, list):
         text = "".join(_part(part, message.role, f"{where}.content[{i}]") for i, part in enumerate(content))
-    return "\n".join(told for told in (text, *calls) if told)
+    return "\n".join(part for part in (text, *calls) if part)
 
 
 def _part(part: Part, role: str, where: str) -> str:
@@ -75,26 +75,26 @@ def _part(part: Part, role: str, where: str) -> str:
 
 
 def _calls(message: Message, where: str) -> list[str]:
-    told: list[str] = []
+    texts: list[str] = []
     for index, call in enumerate(message.tool_calls):
         if call.function is not None:
-            told.append(_told(call.function.name, _json(call.function.arguments)))
+            texts.append(_call_text(call.function.name, _json(call.function.arguments)))
         elif call.custom is not None:
-            told.append(_told(call.custom.name, json.dumps(call.custom.input, ensure_ascii=False)))
+            texts.append(_call_text(call.custom.name, json.dumps(call.custom.input, ensure_ascii=False)))
         else:
             raise RequestError("A call needs a function.", param=f"{where}.tool_calls[{index}].function")
     if message.function_call is not None:
-        told.append(_told(message.function_call.name, _json(message.function_call.arguments)))
-    return told
+        texts.append(_call_text(message.function_call.name, _json(message.function_call.arguments)))
+    return texts
 
 
-def _told(name: str, arguments: str) -> str:
-    """As models trained on calls write them; others at least see what was asked. `arguments`: JSON."""
+def _call_text(name: str, arguments: str) -> str:
+    """A tool call as models trained on this format write it. `arguments`: JSON."""
     return f'{OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n{CLOSE}'
 
 
 def _json(arguments: str) -> str:
-    """The arguments as they were written; what is no JSON, as models sometimes leave it, as a string."""
+    """Arguments as JSON: unchanged, or as a string if a model wrote invalid JSON."""
     try:
         json.loads(arguments)
     except (ValueError, RecursionError):

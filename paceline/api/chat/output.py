@@ -1,7 +1,6 @@
-"""The shapes of an answer: the whole completion, and the chunks of a streamed one.
+"""Encoders of chat completions, in one piece and streamed: generation events to OpenAI's JSON, nulls included. Pure.
 
-Pure: from what a generation said to the JSON that OpenAI's clients expect, nulls included. Source: openai-openapi
-2.3.0, CreateChatCompletionResponse and CreateChatCompletionStreamResponse.
+Source: openai-openapi 2.3.0, CreateChatCompletionResponse and CreateChatCompletionStreamResponse.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from paceline.api.http.strict_json import encode_json
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, TextDelta, TokenLogprob
 from paceline.strategies.base import Side
 
-UNNAMED = "private document"  # a device tells a cloud's client that it read one, not which
-LOGPROB_FLOOR = -9999.0  # OpenAI's number for what cannot happen; minus infinity is not JSON
+UNNAMED = "private document"  # title of a device's document in a cloud's answer, which never has its name
+LOGPROB_FLOOR = -9999.0  # OpenAI's number for probability 0; minus infinity is not JSON
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseMeta:
-    """What every part of one answer repeats."""
+class ChatMeta:
+    """Fields that all parts of one answer repeat."""
 
     id: str
     created: int  # Unix time, s
@@ -33,148 +32,149 @@ class ResponseMeta:
     call: ChatCall
 
 
-class Choice:
-    """One choice, gathered."""
+class ChoiceBuilder:
+    """Collects the message, log-probabilities and result of one choice."""
 
     def __init__(self, call: ChatCall) -> None:
-        self.text = MessageBuilder(call.tools)
+        self.message = MessageBuilder(call.tools)
         self.logprobs: list[Json] = []
         self.done: GenerationResult | None = None
 
     def take(self, event: GenerateEvent) -> None:
         if isinstance(event, GenerationResult):
-            self.text.end(event)
+            self.message.end(event)
             self.done = event
             return
-        self.text.push(event.text)
+        self.message.push(event.text)
         self.logprobs += logprob_items(event)
 
 
 class Reporting(Protocol):
-    """A call that may want our report."""
+    """A call; `report`: whether the answer has the full report in the field `paceline`."""
 
     @property
     def report(self) -> bool: ...
 
 
-class ChatCompletion:
-    """The answer to a call that does not stream."""
+class ChatBody:
+    """Encoder of a completion in one piece (`AnswerBody`)."""
 
-    def __init__(self, envelope: ResponseMeta) -> None:
-        self._envelope = envelope
-        self._choices = [Choice(envelope.call) for _ in envelope.call.generations]
+    def __init__(self, meta: ChatMeta) -> None:
+        self._meta = meta
+        self._choices = [ChoiceBuilder(meta.call) for _ in meta.call.generations]
 
     def take(self, index: int, event: GenerateEvent) -> None:
         self._choices[index].take(event)
 
     def body(self) -> bytes:
-        return encode_json(completion(self._envelope, self._choices))
+        return encode_json(completion(self._meta, self._choices))
 
 
 class ChatChunks:
-    """The chunks of a streamed answer, in the order of the protocol."""
+    """Encoder of a streamed completion (`AnswerChunks`)."""
 
-    def __init__(self, envelope: ResponseMeta) -> None:
-        self._envelope = envelope
-        self._texts = [MessageBuilder(envelope.call.tools) for _ in envelope.call.generations]
-        self._logprobs: list[list[Json]] = [[] for _ in self._texts]  # of tokens that no chunk has told of
+    def __init__(self, meta: ChatMeta) -> None:
+        self._meta = meta
+        self._messages = [MessageBuilder(meta.call.tools) for _ in meta.call.generations]
+        self._logprobs: list[list[Json]] = [[] for _ in self._messages]  # that are not sent yet
         self._dones: dict[int, GenerationResult] = {}
 
     def begin(self) -> bytes:
-        return b"".join(sse.event(role_chunk(self._envelope, index)) for index in range(len(self._texts)))
+        return b"".join(sse.event(role_chunk(self._meta, index)) for index in range(len(self._messages)))
 
     def take(self, index: int, event: GenerateEvent) -> bytes:
-        text = self._texts[index]
+        message = self._messages[index]
         if isinstance(event, GenerationResult):
             self._dones[index] = event
-            held = [self._chunk(index, delta) for delta in text.end(event)]
+            held = [self._chunk(index, delta) for delta in message.end(event)]
             return b"".join(held) + sse.event(self._final(index, event))
         self._logprobs[index] += logprob_items(event)
-        deltas = text.push(event.text)
-        if not deltas and self._logprobs[index] and self._envelope.call.tools is None:
-            deltas = [{"content": ""}]  # half a character
+        deltas = message.push(event.text)
+        if not deltas and self._logprobs[index] and self._meta.call.tools is None:
+            deltas = [{"content": ""}]  # a token that is an incomplete character
         return b"".join(self._chunk(index, delta, event.lane) for delta in deltas)
 
     def _chunk(self, index: int, delta: Json, lane: Side | None = None) -> bytes:
         logprobs, self._logprobs[index] = self._logprobs[index], []
-        return sse.event(delta_chunk(self._envelope, index, delta, logprobs, lane))
+        return sse.event(delta_chunk(self._meta, index, delta, logprobs, lane))
 
     def _final(self, index: int, done: GenerationResult) -> Json:
-        text = self._texts[index]
-        return final_chunk(self._envelope, index, done, text.reason(done), text.length, self._logprobs[index])
+        message = self._messages[index]
+        return final_chunk(self._meta, index, done, message.reason(done), message.length, self._logprobs[index])
 
     def end(self) -> bytes:
-        if not self._envelope.call.include_usage:
+        if not self._meta.call.include_usage:
             return sse.DONE
         dones = [self._dones[index] for index in sorted(self._dones)]
-        return sse.event(usage_chunk(self._envelope, dones)) + sse.DONE
+        return sse.event(usage_chunk(self._meta, dones)) + sse.DONE
 
     def fail(self, failure: Failure) -> bytes:
         return sse.event(failure.envelope()) + sse.DONE
 
 
 # ---- whole ----------------------------------------------------------------------------------------------------------
-def completion(envelope: ResponseMeta, choices: Sequence[Choice]) -> Json:
-    """The answer to a call that does not stream. Every choice must be done."""
+def completion(meta: ChatMeta, choices: Sequence[ChoiceBuilder]) -> Json:
+    """A completion in one piece. Every choice must be done."""
     dones = [choice.done for choice in choices if choice.done is not None]
     assert len(dones) == len(choices), "an answer is written when every choice has ended"
-    call = envelope.call
+    call = meta.call
     body: Json = {
-        "id": envelope.id,
+        "id": meta.id,
         "object": "chat.completion",
-        "created": envelope.created,
+        "created": meta.created,
         "model": call.model,
-        "system_fingerprint": envelope.fingerprint,
+        "system_fingerprint": meta.fingerprint,
         **_tier(call),
         "choices": [
             {
                 "index": index,
-                "message": _message(choice.text, done.citations),
+                "message": _message(choice.message, done.citations),
                 "logprobs": _logprobs(call, choice.logprobs),
-                "finish_reason": choice.text.reason(done),
+                "finish_reason": choice.message.reason(done),
             }
-            | _note("paceline", report(call, done) if len(dones) > 1 else None)
+            | _optional("paceline", report(call, done) if len(dones) > 1 else None)
             for index, (choice, done) in enumerate(zip(choices, dones, strict=True))
         ],
         "usage": usage(dones),
     }
-    return body | _note("paceline", summary(call, dones))
+    return body | _optional("paceline", summary(call, dones))
 
 
-def _message(text: MessageBuilder, citations: Sequence[Citation]) -> Json:
-    annotations: Json = {"annotations": annotations_of(citations, text.length)} if citations else {}
-    return text.message() | annotations
+def _message(builder: MessageBuilder, citations: Sequence[Citation]) -> Json:
+    annotations: Json = {"annotations": annotations_of(citations, builder.length)} if citations else {}
+    return builder.message() | annotations
 
 
 # ---- streamed -------------------------------------------------------------------------------------------------------
-def role_chunk(envelope: ResponseMeta, index: int) -> Json:
-    """Where a function may be called, content is null until there is some: an answer may have none."""
-    content = "" if envelope.call.tools is None else None
-    return _chunk(envelope, index, {"role": "assistant", "content": content, "refusal": None})
+def role_chunk(meta: ChatMeta, index: int) -> Json:
+    """The first chunk of a choice. Its content is null if functions may be called, since there may be no text."""
+    content = "" if meta.call.tools is None else None
+    return _chunk(meta, index, {"role": "assistant", "content": content, "refusal": None})
 
 
-def delta_chunk(envelope: ResponseMeta, index: int, delta: Json, logprobs: Sequence[Json], lane: Side | None) -> Json:
-    chunk = _chunk(envelope, index, delta, logprobs=logprobs)
-    return chunk | _note("paceline", {"lane": lane} if envelope.call.report else None)
+def delta_chunk(meta: ChatMeta, index: int, delta: Json, logprobs: Sequence[Json], lane: Side | None) -> Json:
+    chunk = _chunk(meta, index, delta, logprobs=logprobs)
+    return chunk | _optional("paceline", {"lane": lane} if meta.call.report else None)
 
 
 def final_chunk(
-    envelope: ResponseMeta, index: int, done: GenerationResult, reason: str, length: int, logprobs: Sequence[Json] = ()
+    meta: ChatMeta, index: int, done: GenerationResult, reason: str, length: int, logprobs: Sequence[Json] = ()
 ) -> Json:
-    """`length`: characters of the choice's content, which its annotations span. `logprobs`: not told of before."""
+    """The last chunk of a choice. `length`: characters of its content, which its annotations span. `logprobs`: of
+    tokens in no earlier chunk."""
     delta: Json = {"annotations": annotations_of(done.citations, length)} if done.citations else {}
-    chunk = _chunk(envelope, index, delta, logprobs=logprobs, finish_reason=reason)
-    return chunk | _note("paceline", report(envelope.call, done))
+    chunk = _chunk(meta, index, delta, logprobs=logprobs, finish_reason=reason)
+    return chunk | _optional("paceline", report(meta.call, done))
 
 
-def usage_chunk(envelope: ResponseMeta, dones: Sequence[GenerationResult]) -> Json:
-    """The last event when usage was asked for. It repeats the summary, so that the last event is always marked."""
-    chunk = _frame(envelope) | {"choices": [], "usage": usage(dones)}
-    return chunk | _note("paceline", summary(envelope.call, dones))
+def usage_chunk(meta: ChatMeta, dones: Sequence[GenerationResult]) -> Json:
+    """The last event when usage was requested. It repeats the summary, so that the last event always has it."""
+    chunk = _frame(meta) | {"choices": [], "usage": usage(dones)}
+    return chunk | _optional("paceline", summary(meta.call, dones))
 
 
 def _chunk(
-    envelope: ResponseMeta, index: int, delta: Json, *, logprobs: Sequence[Json] = (), finish_reason: str | None = None
+    meta: ChatMeta, index: int, delta: Json, *, logprobs: Sequence[Json] = (), finish_reason: str | None = None
 ) -> Json:
     choice: Json = {
         "index": index,
@@ -182,29 +182,29 @@ def _chunk(
         "logprobs": {"content": list(logprobs), "refusal": None} if logprobs else None,
         "finish_reason": finish_reason,
     }
-    chunk = _frame(envelope) | {"choices": [choice]}
-    return chunk | ({"usage": None} if envelope.call.include_usage else {})
+    chunk = _frame(meta) | {"choices": [choice]}
+    return chunk | ({"usage": None} if meta.call.include_usage else {})
 
 
-def _frame(envelope: ResponseMeta) -> Json:
+def _frame(meta: ChatMeta) -> Json:
     return {
-        "id": envelope.id,
+        "id": meta.id,
         "object": "chat.completion.chunk",
-        "created": envelope.created,
-        "model": envelope.call.model,
-        "system_fingerprint": envelope.fingerprint,
-        **_tier(envelope.call),
+        "created": meta.created,
+        "model": meta.call.model,
+        "system_fingerprint": meta.fingerprint,
+        **_tier(meta.call),
     }
 
 
 def _tier(call: ChatCall) -> Json:
-    """There is one tier; who asked for any is told."""
+    """The field `service_tier`, if one was requested: there is only the default."""
     return {"service_tier": "default"} if call.service_tier else {}
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
 def usage(dones: Sequence[GenerationResult]) -> Json:
-    """Tokens of the whole call: the prompt once, and so what of it was cached; completions summed."""
+    """Tokens of the whole call: the prompt and its cached part once, completions summed."""
     prompt = dones[0].prompt_tokens if dones else 0
     completions = sum(done.completion_tokens for done in dones)
     cached = max((_stat(done, "cached_tokens") for done in dones), default=0)
@@ -216,7 +216,7 @@ def usage(dones: Sequence[GenerationResult]) -> Json:
         "completion_tokens_details": {
             "reasoning_tokens": 0,
             "audio_tokens": 0,
-            # An accepted end of text is no completion token, and cost tables subtract one from the other.
+            # An accepted EOS is not a completion token, and cost tables subtract one number from the other.
             "accepted_prediction_tokens": sum(min(_stat(done, "accepted"), done.completion_tokens) for done in dones),
             "rejected_prediction_tokens": _total(dones, "drafted") - _total(dones, "accepted"),
         },
@@ -232,7 +232,7 @@ def _stat(done: GenerationResult, name: str) -> int:
 
 
 def report(call: Reporting, done: GenerationResult) -> Json | None:
-    """Our part of a choice's end. That an answer lost its other side is said whether a report was asked for or not."""
+    """The field `paceline` of a finished choice. A lost side is reported even without `report`."""
     if not call.report:
         return {"degraded": done.degraded} if done.degraded is not None else None
     return {
@@ -249,7 +249,7 @@ def report(call: Reporting, done: GenerationResult) -> Json | None:
 
 
 def summary(call: Reporting, dones: Sequence[GenerationResult]) -> Json | None:
-    """Of the call: the first choice's report, degraded if any choice was."""
+    """The field `paceline` of the whole call: the first choice's report, degraded if any choice was."""
     if not dones:
         return None
     degraded = next((done.degraded for done in dones if done.degraded is not None), None)
@@ -259,7 +259,7 @@ def summary(call: Reporting, dones: Sequence[GenerationResult]) -> Json | None:
 
 
 def annotations_of(citations: Sequence[Citation], length: int) -> list[Json]:
-    """OpenAI's `url_citation`, spanning the answer. The URL names the side and the document; it cannot be fetched."""
+    """OpenAI's `url_citation`, spanning the answer. Its URL names side and document, and cannot be fetched."""
     return [
         {
             "type": "url_citation",
@@ -274,7 +274,7 @@ def annotations_of(citations: Sequence[Citation], length: int) -> list[Json]:
     ]
 
 
-def _note(name: str, value: Mapping[str, object] | None) -> Json:
+def _optional(name: str, value: Mapping[str, object] | None) -> Json:
     return {} if value is None else {name: value}
 
 
@@ -282,8 +282,8 @@ def _logprobs(call: ChatCall, items: list[Json]) -> Json | None:
     return {"content": items, "refusal": None} if call.generations[0].top_logprobs is not None else None
 
 
-def logprob_items(piece: TextDelta) -> list[Json]:
-    return [_logprob(chosen) | {"top_logprobs": [_logprob(other) for other in top]} for chosen, top in piece.logprobs]
+def logprob_items(delta: TextDelta) -> list[Json]:
+    return [_logprob(chosen) | {"top_logprobs": [_logprob(other) for other in top]} for chosen, top in delta.logprobs]
 
 
 def _logprob(one: TokenLogprob) -> Json:

@@ -1,8 +1,7 @@
-"""Body of `/v1/chat/completions`, with OpenAI's names and ranges.
+"""Request body of `/v1/chat/completions`, with OpenAI's names and ranges.
 
-Unknown fields are ignored, since front ends send many. Fields that ask for something this server does not do are not
-here: see `generation.unsupported`; the fields that are honoured stand in docs/api.md. Source: openai-openapi 2.3.0,
-CreateChatCompletionRequest.
+Unknown fields are ignored, since front ends send many; `generation.unsupported` refuses those that ask for something
+this server does not do. docs/api.md lists all fields. Source: openai-openapi 2.3.0, CreateChatCompletionRequest.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 def _kind(value: object) -> str | None:
-    """The branch of a union that a word or an object with a `type` is meant for. Branches' names stand in <>."""
+    """The branch of a union for a string or an object with a `type`. Names of branches are in <>."""
     if isinstance(value, str):
         return "<word>"
     kind = value.get("type", "function") if isinstance(value, dict) else getattr(value, "type", None)
@@ -27,7 +26,7 @@ def _kind(value: object) -> str | None:
 
 
 class Part(Schema):
-    """One part of a message's content. Which types are served is for `messages` to say."""
+    """One part of a message's content. Only text and refusals are accepted."""
 
     type: str
     text: str | None = None
@@ -45,7 +44,7 @@ class CustomCall(Schema):
 
 
 class ToolCall(Schema):
-    """A call the model made in an earlier turn, under whatever server that was."""
+    """A call the model made in an earlier turn, here or at another server."""
 
     id: str | None = None
     type: str = "function"
@@ -64,7 +63,7 @@ class Message(Schema):
 
 
 class Function(Schema):
-    """One that the model may call. Not `strict`: what of the parameters cannot be kept to is left out."""
+    """A function that the model may call. Unless `strict`, schema keywords that cannot be enforced are ignored."""
 
     name: Name
     description: str | None = None
@@ -124,7 +123,7 @@ class JsonFormat(Schema):
 
 
 class NamedSchema(Schema):
-    """Not `strict`: what of the schema cannot be kept to is left out."""
+    """The schema of an answer. Unless `strict`, schema keywords that cannot be enforced are ignored."""
 
     name: Name
     description: str | None = None
@@ -163,7 +162,7 @@ class ChatRequest(SamplingFields):
     functions: Annotated[list[Function], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     function_call: LegacyChoice | None = None
 
-    # Accepted without effect: they say who asks or hint at how, and promise nothing about the answer.
+    # Accepted without effect: they identify the user or are hints, and promise nothing about the answer.
     user: Hint | None = None
     metadata: Annotated[
         dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],

@@ -1,9 +1,9 @@
-"""Calls of functions in an answer's text: from pieces of text, cut anywhere, to content and calls. Pure.
+"""Incremental parser of tool calls in an answer's text. Pure.
 
-The format is that of Hermes and Qwen2.5, which `core.sampling.constraint` holds a model to: `<tool_call>\\n{"name":
-..., "arguments": {...}}\\n</tool_call>`. What is said does not depend on where the pieces were cut, so a streamed
-answer and a whole one are the same. Not content: the marks, the space around them, and a call that ends before its name
-is whole. What only looks like a call is content, marks and all.
+The format is that of Hermes and Qwen2.5, which `core.sampling.constraint` enforces: `<tool_call>\\n{"name": ...,
+"arguments": {...}}\\n</tool_call>`. The output does not depend on where the text is split, so that a streamed answer
+equals a whole one. Marks, the space around them, and a call that ends before its name is complete are dropped; text
+that only resembles a call is content, with its marks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call whose name is known. Its arguments follow."""
+    """The start of a call, with its name. Its arguments follow."""
 
     index: int  # among the answer's calls
     name: str
@@ -32,7 +32,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A piece of the JSON text that the model wrote as arguments, to the letter."""
+    """A part of the arguments' JSON, exactly as the model wrote it."""
 
     index: int
     text: str
@@ -46,11 +46,11 @@ def _letters(text: str) -> list[str]:
 
 
 def _beginning(atoms: list[str]) -> re.Pattern[str]:
-    """Fits every text that some continuation would make fit `atoms`, one after the other."""
+    """Pattern of all prefixes of texts that match the sequence of `atoms`."""
     return re.compile(reduce(lambda rest, atom: f"{atom}(?:{rest})?", reversed(atoms)))
 
 
-# No name holds a quote, a backslash or a bracket, and arguments are an object: the header is plain to see.
+# Names hold no quote, backslash or bracket, and arguments are an object, so that a regular expression finds the header.
 _SPACE = r"[ \t\r\n]*"
 _HEAD_ATOMS = [_SPACE, r"\{", _SPACE, *_letters('"name"'), _SPACE, ":", _SPACE, '"', r"([A-Za-z0-9_-]{1,64})", '"']
 _HEAD_ATOMS += [_SPACE, ",", _SPACE, *_letters('"arguments"'), _SPACE, ":", _SPACE]
@@ -59,32 +59,32 @@ _HEAD_BEGINNING = _beginning(_HEAD_ATOMS)
 _TAIL_ATOMS = [_SPACE, r"\}", _SPACE, *_letters(CLOSE)]
 _TAIL = re.compile("".join(_TAIL_ATOMS))
 _TAIL_BEGINNING = _beginning(_TAIL_ATOMS)
-_MAX_FRAME = 1_024  # characters of a call beside its arguments; with more of them, all space, it is none
+_MAX_FRAME = 1_024  # characters of a call beside its arguments; with more of them, all space, it is not a call
 _JSON_MARKS = re.compile(r'["\\{}]')
 
 
 class ToolCallParser:
-    """Reads one answer. `push` its text piece by piece, then `flush` once."""
+    """Parser of one answer: `push` its text in parts, then `flush` once."""
 
     def __init__(self) -> None:
-        self.num_calls = 0  # begun
-        self.complete = True  # no call was cut off in its arguments
+        self.num_calls = 0  # that have begun
+        self.complete = True  # no call is inside its arguments
         self._state: Literal["text", "head", "arguments", "tail"] = "text"
-        self._held = ""  # text of which it is not yet known what it is
-        self._gap = ""  # space before the mark whose call is being read
-        self._depth = 0  # of braces, in the arguments
+        self._held = ""  # text that cannot be classified yet
+        self._space = ""  # before the mark of the current call
+        self._depth = 0  # of braces in the arguments
         self._in_string = False
         self._escaped = False
 
     def push(self, text: str) -> list[ParsedOutput]:
-        said: list[ParsedOutput] = []
+        output: list[ParsedOutput] = []
         self._held += text
-        while self._step(said):
+        while self._step(output):
             pass
-        return _joined(said)
+        return _joined(output)
 
     def flush(self, cut: bool) -> list[ParsedOutput]:
-        """The end. `cut`: the answer was not finished, so that what may have begun a call is dropped."""
+        """The rest of the content. `cut`: the answer was not finished, so the possible start of a mark is dropped."""
         if self._state != "text":
             return []
         held = self._held[: len(self._held) - _mark_begun(self._held)] if cut else self._held
@@ -92,56 +92,56 @@ class ToolCallParser:
             held = held.rstrip()
         return [Content(held)] if held else []
 
-    def _step(self, said: list[ParsedOutput]) -> bool:
-        """Reads what is held as far as one state goes. False when more text is needed."""
+    def _step(self, output: list[ParsedOutput]) -> bool:
+        """Parse as far as the current state goes. False when more text is needed."""
         match self._state:
             case "text":
-                return self._text(said)
+                return self._text(output)
             case "head":
-                return self._head(said)
+                return self._head(output)
             case "arguments":
-                return self._arguments(said)
+                return self._arguments(output)
             case "tail":
                 return self._tail()
 
-    def _text(self, said: list[ParsedOutput]) -> bool:
+    def _text(self, output: list[ParsedOutput]) -> bool:
         before, mark, after = self._held.partition(OPEN)
         final = (before if mark else before[: len(before) - _mark_begun(before)]).rstrip()
         if final:
-            said.append(Content(final))
+            output.append(Content(final))
         if not mark:
             self._held = self._held[len(final) :]
             return False
-        self._gap, self._held, self._state = before[len(final) :], after, "head"
+        self._space, self._held, self._state = before[len(final) :], after, "head"
         return True
 
-    def _head(self, said: list[ParsedOutput]) -> bool:
+    def _head(self, output: list[ParsedOutput]) -> bool:
         head = _HEAD.match(self._held)
         if head is not None:
-            said.append(ToolCallStart(self.num_calls, head[1]))
+            output.append(ToolCallStart(self.num_calls, head[1]))
             self.num_calls += 1
             self.complete = False
             self._held, self._state = self._held[head.end() :], "arguments"
             return True
         if len(self._held) <= _MAX_FRAME and _HEAD_BEGINNING.fullmatch(self._held):
             return False
-        said.append(Content(self._gap + OPEN))  # no call after all
+        output.append(Content(self._space + OPEN))  # not a call
         self._state = "text"
         return True
 
-    def _arguments(self, said: list[ParsedOutput]) -> bool:
+    def _arguments(self, output: list[ParsedOutput]) -> bool:
         end = self._end_of_arguments(self._held)
-        piece = self._held if end is None else self._held[:end]
-        if piece:
-            said.append(ToolCallArguments(self.num_calls - 1, piece))
-        self._held = self._held[len(piece) :]
+        text = self._held if end is None else self._held[:end]
+        if text:
+            output.append(ToolCallArguments(self.num_calls - 1, text))
+        self._held = self._held[len(text) :]
         if end is None:
             return False
         self.complete, self._state = True, "tail"
         return True
 
     def _end_of_arguments(self, text: str) -> int | None:
-        """Where the object that began at depth 0 ends in `text`, if it does."""
+        """The position in `text` after the end of the arguments' object; None if it goes on."""
         if not text:
             return None
         skip, self._escaped = (0 if self._escaped else -1), False  # the letter after a backslash
@@ -174,14 +174,14 @@ class ToolCallParser:
 
 
 def _mark_begun(text: str) -> int:
-    """How many letters at the end of `text` may begin a mark."""
+    """The number of characters at the end of `text` that may begin a mark."""
     return next((n for n in range(min(len(OPEN) - 1, len(text)), 0, -1) if OPEN.startswith(text[-n:])), 0)
 
 
-def _joined(said: list[ParsedOutput]) -> list[ParsedOutput]:
-    """Neighbouring pieces of content as one."""
+def _joined(output: list[ParsedOutput]) -> list[ParsedOutput]:
+    """Join adjacent contents."""
     result: list[ParsedOutput] = []
-    for one in said:
+    for one in output:
         if isinstance(one, Content) and result and isinstance(last := result[-1], Content):
             result[-1] = Content(last.text + one.text)
         else:

@@ -1,7 +1,7 @@
-"""What a request says of tools and of the answer's format: checked, told to the model, and turned into a constraint.
+"""Tools and response format of a request: checked, described to the model, and turned into a constraint.
 
-A model is told of its functions in the words of Hermes and Qwen2.5, as text of the system message, since not every chat
-template knows of tools; `calls` reads what it writes. What it may call is held by the constraint, whatever it was told.
+Functions are described in the system message, in the words of Hermes and Qwen2.5, since not every chat template
+supports tools; `tool_calls` parses the answer. Which functions can be called is enforced by the constraint alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.api.chat.tool_calls import CLOSE, OPEN
 from paceline.core.sampling.constraint import Constraint
 from paceline.errors import RequestError
 
-MAX_SCHEMAS = 65_536  # characters of JSON: the schemas of all tools together, and that of the answer
+MAX_SCHEMAS = 65_536  # characters of JSON: of all tools' schemas together, and of the answer's
 MAX_DEPTH = 64  # of one schema, which is compiled recursively
 
 _NO_PARAMETERS: dict[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -23,30 +23,30 @@ _NO_PARAMETERS: dict[str, object] = {"type": "object", "properties": {}, "additi
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of one request. A request whose tools may not be called has none."""
+    """The tools of one request, some of which may be called."""
 
-    functions: tuple[Function, ...]  # what the model is told of
+    functions: tuple[Function, ...]  # described to the model
     callable: tuple[str, ...]  # names of those it may call
     required: bool = False
     named: bool = False  # the client named the one function to call
     parallel: bool = True
-    legacy: bool = False  # asked for, and to be answered, as `functions`
+    legacy: bool = False  # requested and answered in the form of `functions`
 
     def constraint(self, content: Constraint | None) -> Constraint:
-        """`content`: what the answer must look like where nothing is called."""
+        """The constraint on the answer. `content`: that on an answer without calls."""
         tools = [
             {"name": function.name, "parameters": parameters_of(function), "strict": function.strict}
             for function in self.functions
             if function.name in self.callable
         ]
-        said: dict[str, object] = {"tools": tools, "required": self.required, "parallel": self.parallel}
+        fields: dict[str, object] = {"tools": tools, "required": self.required, "parallel": self.parallel}
         if content is not None and not self.required:
-            said["content"] = json.loads(content.text) if content.text else {"type": "object"}
-            said["content_strict"] = content.kind == "json_schema"
-        return Constraint("tools", json.dumps(said, ensure_ascii=False))
+            fields["content"] = json.loads(content.text) if content.text else {"type": "object"}
+            fields["content_strict"] = content.kind == "json_schema"
+        return Constraint("tools", json.dumps(fields, ensure_ascii=False))
 
     def instructions(self) -> str:
-        """What the model must know of its functions, as text of the system message."""
+        """The description of the functions for the system message."""
         lines = "\n".join(json.dumps(_signature(function), ensure_ascii=False) for function in self.functions)
         return (
             "# Tools\n\nFunctions that may be called to help with the user's request, as JSON within "
@@ -57,7 +57,7 @@ class ToolUse:
 
 
 def tool_use(asked: ChatRequest) -> ToolUse | None:
-    """None where nothing may be called. Raises RequestError (400) that names the field."""
+    """The tools of a request; None when none may be called. Raises RequestError (400) that names the field."""
     if asked.functions and asked.tools:
         raise RequestError("functions is the older name of tools: only one of them may be given.", param="functions")
     if asked.functions or asked.function_call is not None:
@@ -107,7 +107,7 @@ def _functions(tools: Sequence[Tool]) -> tuple[Function, ...]:
 
 
 def checked(functions: Sequence[Function], field: str, inner: str) -> tuple[Function, ...]:
-    """Names must differ and parameters be schemas of objects. The function i stands in `field`[i]`inner`."""
+    """Check that names differ and parameters are schemas of objects. Function i is at `field`[i]`inner` of the body."""
     names: set[str] = set()
     size = 0
     for index, function in enumerate(functions):
@@ -131,7 +131,7 @@ def check_known(names: Sequence[str], functions: Sequence[Function], param: str)
 
 
 def size_of_schema(schema: dict[str, object], param: str) -> int:
-    """Characters of its JSON. Raises RequestError (400) for one that is nested too deeply."""
+    """Characters of a schema's JSON. Raises RequestError (400) if it is nested too deeply."""
     level: list[object] = [schema]
     for _ in range(MAX_DEPTH):
         level = [inner for outer in level for inner in _inside(outer)]
@@ -152,13 +152,13 @@ def parameters_of(function: Function) -> dict[str, object]:
 
 def _signature(function: Function) -> dict[str, object]:
     described = {} if function.description is None else {"description": function.description}
-    told = {"name": function.name} | described | {"parameters": parameters_of(function)}
-    return {"type": "function", "function": told}
+    body = {"name": function.name} | described | {"parameters": parameters_of(function)}
+    return {"type": "function", "function": body}
 
 
 # ---- the format of an answer ----------------------------------------------------------------------------------------
 def format_constraint(asked: ChatRequest) -> Constraint | None:
-    """What `response_format` asks for; none for text."""
+    """The constraint for `response_format`; None for text."""
     wanted = asked.response_format
     if wanted is None or wanted.type == "text":
         return None
@@ -172,9 +172,9 @@ def format_constraint(asked: ChatRequest) -> Constraint | None:
 
 
 def format_instructions(asked: ChatRequest, tools: ToolUse | None) -> str | None:
-    """What the model must know of the schema its answer will have, as text of the system message.
+    """The description of the answer's schema for the system message.
 
-    Where a function must be called there is no content to hold to a format.
+    None where a function must be called: such an answer has no content.
     """
     if tools is not None and tools.required:
         return None

@@ -1,6 +1,6 @@
-"""`POST /v1/completions`: prompts continued as they stand, with what editors and evaluations ask of it.
+"""`POST /v1/completions`: continues raw prompts, as editors and evaluations use it.
 
-With `echo` and `logprobs` the prompt is scored before anything is written; with `max_tokens` 0 nothing else is done.
+With `echo` and `logprobs` the prompt is scored before the answer is generated; with `max_tokens` 0 it is only scored.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.completions.output import CompletionBody, CompletionChunks, CompletionMeta, Echo
+from paceline.api.completions.output import CompletionBody, CompletionChunks, CompletionMeta, EchoedPrompt
 from paceline.api.completions.request import CompletionCall, CompletionRequest, completion_call
 from paceline.api.generation.fan_in import close_all, prepare_all
 from paceline.api.generation.inputs import Input
-from paceline.api.generation.streaming import StreamedAnswer, WholeAnswer
+from paceline.api.generation.streaming import JsonAnswer, SseAnswer
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.strict_json import decode_object
 from paceline.api.routes import Route
@@ -36,7 +36,7 @@ class EventChoice(BaseModel):
 
 
 class CompletionEvent(BaseModel):
-    """One event of a stream: as a whole answer, but that `finish_reason` is null until a choice has ended."""
+    """One event of a stream: a completion whose `finish_reason` is null until a choice has ended."""
 
     id: str
     object: Literal["text_completion"]
@@ -46,7 +46,7 @@ class CompletionEvent(BaseModel):
 
 
 class CompletionsEndpoint:
-    """The route, with what it needs. Holds nothing of a request."""
+    """The route and the service it uses. Holds no state of a request."""
 
     def __init__(self, service: Service, *, keep_alive: float) -> None:
         self._service = service
@@ -70,27 +70,27 @@ class CompletionsEndpoint:
     async def __call__(self, request: Request) -> Response:
         body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
         call = completion_call(body, self._service, request.state.identity)
-        envelope, prepared = await while_connected(request.receive, self._begin(call))
+        meta, prepared = await while_connected(request.receive, self._begin(call))
         if not call.stream:
-            return WholeAnswer(prepared, CompletionBody(envelope))
-        return StreamedAnswer(prepared, CompletionChunks(envelope), self._keep_alive, envelope.id)
+            return JsonAnswer(prepared, CompletionBody(meta))
+        return SseAnswer(prepared, CompletionChunks(meta), self._keep_alive, meta.id)
 
     async def _begin(self, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
-        """A prompt is scored once its answers are admitted: nothing is computed for what will be refused."""
+        """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""
         prompts = [await self._tokens(prompt) for prompt in call.prompts]
         for prompt in prompts if call.echo else ():
             self._service.check(replace(call.generation, prompt=prompt), room=int(call.write))
         if not call.write:
-            unwritten = [_Unwritten(len(prompt)) for prompt in prompts for _ in range(call.n)]
-            return await self._envelope(call, prompts), unwritten
+            empty = [_EmptyGeneration(len(prompt)) for prompt in prompts for _ in range(call.n)]
+            return await self._meta(call, prompts), empty
         prepared = await prepare_all(self._service, call.generations(prompts))
         try:
-            return await self._envelope(call, prompts), prepared
-        except BaseException:  # cancellation too: the client may leave while its prompts are scored
+            return await self._meta(call, prompts), prepared
+        except BaseException:  # also a cancellation: the client may leave while its prompts are scored
             await close_all(prepared)
             raise
 
-    async def _envelope(self, call: CompletionCall, prompts: Sequence[Tokens]) -> CompletionMeta:
+    async def _meta(self, call: CompletionCall, prompts: Sequence[Tokens]) -> CompletionMeta:
         return CompletionMeta(
             id=f"cmpl-{secrets.token_hex(12)}",
             created=int(time.time()),
@@ -103,15 +103,15 @@ class CompletionsEndpoint:
     async def _tokens(self, prompt: Input) -> Tokens:
         return await self._service.tokenize(prompt) if isinstance(prompt, str) else prompt
 
-    async def _echoes(self, call: CompletionCall, prompts: Sequence[Tokens]) -> tuple[Echo, ...]:
-        """Equal prompts are scored once."""
+    async def _echoes(self, call: CompletionCall, prompts: Sequence[Tokens]) -> tuple[EchoedPrompt, ...]:
+        """The prompts to echo. Equal prompts are scored once."""
         scored: dict[Tokens, tuple[Logprobs, ...] | None] = {}
         for prompt in prompts:
             if call.logprobs is not None and prompt not in scored:
                 scored[prompt] = tuple(await self._service.score(prompt, call.logprobs))
         return tuple(
             [
-                Echo.of(
+                EchoedPrompt.of(
                     asked if isinstance(asked, str) else None,
                     await self._service.token_bytes(prompt),
                     scored.get(prompt),
@@ -122,8 +122,8 @@ class CompletionsEndpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unwritten:
-    """An answer of no tokens at all."""
+class _EmptyGeneration:
+    """A generation without tokens, for `max_tokens` 0."""
 
     prompt_tokens: int
 

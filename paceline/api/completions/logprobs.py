@@ -1,7 +1,7 @@
-"""The log-probabilities of `/v1/completions`: four lists side by side, one entry a token. Pure.
+"""Log-probabilities of `/v1/completions`: four parallel lists with one entry per token. Pure.
 
-Unlike chat's they hold no bytes, so a token that is no text by itself is named by its bytes, `bytes:\\xe2\\x82`, as
-OpenAI does; no two tokens of an alternative then share a name unless they mean the same text.
+Unlike those of chat they have no field for bytes, so a token that is not valid UTF-8 is named by its bytes,
+`bytes:\\xe2\\x82`, as by OpenAI: two alternatives have the same name only if they have the same text.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from paceline.runtime.service import Logprobs, TokenLogprob
 
-FLOOR = -9999.0  # OpenAI's number for what cannot happen; minus infinity is not JSON
+FLOOR = -9999.0  # OpenAI's number for probability 0; minus infinity is not JSON
 
 
 @dataclass(slots=True)
 class LegacyLogprobs:
-    """Entries of consecutive tokens, and how to say them."""
+    """The entries of consecutive tokens."""
 
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
@@ -31,7 +31,7 @@ class LegacyLogprobs:
         self.text_offset += more.text_offset
 
     def json(self, top: int) -> dict[str, object]:
-        """`top_logprobs` is null where no alternatives were asked for."""
+        """`top`: number of alternatives requested; `top_logprobs` is null for 0."""
         return {
             "tokens": self.tokens,
             "token_logprobs": self.token_logprobs,
@@ -41,55 +41,54 @@ class LegacyLogprobs:
 
 
 class Offsets:
-    """Where each token begins in the choice's text, in characters. A character that is spread over several tokens
-    begins at the first of them, and the others begin there too: it stands behind none but the last."""
+    """Offset of each token in the choice's text, in characters. All tokens of one character have its offset."""
 
     def __init__(self, start: int = 0) -> None:
-        """`start`: may be below 0, for tokens in front that the text does not show."""
+        """`start`: below 0 when the first tokens are not part of the text."""
         self._at = start
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def next(self, data: bytes) -> int:
-        """Of the token that stands for these bytes."""
+        """The offset of the next token, whose bytes are `data`."""
         at = self._at
         self._at += len(self._decoder.decode(data))
         return max(at, 0)
 
     def restart(self, at: int) -> None:
-        """Half a character that is not continued is dropped; what follows begins at `at`."""
+        """Drop an incomplete character, and continue at offset `at`."""
         self._at = at
         self._decoder.reset()
 
 
 def entries(logprobs: Sequence[Logprobs], offsets: Offsets) -> LegacyLogprobs:
-    """Of output tokens."""
-    said = LegacyLogprobs()
+    """Entries of output tokens."""
+    result = LegacyLogprobs()
     for chosen, top in logprobs:
-        _add(said, chosen, top, offsets.next(bytes(chosen.bytes)))
-    return said
+        _add(result, chosen, top, offsets.next(bytes(chosen.bytes)))
+    return result
 
 
-def prompt_entries(spelled: Sequence[bytes], logprobs: Sequence[Logprobs], offsets: Offsets) -> LegacyLogprobs:
-    """Of a prompt. Its first token follows nothing, so it has no probability: null, as lm-evaluation-harness expects.
+def prompt_entries(token_bytes: Sequence[bytes], logprobs: Sequence[Logprobs], offsets: Offsets) -> LegacyLogprobs:
+    """Entries of a prompt. Its first token has no probability: null, as lm-evaluation-harness expects.
 
-    logprobs: of all tokens but the first.
+    `logprobs`: of all tokens but the first.
     """
-    first = spelled[0]
-    said = LegacyLogprobs([_name(first.decode("utf-8", "replace"), first)], [None], [None], [offsets.next(first)])
-    for data, (chosen, top) in zip(spelled[1:], logprobs, strict=True):
-        _add(said, chosen, top, offsets.next(data))
-    return said
+    first = token_bytes[0]
+    result = LegacyLogprobs([_name(first.decode("utf-8", "replace"), first)], [None], [None], [offsets.next(first)])
+    for data, (chosen, top) in zip(token_bytes[1:], logprobs, strict=True):
+        _add(result, chosen, top, offsets.next(data))
+    return result
 
 
-def _add(said: LegacyLogprobs, chosen: TokenLogprob, top: Sequence[TokenLogprob], offset: int) -> None:
-    said.tokens.append(_token(chosen))
-    said.token_logprobs.append(max(chosen.logprob, FLOOR))
+def _add(result: LegacyLogprobs, chosen: TokenLogprob, top: Sequence[TokenLogprob], offset: int) -> None:
+    result.tokens.append(_token(chosen))
+    result.token_logprobs.append(max(chosen.logprob, FLOOR))
     alternatives: dict[str, float] = {}
-    for one in (*top, chosen):  # the chosen one too, be it among them or not
+    for one in (*top, chosen):  # `top` may lack the chosen token
         name, logprob = _token(one), max(one.logprob, FLOOR)
         alternatives[name] = max(alternatives.get(name, FLOOR), logprob)
-    said.top_logprobs.append(alternatives)
-    said.text_offset.append(offset)
+    result.top_logprobs.append(alternatives)
+    result.text_offset.append(offset)
 
 
 def _token(one: TokenLogprob) -> str:

@@ -1,4 +1,7 @@
-"""The shapes of a text completion, whole and streamed. Pure. Source: openai-openapi 2.3.0, CreateCompletionResponse."""
+"""Encoders of text completions, in one piece and streamed. Pure.
+
+Source: openai-openapi 2.3.0, CreateCompletionResponse.
+"""
 
 from __future__ import annotations
 
@@ -16,55 +19,55 @@ from paceline.runtime.service import GenerateEvent, GenerationResult, Logprobs
 
 
 @dataclass(frozen=True, slots=True)
-class Echo:
-    """A prompt, as it is repeated in front of its answers."""
+class EchoedPrompt:
+    """A prompt that is repeated in front of its answers."""
 
     text: str
-    spelled: tuple[bytes, ...]  # what each of its tokens stands for
-    logprobs: tuple[Logprobs, ...] | None  # of all but the first; None: not asked for
+    token_bytes: tuple[bytes, ...]  # of each token
+    logprobs: tuple[Logprobs, ...] | None  # of all tokens but the first; None: not requested
 
     @staticmethod
-    def of(prompt: str | None, spelled: tuple[bytes, ...], logprobs: tuple[Logprobs, ...] | None) -> Echo:
-        """`prompt`: its text as it was sent; None where token ids were."""
-        return Echo(_text(spelled) if prompt is None else prompt, spelled, logprobs)
+    def of(prompt: str | None, token_bytes: tuple[bytes, ...], logprobs: tuple[Logprobs, ...] | None) -> EchoedPrompt:
+        """`prompt`: the text that was sent; None where token ids were sent."""
+        return EchoedPrompt(_text(token_bytes) if prompt is None else prompt, token_bytes, logprobs)
 
     def entries(self, offsets: Offsets) -> LegacyLogprobs:
-        """Tokens that stand in front of the text, as a model's own beginning does, begin where the text does."""
-        assert self.logprobs is not None, "asked for by whoever wants entries"
-        offsets.restart(len(self.text) - len(_text(self.spelled)))
-        return prompt_entries(self.spelled, self.logprobs, offsets)
+        """The entries of the prompt's tokens. Tokens before the text, such as a BOS token, have its offset."""
+        assert self.logprobs is not None, "entries need log-probabilities"
+        offsets.restart(len(self.text) - len(_text(self.token_bytes)))
+        return prompt_entries(self.token_bytes, self.logprobs, offsets)
 
 
-def _text(spelled: Sequence[bytes]) -> str:
-    return b"".join(spelled).decode("utf-8", "replace")
+def _text(token_bytes: Sequence[bytes]) -> str:
+    return b"".join(token_bytes).decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionMeta:
-    """What every part of one answer repeats."""
+    """Fields that all parts of one answer repeat."""
 
     id: str
     created: int  # Unix time, s
     fingerprint: str  # of the model
     call: CompletionCall
     prompt_tokens: tuple[int, ...]  # of each prompt
-    echoes: tuple[Echo, ...]  # one a prompt, none where no echo is wanted
+    echoes: tuple[EchoedPrompt, ...]  # one per prompt; none without `echo`
 
     @property
     def num_choices(self) -> int:
         return len(self.prompt_tokens) * self.call.n
 
-    def echo(self, index: int) -> Echo | None:
+    def echo(self, index: int) -> EchoedPrompt | None:
         return self.echoes[index // self.call.n] if self.echoes else None
 
     def tail(self, dones: Mapping[int, GenerationResult]) -> Json:
-        """Usage, with the tokens of each prompt once, and our summary. dones: by choice."""
+        """Usage, which counts each prompt once, and the field `paceline`. `dones`: by index of the choice."""
         ordered = [dones[index] for index in sorted(dones)]
         prompt = sum(self.prompt_tokens)
         completions = sum(done.completion_tokens for done in ordered)
-        said = usage(ordered) | {"prompt_tokens": prompt, "total_tokens": prompt + completions}
-        note = summary(self.call, ordered)
-        return {"usage": said} if note is None else {"usage": said, "paceline": note}
+        tokens = usage(ordered) | {"prompt_tokens": prompt, "total_tokens": prompt + completions}
+        extension = summary(self.call, ordered)
+        return {"usage": tokens} if extension is None else {"usage": tokens, "paceline": extension}
 
     def frame(self) -> Json:
         return {
@@ -77,108 +80,108 @@ class CompletionMeta:
 
 
 @dataclass(slots=True)
-class Part:
-    """A piece of one choice."""
+class ChoiceDelta:
+    """A part of one choice."""
 
     text: str
-    said: LegacyLogprobs
+    logprobs: LegacyLogprobs
     reason: str | None = None
-    note: Json | None = None  # our report
+    report: Json | None = None  # the field `paceline`
 
     def json(self, index: int, top: int | None) -> Json:
-        """top: how many alternatives were asked for; None: no log-probabilities at all."""
-        logprobs = None if top is None else self.said.json(top)
+        """`top`: number of alternatives requested; None: no log-probabilities."""
+        logprobs = None if top is None else self.logprobs.json(top)
         choice: Json = {"text": self.text, "index": index, "logprobs": logprobs, "finish_reason": self.reason}
-        return choice if self.note is None else choice | {"paceline": self.note}
+        return choice if self.report is None else choice | {"paceline": self.report}
 
 
-class ChoiceText:
-    """One choice as it comes. The offsets of its tokens go on from part to part."""
+class ChoiceEncoder:
+    """Converts the events of one choice to its parts. Token offsets count over all parts."""
 
-    def __init__(self, envelope: CompletionMeta, index: int) -> None:
-        self._call = envelope.call
-        self._echo = envelope.echo(index)
+    def __init__(self, meta: CompletionMeta, index: int) -> None:
+        self._call = meta.call
+        self._echo = meta.echo(index)
         self._offsets = Offsets()
 
-    def begin(self) -> Part | None:
-        """The prompt, where it is to be repeated."""
+    def begin(self) -> ChoiceDelta | None:
+        """The prompt, if it is to be echoed."""
         echo = self._echo
         if echo is None:
             return None
-        said = LegacyLogprobs() if echo.logprobs is None else echo.entries(self._offsets)
+        logprobs = LegacyLogprobs() if echo.logprobs is None else echo.entries(self._offsets)
         self._offsets.restart(len(echo.text))
-        return Part(echo.text, said)
+        return ChoiceDelta(echo.text, logprobs)
 
-    def take(self, event: GenerateEvent) -> Part | None:
-        """None where there is nothing to say."""
+    def take(self, event: GenerateEvent) -> ChoiceDelta | None:
+        """The part for an event; None if it has neither text nor log-probabilities."""
         if isinstance(event, GenerationResult):
             end = () if event.end is None else (event.end,)
-            return Part("", entries(end, self._offsets), event.reason, report(self._call, event))
+            return ChoiceDelta("", entries(end, self._offsets), event.reason, report(self._call, event))
         if not event.text and not event.logprobs:
             return None
-        return Part(event.text, entries(event.logprobs, self._offsets))
+        return ChoiceDelta(event.text, entries(event.logprobs, self._offsets))
 
 
 class CompletionChunks:
-    """The chunks of a streamed completion."""
+    """Encoder of a streamed completion (`AnswerChunks`)."""
 
-    def __init__(self, envelope: CompletionMeta) -> None:
-        self._envelope = envelope
-        self._choices = [ChoiceText(envelope, index) for index in range(envelope.num_choices)]
+    def __init__(self, meta: CompletionMeta) -> None:
+        self._meta = meta
+        self._encoders = [ChoiceEncoder(meta, index) for index in range(meta.num_choices)]
         self._dones: dict[int, GenerationResult] = {}
 
     def begin(self) -> bytes:
-        return b"".join(self._chunk(index, choice.begin()) for index, choice in enumerate(self._choices))
+        return b"".join(self._chunk(index, encoder.begin()) for index, encoder in enumerate(self._encoders))
 
     def take(self, index: int, event: GenerateEvent) -> bytes:
         if isinstance(event, GenerationResult):
             self._dones[index] = event
-        return self._chunk(index, self._choices[index].take(event))
+        return self._chunk(index, self._encoders[index].take(event))
 
     def end(self) -> bytes:
-        if not self._envelope.call.include_usage:
+        if not self._meta.call.include_usage:
             return sse.DONE
-        return sse.event(self._envelope.frame() | {"choices": []} | self._envelope.tail(self._dones)) + sse.DONE
+        return sse.event(self._meta.frame() | {"choices": []} | self._meta.tail(self._dones)) + sse.DONE
 
     def fail(self, failure: Failure) -> bytes:
         return sse.event(failure.envelope()) + sse.DONE
 
-    def _chunk(self, index: int, part: Part | None) -> bytes:
-        if part is None:
+    def _chunk(self, index: int, delta: ChoiceDelta | None) -> bytes:
+        if delta is None:
             return b""
-        call = self._envelope.call
-        choice = part.json(index, call.logprobs if part.said.tokens else None)
+        call = self._meta.call
+        choice = delta.json(index, call.logprobs if delta.logprobs.tokens else None)
         usage_of: Json = {"usage": None} if call.include_usage else {}
-        return sse.event(self._envelope.frame() | {"choices": [choice]} | usage_of)
+        return sse.event(self._meta.frame() | {"choices": [choice]} | usage_of)
 
 
 class CompletionBody:
-    """The answer to a call that does not stream: the parts of a streamed one, put together."""
+    """Encoder of a completion in one piece (`AnswerBody`): joins the parts of each choice."""
 
-    def __init__(self, envelope: CompletionMeta) -> None:
-        self._envelope = envelope
-        self._choices = [ChoiceText(envelope, index) for index in range(envelope.num_choices)]
-        self._parts = [[part] if (part := choice.begin()) is not None else [] for choice in self._choices]
+    def __init__(self, meta: CompletionMeta) -> None:
+        self._meta = meta
+        self._encoders = [ChoiceEncoder(meta, index) for index in range(meta.num_choices)]
+        self._deltas = [[delta] if (delta := encoder.begin()) is not None else [] for encoder in self._encoders]
         self._dones: dict[int, GenerationResult] = {}
 
     def take(self, index: int, event: GenerateEvent) -> None:
         if isinstance(event, GenerationResult):
             self._dones[index] = event
-        part = self._choices[index].take(event)
-        if part is not None:
-            self._parts[index].append(part)
+        delta = self._encoders[index].take(event)
+        if delta is not None:
+            self._deltas[index].append(delta)
 
     def body(self) -> bytes:
         """Every choice must be done."""
-        top = self._envelope.call.logprobs
-        choices = [_joined(parts).json(index, top) for index, parts in enumerate(self._parts)]
+        top = self._meta.call.logprobs
+        choices = [_joined(deltas).json(index, top) for index, deltas in enumerate(self._deltas)]
         if len(choices) == 1:
-            choices[0].pop("paceline", None)  # that of the whole says the same
-        return encode_json(self._envelope.frame() | {"choices": choices} | self._envelope.tail(self._dones))
+            choices[0].pop("paceline", None)  # equal to that of the whole answer
+        return encode_json(self._meta.frame() | {"choices": choices} | self._meta.tail(self._dones))
 
 
-def _joined(parts: Sequence[Part]) -> Part:
-    said = LegacyLogprobs()
-    for part in parts:
-        said.extend(part.said)
-    return Part("".join(part.text for part in parts), said, parts[-1].reason, parts[-1].note)
+def _joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    logprobs = LegacyLogprobs()
+    for delta in deltas:
+        logprobs.extend(delta.logprobs)
+    return ChoiceDelta("".join(delta.text for delta in deltas), logprobs, deltas[-1].reason, deltas[-1].report)

@@ -1,7 +1,7 @@
-"""What a request to `/v1/completions` may say, and the generations it asks for.
+"""Request bodies of `/v1/completions`, and their conversion to generations.
 
-A prompt is continued as it stands: no chat template, no documents, one side alone. Source: openai-openapi 2.3.0,
-CreateCompletionRequest. `suffix` is refused: it needs a model that was trained to fill in.
+A prompt is continued without a chat template and without documents, by one side alone. `suffix` is refused: it needs a
+model that was trained to fill in. Source: openai-openapi 2.3.0, CreateCompletionRequest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest, Service
 
 MAX_PROMPTS = 128
-MAX_ANSWERS = 128  # prompts times n
+MAX_CHOICES = 128  # prompts times n
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -39,22 +39,23 @@ class CompletionRequest(SamplingFields):
 
 @dataclass(frozen=True, slots=True)
 class CompletionCall:
-    """One HTTP call. Choices are counted prompt by prompt: `n` of the first, then `n` of the second."""
+    """One HTTP call. Choices are numbered by prompt: `n` of the first, then `n` of the second."""
 
     model: ModelInfo
-    name: str  # of the model, as asked for, and echoed
+    name: str  # of the model, as the request has it, and echoed
     stream: bool
     include_usage: bool
     report: bool
     echo: bool
-    logprobs: int | None  # how many of the most probable tokens beside each
+    logprobs: int | None  # number of alternatives per token; None: no log-probabilities
     n: int
     prompts: tuple[Input, ...]
     write: bool  # False: `max_tokens` is 0
-    generation: GenerateRequest  # of any of them, its prompt still to be filled in
+    generation: GenerateRequest  # common to all choices; the prompt is still to be filled in
 
     def generations(self, prompts: Sequence[tuple[int, ...]]) -> list[GenerateRequest]:
-        """One a choice. With a seed, a prompt has the same answers alone and among others; without, all differ."""
+        """One generation per choice. With a seed, a prompt has the same answers alone and among others; without one,
+        all answers differ."""
         if self.generation.seeded:
             choices = choices_of(self.generation, self.n) * len(prompts)
         else:
@@ -65,7 +66,7 @@ class CompletionCall:
 def completion_call(body: Mapping[str, object], service: Service, identity: Identity) -> CompletionCall:
     """Raises RequestError: 400 that names the field, 404 for an unknown model."""
     prompt = body.get("prompt")
-    prompts = read_inputs("" if prompt is None else prompt, "prompt", most=MAX_PROMPTS)
+    prompts = read_inputs("" if prompt is None else prompt, "prompt", max_inputs=MAX_PROMPTS)
     asked = parse(CompletionRequest, body)
     model = chat_model(service, asked.model)
     check_relations(asked)
@@ -90,8 +91,8 @@ def completion_call(body: Mapping[str, object], service: Service, identity: Iden
             )
     if asked.max_tokens == 0 and not asked.echo:
         raise RequestError("max_tokens can only be 0 with echo: else there would be no answer.", param="max_tokens")
-    if len(prompts) * asked.n > MAX_ANSWERS:
-        raise RequestError(f"{len(prompts)} prompts times n is more than {MAX_ANSWERS} answers.", param="n")
+    if len(prompts) * asked.n > MAX_CHOICES:
+        raise RequestError(f"{len(prompts)} prompts times n is more than {MAX_CHOICES} answers.", param="n")
     generation = generation_of(asked, model, service, identity, documents=0, limit=max(asked.max_tokens, 1))
     return CompletionCall(
         model=model,

@@ -1,1 +1,4 @@
-"""`/v1/embeddings`."""
+"""`/v1/embeddings`.
+
+`endpoint`: the route. `openai_ids`: from OpenAI's token ids to text.
+"""

@@ -1,8 +1,8 @@
-"""`POST /v1/embeddings`: vectors of texts, by the embedder that this side's documents are found with.
+"""`POST /v1/embeddings`: vectors of texts, by the embedder of this side's document store.
 
-Token ids are OpenAI's, see `openai_ids`. `dimensions` may only be the model's own: none of the embedders was trained so
-that the first numbers of a vector mean something alone. A text longer than the embedder's window is read up to there,
-as everywhere that uses such models; its length is in /v1/models. Source: openai-openapi 2.3.0, CreateEmbeddingRequest.
+Token ids are OpenAI's (see `openai_ids`). `dimensions` must be the model's own: no embedder here was trained so that a
+vector can be shortened. A text beyond the embedder's window, whose length is in /v1/models, is truncated to it. Source:
+openai-openapi 2.3.0, CreateEmbeddingRequest.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EmbeddingRequest(Schema):
 
 
 class EmbeddingsEndpoint:
-    """The route, with what it needs. Holds nothing of a request."""
+    """The route and the service it uses. Holds no state of a request."""
 
     def __init__(self, service: Service, ids: OpenAIIds | None = None) -> None:
         self._service = service
@@ -61,7 +61,7 @@ class EmbeddingsEndpoint:
         )
 
     async def __call__(self, request: Request) -> Response:
-        received = await read_body(request.receive, request.headers.get("content-length"), most=MAX_BODY)
+        received = await read_body(request.receive, request.headers.get("content-length"), max_bytes=MAX_BODY)
         body = await asyncio.to_thread(decode_object, received)
         data = await while_connected(request.receive, self._answer(body))
         return Response(data, media_type="application/json")
@@ -80,7 +80,7 @@ class EmbeddingsEndpoint:
     def _read(self, body: Mapping[str, object]) -> tuple[EmbeddingRequest, list[str]]:
         if body.get("input") is None:
             raise RequestError("The field input is required.", param="input")
-        inputs = read_inputs(body["input"], "input", most=MAX_INPUTS)
+        inputs = read_inputs(body["input"], "input", max_inputs=MAX_INPUTS)
         asked = parse(EmbeddingRequest, body)
         several = len(inputs) > 1
         texts: list[str] = []
@@ -94,7 +94,7 @@ class EmbeddingsEndpoint:
 
 
 def _body(asked: EmbeddingRequest, embeddings: Embeddings) -> bytes:
-    """Encoded a vector at a time, so that other threads have their turn between two."""
+    """The JSON, encoded vector by vector, so that other threads can run in between."""
     in_base64 = asked.encoding_format == "base64"
     data = b",".join(
         encode_json(
@@ -108,5 +108,5 @@ def _body(asked: EmbeddingRequest, embeddings: Embeddings) -> bytes:
 
 
 def _base64(vector: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> str:
-    """Little-endian float32, whatever this machine's order."""
+    """Base64 of little-endian float32, independent of this machine's byte order."""
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()

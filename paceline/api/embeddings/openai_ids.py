@@ -1,9 +1,9 @@
-"""Token ids of OpenAI's embedding models back to text: the vocabulary `cl100k_base`.
+"""Decoding of OpenAI's token ids to text: the vocabulary `cl100k_base` of its embedding models.
 
-LangChain's OpenAIEmbeddings sends ids of that vocabulary to every server unless it is told not to. Read with any other
-vocabulary they would be another text, and nobody would notice but by bad search results; so they are read with theirs,
-or refused. The vocabulary comes with PyPI's bpe-openai, of which only that file is used, never the code: the package is
-found, not imported, and the file is used only if its sha256 is the one that OpenAI's tiktoken knows.
+LangChain's OpenAIEmbeddings sends such ids to every server by default. Decoded with another vocabulary they would give
+another text, noticed only by bad search results; so they are decoded with this one, or refused. The vocabulary is a
+file of PyPI's bpe-openai, which is located but not imported, and used only if its sha256 is the one in OpenAI's
+tiktoken.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from paceline.errors import RequestError
 
 PACKAGE = "bpe_openai"
 FILE = "data/cl100k_base.tiktoken.gz"
-SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"  # of the file unpacked
-_MOST_BYTES = 4 << 20  # unpacked it has 1.6 MiB
+SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"  # of the unpacked file
+_MAX_BYTES = 4 << 20  # the unpacked file has 1.6 MiB
 
 REMEDY = (
     "Send texts (with LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)), or install bpe-openai at the "
@@ -33,14 +33,14 @@ class OpenAIIds:
     """The vocabulary, loaded at first use. Safe to use from several threads."""
 
     def __init__(self, file: Path | None = None, *, sha256: str = SHA256) -> None:
-        """`file`: None for the installed package's."""
+        """`file` None: that of the installed package."""
         self._file = file
         self._sha256 = sha256
         self._lock = threading.Lock()
         self._tokens: dict[int, bytes] | None = None
 
     def decode(self, ids: Sequence[int], param: str) -> str:
-        """Raises RequestError (400) where the vocabulary is not there or has no such id."""
+        """Raises RequestError (400) when the vocabulary is not installed or has no such id."""
         tokens = self._load()
         if not tokens:
             raise RequestError(
@@ -52,7 +52,7 @@ class OpenAIIds:
         return b"".join(tokens[token] for token in ids).decode("utf-8", "replace")
 
     def _load(self) -> dict[int, bytes]:
-        """Empty when there is none."""
+        """The vocabulary; empty when there is none."""
         with self._lock:
             if self._tokens is None:
                 file = self._file or _installed()
@@ -68,10 +68,10 @@ def _installed() -> Path | None:
 
 
 def _read(file: Path, sha256: str) -> dict[int, bytes]:
-    """tiktoken's format: a line a token, its bytes in base64 and its id. Empty for a file that is not the known one."""
+    """Parse tiktoken's format: one token per line, its bytes in base64 and its id. Empty for an unknown file."""
     try:
         with gzip.open(file) as stream:
-            data = stream.read(_MOST_BYTES)
+            data = stream.read(_MAX_BYTES)
     except (OSError, EOFError):
         return {}
     if hashlib.sha256(data).hexdigest() != sha256:

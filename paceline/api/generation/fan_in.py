@@ -1,9 +1,8 @@
-"""Several admitted generations, read at the same time into one bounded queue.
+"""Fan-in of several admitted generations into one bounded queue.
 
-A slow reader holds no generation back: what it has not taken waits in the generation, `max_tokens` pieces at most.
-
-Whoever waits here for the next event can be told of a silence without anything being cancelled. Leaving the context
-cancels what still runs and closes what never began, so that nothing is left behind.
+A slow reader blocks no generation: events it has not taken wait in the generation, `max_tokens` of them at most. A
+timeout while waiting for the next event cancels nothing. Leaving the context cancels generations that run and closes
+those that never began.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ async def prepare_all(service: Service, generations: Sequence[GenerateRequest]) 
     try:
         for generation in generations:
             prepared.append(await service.prepare(generation))
-    except BaseException:  # cancellation too: the client may leave while others are admitted
+    except BaseException:  # also a cancellation: the client may leave while others are admitted
         await close_all(prepared)
         raise
     return prepared
@@ -37,7 +36,7 @@ async def close_all(prepared: Sequence[Generation]) -> None:
 
 
 class GenerationFanIn:
-    """Reads `prepared`, which it owns from then on. Use as a context manager, once."""
+    """Reader of the generations `prepared`, which it owns. A context manager, to be entered once."""
 
     def __init__(self, prepared: Sequence[Generation]) -> None:
         self._waiting = dict(enumerate(prepared))  # not yet running
@@ -57,13 +56,13 @@ class GenerationFanIn:
         await close_all(tuple(self._waiting.values()))
         self._waiting.clear()
 
-    async def next(self, patience: float | None = None) -> tuple[int, GenerateEvent] | None:
-        """The next event and the choice it belongs to; None after `patience` seconds of silence.
+    async def next(self, timeout: float | None = None) -> tuple[int, GenerateEvent] | None:
+        """The next event, after the index of its generation; None after `timeout` seconds without any.
 
-        Raises what a generation raised. After every choice's Done there is nothing more to wait for.
+        Raises the exception of a generation that failed. Waits for ever after the last GenerationResult.
         """
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 index, event = await self._queue.get()
         except TimeoutError:
             return None
@@ -85,4 +84,4 @@ class GenerationFanIn:
             await self._queue.put((index, error))
         finally:
             if isinstance(events, AsyncGenerator):
-                await events.aclose()  # cancels the generation, if it has not ended
+                await events.aclose()  # cancels the generation if it has not ended

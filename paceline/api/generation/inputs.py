@@ -1,6 +1,6 @@
-"""Texts as OpenAI's older endpoints take them: one or several, each as a string or as token ids.
+"""Input texts of OpenAI's older endpoints: one or several, each as a string or as token ids.
 
-Read by hand: of four shapes a schema can only say that none of them fits, not what is wrong.
+Parsed by hand, since a schema of four alternatives can only report that none of them fits.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from paceline.errors import RequestError
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 Inputs = str | Annotated[list[str], Field(min_length=1)] | TokenIds | Annotated[list[TokenIds], Field(min_length=1)]
-"""What the field may hold, for the description of a request."""
+"""Type of the field in a request schema."""
 
 Input = str | tuple[int, ...]
 
 
-def read_inputs(value: object, param: str, *, most: int) -> tuple[Input, ...]:
-    """In order. Raises RequestError (400) that names the field, and the place in it, at fault.
-
-    most: how many there may be.
-    """
+def read_inputs(value: object, param: str, *, max_inputs: int) -> tuple[Input, ...]:
+    """The inputs in order. Raises RequestError (400) that names the element at fault."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
@@ -31,8 +28,8 @@ def read_inputs(value: object, param: str, *, most: int) -> tuple[Input, ...]:
         raise _wrong(param, "is an empty list")
     if _is_token(value[0]):
         return (_tokens(value, param),)
-    if len(value) > most:
-        raise _wrong(param, f"holds {len(value)} texts; at most {most} at once")
+    if len(value) > max_inputs:
+        raise _wrong(param, f"holds {len(value)} texts; at most {max_inputs} at once")
     return tuple(_one(item, f"{param}[{index}]", value[0]) for index, item in enumerate(value))
 
 

@@ -1,7 +1,7 @@
 """Fields of OpenAI's API that ask for something this server does not do: refused by name, never ignored.
 
-What only hints (user, metadata, store, service_tier, prompt_cache_key, reasoning_effort, verbosity, prediction …)
-changes no promise and is accepted without effect.
+Hints (user, metadata, store, service_tier, prompt_cache_key, reasoning_effort, verbosity, prediction …) are accepted
+without effect, since they promise nothing about the answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from paceline.errors import RequestError
 
 
 def refuse_unsupported(body: Mapping[str, object]) -> None:
-    """Raises RequestError (400) that names the first such field. Null, and what asks for nothing, is absent."""
+    """Raises RequestError (400) that names the first such field. Null counts as absent."""
     if body.get("modalities") not in (None, [], ["text"]):
         raise _unsupported("modalities", 'Only ["text"] is supported')
     for name in ("audio", "web_search_options"):

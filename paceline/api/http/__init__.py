@@ -1,1 +1,6 @@
-"""HTTP without OpenAI: server, admission, keys, bodies, errors, streams."""
+"""HTTP below the endpoints.
+
+`server`: uvicorn with a drain. `timeouts`: connections with a limit on the head. `admission`: checks before routing.
+`auth`: keys. `cors`: hosts and origins. `body`, `multipart`: reading of bodies. `strict_json`, `validation`: from bytes
+to a schema. `errors`: OpenAI's error envelope. `pagination`: lists in pages. `sse`: server-sent events.
+"""

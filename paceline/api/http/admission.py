@@ -1,7 +1,7 @@
-"""What every request passes before any route: an id, host, origin, key, a place. And every answer after: its headers.
+"""Admission of requests before routing (host, origin, key, number of requests), and the headers of every answer.
 
-Deny by default: a path needs a key unless its route is open. All this happens before a byte of the body is read.
-An exception that no route caught becomes an envelope here. Logs method, path, status and time; never what was said.
+Deny by default: a path needs a key unless its route is open. All checks precede the first byte of the body. An
+exception that no route caught becomes an error envelope here. Logs method, path, status and time; never content.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from paceline.api.http.cors import Headers, answer_headers, is_local_host, is_lo
 from paceline.api.http.errors import RETRY_AFTER_S, Failure, failure_of, unauthorized
 from paceline.errors import PacelineError
 
-PROBES = frozenset({"/healthz", "/readyz"})  # asked every few seconds
+PROBES = frozenset({"/healthz", "/readyz"})  # requested every few seconds, so logged at DEBUG
 MAX_ACTIVE = 1280  # POSTs at a time; the service has its own, lower limit on generations
 
 _log = logging.getLogger("paceline.api")
 
 
 class AdmissionControl:
-    """The state of the way in, shared by the middleware, `/readyz` and who shuts down."""
+    """Count of active requests and the state of draining, shared by the middleware, `/readyz` and the shutdown."""
 
     def __init__(self, keyring: Keyring, max_active: int = MAX_ACTIVE) -> None:
         self.keyring = keyring
@@ -39,7 +39,7 @@ class AdmissionControl:
         self._idle.set()
 
     def enter(self) -> Failure | None:
-        """Take a place, or hear why not."""
+        """Admit one request, to be ended by `leave`; or return why it is refused."""
         retry = {"Retry-After": str(RETRY_AFTER_S)}
         if self.draining:
             return Failure(503, "This server is shutting down.", "server_error", "shutting_down", headers=retry)
@@ -50,7 +50,7 @@ class AdmissionControl:
         return None
 
     def stay(self) -> None:
-        """Work that goes on after the request which asked for it takes a place of its own, and `leave`s it."""
+        """Count background work that outlives its request, until it calls `leave`."""
         self.active += 1
         self._idle.clear()
 
@@ -60,42 +60,43 @@ class AdmissionControl:
             self._idle.set()
 
     async def drain(self) -> None:
-        """Let nobody in any more, and wait until everybody has left."""
+        """Refuse new requests, and wait until the active ones have left."""
         self.draining = True
         await self._idle.wait()
 
 
 class AdmissionMiddleware:
-    """The ASGI side of `Gate`. Concerns HTTP only: a WebSocket's first message has its credential, keys or not."""
+    """ASGI middleware of `AdmissionControl`. HTTP only: a WebSocket's first message carries its credential, with or
+    without keys."""
 
-    def __init__(self, app: ASGIApp, gate: AdmissionControl) -> None:
+    def __init__(self, app: ASGIApp, admission: AdmissionControl) -> None:
         self.app = app
-        self.gate = gate
+        self.admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(scope, send)
-        asked = f"{scope['method']} {scope.get('raw_path', b'')[:256].decode('latin-1')}"  # still percent-encoded
+        request = f"{scope['method']} {scope.get('raw_path', b'')[:256].decode('latin-1')}"  # still percent-encoded
         try:
             await self._answer(scope, receive, exchange)
         except ClientGoneError:
-            _log.info("%s: the client left (%s)", asked, exchange.id)
+            _log.info("%s: the client left (%s)", request, exchange.id)
         except Exception as error:
             if not isinstance(error, PacelineError):
-                _log.exception("%s failed (%s)", asked, exchange.id)
+                _log.exception("%s failed (%s)", request, exchange.id)
             if exchange.status is not None:
                 raise  # the answer has begun: all that is left is to close the connection
             await failure_of(error).response()(scope, receive, exchange.send)
         if exchange.status is not None:
             level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
-            _log.log(level, "%s %d %.0f ms %s", asked, exchange.status, exchange.ms(), exchange.id)
+            _log.log(level, "%s %d %.0f ms %s", request, exchange.status, exchange.ms(), exchange.id)
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         headers = dict(scope["headers"])
         origin = headers.get(b"origin")
-        if not self.gate.keyring.required:
+        if not self.admission.keyring.required:
             foreign = self._foreign(scope["path"], _text(headers.get(b"host")), _text(origin))
             if foreign is not None:
                 await foreign.response()(scope, receive, exchange.send)
@@ -109,18 +110,18 @@ class AdmissionMiddleware:
             await exchange.send({"type": "http.response.body", "body": b""})
             return
         identity: Identity | None = Identity()
-        if scope["path"] not in self.gate.open_paths:
-            identity = self.gate.keyring.identify(_text(headers.get(b"authorization")))
+        if scope["path"] not in self.admission.open_paths:
+            identity = self.admission.keyring.identify(_text(headers.get(b"authorization")))
         if identity is None:
             await _refused(b"authorization" in headers).response()(scope, receive, exchange.send)
             return
         scope.setdefault("state", {})["identity"] = identity
-        await self._inside(scope, lambda: self.app(scope, receive, exchange.send), receive, exchange)
+        await self._admitted(scope, lambda: self.app(scope, receive, exchange.send), receive, exchange)
 
     def _foreign(self, path: str, host: str | None, origin: str | None) -> Failure | None:
-        """Why a server without keys does not listen to who asks. Open routes have any name: what they give, they give
-        without a key too, and devices come to them through a proxy."""
-        if path not in self.gate.open_paths and not is_local_host(host):
+        """Why a server without keys refuses this host or origin. Open routes are served under any host name: they need
+        no key anyway, and devices reach them through a proxy."""
+        if path not in self.admission.open_paths and not is_local_host(host):
             return Failure(
                 403,
                 "A server that has no keys answers to localhost and loopback addresses only, and was asked by another "
@@ -135,24 +136,24 @@ class AdmissionMiddleware:
             )
         return None
 
-    async def _inside(
+    async def _admitted(
         self, scope: Scope, work: Callable[[], Awaitable[None]], receive: Receive, exchange: _Exchange
     ) -> None:
         if scope["method"] != "POST":
             await work()
             return
-        refusal = self.gate.enter()
+        refusal = self.admission.enter()
         if refusal is not None:
             await refusal.response()(scope, receive, exchange.send)
             return
         try:
             await work()
         finally:
-            self.gate.leave()
+            self.admission.leave()
 
 
 class _Exchange:
-    """One answer on its way out: adds the headers that all of them carry."""
+    """One request and its answer. Adds the headers that all answers carry."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.id = f"req_{secrets.token_hex(16)}"

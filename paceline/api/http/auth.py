@@ -1,7 +1,7 @@
-"""Bearer keys: who may ask, and which device joins their answers.
+"""Bearer keys: authentication of requests, and the device and scopes bound to each key.
 
-They come from the setting `api_keys` and from a store. Keys are compared by digest, all of them, in constant time.
-Without any key the surface is open, which is accepted on a loopback address only.
+Keys come from the setting `api_keys` and from a store. A presented key is compared with all of them by digest, in
+constant time. Without any key the API is open, which is accepted on a loopback address only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal, Self, get_args
 from paceline.errors import ConfigError
 from paceline.settings import is_loopback
 
-KEY_ID_LENGTH = 24  # hexadecimal digits: 96 bits, of which nobody makes two alike
+KEY_ID_LENGTH = 24  # hexadecimal digits: 96 bits, enough against collisions
 
 _BOUND = re.compile(r"(?P<key>.+)=(?P<device>[A-Za-z0-9][A-Za-z0-9._-]{0,63})")
 
@@ -28,10 +28,10 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks, and what for.
+    """The key behind a request, and its permissions.
 
-    `device` is the one bound to the key, None for a key that may use any. `key` tells keys apart: what one made,
-    another does not find; empty where the surface is open to all. `scopes` None: everything.
+    `device`: the one bound to the key; None for a key that may use any. `key`: the key's id, which owns what it
+    creates; empty where the API is open. `scopes` None: all.
     """
 
     device: str | None = None
@@ -39,17 +39,17 @@ class Identity:
     scopes: frozenset[str] | None = None
 
     def may(self, scope: Scope | None) -> bool:
-        """Whether a route of this scope is open to the key; None is a route for any."""
+        """Whether the key may use a route of this scope; None: a route for any key."""
         return scope is None or self.scopes is None or scope in self.scopes
 
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key as a store has it."""
+    """A key as a store holds it."""
 
     digest: bytes  # SHA-256
     identity: Identity
-    until: float | None  # s since 1970: it holds before that; None: for ever
+    until: float | None  # s since 1970: when it expires; None: never
 
     @classmethod
     def of(
@@ -66,7 +66,7 @@ class StoredKey:
 class Keyring:
     """The keys in force: those of the settings, and those of a store that may change at any time.
 
-    A store that has a key, be it one that holds no longer, closes the surface: revoking the last key opens nothing.
+    A store with any key, even an expired one, makes keys required: revoking the last key does not open the API.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Keyring:
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`stored` is asked for every request."""
+        """`stored`: called for every request."""
         self._configured = tuple(StoredKey.of(_digest(key), device=device) for key, device in keys.items())
         self._stored = stored
         self._now = now
@@ -86,14 +86,14 @@ class Keyring:
         return bool(self._configured or self._stored())
 
     def identify(self, authorization: str | None) -> Identity | None:
-        """Whose `Authorization` header this is; None when it is nobody's."""
+        """The identity behind an `Authorization` header; None when its key is unknown or expired."""
         keys = (*self._configured, *self._stored())
         if not keys:
             return Identity()
         scheme, _, key = (authorization or "").partition(" ")
         presented = _digest(key.strip())
         found: StoredKey | None = None
-        for each in keys:  # no early end: the time tells nothing
+        for each in keys:  # no early end: the time taken reveals nothing
             if hmac.compare_digest(each.digest, presented):
                 found = each
         if found is None or scheme.lower() != "bearer" or (found.until is not None and self._now() >= found.until):
@@ -101,14 +101,14 @@ class Keyring:
         return found.identity
 
     def holds(self) -> bool:
-        """Whether anybody could come in with a key."""
+        """Whether there is a key that has not expired."""
         return bool(self._configured) or any(key.until is None or self._now() < key.until for key in self._stored())
 
 
 def parse_keys(entries: Iterable[str]) -> dict[str, str | None]:
-    """`KEY` or `KEY=DEVICE`, as the setting `api_keys` has them. The `=` that ends a base64 key belongs to the key.
+    """Parse the setting `api_keys`: each entry `KEY` or `KEY=DEVICE`. The `=` that ends a base64 key belongs to it.
 
-    Raises ConfigError for one that no client could send: what is beyond ASCII has no meaning in a header.
+    Raises ConfigError for a key that no client could send: a header carries ASCII only.
     """
     keys: dict[str, str | None] = {}
     for number, entry in enumerate(entries, 1):
@@ -123,7 +123,7 @@ def parse_keys(entries: Iterable[str]) -> dict[str, str | None]:
 
 
 def check_exposure(host: str, keyring: Keyring) -> None:
-    """Raises ConfigError when others than this machine could ask without a key, or nobody could."""
+    """Raises ConfigError when other machines could send requests without a key, or no key is valid."""
     if not is_loopback(host) and not keyring.holds():
         raise ConfigError(
             f"Listening on {host} lets other machines in, so at least one key is required: make one at a server with "

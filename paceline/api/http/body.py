@@ -1,7 +1,7 @@
-"""Reading a request's body, and noticing that its sender has left.
+"""Reading of request bodies, and detection of clients that leave.
 
-A client that leaves is noticed by a sibling task that watches `receive`, never by the next `send`: a generation that
-waits for its next token would not learn of it (ASGI, "Disconnect - receive event").
+A sibling task watches `receive` for the disconnect. The next `send` would notice it too late: a generation may wait
+long for its next token (ASGI, "Disconnect - receive event").
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
-    """The client has closed its connection: there is nobody to answer."""
+    """The client has closed its connection, so that no answer can be sent."""
 
 
-async def read_body(receive: Receive, content_length: str | None, *, most: int = MAX_BODY) -> bytes:
-    """The whole body. Raises RequestError 413 beyond `most` bytes, 408 when it dribbles, and ClientGoneError."""
+async def read_body(receive: Receive, content_length: str | None, *, max_bytes: int = MAX_BODY) -> bytes:
+    """The whole body. Raises RequestError 413 beyond `max_bytes`, 408 after BODY_TIMEOUT, and ClientGoneError."""
     if content_length is not None and content_length.isascii() and content_length.isdigit():
         declared = int(content_length[:20])  # h11 accepts up to 20 digits
     else:
         declared = 0
-    if declared > most:
-        raise _too_large(most)
+    if declared > max_bytes:
+        raise _too_large(max_bytes)
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
@@ -40,20 +40,20 @@ async def read_body(receive: Receive, content_length: str | None, *, most: int =
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
                 body += message.get("body", b"")
-                if len(body) > most:
-                    raise _too_large(most)
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError:
         raise RequestError(f"The request body did not arrive within {BODY_TIMEOUT:g} s.", status=408) from None
 
 
-def _too_large(most: int) -> RequestError:
-    return RequestError(f"The request body is larger than {most} bytes.", status=413, code="request_too_large")
+def _too_large(max_bytes: int) -> RequestError:
+    return RequestError(f"The request body is larger than {max_bytes} bytes.", status=413, code="request_too_large")
 
 
 async def while_connected(receive: Receive, work: Coroutine[object, object, T]) -> T:
-    """The result of `work`, which is cancelled as soon as the client leaves: then ClientGoneError.
+    """The result of `work`. As soon as the client leaves, cancels `work` and raises ClientGoneError.
 
     The body must have been read. Both tasks have ended when this returns or raises.
     """

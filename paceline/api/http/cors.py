@@ -1,9 +1,9 @@
-"""Which web pages may ask, and what a browser wants to hear of it (WHATWG Fetch, 3.3).
+"""CORS headers, and the hosts and origins accepted without keys (WHATWG Fetch, 3.3).
 
-With keys any page may ask, since it needs one. Without keys every page a user happens to visit could read private
-documents through the loopback address, so only pages of this machine may, and applications with a scheme of their own.
-The origin alone does not tell: a page whose name was made to point to this machine after it was loaded asks as if it
-were at home, without an origin. So the name it asks for must be one of this machine, too.
+With keys any page may send requests, since it needs a key. Without keys any page a user visits could read private
+documents through the loopback address, so only pages of this machine are accepted, and applications with a scheme of
+their own. The origin is not enough: with DNS rebinding, a page whose name points to this machine after it was loaded
+sends same-origin requests, without an `Origin`. So the host it names must be this machine, too.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]*)?", re.IGNORECASE)
 
 
 def is_local_host(host: str | None) -> bool:
-    """A `Host` that nobody but this machine can have put there. Every browser sends one, so none is not enough."""
+    """Whether a `Host` header names this machine. A missing one does not: every browser sends it."""
     named = _HOST.fullmatch(host or "")
     return named is not None and _is_local(named[1].lower())
 
 
 def is_local_origin(origin: str) -> bool:
-    """A page of this machine, or an application (`app://…`). Not `null`: a sandboxed frame of any page says that."""
+    """Whether an origin is a page of this machine or an application (`app://…`). `null` is neither: a sandboxed frame
+    of any page sends it."""
     try:
         url = urlsplit(origin)
         host = url.hostname or ""
@@ -46,7 +47,7 @@ def _is_local(name: str) -> bool:
 
 
 def answer_headers(origin: bytes) -> Headers:
-    """For every answer to a page that may ask, errors and streams included."""
+    """Headers of every answer to an accepted origin, errors and streams included."""
     return [
         (b"access-control-allow-origin", origin),
         (b"access-control-expose-headers", _EXPOSED),
@@ -55,7 +56,7 @@ def answer_headers(origin: bytes) -> Headers:
 
 
 def preflight_headers(asked: bytes | None, *, private_network: bool) -> Headers:
-    """What the browser asked for is allowed back: `*` would not cover Authorization, and SDKs send x-stainless-*."""
+    """Allow the headers that the browser asked for: `*` would not cover Authorization, and SDKs send x-stainless-*."""
     allowed = asked if asked is not None and _HEADER_NAMES.fullmatch(asked) else _USUAL
     headers = [
         (b"access-control-allow-methods", _METHODS),

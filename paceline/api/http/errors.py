@@ -1,7 +1,7 @@
-"""What goes wrong, as HTTP: OpenAI's error envelope with all four keys, on every path that ends badly.
+"""Errors as HTTP: OpenAI's error envelope with all four keys, for every failed request.
 
-Knows which status an error means and whether asking again could help (Retry-After). An exception that nobody raised on
-purpose becomes a 500 whose text says nothing of the inside.
+Maps an exception to its status and, where a retry may succeed, to Retry-After. An unexpected exception becomes a 500
+whose text reveals no internals.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Failure:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def envelope(self) -> dict[str, object]:
-        """All four keys, `code` a string or null: SDKs in typed languages insist on it."""
+        """All four keys, `code` a string or null: SDKs in typed languages require it."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
@@ -42,7 +42,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The failure an exception means to a client."""
+    """The failure that reports an exception to a client."""
     match error:
         case RequestError():
             retry = {"Retry-After": str(RETRY_AFTER_S)} if error.status in (429, 503) else {}
@@ -60,7 +60,7 @@ def unauthorized(message: str) -> Failure:
 
 
 def http_failure(status: int, method: str, path: str, allow: str | None) -> Failure:
-    """A fault the router found: no such path, or not with this method."""
+    """A fault found by the router: an unknown path, or a method it does not take."""
     if status == 404:
         return Failure(404, f"There is no {path} here.", code="unknown_url")
     if status == 405:

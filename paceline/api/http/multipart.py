@@ -1,6 +1,6 @@
-"""Multipart bodies: one file and a few fields, on its way to the disk and never whole in memory.
+"""Multipart bodies: one file, which is spooled to disk, and a few fields.
 
-Not handled: several files in one body; an upload that was cut off is not continued.
+Not handled: several files in one body; resuming an interrupted upload.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from paceline.rag.store.files import MAX_FILE_BYTES, too_large
 
 MAX_FIELDS = 16  # besides the file
 MAX_FIELD = 4096  # bytes
-_ROOM = 64 * 1024  # bytes of a body besides the file
+_MAX_OVERHEAD = 64 * 1024  # bytes of a body besides the file
 PART_TIMEOUT = 60.0  # s between two parts of a body
 TIMEOUT = 1800.0  # s for a whole body
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    name: str  # as the client has it
-    content: BinaryIO  # at its beginning; closed with the upload
+    name: str  # as the client sent it
+    content: BinaryIO  # at position 0; closed with the upload
     num_bytes: int
     fields: dict[str, str]  # the last of each name
 
 
 @contextlib.asynccontextmanager
 async def read_upload(request: Request, field: str = "file") -> AsyncIterator[Upload]:
-    """Raises RequestError: 400 for what is no such form, 413 beyond MAX_FILE_BYTES, 408 when it dribbles."""
+    """Raises RequestError: 400 for any other form, 413 beyond MAX_FILE_BYTES, 408 when it arrives too slowly."""
     declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared[:20]) > MAX_FILE_BYTES + _ROOM:
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > MAX_FILE_BYTES + _MAX_OVERHEAD:
         raise too_large()
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         raise RequestError("Send the file as multipart/form-data.", code="invalid_content_type")
@@ -53,7 +53,7 @@ async def read_upload(request: Request, field: str = "file") -> AsyncIterator[Up
         raise _slow() from None
     except MultiPartException as error:
         raise RequestError(f"The form cannot be read: {error.message}") from None
-    except ValueError:  # a charset that is none for text
+    except ValueError:  # an unknown charset
         raise RequestError("The form cannot be read: its names are not in the charset it says.") from None
     try:
         file = form.get(field)
@@ -80,7 +80,7 @@ async def _parts(receive: Receive) -> AsyncGenerator[bytes, None]:
             raise ClientGoneError
         body: bytes = message.get("body", b"")
         total += len(body)
-        if total > MAX_FILE_BYTES + _ROOM:
+        if total > MAX_FILE_BYTES + _MAX_OVERHEAD:
             raise too_large()
         more = message.get("more_body", False)
         yield body

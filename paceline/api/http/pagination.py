@@ -1,4 +1,4 @@
-"""Lists in pages, as OpenAI's clients walk them, and small answers in JSON."""
+"""Cursor pagination as OpenAI's clients expect it, and small JSON answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Cursor = Annotated[str, Field(max_length=64)]
 
 
 class PageQuery(Schema):
-    """Query strings have no types, so "20" is 20 here."""
+    """Query of a list. Not strict about types: a query string has none."""
 
     model_config = ConfigDict(strict=False)
 

@@ -1,7 +1,8 @@
-"""Running the surface on a socket until somebody says stop, and then letting answers finish.
+"""The HTTP server: listen, serve, and drain on a signal.
 
-Every limit of uvicorn is set here, none left to its default. A first SIGTERM or Ctrl-C drains: nobody new is let in,
-links stay up, answers end; a second one cuts. Both end the process normally, so that what was started is stopped.
+Every limit of uvicorn is set here, none left to its default. A first SIGTERM or Ctrl-C drains: new requests are
+refused, links stay up, answers finish; a second one ends at once. Both end the process normally, so that everything
+that was started is stopped.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from paceline.api.http.timeouts import HttpConnection
 from paceline.errors import ConfigError
 from paceline.runtime.garbage import freeze_heap
 from paceline.runtime.link.transport import MAX_QUEUED_FRAMES
-from paceline.wire.codec import MAX_FRAME_BYTES
+from paceline.wire.messages import MAX_FRAME_BYTES
 
 DRAIN_S = 30.0  # for answers to end after the first signal
 CLOSE_S = 3  # for connections to close after that
 BACKLOG = 512
 MAX_CONNECTIONS = 2048  # idle ones included; beyond it uvicorn answers 503 itself
-MAX_FILES = 2 * MAX_CONNECTIONS  # sockets, and what the stores hold open
+MAX_FILES = 2 * MAX_CONNECTIONS  # open files: sockets, and those of the stores
 MAX_HEADERS = 32 * 1024  # bytes; h11's default is 16 KiB, browsers with many cookies send more
 KEEP_ALIVE_S = 30  # an idle connection; OpenAI's clients drop theirs after 5
 
@@ -35,7 +36,7 @@ _log = logging.getLogger("paceline.api")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any free one. Raises ConfigError when it cannot be had."""
+    """A listening socket; port 0: any free port. Raises ConfigError when the address cannot be used."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
@@ -61,15 +62,15 @@ def url_of(listener: socket.socket) -> str:
 
 
 def configure_logging(level: str) -> None:
-    """Log lines to stderr. uvicorn's own chatter stays out below warnings."""
+    """Log to stderr; of uvicorn, httpx and bm25s warnings only."""
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it logs its own debugging whatever the root says
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it ignores the root logger's level
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn with a drain before its shutdown. `on_ready` is called once it listens."""
+    """uvicorn with a drain before its shutdown. `on_ready`: called once it listens."""
 
     def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
         super().__init__(
@@ -87,7 +88,7 @@ class HttpServer(uvicorn.Server):
                 ws_max_queue=MAX_QUEUED_FRAMES,
                 ws_ping_interval=None,  # the link has its own heartbeat
                 ws_ping_timeout=None,
-                ws_per_message_deflate=False,  # bombs, and lengths that tell of secrets
+                ws_per_message_deflate=False,  # against zip bombs, and lengths that reveal secrets
                 h11_max_incomplete_event_size=MAX_HEADERS,
                 limit_concurrency=MAX_CONNECTIONS,
                 backlog=BACKLOG,
@@ -95,9 +96,9 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=CLOSE_S,
             )
         )
-        gate = app.state.gate
-        assert isinstance(gate, AdmissionControl), "made by create_app"
-        self._gate = gate
+        admission = app.state.admission
+        assert isinstance(admission, AdmissionControl), "made by create_app"
+        self._admission = admission
         self._closers: Sequence[Callable[[], Awaitable[None]]] = app.state.closers
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -114,12 +115,12 @@ class HttpServer(uvicorn.Server):
             await close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's signature
-        """A signal. Not remembered: uvicorn would raise it again at the end, before anything else is stopped."""
+        """Stop on a signal. Does not record it: uvicorn would raise it again before the rest is stopped."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
-        """Drain and end; called again, end at once. On the loop's thread."""
+        """Drain and end; on a second call, end at once. Called on the loop's thread."""
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
         else:
@@ -128,21 +129,21 @@ class HttpServer(uvicorn.Server):
     async def _drain(self) -> None:
         try:
             async with asyncio.timeout(DRAIN_S):
-                await self._gate.drain()
+                await self._admission.drain()
         except TimeoutError:
-            _log.warning("%d requests were still running after %g s and are cut", self._gate.active, DRAIN_S)
+            _log.warning("%d requests were still running after %g s and are cut", self._admission.active, DRAIN_S)
         self.should_exit = True
 
 
 async def serve(app: FastAPI, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
-    """Serve until a signal has drained it. `app` comes from `create_app`."""
-    _allow_files()
+    """Serve `app`, made by `create_app`, until a signal has drained it."""
+    _raise_file_limit()
     with freeze_heap():
         await HttpServer(app, on_ready).serve(sockets=[listener])
 
 
-def _allow_files() -> None:
-    """Room for as many sockets as are let in: many systems give a process 1,024 files unless it asks for more."""
+def _raise_file_limit() -> None:
+    """Allow as many open files as connections need: the default of many systems is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

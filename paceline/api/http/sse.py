@@ -1,6 +1,6 @@
-"""Server-sent events as OpenAI's clients read them (WHATWG HTML, 9.2): bytes only, no ids, names in responses only.
+"""Server-sent events as OpenAI's clients read them (WHATWG HTML, 9.2): no ids, event names in `/v1/responses` only.
 
-A comment line is no event to any client, and keeps proxies from closing a silent connection.
+A comment line is ignored by clients, and keeps proxies from closing a silent connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PING = b": ping\n\n"
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
-    "x-accel-buffering": "no",  # nginx would hold the stream back
+    "x-accel-buffering": "no",  # else nginx buffers the stream
 }
 
 

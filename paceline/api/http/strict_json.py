@@ -1,7 +1,7 @@
-"""JSON in and out, strict on both ways.
+"""Strict JSON.
 
-In: UTF-8, an object, no NaN, no lone surrogates, no nesting that would exhaust the stack; each a 400, never a 500.
-Out: no NaN either, real characters instead of escapes.
+Decoding accepts an object in UTF-8 without NaN, lone surrogates or nesting that exhausts the stack; anything else is a
+400, never a 500. Encoding refuses NaN too, and writes characters instead of escapes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from paceline.errors import RequestError
 
-_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a pair, or a whole one
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")  # lone, or one of a pair
 
 
 def encode_json(value: object) -> bytes:
@@ -40,7 +40,7 @@ def decode_object(body: bytes) -> dict[str, object]:
 
 
 def _finite(text: str) -> float:
-    """A number that is none here must not be kept either: it could not be written again."""
+    """Parse a number. Refuses one that overflows to infinity, which could not be encoded again."""
     number = float(text)
     if math.isinf(number):
         raise ValueError(f"{text[:32]} is too large a number")

@@ -1,7 +1,7 @@
-"""HTTP connections that may be silent for so long and no longer.
+"""HTTP connections with a time limit on each request's head.
 
-uvicorn watches a connection between two requests only, and stops with the first byte of the next: who connects and says
-nothing, or a byte a minute, holds a place for ever. Here every connection has a time to say what it wants.
+uvicorn limits the time between two requests only, up to the first byte of the next: a client that connects and sends
+nothing, or one byte a minute, would keep its connection for ever.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import asyncio
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_S = 10.0  # for a request's whole head; browsers open connections ahead of need, and open others when these close
+HEAD_S = 10.0  # for a whole head; browsers open connections in advance, and replace them when they are closed
 
 
 class HttpConnection(H11Protocol):
-    """Closed where no request is being answered and the head of the next one takes more than `head_s`.
+    """Closes the connection when no request is being answered and the next head takes more than `head_s`.
 
-    The body has a limit of its own, in `body`. Between an answer and the first byte of the next request uvicorn's own
-    limit holds, `timeout_keep_alive`. What is left of a body after its answer counts as the next head.
+    The limit on a body is in `body`. Between an answer and the first byte of the next request uvicorn's
+    `timeout_keep_alive` applies. The rest of a body after its answer counts as the next head.
     """
 
     head_s = HEAD_S
@@ -26,28 +26,28 @@ class HttpConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(self.head_s, self._too_slow)
+        self._deadline = self.loop.call_later(self.head_s, self._close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
+        self._cancel_deadline()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._forget()
+            self._cancel_deadline()
         elif self._deadline is None and self.transport.get_protocol() is self and not self.transport.is_closing():
-            self._deadline = self.loop.call_later(self.head_s, self._too_slow)
+            self._deadline = self.loop.call_later(self.head_s, self._close)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        self._forget()  # from here on it is a WebSocket, which has its own limits
+        self._cancel_deadline()  # a WebSocket has its own limits
         super().handle_websocket_upgrade(event)
 
-    def _too_slow(self) -> None:
+    def _close(self) -> None:
         self._deadline = None
         self.transport.close()
 
-    def _forget(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

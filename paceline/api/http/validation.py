@@ -1,6 +1,6 @@
-"""Validation of JSON bodies: the base of every request schema, and the first fault as a sentence.
+"""Validation of JSON bodies: the base class of every request schema, and the first fault as a sentence.
 
-An explicit null means absent: typed clients send them. Knows no endpoint.
+An explicit null means absent, since typed clients send nulls. Knows no endpoint.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pydantic.config import JsonDict
 
 from paceline.errors import RequestError
 
-# The branches of a union, which are no part of a field's path.
+# Names of union branches, which are not part of a field's path.
 _BRANCH = re.compile(r"<.*|str|bool|int|float|constrained-str|list\[.*\]")
 
 
 def _nullable(schema: JsonDict) -> None:
-    """What `openapi.json` says of a `Schema`: null is as good as leaving a field out, where that may be done."""
+    """Allow null for every optional field in a schema of `openapi.json`."""
     required, properties = schema.get("required"), schema.get("properties")
     if not isinstance(properties, dict):
         return
@@ -33,7 +33,7 @@ def _nullable(schema: JsonDict) -> None:
 
 
 class Schema(BaseModel):
-    """Strict about types (no "1" for 1), lenient about fields it does not know, blind to nulls."""
+    """Strict about types (no "1" for 1); ignores unknown fields and nulls."""
 
     model_config = ConfigDict(
         strict=True, extra="ignore", allow_inf_nan=False, frozen=True, json_schema_extra=_nullable

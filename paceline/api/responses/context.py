@@ -1,6 +1,6 @@
-"""What a response is asked after: the turns it continues, and what of it all is left out when that was asked for.
+"""The conversation a response continues: earlier turns, truncated where `truncation` is `auto`.
 
-A chain of responses may be longer than any request, so it is read no further than what could be asked at once.
+A chain of responses may be longer than any request; it is read no further than a request may be long.
 """
 
 from __future__ import annotations
@@ -22,38 +22,41 @@ MAX_EARLIER = 4 * MAX_BODY  # bytes of earlier turns
 
 
 async def conversation_of(asked: ResponseRequest, given: Sequence[Json], log: EventLog, owner: str) -> list[Json]:
-    """Inputs and outputs of the responses that are continued, oldest first, and what is `given` now.
+    """Inputs and outputs of the responses that are continued, oldest first, and then the items `given` now.
 
-    With `truncation: auto` without the oldest, where there are too many. Raises RequestError (400).
+    With `truncation: auto` the oldest are dropped when there are too many. Raises RequestError (400).
     """
-    cut = asked.truncation == "auto"
-    room = MAX_MESSAGES - bool(asked.instructions and cut)  # they are a message too
-    items = [*await _earlier(asked.previous_response_id, log, owner, room - len(given), cut=cut), *given]
+    truncate = asked.truncation == "auto"
+    room = MAX_MESSAGES - bool(asked.instructions and truncate)  # instructions are a message too
+    items = [*await _earlier(asked.previous_response_id, log, owner, room - len(given), truncate=truncate), *given]
     if len(items) <= room:
         return items
-    if not cut:
+    if not truncate:
         raise RequestError(f"A conversation may have {MAX_MESSAGES} items at most.", param="input")
     return items[-room:]
 
 
-async def _earlier(previous: str | None, log: EventLog, owner: str, room: int, *, cut: bool) -> list[Json]:
-    """All of them, or as many of the last as are more than `room` items or, with `cut`, nearly MAX_EARLIER bytes."""
+async def _earlier(previous: str | None, log: EventLog, owner: str, room: int, *, truncate: bool) -> list[Json]:
+    """Items of earlier responses: all, or the latest until they exceed `room` items.
+
+    With `truncate` also no more than MAX_EARLIER bytes.
+    """
     turns: list[list[Json]] = []
     size = 0
-    while previous is not None and (not turns or sum(map(len, turns)) <= room):  # the first is looked for in any case
-        running = log.running(previous) is not None  # first: one that ends meanwhile has its end among the rows
-        header = await log.find(previous)
-        last = None if header is None else await log.output(previous)
-        if header is None or last is None or header.owner != owner:
+    while previous is not None and (not turns or sum(map(len, turns)) <= room):  # the latest is looked up in any case
+        running = log.running(previous) is not None  # asked first: if it ends meanwhile, the rows hold its end
+        record = await log.find(previous)
+        last = None if record is None else await log.output(previous)
+        if record is None or last is None or record.owner != owner:
             raise _missing(previous)
         kind, output = last
         if kind not in ENDS:
             if running:
                 raise RequestError(f"The response {previous!r} has not ended yet.", param="previous_response_id")
-            output = await _cut(previous, log)
-        size += len(header.request) + len(output)
+            output = await _interrupted_output(previous, log)
+        size += len(record.request) + len(output)
         if size > MAX_EARLIER:
-            if cut:
+            if truncate:
                 break
             raise RequestError(
                 f"The responses that previous_response_id continues hold more than {MAX_EARLIER} bytes. Begin anew, or "
@@ -61,17 +64,17 @@ async def _earlier(previous: str | None, log: EventLog, owner: str, room: int, *
                 code="context_length_exceeded",
                 param="previous_response_id",
             )
-        turns.append([*json.loads(header.request)["input"], *json.loads(output)])
-        previous = header.previous
+        turns.append([*json.loads(record.request)["input"], *json.loads(output)])
+        previous = record.previous
     return [item for turn in reversed(turns) for item in turn]
 
 
-async def _cut(response: str, log: EventLog) -> str:
-    """The output of one that nobody here writes and that has no end."""
+async def _interrupted_output(response: str, log: EventLog) -> str:
+    """The output of a response that has no end and that this process is not writing."""
     rows = await log.all(response)
     if not rows:
         raise _missing(response)
-    last = [*rows, *close_interrupted(rows)][-1]  # or it has its end by now, from the process that writes it
+    last = [*rows, *close_interrupted(rows)][-1]  # the process that writes it may have ended it by now
     return json.dumps(json.loads(last.data)["response"]["output"])
 
 
@@ -84,9 +87,9 @@ def _missing(previous: str) -> RequestError:
 
 
 async def prepare(service: Service, asked: ResponseRequest, generation: GenerateRequest) -> Generation:
-    """With `truncation: auto`, without the fewest oldest messages that make it fit the context.
+    """Admit the generation. With `truncation: auto`, drop as few of the oldest messages as make it fit the context.
 
-    One place at a time is held, and none when this raises or is cancelled: what is only tried is closed at once.
+    Holds one admission at a time, and none when this raises or is cancelled: a trial is closed at once.
     """
     try:
         return await service.prepare(generation)
@@ -100,17 +103,17 @@ async def prepare(service: Service, asked: ResponseRequest, generation: Generate
     def without(count: int) -> GenerateRequest:
         return replace(generation, messages=(*messages[:fixed], *messages[fixed + count :]))
 
-    least, most = 1, len(messages) - fixed - 1  # messages to drop
-    shortest = most
-    while least <= most:
-        middle = (least + most) // 2
+    low, high = 1, len(messages) - fixed - 1  # messages to drop
+    max_dropped = high
+    while low <= high:
+        middle = (low + high) // 2
         if await _fits(service, without(middle)):
-            most = middle - 1
+            high = middle - 1
         else:
-            least = middle + 1
-    if least > shortest:
+            low = middle + 1
+    if low > max_dropped:
         raise too_long
-    return await service.prepare(without(least))
+    return await service.prepare(without(low))
 
 
 async def _fits(service: Service, generation: GenerateRequest) -> bool:

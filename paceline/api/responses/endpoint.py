@@ -1,8 +1,8 @@
-"""`/v1/responses`: made, streamed, resumed, fetched, cancelled, deleted.
+"""`/v1/responses`: create, stream, resume, fetch, cancel and delete responses.
 
-A response belongs to the key that made it; to another key it is not there. A client that leaves cancels a response in
-the foreground and changes nothing for one in the background: its stream goes on where `starting_after` says. What a
-generation fails at after the response was made is told in its stream or, without one, as the HTTP error.
+A response belongs to the key that created it; another key gets 404. A client that leaves cancels a foreground response;
+a background response goes on, and its stream can be resumed from `starting_after`. A generation that fails after the
+response was created is reported in its stream or, without one, as an HTTP error.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from paceline.api.http.strict_json import decode_object, encode_json
 from paceline.api.http.validation import parse
 from paceline.api.responses.context import conversation_of, prepare
 from paceline.api.responses.event_log import EventLog
-from paceline.api.responses.event_store import Header
+from paceline.api.responses.event_store import ResponseRecord
 from paceline.api.responses.events import ENDS, Json, ResponseEvents, Search
-from paceline.api.responses.items import kept
+from paceline.api.responses.items import input_items
 from paceline.api.responses.replay import close_interrupted, replay
 from paceline.api.responses.request import as_written, chat_body, check, first_state, search_of
 from paceline.api.responses.runs import Run, Runs
 from paceline.api.responses.schema import DeletedResponse, ResponseRequest, RetrieveQuery
-from paceline.api.responses.stream import LoggedStream
+from paceline.api.responses.stream import EventLogAnswer
 from paceline.api.routes import Route
-from paceline.api.vector_stores.search import check_ranking, filter_of, reading_stores, searching_stores
+from paceline.api.vector_stores.search import filter_of, min_score_of, select_stores, select_stores_with_attributes
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest, Generation, GenerationResult, Service
 
 
 class ResponsesEndpoint:
-    """The routes, with what they need."""
+    """The routes, and the service, event log and runs they use."""
 
     def __init__(
-        self, service: Service, log: EventLog, gate: AdmissionControl, *, documents: int, keep_alive: float
+        self, service: Service, log: EventLog, admission: AdmissionControl, *, documents: int, keep_alive: float
     ) -> None:
         self._service = service
         self._log = log
         self._documents = documents
         self._keep_alive = keep_alive
-        self.runs = Runs(log, gate)
+        self.runs = Runs(log, admission)
 
     async def close(self) -> None:
-        """The server stops: what still runs is cut, and all that was said is written."""
+        """Interrupt running responses and write all their events: the server stops."""
         await self.runs.close()
         await asyncio.to_thread(self._log.close)
 
@@ -113,13 +113,13 @@ class ResponsesEndpoint:
             ),
         )
 
-    # ---- making -----------------------------------------------------------------------------------------------------
+    # ---- creating ---------------------------------------------------------------------------------------------------
     async def create(self, request: Request) -> Response:
         body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
         asked = parse(ResponseRequest, body)
         check(body, asked)
         identity: Identity = request.state.identity
-        given = kept(asked.input, new_id) if body.get("input") is not None else []
+        given = input_items(asked.input, new_id) if body.get("input") is not None else []
         items = await conversation_of(asked, given, self._log, identity.key)
         with as_written(asked):
             call = chat_call(chat_body(asked, items), self._service, identity, documents=self._documents)
@@ -127,14 +127,14 @@ class ResponsesEndpoint:
             prepared = await while_connected(request.receive, prepare(self._service, asked, generation))
         run = self._start(asked, call, identity, given, search, prepared)
         if asked.background and not asked.stream:
-            return answer(run.narration.first)
-        cancel = None if asked.background else lambda: self.runs.stop(run.track.header.id)
+            return answer(run.response_events.first)
+        cancel = None if asked.background else lambda: self.runs.stop(run.live.record.id)
         if asked.stream:
-            return LoggedStream(self._log.follow_track(run.track), self._keep_alive, cancel)
+            return EventLogAnswer(self._log.follow_live(run.live), self._keep_alive, cancel)
         try:
             final = await while_connected(request.receive, self.runs.ended(run))
         except BaseException:
-            await self.runs.stop(run.track.header.id)
+            await self.runs.stop(run.live.record.id)
             raise
         if run.failure is not None:
             raise run.failure
@@ -152,72 +152,75 @@ class ResponsesEndpoint:
         now = time.time()
         response = new_id("resp")
 
-        def notes(done: GenerationResult) -> Json:
+        def extension(done: GenerationResult) -> Json:
             note = summary(call, [done])
             return {} if note is None else {"paceline": note}
 
-        narration = ResponseEvents(
+        response_events = ResponseEvents(
             first_state(asked, response, int(now), call.generations[0].sampling),
             calls=call.tools is not None,
             search=search,
             new_id=new_id,
             clock=lambda: int(time.time()),
-            notes=notes,
+            extension=extension,
         )
-        kept_request = encode_json({"input": given, "background": asked.background})
-        header = Header(response, identity.key, now, asked.previous_response_id, kept_request)
-        return self.runs.start(header, prepared, narration, stored=asked.store, background=asked.background)
+        stored_request = encode_json({"input": given, "background": asked.background})
+        record = ResponseRecord(response, identity.key, now, asked.previous_response_id, stored_request)
+        return self.runs.start(record, prepared, response_events, stored=asked.store, background=asked.background)
 
     async def _searching(
         self, asked: ResponseRequest, call: ChatCall, identity: Identity
     ) -> tuple[GenerateRequest, Search | None]:
-        """With what a `file_search` tool says of the documents to read. Its stores come before `paceline`'s.
+        """Apply a `file_search` tool to the generation. Its stores take precedence over those of `paceline`.
 
         Raises RequestError: 404 for a store that is not the key's, 400 for filters that cannot be used.
         """
         generation = call.generations[0]
         index, tool = search_of(asked)
         if tool is None:
-            (reading,) = await reading_stores([generation], self._service, identity, call.vector_stores)
-            return reading, None
+            (generation,) = await select_stores([generation], self._service, identity, call.vector_stores)
+            return generation, None
         condition = filter_of(tool.filters, f"tools[{index}].filters")
-        least = check_ranking(tool.ranking_options, f"tools[{index}].ranking_options")
+        min_score = min_score_of(tool.ranking_options, f"tools[{index}].ranking_options")
         generation = replace(
             generation,
             documents=tool.max_num_results or generation.documents,
-            min_score=least or generation.min_score,
+            min_score=min_score or generation.min_score,
         )
         stores = tuple(tool.vector_store_ids or ()) or call.vector_stores
-        (reading,), attributes = await searching_stores([generation], self._service, identity, stores, condition)
-        said = (message["content"] for message in reversed(generation.messages) if message["role"] == "user")
-        return reading, Search(next(said, ""), "file_search_call.results" in asked.include, attributes)
+        user_messages = (message["content"] for message in reversed(generation.messages) if message["role"] == "user")
+        query = next(user_messages, "")
+        (generation,), attributes = await select_stores_with_attributes(
+            [generation], self._service, identity, stores, condition
+        )
+        return generation, Search(query, "file_search_call.results" in asked.include, attributes)
 
-    # ---- what was made ----------------------------------------------------------------------------------------------
+    # ---- stored responses -------------------------------------------------------------------------------------------
     async def retrieve(self, request: Request) -> Response:
         asked = parse_query(RetrieveQuery, request.query_params)
-        header = await self._found(request)
+        record = await self._found(request)
         if asked.stream:
             after = -1 if asked.starting_after is None else asked.starting_after
-            return LoggedStream(self._log.follow(header.id, after), self._keep_alive)
+            return EventLogAnswer(self._log.follow(record.id, after), self._keep_alive)
         if asked.starting_after is not None:
             raise RequestError("starting_after is only allowed when stream is true.", param="starting_after")
-        return answer(await self._now(header.id))
+        return answer(await self._now(record.id))
 
     async def delete(self, request: Request) -> Response:
-        header = await self._found(request, expired=True)
-        await self.runs.stop(header.id)
-        track = self._log.running(header.id)
-        if track is not None:
-            await self._log.settled(track)
-        await self._log.delete(header.id)
-        return answer(DeletedResponse(id=header.id).model_dump())
+        record = await self._found(request, expired=True)
+        await self.runs.stop(record.id)
+        live = self._log.running(record.id)
+        if live is not None:
+            await self._log.wait_committed(live)
+        await self._log.delete(record.id)
+        return answer(DeletedResponse(id=record.id).model_dump())
 
     async def cancel(self, request: Request) -> Response:
-        header = await self._found(request)
-        if not json.loads(header.request)["background"]:
+        record = await self._found(request)
+        if not json.loads(record.request)["background"]:
             raise RequestError("Only a response in the background can be cancelled; close the others' connection.")
-        await self.runs.stop(header.id)
-        return answer(await self._now(header.id))
+        await self.runs.stop(record.id)
+        return answer(await self._now(record.id))
 
     async def list_input(self, request: Request) -> Response:
         asked = parse_query(PageQuery, request.query_params)
@@ -233,26 +236,26 @@ class ResponsesEndpoint:
             items = items[at + 1 :] if name == "after" else items[:at]
         return listing(items[: asked.limit], len(items) > asked.limit)
 
-    async def _found(self, request: Request, *, expired: bool = False) -> Header:
-        """The response of the path. Raises RequestError (404) when there is none, or another key made it."""
+    async def _found(self, request: Request, *, expired: bool = False) -> ResponseRecord:
+        """The response named in the path. Raises RequestError (404) when there is none, or another key created it."""
         response = request.path_params["response_id"]
-        header = await self._log.find(response, expired=expired)
-        if header is None or header.owner != request.state.identity.key:
+        record = await self._log.find(response, expired=expired)
+        if record is None or record.owner != request.state.identity.key:
             raise _missing(response)
-        return header
+        return record
 
     async def _now(self, response: str) -> Json:
-        """As it is now; one that another process left unfinished as failed.
+        """The current state of a response; failed if another process left it unfinished.
 
         Raises RequestError (404) when it has been deleted meanwhile.
         """
-        running = self._log.running(response) is not None  # first: one that ends meanwhile has its end among the rows
+        running = self._log.running(response) is not None  # asked first: if it ends meanwhile, the rows hold its end
         last = await self._log.last(response)
         if last is not None and last.type in ENDS:
             return replay([last])
         rows = await self._log.all(response)
         if not rows:
-            first = self.runs.first(response)  # it has been made, and nothing of it is written yet
+            first = self.runs.first(response)  # it has been created, and nothing is written yet
             if first is None:
                 raise _missing(response)
             return first

@@ -1,8 +1,7 @@
-"""The rows of the token log: SQLite's schema and its statements. Synchronous; one thread at a time.
+"""Rows of the event log in SQLite: the schema and all statements. Synchronous; one thread at a time.
 
-An event is keyed (response, sequence): the primary key refuses the same number twice, and nothing here changes an event
-once it is written. `synchronous = NORMAL`: what was committed outlives the process, whatever kills it; a power cut may
-take the last commits.
+The primary key of an event is (response, sequence), so no number is written twice; no statement changes an event.
+`synchronous = NORMAL`: a commit survives the death of the process; a power cut may lose the last commits.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ _SCHEMA = (
         data BLOB NOT NULL,  -- JSON
         PRIMARY KEY (response, sequence)) WITHOUT ROWID""",
 )
-# What a sweep asks is answered from these alone: in the table `ended` and `bytes` lie behind the request, and reading
-# them is reading the whole file. (SQLite takes `ended` from an index that holds it, whatever the index is limited to.)
-# Files of before have another index, which a version of before does not miss.
+# Covering indexes for sweeps: in the table `ended` and `bytes` come after the request, so that reading them there reads
+# the whole file. (SQLite needs `ended` among the columns even of an index that is limited by it.) Older files have the
+# index `responses_by_age`; an older version works without it.
 _INDEXES = (
     "DROP INDEX IF EXISTS responses_by_age",
     "CREATE INDEX IF NOT EXISTS responses_ended ON responses (created, id, owner, bytes, ended) WHERE ended",
@@ -49,7 +48,7 @@ _INDEXES = (
 )
 
 
-class Row(NamedTuple):
+class EventRow(NamedTuple):
     """One event."""
 
     sequence: int  # from 0
@@ -58,8 +57,8 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    """What is known of a response besides its events."""
+class ResponseRecord:
+    """A response without its events."""
 
     id: str
     owner: str
@@ -68,11 +67,11 @@ class Header:
     request: bytes  # JSON
 
 
-Event = tuple[str, int, str, bytes]  # response, sequence, type, data
+StoredEvent = tuple[str, int, str, bytes]  # response, sequence, type, data
 
 
-def share(held: Iterable[int], room: int) -> int:
-    """The most that everybody may hold so that all of it has room: who holds less leaves the rest to the others."""
+def fair_share(held: Iterable[int], room: int) -> int:
+    """Max-min fair share: the highest cap per owner with which all owners together fit into `room`."""
     sizes = sorted(held)
     for others, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
         if size * others > room:
@@ -82,13 +81,13 @@ def share(held: Iterable[int], room: int) -> int:
 
 
 class EventStore:
-    """One connection."""
+    """One SQLite connection, and the lock file that shows other processes that the log is in use."""
 
     def __init__(self, directory: Path | None) -> None:
-        """None: in memory, gone with the process. Raises ConfigError when the file cannot be used."""
+        """`directory` None: in memory. Raises ConfigError when the file cannot be used."""
         self._file = None if directory is None else directory / FILE
         self._lock: int | None = None
-        self.alone = True  # no other process has it open, so that what is unfinished was cut
+        self.alone = True  # no other process has the file open: an unfinished response was interrupted
         try:
             with self.speaking():
                 self._connection = self._open()
@@ -126,7 +125,7 @@ class EventStore:
         return connection
 
     def _hold(self, file: Path) -> None:
-        """Learn whether we are alone, and let the next one learn that we are here."""
+        """Find out whether another process has the log open, and hold the lock that shows it this one."""
         self._lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,8 +133,8 @@ class EventStore:
             self.alone = False
             fcntl.flock(self._lock, fcntl.LOCK_SH)
 
-    def share(self) -> None:
-        """What was cut has been repaired: others may open the log too."""
+    def allow_others(self) -> None:
+        """Let other processes open the log. Called after `repair`."""
         if self._lock is not None:
             fcntl.flock(self._lock, fcntl.LOCK_SH)
 
@@ -152,8 +151,10 @@ class EventStore:
         return nullcontext() if self._file is None else sqlite.speaking(self._file, "a token log")
 
     # ---- writing ----------------------------------------------------------------------------------------------------
-    def write(self, begun: Sequence[Header], events: Sequence[Event], ended: Sequence[tuple[str, int]]) -> None:
-        """All of it in one transaction. `ended`: responses with the bytes of their events."""
+    def write(
+        self, begun: Sequence[ResponseRecord], events: Sequence[StoredEvent], ended: Sequence[tuple[str, int]]
+    ) -> None:
+        """Write everything in one transaction. `ended`: responses with the bytes of their events."""
         with self.speaking(), sqlite.transaction(self._connection):
             if begun:
                 self._connection.executemany(
@@ -172,13 +173,13 @@ class EventStore:
                 )
 
     def delete(self, response: str) -> None:
-        """With its events, from the file too."""
+        """Delete a response with its events, and overwrite their pages in the file."""
         with self.speaking():
             self._connection.execute("DELETE FROM responses WHERE id = ?", (response,))
             sqlite.checkpoint(self._connection)
 
     def sweep(self, *, before: float, abandoned: Sequence[str] = ()) -> None:
-        """Delete what ended and is older than `before`, and those that are `abandoned`."""
+        """Delete the responses that ended and are older than `before`, and the `abandoned` ones."""
         with self.speaking():
             with sqlite.transaction(self._connection):
                 count = self._connection.execute(
@@ -189,30 +190,32 @@ class EventStore:
                 sqlite.checkpoint(self._connection)
 
     def shrink(self, max_bytes: int) -> None:
-        """Delete the oldest of the owners who hold most, until `max_bytes` hold the rest: who holds less than an equal
-        share loses nothing to those who hold more."""
+        """Delete the oldest responses of the owners above the fair share, until the rest fits into `max_bytes`.
+
+        An owner below an equal share loses nothing to owners that hold more.
+        """
         with self.speaking():
             with sqlite.transaction(self._connection):
                 held = dict(
                     self._connection.execute("SELECT owner, sum(bytes) FROM responses WHERE ended GROUP BY owner")
                 )
-                self._delete(self._oldest(held, share(held.values(), max_bytes)))
+                self._delete(self._oldest(held, fair_share(held.values(), max_bytes)))
             sqlite.checkpoint(self._connection)
 
-    def _oldest(self, held: dict[str, int], most: int) -> list[str]:
-        """What each owner gives up so as to hold `most` bytes at most."""
-        excess = {owner: size - most for owner, size in held.items() if size > most}
-        gone: list[str] = []
+    def _oldest(self, held: dict[str, int], cap: int) -> list[str]:
+        """The oldest responses of each owner whose deletion leaves it at most `cap` bytes."""
+        excess = {owner: size - cap for owner, size in held.items() if size > cap}
+        oldest: list[str] = []
         rows = self._connection.execute("SELECT id, owner, bytes FROM responses WHERE ended ORDER BY created, id")
         for response, owner, size in rows:
             if not excess:
                 break
             if owner in excess:
-                gone.append(response)
+                oldest.append(response)
                 excess[owner] -= size
                 if excess[owner] <= 0:
                     del excess[owner]
-        return gone
+        return oldest
 
     def _delete(self, responses: Sequence[str]) -> int:
         self._connection.executemany("DELETE FROM responses WHERE id = ?", [(response,) for response in responses])
@@ -220,40 +223,40 @@ class EventStore:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
     def total(self) -> int:
-        """Bytes of the responses that ended."""
+        """Bytes of the responses that have ended."""
         with self.speaking():
             total: int = self._connection.execute(
                 "SELECT coalesce(sum(bytes), 0) FROM responses WHERE ended"
             ).fetchone()[0]
         return total
 
-    def find(self, response: str) -> Header | None:
+    def find(self, response: str) -> ResponseRecord | None:
         with self.speaking():
             found = self._connection.execute(
                 "SELECT id, owner, created, previous, request FROM responses WHERE id = ?", (response,)
             ).fetchone()
-        return None if found is None else Header(*found)
+        return None if found is None else ResponseRecord(*found)
 
-    def read(self, response: str, after: int, limit: int) -> list[Row]:
+    def read(self, response: str, after: int, limit: int) -> list[EventRow]:
         """The first `limit` events whose sequence number is above `after`."""
         with self.speaking():
             rows = self._connection.execute(
                 "SELECT sequence, type, data FROM events WHERE response = ? AND sequence > ? ORDER BY sequence LIMIT ?",
                 (response, after, limit),
             )
-            return [Row(*row) for row in rows]
+            return [EventRow(*row) for row in rows]
 
-    def last(self, response: str) -> Row | None:
+    def last(self, response: str) -> EventRow | None:
         with self.speaking():
             row = self._connection.execute(
                 "SELECT sequence, type, data FROM events WHERE response = ? ORDER BY sequence DESC LIMIT 1", (response,)
             ).fetchone()
-        return None if row is None else Row(*row)
+        return None if row is None else EventRow(*row)
 
     def output(self, response: str) -> tuple[str, str] | None:
-        """The type of its last event, and the JSON of the output in it, if that holds the response.
+        """The type of the last event, and the JSON of the output if that event holds the response.
 
-        The rest of it, which may be many times as long, is not read into Python.
+        The rest of the event, which may be many times as long, is not read into Python.
         """
         with self.speaking():
             row = self._connection.execute(
@@ -269,22 +272,22 @@ class EventStore:
         return row is not None
 
     def unfinished(self, before: float = math.inf) -> list[str]:
-        """Those that were begun before that time."""
+        """Responses without an end that were begun before that time, in s since 1970."""
         with self.speaking():
             rows = self._connection.execute("SELECT id FROM responses WHERE NOT ended AND created < ?", (before,))
             return [row[0] for row in rows]
 
-    def repair(self, close: Callable[[list[Row]], list[Row]]) -> int:
-        """End what a process left unfinished with the rows that `close` makes of those there are. How many there were.
+    def repair(self, close: Callable[[list[EventRow]], list[EventRow]]) -> int:
+        """End every unfinished response with the rows that `close` makes from its rows. Returns their number.
 
-        Does nothing where another process has the log open: it may still be writing them.
+        Does nothing while another process has the log open: it may still be writing them.
         """
         if not self.alone:
             return 0
-        cut = self.unfinished()
-        for response in cut:
+        interrupted = self.unfinished()
+        for response in interrupted:
             rows = self.read(response, -1, -1)
             more = close(rows) if rows else []
             size = sum(len(row.data) for row in (*rows, *more))
             self.write([], [(response, *row) for row in more], [(response, size)])
-        return len(cut)
+        return len(interrupted)

@@ -1,8 +1,8 @@
-"""From what a generation says to the events of `/v1/responses`. Pure.
+"""Conversion of generation events to the events of `/v1/responses`. Pure.
 
 The order is OpenAI's: created, in_progress; for each item output_item.added, its parts and deltas, output_item.done;
 and one last event, which holds the whole response: completed, incomplete or failed. A cancelled response ends with
-`response.incomplete` whose response has the status `cancelled`: OpenAI has no event of its own for it. Source:
+`response.incomplete` whose response has the status `cancelled`, since OpenAI has no event for it. Source:
 openai-openapi 2.3.0, ResponseStreamEvent.
 """
 
@@ -28,15 +28,16 @@ ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The documents are read because a `file_search` tool says so: the answer begins with a call of it."""
+    """A search that a `file_search` tool asks for. The output begins with its call."""
 
     query: str
-    results: bool  # the client wants to see what was found
+    results: bool  # whether the call shows the passages it found
     attributes: AttributesOf
 
 
 class ResponseEvents:
-    """The events of one response. `begin`, any number of `take` up to the Done, or `fail` or `cancel` instead of it."""
+    """Encoder of one response: `begin`, then `take` for every event up to the GenerationResult; or `fail` or `cancel`
+    in its place."""
 
     def __init__(
         self,
@@ -46,47 +47,48 @@ class ResponseEvents:
         search: Search | None = None,
         new_id: Callable[[str], str],
         clock: Callable[[], int],
-        notes: Callable[[GenerationResult], Json],
+        extension: Callable[[GenerationResult], Json],
     ) -> None:
-        """`response`: as it is at first, all fields there. `calls`: the text may hold calls of functions.
+        """`response`: the initial state, with all fields. `calls`: the text may hold tool calls.
 
-        `new_id`: of a prefix such as "msg", a fresh id. `clock`: Unix time, s. `notes`: our own fields at the end.
+        `new_id`: makes an id from a prefix such as "msg". `clock`: Unix time, s. `extension`: Paceline's fields of the
+        final response.
         """
-        self.first = response  # as it is before anything is written
-        self._reader = ToolCallParser() if calls else None
+        self.first = response  # before anything is written
+        self._parser = ToolCallParser() if calls else None
         self._search = search
         self._new_id = new_id
         self._clock = clock
-        self._notes = notes
+        self._extension = extension
         self._sequence = 0
-        self._output: list[Json] = []  # items that are done
-        self._item: _Message | _Call | None = None  # the one being written
-        self._logprobs: list[Json] = []  # of text that is held back
+        self._output: list[Json] = []  # finished items
+        self._item: _Message | _Call | None = None  # the item being written
+        self._logprobs: list[Json] = []  # of text that the parser holds back
 
     def begin(self) -> list[Event]:
         return [
             self._event("response.created", response=self.first),
             self._event("response.in_progress", response=self.first),
-            *([] if self._search is None else self._searched(self._search)),
+            *([] if self._search is None else self._search_call(self._search)),
         ]
 
     def take(self, event: GenerateEvent) -> list[Event]:
-        """What a piece adds; for a Done, all that is left."""
+        """The events of a text delta; of a GenerationResult, all that are left."""
         if isinstance(event, GenerationResult):
             return self._end(event)
         self._logprobs += logprob_items(event)
-        return self._say(self._split(event))
+        return self._encode(self._parse(event))
 
     def fail(self, failure: Failure) -> list[Event]:
-        """The text so far is kept."""
+        """The last event of a failed response, with the output so far."""
         return [self._event("response.failed", response=failed(self.first | {"output": self._so_far()}, failure))]
 
     def cancel(self) -> list[Event]:
         response = self.first | {"status": "cancelled", "output": self._so_far()}
         return [self._event("response.incomplete", response=response)]
 
-    def _searched(self, search: Search) -> list[Event]:
-        """What was found is known at the end: it is in the last event alone."""
+    def _search_call(self, search: Search) -> list[Event]:
+        """The events of the search call. Its results are known at the end only: the last event has them."""
         call: Json = {
             "id": self._new_id("fs"),
             "type": "file_search_call",
@@ -103,15 +105,15 @@ class ResponseEvents:
         return events
 
     # ---- items ------------------------------------------------------------------------------------------------------
-    def _split(self, piece: TextDelta) -> Sequence[ParsedOutput]:
-        if self._reader is not None:
-            return self._reader.push(piece.text)
-        return [Content(piece.text)] if piece.text or piece.logprobs else []
+    def _parse(self, delta: TextDelta) -> Sequence[ParsedOutput]:
+        if self._parser is not None:
+            return self._parser.push(delta.text)
+        return [Content(delta.text)] if delta.text or delta.logprobs else []
 
-    def _say(self, said: Iterable[ParsedOutput]) -> list[Event]:
+    def _encode(self, outputs: Iterable[ParsedOutput]) -> list[Event]:
         events: list[Event] = []
-        for one in said:
-            match one:
+        for output in outputs:
+            match output:
                 case Content(text):
                     events += self._text(text)
                 case ToolCallStart(_, name):
@@ -158,11 +160,11 @@ class ResponseEvents:
         return events
 
     def _end(self, done: GenerationResult) -> list[Event]:
-        cut = done.reason == "length"
-        events = self._say(self._reader.flush(done.reason != "stop")) if self._reader is not None else []
-        said = any(item["type"] != "file_search_call" for item in self._output)
-        if self._item is None and (not said or self._logprobs):
-            events += self._text("")  # an answer of no words is still a message
+        incomplete = done.reason == "length"
+        events = self._encode(self._parser.flush(done.reason != "stop")) if self._parser is not None else []
+        answered = any(item["type"] != "file_search_call" for item in self._output)
+        if self._item is None and (not answered or self._logprobs):
+            events += self._text("")  # an empty answer is still a message
         if done.citations and isinstance(self._item, _Message):
             length = sum(map(len, self._item.text))
             self._item.annotations = [_annotation(one, length) for one in done.citations]
@@ -170,19 +172,19 @@ class ResponseEvents:
                 self._part("response.output_text.annotation.added", annotation_index=index, annotation=annotation)
                 for index, annotation in enumerate(self._item.annotations)
             ]
-        events += self._close("incomplete" if cut else "completed")
+        events += self._close("incomplete" if incomplete else "completed")
         if self._search is not None and self._search.results:
             results = [_result(one, self._search) for one in done.found if one.file_id]
             self._output[0] = self._output[0] | {"results": results}
         response = self.first | {
-            "status": "incomplete" if cut else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "completed_at": None if cut else self._clock(),
+            "status": "incomplete" if incomplete else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if incomplete else None,
+            "completed_at": None if incomplete else self._clock(),
             "output": self._output,
             "usage": usage(done),
-            **self._notes(done),
+            **self._extension(done),
         }
-        return [*events, self._event("response.incomplete" if cut else "response.completed", response=response)]
+        return [*events, self._event("response.incomplete" if incomplete else "response.completed", response=response)]
 
     def _so_far(self) -> list[Json]:
         return [*self._output, *([] if self._item is None else [self._item.body("incomplete")])]
@@ -205,7 +207,7 @@ class ResponseEvents:
 
 
 class _Message:
-    """An item of text, being written."""
+    """A message item being written."""
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -227,11 +229,11 @@ class _Message:
 
 
 class _Call:
-    """A call of a function, being written."""
+    """A function call item being written."""
 
     def __init__(self, id: str, call_id: str, name: str) -> None:
         self.id = id
-        self.call_id = call_id  # what the function's output will name
+        self.call_id = call_id  # named by the item that brings the function's output
         self.name = name
         self.arguments: list[str] = []
 
@@ -247,9 +249,10 @@ class _Call:
 
 
 def _annotation(citation: Citation, length: int) -> Json:
-    """Uploaded files by their ids; of other documents there is only a name, and a URL that cannot be fetched.
+    """A `file_citation` for an uploaded file; for another document a `url_citation` whose URL cannot be fetched.
 
-    `length`: characters of the text, of which all is cited. Chat nests the URL in an object; responses do not."""
+    `length`: characters of the text, which is cited as a whole. Chat nests the URL in an object; responses do not.
+    """
     if citation.file_id.startswith(FILE_PREFIX):
         return {
             "type": "file_citation",

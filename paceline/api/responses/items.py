@@ -1,7 +1,7 @@
-"""Items of `/v1/responses`: what goes in as messages of a chat, and what is kept of it. Pure.
+"""Input items of `/v1/responses`: checked, stored, and converted to chat messages. Pure.
 
-Reasoning items and searches that an answer held are accepted back, since clients return what they were given, and left
-out: the answer's text holds what came of them.
+Reasoning items and file searches of an earlier answer are accepted, since clients send back what they received, and
+dropped: the answer's text holds their result.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ SKIPPED = frozenset({"reasoning", "file_search_call"})
 _TEXTS = ("input_text", "output_text", "text")
 
 
-def kept(given: str | Sequence[InputItem], new_id: Callable[[str], str]) -> list[Json]:
-    """The input as it is listed and continued: every item with an id. Raises RequestError (400) naming the item.
+def input_items(given: str | Sequence[InputItem], new_id: Callable[[str], str]) -> list[Json]:
+    """The input as it is stored, listed and continued: every item with an id. Raises RequestError (400).
 
-    `new_id`: of a prefix such as "msg", a fresh id.
+    `new_id`: makes an id from a prefix such as "msg".
     """
     if isinstance(given, str):
         content = [{"type": "input_text", "text": given}]
         return [{"id": new_id("msg"), "type": "message", "status": "completed", "role": "user", "content": content}]
-    return [_kept(item, f"input[{index}]", new_id) for index, item in enumerate(given) if item.type not in SKIPPED]
+    return [_item(item, f"input[{index}]", new_id) for index, item in enumerate(given) if item.type not in SKIPPED]
 
 
-def _kept(item: InputItem, where: str, new_id: Callable[[str], str]) -> Json:
+def _item(item: InputItem, where: str, new_id: Callable[[str], str]) -> Json:
     status = item.status if item.status in ("in_progress", "completed", "incomplete") else "completed"
     match item.type:
         case "message":
@@ -96,16 +96,16 @@ def _missing(name: str, where: str) -> RequestError:
 
 
 def messages_of(items: Iterable[Json]) -> list[Json]:
-    """Items, as `kept` or as an answer holds them, as messages of `/v1/chat/completions`.
+    """Messages of `/v1/chat/completions` for input items and output items.
 
-    Calls belong to the assistant's message that they follow, as a model that made them at once expects.
+    A call belongs to the assistant message it follows, since the model wrote both in one message.
     """
     messages: list[Json] = []
     for item in items:
         match item["type"]:
             case "message":
                 content = item["content"]
-                assert isinstance(content, list), "kept by us"
+                assert isinstance(content, list), "made by input_items"
                 messages.append({"role": item["role"], "content": _joined(content)})
             case "function_call":
                 function = {"name": item["name"], "arguments": item["arguments"]}
@@ -118,5 +118,5 @@ def messages_of(items: Iterable[Json]) -> list[Json]:
             case "function_call_output":
                 messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
             case _:
-                pass  # a search: what came of it is in the answer
+                pass  # a file search: its result is in the answer
     return messages

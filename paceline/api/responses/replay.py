@@ -1,4 +1,4 @@
-"""From the events of a response, as the log has them, back to the response. Pure."""
+"""Replay of logged events into the response they describe. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from paceline.api.http.errors import Failure
 from paceline.api.http.strict_json import encode_json
-from paceline.api.responses.event_store import Row
+from paceline.api.responses.event_store import EventRow
 from paceline.api.responses.events import ENDS, Json, failed
 
 RESTARTED = Failure(500, "The server was restarted before this response was finished.", "server_error")
 
 
-def replay(rows: Sequence[Row]) -> Json:
-    """The response as the events so far tell it. `rows` are one response's, from the first, or its last one alone."""
+def replay(rows: Sequence[EventRow]) -> Json:
+    """The response after these events. `rows`: all of one response from the first on, or the last one alone."""
     response: Json = {}
     output: list[dict[str, object]] = []
     for row in rows:
@@ -42,7 +42,7 @@ def replay(rows: Sequence[Row]) -> Json:
             case "response.function_call_arguments.delta":
                 output[index]["arguments"] = f"{output[index]['arguments']}{body['delta']}"
             case _:
-                pass  # the ends of parts repeat what their deltas said
+                pass  # events that end a part repeat its deltas
     return response | {"output": output}
 
 
@@ -52,15 +52,15 @@ def _list(item: dict[str, object], name: str) -> list[dict[str, object]]:
     return value
 
 
-def close_interrupted(rows: list[Row]) -> list[Row]:
-    """The row that ends a response whose process died: failed, with the text that was written. See `TokenLog`."""
+def close_interrupted(rows: list[EventRow]) -> list[EventRow]:
+    """The row that ends a response whose process died: failed, with the text written so far. See `EventLog`."""
     last = rows[-1]
     if last.type in ENDS:
         return []
     response = replay(rows)
     output = response["output"]
     assert isinstance(output, list), "as it was written"
-    kept = [item | ({"status": "incomplete"} if item["status"] == "in_progress" else {}) for item in output]
+    items = [item | ({"status": "incomplete"} if item["status"] == "in_progress" else {}) for item in output]
     kind, sequence = "response.failed", last.sequence + 1
-    response = failed(response | {"output": kept}, RESTARTED)
-    return [Row(sequence, kind, encode_json({"type": kind, "sequence_number": sequence, "response": response}))]
+    response = failed(response | {"output": items}, RESTARTED)
+    return [EventRow(sequence, kind, encode_json({"type": kind, "sequence_number": sequence, "response": response}))]

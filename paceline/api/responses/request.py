@@ -1,7 +1,7 @@
-"""From a request to `/v1/responses` to the chat it means, and to the response as it is before a word is written. Pure.
+"""Conversion of a request to `/v1/responses` to a chat body, and to the initial state of its response. Pure.
 
-A response is generated as a chat is: `requests.chat_call` checks and fills in what both have in common. What it refuses
-is named here as the client wrote it.
+A response is generated as a chat completion: `chat.request.chat_call` checks and fills in the common fields. Its errors
+are translated back to the field names of `/v1/responses`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Json = dict[str, object]
 
 LOGPROBS = "message.output_text.logprobs"
 SERVED_TOOLS = ("function", "file_search")
-UNSERVED = {  # fields that promise what is not kept here
+UNSERVED = {  # fields that refer to state which is not kept here
     "conversation": "Conversations are not kept here; continue a response with previous_response_id",
     "prompt": "Prompt templates are not kept here; send instructions and input",
 }
@@ -34,7 +34,7 @@ _TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?")
 
 
 def check(body: Mapping[str, object], asked: ResponseRequest) -> None:
-    """Raises RequestError (400) for what cannot be kept, or does not go together."""
+    """Raises RequestError (400) for fields that are not supported, missing or contradictory."""
     for name, sentence in UNSERVED.items():
         if body.get(name) is not None:
             raise RequestError(f"{sentence} (in `{name}`).", code="unsupported_parameter", param=name)
@@ -56,16 +56,16 @@ def check(body: Mapping[str, object], asked: ResponseRequest) -> None:
 
 
 def search_of(asked: ResponseRequest) -> tuple[int, ResponseTool | None]:
-    """The tool that says which documents are read, and where it stands."""
+    """Index and value of the first `file_search` tool."""
     return next(((index, tool) for index, tool in enumerate(asked.tools) if tool.type == "file_search"), (0, None))
 
 
 def chat_body(asked: ResponseRequest, items: Sequence[Json]) -> Json:
-    """The body of `/v1/chat/completions` that asks for the same. `items`: the whole conversation."""
+    """The equivalent body of `/v1/chat/completions`. `items`: the whole conversation."""
     messages = messages_of(items)
     if asked.instructions:
         messages.insert(0, {"role": "system", "content": asked.instructions})
-    wants = LOGPROBS in asked.include or bool(asked.top_logprobs)
+    wants_logprobs = LOGPROBS in asked.include or bool(asked.top_logprobs)
     body: Json = {
         "model": asked.model,
         "messages": messages,
@@ -73,8 +73,8 @@ def chat_body(asked: ResponseRequest, items: Sequence[Json]) -> Json:
         "temperature": asked.temperature,
         "top_p": asked.top_p,
         "seed": asked.seed,
-        "logprobs": wants,
-        "top_logprobs": (asked.top_logprobs or 0) if wants else None,
+        "logprobs": wants_logprobs,
+        "top_logprobs": (asked.top_logprobs or 0) if wants_logprobs else None,
         "response_format": _response_format(asked.text.format),
         "paceline": asked.paceline.model_dump(exclude_unset=True),
     }
@@ -95,7 +95,7 @@ def chat_body(asked: ResponseRequest, items: Sequence[Json]) -> Json:
 
 @contextmanager
 def as_written(asked: ResponseRequest) -> Iterator[None]:
-    """Gives a RequestError inside the name that the field has in a response."""
+    """Rename the field of a RequestError raised inside to its name in `/v1/responses`."""
     try:
         yield
     except RequestError as error:
@@ -112,7 +112,7 @@ def as_written(asked: ResponseRequest) -> Iterator[None]:
 
 
 def _choice(asked: ResponseRequest) -> object:
-    """As chat has it."""
+    """`tool_choice` in the form of `/v1/chat/completions`."""
     choice = asked.tool_choice
     if isinstance(choice, str):
         return choice
@@ -157,8 +157,10 @@ def _present(fields: Json) -> Json:
 
 
 def first_state(asked: ResponseRequest, response: str, created: int, sampling: SamplingParams) -> Json:
-    """The response before anything is written, every field of OpenAI's schema in it. `created`: Unix time, s.
-    `sampling`: what it is written with, defaults filled in."""
+    """The response before anything is written, with every field of OpenAI's schema.
+
+    `created`: Unix time, s. `sampling`: with defaults filled in.
+    """
     return {
         "id": response,
         "object": "response",

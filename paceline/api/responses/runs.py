@@ -1,7 +1,7 @@
-"""Responses being written: one task each, which goes on with or without a client, and writes to the token log only.
+"""Responses being written: one task each, which writes to the event log only and does not depend on a client.
 
-Whoever wants the events reads the log. A response in the foreground is cancelled by who read it when its client leaves;
-one in the background ends by itself, by a cancellation, or with the server.
+Readers of the events read the log. A foreground response is cancelled by its reader when the client leaves; a
+background response ends by itself, by a cancellation, or with the server.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from paceline.api.generation.fan_in import GenerationFanIn
 from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.errors import Failure, failure_of
 from paceline.api.http.strict_json import encode_json
-from paceline.api.responses.event_log import EventLog, EventStream
-from paceline.api.responses.event_store import Header
+from paceline.api.responses.event_log import EventLog
+from paceline.api.responses.event_store import ResponseRecord
 from paceline.api.responses.events import Event, Json, ResponseEvents
+from paceline.api.responses.live_events import LiveEvents
 from paceline.errors import PacelineError
 from paceline.runtime.service import Generation, GenerationResult
 
@@ -28,62 +29,68 @@ _log = logging.getLogger("paceline.api")
 class Run:
     """A response being written."""
 
-    def __init__(self, track: EventStream, narration: ResponseEvents) -> None:
-        self.track = track
-        self.narration = narration
-        self.cancelled = False  # somebody wants it to end, rather than the server
+    def __init__(self, live: LiveEvents, response_events: ResponseEvents) -> None:
+        self.live = live
+        self.response_events = response_events
+        self.cancelled = False  # by a client, as opposed to the server's end
         self.failure: Exception | None = None
         self.final: Json | None = None  # the response, once it has ended
-        self.began = asyncio.Event()  # before that a cancelled task would leave what it owns as it is
+        self.began = asyncio.Event()  # a task that is cancelled before would not close its generation
         self.task: asyncio.Task[None] | None = None
 
 
 class Runs:
-    """All of them. Lives on the event loop."""
+    """All responses being written. Used on the event loop."""
 
-    def __init__(self, log: EventLog, gate: AdmissionControl) -> None:
+    def __init__(self, log: EventLog, admission: AdmissionControl) -> None:
         self._log = log
-        self._gate = gate
+        self._admission = admission
         self._runs: dict[str, Run] = {}
 
     def start(
-        self, header: Header, prepared: Generation, narration: ResponseEvents, *, stored: bool, background: bool
+        self,
+        record: ResponseRecord,
+        prepared: Generation,
+        response_events: ResponseEvents,
+        *,
+        stored: bool,
+        background: bool,
     ) -> Run:
-        """Owns `prepared` from then on. A run in the background holds a place, so that a drain waits for it."""
-        run = Run(self._log.begin(header, stored=stored), narration)
-        self._runs[header.id] = run
+        """Start a run, which owns `prepared`. A background run counts as an active request, so that a drain waits."""
+        run = Run(self._log.begin(record, stored=stored), response_events)
+        self._runs[record.id] = run
         if background:
-            self._gate.stay()
+            self._admission.stay()
         run.task = asyncio.create_task(self._write(run, prepared, background=background))
         return run
 
     def first(self, response: str) -> Json | None:
-        """As it was before a word was written; None when it does not run."""
+        """The response before any text was written; None when it is not running."""
         run = self._runs.get(response)
-        return None if run is None else run.narration.first
+        return None if run is None else run.response_events.first
 
     async def ended(self, run: Run) -> Json:
-        """The response when it has ended and is written. Raises PacelineError when it could not be written."""
+        """Wait until the response has ended and is committed. Raises PacelineError when it could not be written."""
         assert run.task is not None
         await asyncio.wait({run.task})
-        await self._log.settled(run.track)
+        await self._log.wait_committed(run.live)
         assert run.final is not None, "the task has ended"
         return run.final
 
     async def stop(self, response: str) -> None:
-        """Cancel it, if it runs, and wait until that is written."""
+        """Cancel a response that is running, and wait until its end is committed."""
         run = self._runs.get(response)
         if run is not None:
             run.cancelled = True
-            await self._cut(run)
+            await self._interrupt(run)
             await self.ended(run)
 
     async def close(self) -> None:
-        """The server stops: what still runs is marked as failed."""
+        """Mark all running responses as failed: the server stops."""
         for run in list(self._runs.values()):
-            await self._cut(run)
+            await self._interrupt(run)
 
-    async def _cut(self, run: Run) -> None:
+    async def _interrupt(self, run: Run) -> None:
         await run.began.wait()
         assert run.task is not None
         if run.final is None:
@@ -91,38 +98,38 @@ class Runs:
         await asyncio.wait({run.task})
 
     async def _write(self, run: Run, prepared: Generation, *, background: bool) -> None:
-        track, narration = run.track, run.narration
+        live, response_events = run.live, run.response_events
         run.began.set()
         try:
-            async with GenerationFanIn([prepared]) as choices:
-                await self._log.append(track, _encoded(narration.begin()))
+            async with GenerationFanIn([prepared]) as generations:
+                await self._log.append(live, _encoded(response_events.begin()))
                 while run.final is None:
-                    said = await choices.next()
-                    assert said is not None, "without patience there is no silence"
-                    events = narration.take(said[1])
-                    if isinstance(said[1], GenerationResult):
+                    received = await generations.next()
+                    assert received is not None, "there is no timeout"
+                    events = response_events.take(received[1])
+                    if isinstance(received[1], GenerationResult):
                         self._finish(run, events)
                     elif events:
-                        await self._log.append(track, _encoded(events))
+                        await self._log.append(live, _encoded(events))
         except asyncio.CancelledError:
             if run.final is None:
-                self._finish(run, narration.cancel() if run.cancelled else narration.fail(STOPPED))
+                self._finish(run, response_events.cancel() if run.cancelled else response_events.fail(STOPPED))
         except Exception as error:
             if not isinstance(error, PacelineError):
-                _log.exception("a response failed (%s)", track.header.id)
+                _log.exception("a response failed (%s)", live.record.id)
             run.failure = error
             if run.final is None:
-                self._finish(run, narration.fail(failure_of(error)))
+                self._finish(run, response_events.fail(failure_of(error)))
         finally:
-            del self._runs[track.header.id]
+            del self._runs[live.record.id]
             if background:
-                self._gate.leave()
+                self._admission.leave()
 
     def _finish(self, run: Run, events: Sequence[Event]) -> None:
         final = events[-1][1]["response"]
         assert isinstance(final, dict), "the last event holds the response"
         run.final = final
-        self._log.put(run.track, _encoded(events), last=True)
+        self._log.append_nowait(run.live, _encoded(events), last=True)
 
 
 def _encoded(events: Sequence[Event]) -> list[tuple[str, bytes]]:

@@ -1,8 +1,7 @@
-"""What a request to `/v1/responses` says, with OpenAI's names and ranges. For the manners of the models see `schema`.
+"""Request bodies of `/v1/responses`, with OpenAI's names and ranges.
 
-Tools of a type that is not served are skipped, as clients send the tools of hosts they know; an item of the input of a
-type that is not served is refused by name, since the answer would miss what was said. Source: openai-openapi 2.3.0,
-CreateResponse.
+Tools of an unknown type are skipped, since clients send the tools of other hosts too; input items of an unknown type
+are refused by name, since the answer would lack their content. Source: openai-openapi 2.3.0, CreateResponse.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ MAX_ID = 64  # characters
 Include = Literal[
     "message.output_text.logprobs",
     "file_search_call.results",
-    # What these name is never part of an answer here: asking for it changes nothing.
+    # Accepted without effect: answers here never hold these.
     "message.input_image.image_url",
     "computer_call_output.output.image_url",
     "web_search_call.results",
@@ -44,7 +43,7 @@ MetadataValue = Annotated[str, Field(max_length=512)]
 
 
 class InputItem(Schema):
-    """One item of the input. Which fields a type needs is for `responses_items` to say."""
+    """One item of the input. `items.input_items` checks that the fields its type needs are present."""
 
     type: str = "message"
     id: Annotated[str, Field(max_length=MAX_ID)] | None = None
@@ -58,7 +57,7 @@ class InputItem(Schema):
 
 
 class ResponseTool(Schema):
-    """`function` or `file_search`; anything else is skipped."""
+    """A tool of the type `function` or `file_search`; other types are skipped."""
 
     type: str
     name: str | None = None
@@ -77,7 +76,7 @@ class ToolName(Schema):
 
 
 class ToolChoice(Schema):
-    """`function`, `allowed_tools`, or a tool that is built in."""
+    """A choice of the type `function`, `allowed_tools`, or a built-in tool."""
 
     type: str
     name: str | None = None
@@ -126,16 +125,16 @@ class ResponseRequest(Schema):
 
 
 class RetrieveQuery(Schema):
-    """Query strings have no types, so "true" is true here."""
+    """Query of a retrieval. Not strict about types: a query string has none."""
 
     model_config = ConfigDict(strict=False)
 
     stream: bool = False
-    starting_after: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # the last sequence number that was received
+    starting_after: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # the sequence number received last
 
 
 class DeletedResponse(Schema):
-    """What a deletion answers."""
+    """The answer to a deletion."""
 
     id: str
     object: Literal["response"] = "response"

@@ -1,4 +1,4 @@
-"""The events of one response from the token log to a client, named as OpenAI's clients expect them."""
+"""Server-sent events of one response from the event log, named as OpenAI's clients expect them."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from paceline.api.http import sse
 from paceline.api.http.body import ClientGoneError, while_connected
 from paceline.api.http.errors import failure_of
 from paceline.api.http.strict_json import encode_json
-from paceline.api.responses.event_log import Reader
+from paceline.api.responses.event_log import EventReader
 from paceline.errors import PacelineError
 
 
-class LoggedStream(Response):
-    """Sends what `reader` reads, and a comment after `keep_alive` seconds of silence. There is no [DONE] at the end.
+class EventLogAnswer(Response):
+    """Sends the events of `reader`, and a comment after `keep_alive` seconds of silence. There is no [DONE] at the end.
 
-    `left`: called when the client has gone before the end.
+    `on_gone`: called when the client leaves before the end.
     """
 
-    def __init__(self, reader: Reader, keep_alive: float, left: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self, reader: EventReader, keep_alive: float, on_gone: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         super().__init__()
         self._reader = reader
         self._keep_alive = keep_alive
-        self._left = left
+        self._on_gone = on_gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI's signature
         try:
             await while_connected(receive, self._write(send))
         except BaseException:
-            if self._left is not None:
-                await self._left()
+            if self._on_gone is not None:
+                await self._on_gone()
             raise
 
     async def _write(self, send: Send) -> None:
@@ -48,7 +50,7 @@ class LoggedStream(Response):
             await put(send, b"", last=True)
         except ClientGoneError:
             raise
-        except PacelineError as error:  # the log cannot be written or read: this much is said without it
-            said = {"type": "error", "code": "server_error", "message": failure_of(error).message, "param": None}
-            body = encode_json(said | {"sequence_number": self._reader.after + 1})
+        except PacelineError as error:  # the log cannot be written or read: this event is not in it
+            event = {"type": "error", "code": "server_error", "message": failure_of(error).message, "param": None}
+            body = encode_json(event | {"sequence_number": self._reader.after + 1})
             await put(send, sse.named("error", body), last=True)

@@ -1,7 +1,7 @@
-"""`/v1/vector_stores`: collections of uploaded files that can be searched and that answers can be told to read.
+"""`/v1/vector_stores`: collections of uploaded files, to be searched and to be read for answers.
 
-They are this side's: at the server all are public (`metadata.zone` is `cloud`), at a device private (`device`), and
-neither manages the other's. Validates and converts; what is done is done by the side's library.
+Each side manages its own: at the server all are public (`metadata.zone` is `cloud`), at a device private (`device`).
+Validates and converts only; the work is done by the side's `Library`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paceline.api.vector_stores.schema import (
     hit_object,
     store_object,
 )
-from paceline.api.vector_stores.search import check_ranking, filter_of, library_of
+from paceline.api.vector_stores.search import filter_of, library_of, min_score_of
 from paceline.errors import RequestError
 from paceline.rag.store.library import Library
 from paceline.runtime.service import Service
@@ -50,6 +50,8 @@ _ELSEWHERE = {
 
 
 class VectorStoresEndpoint:
+    """The routes and the service they use."""
+
     def __init__(self, service: Service) -> None:
         self._service = service
 
@@ -132,11 +134,16 @@ class VectorStoresEndpoint:
     async def search(self, request: Request) -> Response:
         asked = await _parsed(request, SearchRequest)
         queries = [asked.query] if isinstance(asked.query, str) else asked.query
-        condition, least = filter_of(asked.filters), check_ranking(asked.ranking_options)
+        condition, min_score = filter_of(asked.filters), min_score_of(asked.ranking_options)
         hits = await asyncio.to_thread(
             self._library.search,
-            _owner(request), [_store_id(request)], queries, asked.max_num_results, condition=condition, min_score=least,
-        )  # fmt: skip
+            _owner(request),
+            [_store_id(request)],
+            queries,
+            asked.max_num_results,
+            condition=condition,
+            min_score=min_score,
+        )
         return answer(
             {
                 "object": "vector_store.search_results.page",
@@ -211,7 +218,7 @@ class VectorStoresEndpoint:
     async def list_batch_files(self, request: Request) -> Response:
         return await self._files(request, _batch_id(request))
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
+    # ---- helpers ----------------------------------------------------------------------------------------------------
     @property
     def _library(self) -> Library:
         return library_of(self._service)
@@ -225,7 +232,7 @@ class VectorStoresEndpoint:
         return listing([file_object(file) for file in files], more)
 
     def _metadata(self, asked: StoreFields) -> dict[str, str] | None:
-        """With the zone, which is this side's; None where nothing is said. Raises RequestError (400)."""
+        """The metadata with this side's zone; None when the request has none. Raises RequestError (400)."""
         if asked.expires_after is not None:
             raise RequestError(
                 "A vector store stays until it is deleted (in `expires_after`).",

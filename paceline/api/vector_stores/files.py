@@ -1,7 +1,7 @@
-"""`/v1/files`: upload, list, describe, give back, delete. A file belongs to the key that uploaded it.
+"""`/v1/files`: upload, list, describe, download and delete files. A file belongs to the key that uploaded it.
 
-Files are only kept here; what reads them is `vector_stores`. Source: openai-openapi 2.3.0, CreateFileRequest and
-OpenAIFile.
+Files are stored only; attaching one to a vector store makes it readable. Source: openai-openapi 2.3.0,
+CreateFileRequest and OpenAIFile.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
 class FileForm(Schema):
-    """For the description; `uploads` reads it."""
+    """Form of an upload."""
 
     file: bytes
     purpose: Annotated[Purpose, Field(description="Kept and shown; every file can be read into a vector store.")]
 
 
 class FilesEndpoint:
+    """The routes and the service they use."""
+
     def __init__(self, service: Service) -> None:
         self._service = service
 

@@ -1,4 +1,4 @@
-"""What requests to `/v1/vector_stores` may say, and the shapes of what they are told.
+"""Request bodies of `/v1/vector_stores`, and the JSON objects of its answers.
 
 Source: openai-openapi 2.3.0, CreateVectorStoreRequest, VectorStoreFileObject and their like.
 """
@@ -36,7 +36,7 @@ Query = Annotated[str, Field(min_length=1, max_length=MAX_QUERY)]
 
 
 class StaticSizes(Schema):
-    """OpenAI's bounds. What is beyond an embedder's window counts for words only."""
+    """Sizes within OpenAI's bounds. Text beyond the embedder's window is found by its words only."""
 
     max_chunk_size_tokens: Annotated[int, Field(ge=100, le=4096)]
     chunk_overlap_tokens: Annotated[int, Field(ge=0, le=2048)]
@@ -169,7 +169,7 @@ def file_object(file: VectorStoreFile) -> Json:
 
 
 def batch_object(batch: FileBatch) -> Json:
-    """`cancelled` once it was, though some files may have been read before; failed only when all are."""
+    """A batch is `cancelled` even if some files were read before; `failed` only when all files failed."""
     counts = batch.counts
     if batch.cancelled:
         status = "cancelled"

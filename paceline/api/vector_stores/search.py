@@ -1,6 +1,6 @@
-"""What a search of vector stores may be asked: filters over attributes, how many results, how good at least.
+"""Options of a vector store search (attribute filters, ranking), and the selection of stores for a generation.
 
-Shared by `/v1/vector_stores/{id}/search`, by the tool `file_search` and by `paceline.vector_stores` in a chat. Source:
+Shared by `/v1/vector_stores/{id}/search`, the tool `file_search` and `paceline.vector_stores` in a chat. Source:
 openai-openapi 2.3.0, VectorStoreSearchRequest, ComparisonFilter, CompoundFilter, RankingOptions.
 """
 
@@ -54,7 +54,7 @@ FilterField = Annotated[
 
 
 class RankingOptions(Schema):
-    """There is one ranking, dense and lexical together: its names are taken, its weights cannot be set."""
+    """Ranking is always dense and lexical together: every ranker's name means it, and its weights cannot be set."""
 
     ranker: Literal["none", "auto", "default-2024-08-21", "default-2024-11-15"] = "auto"
     score_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -62,7 +62,7 @@ class RankingOptions(Schema):
 
 
 def filter_of(asked: ComparisonFilter | CompoundFilter | None, param: str = "filters") -> Filter | None:
-    """Raises RequestError (400) for a filter that is too large, or compares what has no order."""
+    """Raises RequestError (400) for a filter that is too large, or orders values that have no order."""
     if asked is None:
         return None
     if _size(asked, 1) > MAX_COMPARISONS:
@@ -92,8 +92,8 @@ def _converted(asked: ComparisonFilter | CompoundFilter, param: str) -> Filter:
     return Comparison(asked.type, asked.key, tuple(asked.value) if isinstance(asked.value, list) else asked.value)
 
 
-def check_ranking(options: RankingOptions | None, param: str = "ranking_options") -> float:
-    """The least score. Raises RequestError (400) for what cannot be set."""
+def min_score_of(options: RankingOptions | None, param: str = "ranking_options") -> float:
+    """Raises RequestError (400) for options that cannot be set."""
     if options is None:
         return 0.0
     if options.hybrid_search is not None:
@@ -109,30 +109,30 @@ def library_of(service: Service) -> Library:
     return library
 
 
-async def reading_stores(
+async def select_stores(
     generations: Sequence[GenerateRequest], service: Service, identity: Identity, store_ids: Sequence[str] | None
 ) -> tuple[GenerateRequest, ...]:
-    """These generations, reading the named stores of this side instead of its own collection; `default` names that.
+    """Let the generations read the named stores of this side instead of its own collection, which is named `default`.
 
     Raises RequestError (404) for a store that is not the key's.
     """
-    return (await searching_stores(generations, service, identity, store_ids))[0]
+    return (await select_stores_with_attributes(generations, service, identity, store_ids))[0]
 
 
-async def searching_stores(
+async def select_stores_with_attributes(
     generations: Sequence[GenerateRequest],
     service: Service,
     identity: Identity,
     store_ids: Sequence[str] | None,
     condition: Filter | None = None,
 ) -> tuple[tuple[GenerateRequest, ...], AttributesOf]:
-    """`reading_stores` of what meets a condition, and the attributes of the files there."""
+    """`select_stores`, limited to files that meet `condition`; and a function that returns a file's attributes."""
     names = (DEFAULT_COLLECTION,) if store_ids is None else tuple(store_ids)
     if names == (DEFAULT_COLLECTION,) and condition is None:
         return tuple(generations), lambda _store, _file: {}
     library = library_of(service)
     selection, attributes = await asyncio.to_thread(library.selection, identity.key, names, condition)
-    reading = (
+    selected = (
         replace(one, collections=selection.collections, document_ids=selection.document_ids) for one in generations
     )
-    return tuple(reading), attributes
+    return tuple(selected), attributes

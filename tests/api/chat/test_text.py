@@ -35,7 +35,7 @@ class Reciter(FakeEngine):
     text = b""
 
     def _dist(self, row: Any) -> Dist:
-        token = self.text[row.answered] if row.answered < len(self.text) else EOS
+        token = self.text[row.answer_rows] if row.answer_rows < len(self.text) else EOS
         probs = np.full(VOCAB, 0.1 / (VOCAB - 1))
         probs[token] = 0.9
         return Dist.dense(probs)

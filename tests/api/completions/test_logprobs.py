@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.api.completions.logprobs import Offsets, entries
-from paceline.api.completions.output import Echo
+from paceline.api.completions.output import EchoedPrompt
 from paceline.core.sampling.text import Detokenizer
 from paceline.runtime.service import Logprobs, TokenLogprob
 
@@ -63,7 +63,7 @@ def test_offsets_go_on_from_the_prompt_and_from_part_to_part(
     prompt, spelled = first
     _, tokens = second
     offsets = Offsets()
-    echo = Echo.of(prompt, tuple(spelled), tuple(logprobs(token) for token in spelled[1:]))
+    echo = EchoedPrompt.of(prompt, tuple(spelled), tuple(logprobs(token) for token in spelled[1:]))
     said = echo.entries(offsets)
     assert said.text_offset[0] == 0 and said.token_logprobs[0] is None and said.top_logprobs[0] is None
     offsets.restart(len(prompt))
@@ -77,10 +77,10 @@ def test_offsets_go_on_from_the_prompt_and_from_part_to_part(
 def test_a_beginning_that_the_text_does_not_show_takes_no_place_in_it() -> None:
     spelled = (b"<s>", b" Good", b" day")
     rest = (logprobs(b" Good"), logprobs(b" day"))
-    said = Echo.of("Good day", spelled, rest).entries(Offsets())  # a tokenizer that puts a space in front
+    said = EchoedPrompt.of("Good day", spelled, rest).entries(Offsets())  # a tokenizer that puts a space in front
     assert said.text_offset == [0, 0, 4]
-    said = Echo.of(None, spelled, rest).entries(Offsets())
-    assert Echo.of(None, spelled, rest).text == "<s> Good day" and said.text_offset == [0, 3, 8]
+    said = EchoedPrompt.of(None, spelled, rest).entries(Offsets())
+    assert EchoedPrompt.of(None, spelled, rest).text == "<s> Good day" and said.text_offset == [0, 3, 8]
 
 
 def test_alternatives_of_one_name_keep_the_likelier() -> None:

@@ -182,17 +182,17 @@ def test_too_many_requests_at_once_are_refused_at_once() -> None:
 
 @pytest.mark.anyio
 async def test_a_draining_gate_lets_nobody_in_and_waits_for_those_inside() -> None:
-    gate = AdmissionControl(Keyring({}), max_active=2)
-    assert gate.enter() is None and gate.enter() is None
-    full = gate.enter()
+    admission = AdmissionControl(Keyring({}), max_active=2)
+    assert admission.enter() is None and admission.enter() is None
+    full = admission.enter()
     assert full is not None and full.status == 429
-    drained = asyncio.create_task(gate.drain())
-    gate.leave()
+    drained = asyncio.create_task(admission.drain())
+    admission.leave()
     await asyncio.sleep(0)
-    refused = gate.enter()
+    refused = admission.enter()
     assert refused is not None and refused.status == 503 and "Retry-After" in refused.headers
     assert not drained.done()
-    gate.leave()
+    admission.leave()
     await drained
 
 

@@ -1,4 +1,4 @@
-"""Rows once, in order, before they are read; in one transaction where they can be; gone when they are deleted."""
+"""The event log: order, group commit, failures, deletion and retention."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from pathlib import Path
 
 import pytest
 
-from paceline.api.responses import event_log as token_log
-from paceline.api.responses.event_log import TAIL, EventLog, EventStream, Reader, Retention
-from paceline.api.responses.event_store import FILE, EventStore, Header, Row, share
+from paceline.api.responses import event_writer
+from paceline.api.responses.event_log import EventLog, EventReader
+from paceline.api.responses.event_store import FILE, EventRow, EventStore, ResponseRecord, fair_share
+from paceline.api.responses.event_writer import Retention
+from paceline.api.responses.live_events import TAIL_ROWS, LiveEvents
 from paceline.api.responses.replay import close_interrupted
 from paceline.errors import ConfigError, PacelineError
 
 pytestmark = pytest.mark.anyio
 
 
-def header(response: str, created: float | None = None, owner: str = "key", request: bytes = b"{}") -> Header:
-    return Header(response, owner, time.time() if created is None else created, None, request)
+def record(response: str, created: float | None = None, owner: str = "key", request: bytes = b"{}") -> ResponseRecord:
+    return ResponseRecord(response, owner, time.time() if created is None else created, None, request)
 
 
 def events(*texts: str) -> list[tuple[str, bytes]]:
     return [("delta", json.dumps(text).encode()) for text in texts]
 
 
-async def rest_of(reader: Reader) -> list[Row]:
-    rows: list[Row] = []
+async def rest_of(reader: EventReader) -> list[EventRow]:
+    rows: list[EventRow] = []
     while batch := await reader.next():
         rows += batch
     return rows
@@ -44,11 +46,11 @@ async def written(
     created: float | None = None,
     owner: str = "key",
     request: bytes = b"{}",
-) -> EventStream:
-    track = log.begin(header(response, created, owner, request), stored=True)
-    await log.append(track, events(*texts), last=True)
-    await log.settled(track)
-    return track
+) -> LiveEvents:
+    live = log.begin(record(response, created, owner, request), stored=True)
+    await log.append(live, events(*texts), last=True)
+    await log.wait_committed(live)
+    return live
 
 
 @pytest.fixture
@@ -59,87 +61,87 @@ async def log(tmp_path: Path) -> AsyncIterator[EventLog]:
 
 
 async def test_rows_are_read_once_and_in_order_by_every_reader(log: EventLog) -> None:
-    track = log.begin(header("a"), stored=True)
+    live = log.begin(record("a"), stored=True)
     early = asyncio.create_task(rest_of(log.follow("a")))
-    texts = [str(number) for number in range(3 * TAIL)]
+    texts = [str(number) for number in range(3 * TAIL_ROWS)]
     for text in texts:
-        await log.append(track, events(text))
-    await log.append(track, events("end"), last=True)
-    await log.settled(track)
-    everything = [Row(i, "delta", json.dumps(text).encode()) for i, text in enumerate([*texts, "end"])]
+        await log.append(live, events(text))
+    await log.append(live, events("end"), last=True)
+    await log.wait_committed(live)
+    everything = [EventRow(i, "delta", json.dumps(text).encode()) for i, text in enumerate([*texts, "end"])]
     assert await early == everything
     assert await rest_of(log.follow("a")) == everything
     assert await rest_of(log.follow("a", len(texts) - 1)) == everything[-1:]
     assert await rest_of(log.follow("a", len(texts) + 5)) == []
 
 
-async def test_who_reads_a_running_response_from_its_beginning_finds_it_in_the_file(log: EventLog) -> None:
-    track = log.begin(header("a"), stored=True)
-    await log.append(track, events(*map(str, range(2 * TAIL))))
+async def test_a_running_response_is_read_from_its_beginning_in_the_file(log: EventLog) -> None:
+    live = log.begin(record("a"), stored=True)
+    await log.append(live, events(*map(str, range(2 * TAIL_ROWS))))
     reader = log.follow("a")
-    rows: list[Row] = []
-    while len(rows) < 2 * TAIL:
+    rows: list[EventRow] = []
+    while len(rows) < 2 * TAIL_ROWS:
         rows += await reader.next() or []
-    assert await reader.next(0.0) is None, "it waits for what follows"
-    log.put(track, events("end"), last=True)
+    assert await reader.next(0.0) is None, "it waits for the next rows"
+    log.append_nowait(live, events("end"), last=True)
     rows += await rest_of(reader)
-    assert [row.sequence for row in rows] == list(range(2 * TAIL + 1))
+    assert [row.sequence for row in rows] == list(range(2 * TAIL_ROWS + 1))
 
 
-async def test_nothing_is_read_before_it_is_written(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_are_read_after_they_are_committed(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     write = EventStore.write
 
     def noted(
-        self: EventStore, begun: Sequence[Header], rows: Sequence[object], ended: Sequence[tuple[str, int]]
+        self: EventStore, begun: Sequence[ResponseRecord], rows: Sequence[object], ended: Sequence[tuple[str, int]]
     ) -> None:
         write(self, begun, rows, ended)  # type: ignore[arg-type]  # passed on as it came
         order.append(f"written {len(rows)}")
 
     monkeypatch.setattr(EventStore, "write", noted)
-    track = log.begin(header("a"), stored=True)
-    await log.append(track, events("one", "two"), last=True)
-    assert len(await log.follow_track(track).next() or []) == 2
+    live = log.begin(record("a"), stored=True)
+    await log.append(live, events("one", "two"), last=True)
+    assert len(await log.follow_live(live).next() or []) == 2
     assert order == ["written 2"]
 
 
-async def test_what_waits_is_written_in_one_transaction(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_appends_are_written_in_one_transaction(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     write = EventStore.write
 
     def counted(
-        self: EventStore, begun: Sequence[Header], rows: Sequence[object], ended: Sequence[tuple[str, int]]
+        self: EventStore, begun: Sequence[ResponseRecord], rows: Sequence[object], ended: Sequence[tuple[str, int]]
     ) -> None:
         sizes.append(len(rows))
         write(self, begun, rows, ended)  # type: ignore[arg-type]  # passed on as it came
 
     held = threading.Event()
-    busy = asyncio.create_task(log.ask(lambda: held.wait(30)))
+    busy = asyncio.create_task(log.query(lambda: held.wait(30)))
     await asyncio.sleep(0)
     monkeypatch.setattr(EventStore, "write", counted)
-    tracks = [log.begin(header(str(number)), stored=True) for number in range(64)]
-    for track in tracks:
-        log.put(track, events("x", "y"), last=True)
+    all_live = [log.begin(record(str(number)), stored=True) for number in range(64)]
+    for live in all_live:
+        log.append_nowait(live, events("x", "y"), last=True)
     held.set()
     await busy
-    for track in tracks:
-        await log.settled(track)
+    for live in all_live:
+        await log.wait_committed(live)
     assert sizes == [128]
 
 
 async def test_a_response_that_is_not_stored_leaves_nothing(log: EventLog, tmp_path: Path) -> None:
-    track = log.begin(header("a"), stored=False)
-    reader = log.follow_track(track)
-    await log.append(track, events("secret"))
+    live = log.begin(record("a"), stored=False)
+    reader = log.follow_live(live)
+    await log.append(live, events("secret"))
     assert await log.find("a") is None
-    await log.append(track, events("secret"), last=True)
+    await log.append(live, events("secret"), last=True)
     assert len(await rest_of(reader)) == 2
     assert await log.find("a") is None and log.running("a") is None
     log.close()
     assert all(b"secret" not in file.read_bytes() for file in tmp_path.iterdir())
 
 
-async def test_what_is_deleted_is_in_no_file(log: EventLog, tmp_path: Path) -> None:
+async def test_a_deleted_response_is_in_no_file(log: EventLog, tmp_path: Path) -> None:
     await written(log, "a", *["very secret"] * 100)
     await written(log, "b", "public")
     assert any(b"very secret" in file.read_bytes() for file in tmp_path.iterdir())
@@ -148,7 +150,7 @@ async def test_what_is_deleted_is_in_no_file(log: EventLog, tmp_path: Path) -> N
     assert all(b"very secret" not in file.read_bytes() for file in tmp_path.iterdir())
 
 
-async def test_the_oldest_go_when_there_is_too_much(tmp_path: Path) -> None:
+async def test_the_oldest_are_deleted_when_there_are_too_many_bytes(tmp_path: Path) -> None:
     log = EventLog(tmp_path, close_interrupted, Retention(max_bytes=2500))
     for index in range(6):
         await written(log, str(index), "x" * 1000, created=time.time() - 60 + index)
@@ -161,7 +163,7 @@ async def there(log: EventLog, *responses: str) -> set[str]:
     return {response for response in responses if await log.last(response) is not None}
 
 
-async def test_requests_count_as_what_was_answered_does(tmp_path: Path) -> None:
+async def test_bytes_of_requests_count_like_those_of_answers(tmp_path: Path) -> None:
     log = EventLog(tmp_path, close_interrupted, Retention(max_bytes=2500))
     names = [str(index) for index in range(6)]
     for name in names:
@@ -170,7 +172,7 @@ async def test_requests_count_as_what_was_answered_does(tmp_path: Path) -> None:
     log.close()
 
 
-async def test_room_is_made_for_many_at_once_from_an_index_alone(
+async def test_shrinking_deletes_many_at_once_and_reads_an_index_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -193,17 +195,17 @@ async def test_room_is_made_for_many_at_once_from_an_index_alone(
         "SELECT owner, sum(bytes) FROM responses WHERE ended GROUP BY owner",
         "SELECT id, owner, bytes FROM responses WHERE ended ORDER BY created, id",
     ):
-        rows = await log.ask(lambda s=statement: log._rows._connection.execute(f"EXPLAIN QUERY PLAN {s}").fetchall())  # type: ignore[misc]  # bound now
+        rows = await log.query(lambda s=statement: log._store._connection.execute(f"EXPLAIN QUERY PLAN {s}").fetchall())  # type: ignore[misc]  # bound now
         plans.append(rows[0][3])
     assert all("COVERING INDEX responses_ended" in plan for plan in plans), plans
     log.close()
 
 
-@pytest.mark.parametrize("step", [1, token_log.STEP])
-async def test_who_keeps_little_loses_nothing_to_who_keeps_much(
+@pytest.mark.parametrize("step", [1, event_writer.SHRINK_STEP])
+async def test_an_owner_below_the_fair_share_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    monkeypatch.setattr(token_log, "STEP", step)
+    monkeypatch.setattr(event_writer, "SHRINK_STEP", step)
     log = EventLog(tmp_path, close_interrupted, Retention(max_bytes=20_000))
     for number in range(3):
         await written(log, f"ann{number}", "x" * 1000, created=time.time() - 600 + number, owner="ann")
@@ -216,15 +218,15 @@ async def test_who_keeps_little_loses_nothing_to_who_keeps_much(
 
 
 @pytest.mark.parametrize(
-    ("held", "room", "most"),
+    ("held", "room", "cap"),
     [([], 10, 0), ([7], 5, 5), ([1, 9], 10, 9), ([1, 9], 8, 7), ([5, 5, 5], 9, 3), ([1, 2, 9, 9], 11, 4), ([3], 0, 0)],
 )
-def test_a_share_is_what_others_leave(held: list[int], room: int, most: int) -> None:
-    assert share(held, room) == most
-    assert sum(min(size, most) for size in held) <= room or sum(held) <= room
+def test_fair_share_is_the_highest_cap_that_fits(held: list[int], room: int, cap: int) -> None:
+    assert fair_share(held, room) == cap
+    assert sum(min(size, cap) for size in held) <= room or sum(held) <= room
 
 
-async def test_a_log_of_before_is_read_and_gets_its_indexes(tmp_path: Path) -> None:
+async def test_an_older_log_is_read_and_gets_the_new_indexes(tmp_path: Path) -> None:
     log = EventLog(tmp_path, close_interrupted)
     await written(log, "a", "x")
     log.close()
@@ -239,28 +241,26 @@ async def test_a_log_of_before_is_read_and_gets_its_indexes(tmp_path: Path) -> N
     assert names == {"responses_ended", "responses_unfinished"}
 
 
-async def test_what_is_too_old_goes_from_a_log_that_always_has_something_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(token_log, "SWEEP_S", 0.1)
+async def test_old_responses_are_deleted_from_a_busy_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_writer, "SWEEP_INTERVAL_S", 0.1)
     log = EventLog(tmp_path, close_interrupted, Retention(max_age=0.2))
     await written(log, "old", "x")
     async with asyncio.timeout(30):
-        while await there(log, "old"):  # it is asked without a pause
+        while await there(log, "old"):  # queries without a pause
             pass
     log.close()
 
 
-async def test_what_nobody_ends_goes_and_what_is_being_written_stays(
+async def test_an_abandoned_response_is_deleted_and_a_running_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_log, "SWEEP_S", 0.05)
+    monkeypatch.setattr(event_writer, "SWEEP_INTERVAL_S", 0.05)
     log = EventLog(tmp_path, close_interrupted, Retention(max_age=100))
     for name, age in (("lost", 101.0), ("young", 99.0), ("live", 101.0)):
-        track = log.begin(header(name, time.time() - age - token_log.ABANDONED_S), stored=True)
-        await log.append(track, events("x"))
+        live = log.begin(record(name, time.time() - age - event_writer.ABANDONED_S), stored=True)
+        await log.append(live, events("x"))
         if name != "live":
-            del log._live[name]  # as after a disk that refused its end
+            del log._live[name]  # as after a failed write of its end
     async with asyncio.timeout(30):
         while await there(log, "lost"):
             pass
@@ -268,7 +268,7 @@ async def test_what_nobody_ends_goes_and_what_is_being_written_stays(
     log.close()
 
 
-async def test_what_is_too_old_is_not_there_and_goes(tmp_path: Path) -> None:
+async def test_an_old_response_is_not_found_and_is_deleted(tmp_path: Path) -> None:
     log = EventLog(tmp_path, close_interrupted, Retention(max_age=100))
     await written(log, "old", "x", created=time.time() - 101)
     await written(log, "new", "x")
@@ -279,23 +279,21 @@ async def test_what_is_too_old_is_not_there_and_goes(tmp_path: Path) -> None:
     again.close()
 
 
-async def test_a_disk_that_refuses_fails_what_it_refused_and_no_more(
-    log: EventLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_write_fails_its_responses_only(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     write = EventStore.write
 
     def refusing(*_: object) -> None:
         raise ConfigError("The disk is full.")
 
-    track = log.begin(header("a"), stored=True)
+    live = log.begin(record("a"), stored=True)
     monkeypatch.setattr(EventStore, "write", refusing)
-    await log.append(track, events("lost"))
+    await log.append(live, events("lost"))
     with pytest.raises(PacelineError, match="could not be stored"):
         await log.follow("a").next()
     monkeypatch.setattr(EventStore, "write", write)
     with pytest.raises(PacelineError, match="could not be stored"):
-        await log.append(track, events("more"))
-    log.put(track, events("end"), last=True)
+        await log.append(live, events("more"))
+    log.append_nowait(live, events("end"), last=True)
     assert log.running("a") is None and await log.find("a") is None
     await written(log, "b", "fine")
     assert len(await rest_of(log.follow("b"))) == 1
@@ -303,10 +301,10 @@ async def test_a_disk_that_refuses_fails_what_it_refused_and_no_more(
 
 async def test_the_same_number_is_never_written_twice(tmp_path: Path) -> None:
     rows = EventStore(tmp_path)
-    rows.write([header("a")], [("a", 0, "delta", b"1")], [])
+    rows.write([record("a")], [("a", 0, "delta", b"1")], [])
     with pytest.raises(ConfigError, match="UNIQUE"):
         rows.write([], [("a", 0, "delta", b"2")], [])
-    assert rows.read("a", -1, 10) == [Row(0, "delta", b"1")]
+    assert rows.read("a", -1, 10) == [EventRow(0, "delta", b"1")]
     rows.close()
 
 
@@ -321,10 +319,10 @@ async def test_files_are_private_and_of_one_format(tmp_path: Path) -> None:
         EventLog(tmp_path / "other" / FILE, close_interrupted)
 
 
-async def test_a_second_process_leaves_alone_what_the_first_is_writing(tmp_path: Path) -> None:
+async def test_a_second_process_does_not_end_responses_of_the_first(tmp_path: Path) -> None:
     first = EventLog(tmp_path, close_interrupted)
-    track = first.begin(header("a"), stored=True)
-    await first.append(track, [("response.created", b'{"response":{"output":[]}}')])
+    live = first.begin(record("a"), stored=True)
+    await first.append(live, [("response.created", b'{"response":{"output":[]}}')])
     await first.follow("a").next()
     second = EventLog(tmp_path, close_interrupted)
     assert len(await second.all("a")) == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.api.http.errors import Failure
 from paceline.api.http.strict_json import encode_json
-from paceline.api.responses.event_store import Row
+from paceline.api.responses.event_store import EventRow
 from paceline.api.responses.events import ENDS, Event, ResponseEvents
 from paceline.api.responses.replay import close_interrupted, replay
 from paceline.runtime.service import Citation, GenerateEvent, TextDelta, TokenLogprob
@@ -22,24 +22,24 @@ FIRST: dict[str, object] = {"id": "resp_1", "status": "in_progress", "output": [
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Ulm"}}\n</tool_call>'
 
 
-def narration(calls: bool = False) -> ResponseEvents:
+def encoder(calls: bool = False) -> ResponseEvents:
     numbers = itertools.count()
     return ResponseEvents(
         FIRST,
         calls=calls,
         new_id=lambda prefix: f"{prefix}_{next(numbers)}",
         clock=lambda: 1234,
-        notes=lambda one: {} if one.degraded is None else {"paceline": {"degraded": one.degraded}},
+        extension=lambda one: {} if one.degraded is None else {"paceline": {"degraded": one.degraded}},
     )
 
 
-def told(said: list[GenerateEvent], calls: bool = False) -> list[Event]:
-    one = narration(calls)
-    return [*one.begin(), *(event for each in said for event in one.take(each))]
+def events_of(generated: list[GenerateEvent], calls: bool = False) -> list[Event]:
+    one = encoder(calls)
+    return [*one.begin(), *(event for each in generated for event in one.take(each))]
 
 
-def rows_of(events: list[Event]) -> list[Row]:
-    return [Row(index, kind, encode_json(body)) for index, (kind, body) in enumerate(events)]
+def rows_of(events: list[Event]) -> list[EventRow]:
+    return [EventRow(index, kind, encode_json(body)) for index, (kind, body) in enumerate(events)]
 
 
 def final_of(events: list[Event]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def pieces_of(texts: list[str], borders: list[int], reason: str) -> list[Generat
 
 
 def test_the_events_of_a_plain_answer_are_openais_in_their_order() -> None:
-    events = told([TextDelta("Hello", 1), TextDelta(" there", 1), done()])
+    events = events_of([TextDelta("Hello", 1), TextDelta(" there", 1), done()])
     assert [kind for kind, _ in events] == [
         "response.created",
         "response.in_progress",
@@ -92,7 +92,9 @@ def test_the_events_of_a_plain_answer_are_openais_in_their_order() -> None:
 
 
 def test_a_call_has_events_of_its_own_and_ids_of_its_own() -> None:
-    events = told([TextDelta("Let me see. ", 1), TextDelta(CALL[:40], 9), TextDelta(CALL[40:], 9), done()], calls=True)
+    events = events_of(
+        [TextDelta("Let me see. ", 1), TextDelta(CALL[:40], 9), TextDelta(CALL[40:], 9), done()], calls=True
+    )
     kinds = [kind for kind, _ in events]
     assert kinds.index("response.function_call_arguments.delta") > kinds.index("response.output_item.done")
     arguments = "".join(str(body["delta"]) for kind, body in events if kind.endswith("arguments.delta"))
@@ -104,11 +106,11 @@ def test_a_call_has_events_of_its_own_and_ids_of_its_own() -> None:
 
 
 def test_what_looks_like_a_call_is_text_where_nothing_may_be_called() -> None:
-    assert text_of(final_of(told([TextDelta(CALL, 9), done()]))) == CALL
+    assert text_of(final_of(events_of([TextDelta(CALL, 9), done()]))) == CALL
 
 
 def test_an_answer_cut_by_its_limit_is_incomplete_and_says_why() -> None:
-    events = told([TextDelta("Hel", 1), done("length")])
+    events = events_of([TextDelta("Hel", 1), done("length")])
     final = final_of(events)
     assert events[-1][0] == "response.incomplete" and final["status"] == "incomplete"
     assert final["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -116,14 +118,14 @@ def test_an_answer_cut_by_its_limit_is_incomplete_and_says_why() -> None:
 
 
 def test_an_answer_of_no_words_is_still_a_message() -> None:
-    final = final_of(told([done()]))
+    final = final_of(events_of([done()]))
     assert [item["type"] for item in final["output"]] == ["message"] and text_of(final) == ""
 
 
 def test_citations_and_logprobs_are_told_in_events_and_in_the_end() -> None:
     one = TokenLogprob("Hi", -0.5, (72, 105))
     cited = done("stop", citations=(Citation("cloud", "a b.md", "text", 0.5),), degraded="device_lost")
-    events = told([TextDelta("Hi", 1, logprobs=((one, (one,)),)), cited])
+    events = events_of([TextDelta("Hi", 1, logprobs=((one, (one,)),)), cited])
     part = final_of(events)["output"][0]["content"][0]
     assert part["annotations"] == [
         {
@@ -145,7 +147,7 @@ def test_citations_and_logprobs_are_told_in_events_and_in_the_end() -> None:
 @given(ANSWERS)
 def test_every_answer_keeps_the_protocol(answer: tuple[list[str], list[int], bool, str]) -> None:
     texts, borders, calls, reason = answer
-    events = told(pieces_of(texts, borders, reason), calls)
+    events = events_of(pieces_of(texts, borders, reason), calls)
     assert [body["sequence_number"] for _, body in events] == list(range(len(events)))
     assert [kind in ENDS for kind, _ in events] == [False] * (len(events) - 1) + [True]
     open_item: object = None
@@ -167,14 +169,14 @@ def test_every_answer_keeps_the_protocol(answer: tuple[list[str], list[int], boo
 @given(ANSWERS)
 def test_deltas_add_up_however_the_text_was_cut(answer: tuple[list[str], list[int], bool, str]) -> None:
     texts, borders, calls, reason = answer
-    events = told(pieces_of(texts, borders, reason), calls)
+    events = events_of(pieces_of(texts, borders, reason), calls)
     deltas: dict[object, str] = {}
     for kind, body in events:
         if kind.endswith(".delta"):
             deltas[body["output_index"]] = deltas.get(body["output_index"], "") + str(body["delta"])
     for index, item in enumerate(final_of(events)["output"]):
         assert deltas.get(index, "") == (item["content"][0]["text"] if item["type"] == "message" else item["arguments"])
-    whole = final_of(told([TextDelta("".join(texts), 1), done(reason)], calls))
+    whole = final_of(events_of([TextDelta("".join(texts), 1), done(reason)], calls))
     assert text_of(whole) == text_of(final_of(events))
 
 
@@ -183,7 +185,7 @@ def test_what_is_left_of_a_cut_response_is_what_was_told(
     answer: tuple[list[str], list[int], bool, str], data: st.DataObject
 ) -> None:
     texts, borders, calls, reason = answer
-    events = told(pieces_of(texts, borders, reason), calls)
+    events = events_of(pieces_of(texts, borders, reason), calls)
     rows = rows_of(events)
     assert replay(rows) == replay(rows[-1:]) == final_of(events)
     assert close_interrupted(rows) == []
@@ -199,7 +201,7 @@ def test_what_is_left_of_a_cut_response_is_what_was_told(
 
 @pytest.mark.parametrize("how", ["fail", "cancel"])
 def test_a_response_that_ends_early_keeps_its_text(how: str) -> None:
-    one = narration()
+    one = encoder()
     events = [*one.begin(), *one.take(TextDelta("Half", 1))]
     events += one.cancel() if how == "cancel" else one.fail(Failure(503, "The device has gone.", "server_error"))
     kind, body = events[-1]

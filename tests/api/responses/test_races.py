@@ -9,8 +9,9 @@ from typing import TypeVar
 import httpx
 import pytest
 
-from paceline.api.responses.event_log import EventLog, Header, Retention
-from paceline.api.responses.event_store import EventStore
+from paceline.api.responses.event_log import EventLog
+from paceline.api.responses.event_store import EventStore, ResponseRecord
+from paceline.api.responses.event_writer import Retention
 from paceline.errors import ConfigError
 from paceline.runtime.service import TextDelta
 from tests.api.responses.test_endpoint import error_of, post
@@ -27,7 +28,7 @@ class Ending:
         self.after = 0
         self.go = Signal()
         service.script = Script([TextDelta("Hello", 1), self.go, TextDelta(" there.", 1), done()])
-        ask = EventLog.ask
+        ask = EventLog.query
 
         async def asked(log: EventLog, question: Callable[[], T]) -> T:
             answer = await ask(log, question)
@@ -39,7 +40,7 @@ class Ending:
                         await asyncio.sleep(0.001)
             return answer
 
-        monkeypatch.setattr(EventLog, "ask", asked)
+        monkeypatch.setattr(EventLog, "query", asked)
 
 
 def begun(http: httpx.Client) -> str:
@@ -90,7 +91,7 @@ def test_one_that_is_deleted_while_it_is_fetched_is_not_found(
     http.get(f"/v1/responses/{made}", params={"stream": "true"})
     find = EventLog.find
 
-    async def deleted(log: EventLog, response: str, **options: bool) -> Header | None:
+    async def deleted(log: EventLog, response: str, **options: bool) -> ResponseRecord | None:
         header = await find(log, response, **options)
         await log.delete(response)
         return header
