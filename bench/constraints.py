@@ -1,7 +1,7 @@
-"""`paceline bench constraints`: answers that a schema or tools hold, validated one by one, in every strategy.
+"""`paceline bench constraints`: constrained answers (JSON schema or tools), each validated, in every strategy.
 
-Two nodes in this process, linked over a socket, with models for which anything may follow anything: what validates does
-so for the masks alone. With `--data` also what a mask costs over a real vocabulary of 151,646 tokens.
+Two nodes in this process, linked over a socket, with models of arbitrary distributions: answers validate only because
+of the masks. With `--data` also the time of a mask over a real vocabulary of 151,646 tokens.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.tokenizer import Tokenizer
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
-from paceline.runtime.service import DraftMode, GenerateRequest, GenerationResult, TextDelta
-from paceline.strategies.base import Strategy
+from paceline.runtime.service import DRAFT_MODES, DraftMode, GenerateRequest, GenerationResult, TextDelta
 from paceline.strategies.registry import STRATEGIES
+from paceline.strategies.strategy import Strategy
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.messages import VERSION, Hello, Welcome
 
@@ -44,7 +44,7 @@ from .report import Claim, Options, Report
 NAME: Final = "constraints"
 SUMMARY: Final = "answers held to a JSON schema or to tools that validate, in every strategy at 1, 8 and 32 at once"
 
-RUNS: Final = 1000  # a strategy and concurrency
+RUNS: Final = 1000  # per strategy and concurrency
 QUICK: Final = 40
 CONCURRENCY: Final = (1, 8, 32)
 MAX_TOKENS: Final = 200  # more than the longest of these answers
@@ -71,11 +71,11 @@ TOOLS: Final[dict[str, dict[str, object]]] = {"person": PERSON, "tree": TREE}
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """What an answer is held to, and how it is judged."""
+class AnswerForm:
+    """A constraint on an answer, and its validation."""
 
     constraint: Constraint
-    schema: dict[str, object] | None  # of the whole text; None: calls of `TOOLS`
+    schema: dict[str, object] | None  # of the whole text; None: calls to `TOOLS`
 
     def holds(self, text: str) -> bool:
         try:
@@ -92,13 +92,13 @@ class Form:
         return bool(calls)
 
 
-def _forms() -> tuple[Form, ...]:
+def _forms() -> tuple[AnswerForm, ...]:
     named = [{"name": name, "parameters": schema} for name, schema in TOOLS.items()]
     tools = json.dumps({"tools": named, "required": True, "parallel": False})
     schemas = (PERSON, TREE)
     return (
-        *(Form(Constraint("json_schema", json.dumps(schema)), schema) for schema in schemas),
-        Form(Constraint("tools", tools), None),
+        *(AnswerForm(Constraint("json_schema", json.dumps(schema)), schema) for schema in schemas),
+        AnswerForm(Constraint("tools", tools), None),
     )
 
 
@@ -106,7 +106,9 @@ FORMS: Final = _forms()
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class Outcome:
+    """Totals of a run of answers."""
+
     runs: int
     valid: int
     tokens: int
@@ -119,7 +121,7 @@ def run(options: Options) -> Report:
     if options.data is not None:
         rows += mask_rows(options.data / "tokenizers" / "qwen2")
     shares = [float(str(row["valid"])) / float(str(row["runs"])) for row in rows if "valid" in row]
-    conditions = {"model": "fake, arbitrary laws over 257 tokens", "clock": "real", "runs": count}
+    conditions = {"model": "fake, arbitrary distributions over 257 tokens", "clock": "real", "runs": count}
     return Report(NAME, conditions, rows, [Claim("constraints.valid", min(shares), 1.0, "higher")])
 
 
@@ -128,55 +130,57 @@ async def _rows(count: int) -> list[dict[str, object]]:
     async with linked_nodes() as nodes:
         for strategy in STRATEGIES.values():
             for at_once in CONCURRENCY:
-                tally = await judged(nodes, strategy, count, at_once)
+                outcome = await judged(nodes, strategy, count, at_once)
                 rows.append(
                     {
                         "strategy": strategy.name,
                         "at_once": at_once,
-                        "runs": tally.runs,
-                        "valid": tally.valid,
-                        "tokens": tally.tokens,
-                        "tokens_per_s": tally.tokens / tally.seconds,
+                        "runs": outcome.runs,
+                        "valid": outcome.valid,
+                        "tokens": outcome.tokens,
+                        "tokens_per_s": outcome.tokens / outcome.seconds,
                     }
                 )
     return rows
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------
-async def judged(nodes: dict[Side, Node], strategy: Strategy, count: int, at_once: int) -> Tally:
-    """`count` answers, of each form, side, rule and way to draft in turn, every fifth greedy; `at_once` at a time."""
-    waiting = iter(range(count))
+async def judged(nodes: dict[Side, Node], strategy: Strategy, count: int, at_once: int) -> Outcome:
+    """Generate `count` answers, `at_once` at a time, over all forms, sides, aggregators and draft modes; a fifth greedy."""
+    numbers = iter(range(count))
     valid = tokens = 0
-    began = time.perf_counter()
+    start = time.perf_counter()
 
     async def write() -> None:
         nonlocal valid, tokens
-        for number in waiting:
+        for number in numbers:
             form = FORMS[number % len(FORMS)]
             text, done = await _answer(nodes[SIDES[number % 2]], request(strategy, form, number))
             valid += done.reason == "stop" and done.strategy == strategy.name and form.holds(text)
             tokens += done.completion_tokens
 
     await asyncio.gather(*(write() for _ in range(at_once)))
-    return Tally(count, valid, tokens, time.perf_counter() - began)
+    return Outcome(count, valid, tokens, time.perf_counter() - start)
 
 
-def request(strategy: Strategy, form: Form, number: int) -> GenerateRequest:
-    rules, ways = get_args(AggregatorName), get_args(DraftMode)
+def request(strategy: Strategy, form: AnswerForm, number: int) -> GenerateRequest:
+    aggregators, modes = get_args(AggregatorName), get_args(DraftMode)
     return GenerateRequest(
         messages=({"role": "user", "content": f"Who is number {number}?"},),
         sampling=SamplingParams(temperature=0.0 if number % 5 == 4 else 1.0, seed=number),
         max_tokens=MAX_TOKENS,
         strategy=strategy.name,
-        aggregator=rules[number // 6 % len(rules)] if strategy.reference == "mixture" else None,
-        drafts=ways[number // 18 % len(ways)],
+        options={
+            "aggregator": aggregators[number // 6 % len(aggregators)] if strategy.text_of == "both" else "",
+            "drafting": DRAFT_MODES[modes[number // 18 % len(modes)]],
+        },
         constraint=form.constraint,
     )
 
 
-async def _answer(node: Node, asked: GenerateRequest) -> tuple[str, GenerationResult]:
+async def _answer(node: Node, request: GenerateRequest) -> tuple[str, GenerationResult]:
     text = ""
-    session = await node.prepare(asked)
+    session = await node.prepare(request)
     async for event in session.run():
         if isinstance(event, TextDelta):
             text += event.text
@@ -187,11 +191,11 @@ async def _answer(node: Node, asked: GenerateRequest) -> tuple[str, GenerationRe
 
 @asynccontextmanager
 async def linked_nodes() -> AsyncIterator[dict[Side, Node]]:
-    """Both sides in this process, each with a model of its own and no documents."""
+    """Both sides in this process, each with its own model and no documents."""
     seeds: dict[Side, int] = {"device": 1, "cloud": 2}
     loaded = {side: LoadedModel(arbitrary(FakeEngine(seed)), ByteTokenizer()) for side, seed in seeds.items()}
     nodes = {side: Node(side, model, None) for side, model in loaded.items()}
-    told = {
+    identity = {
         side: (model.tokenizer.fingerprint, model.engine.info.fingerprint, side, list(STRATEGIES))
         for side, model in loaded.items()
     }
@@ -203,12 +207,12 @@ async def linked_nodes() -> AsyncIterator[dict[Side, Node]]:
     async with nodes["device"], nodes["cloud"], asyncio.TaskGroup() as tasks:
         device = Link(
             StreamTransport(*await asyncio.open_connection(sock=left)),
-            Hello(VERSION, "device", "secret", *told["device"], documents=0),
+            Hello(VERSION, "device", "secret", *identity["device"], documents=0),
             on_up=lambda link: nodes["device"].on_link(link, "cloud"),
         )
         cloud = Link(
             StreamTransport(*await asyncio.open_connection(sock=right)),
-            Welcome(VERSION, *told["cloud"], documents=0),
+            Welcome(VERSION, *identity["cloud"], documents=0),
             authenticate=admit,
             on_up=lambda link: nodes["cloud"].on_link(link, "device"),
         )
@@ -223,18 +227,18 @@ async def linked_nodes() -> AsyncIterator[dict[Side, Node]]:
             await cloud.closed.wait()
 
 
-# ---- the cost of a mask ---------------------------------------------------------------------------------------------
+# ---- the time of a mask ---------------------------------------------------------------------------------------------
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def qwen_tokenizer(folder: Path) -> Tokenizer:
-    """Qwen2's vocabulary and merges as a tokenizer file, read as any model's is."""
+    """Tokenizer with Qwen2's vocabulary and merges."""
     reader = tokenizers.Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     reader.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     reader.decoder = decoders.ByteLevel()
     reader.add_special_tokens(list(SPECIAL))
-    ends = frozenset(token for name in (SPECIAL[0], SPECIAL[2]) if (token := reader.token_to_id(name)) is not None)
-    return Tokenizer(reader.to_str(), None, {}, ends)
+    eos_ids = frozenset(token for name in (SPECIAL[0], SPECIAL[2]) if (token := reader.token_to_id(name)) is not None)
+    return Tokenizer(reader.to_str(), None, {}, eos_ids)
 
 
 PLACE: Final[dict[str, object]] = {
@@ -257,7 +261,7 @@ WORDS: Final = "The ferry leaves at noon; I shall look up when it comes back. "
 
 
 def mask_rows(folder: Path) -> list[dict[str, object]]:
-    """One mask a token of an answer; then again with a draft of three other tokens tried before each."""
+    """Time of one mask per token of an answer; then again with a draft of three other tokens masked before each."""
     tokenizer = qwen_tokenizer(folder)
     grammars = GrammarCompiler(tokenizer)
     rows: list[dict[str, object]] = [{"mask": "reading the vocabulary, ms", "median": _ms(grammars.warm)}]
@@ -272,21 +276,21 @@ def mask_rows(folder: Path) -> list[dict[str, object]]:
         path = tokenizer.encode(text)
         for drafts in (0, 3):
             mask = grammars.mask(constraint)
-            took = []
+            times_us = []
             for at in range(len(path)):
                 for draft in range(drafts):
                     mask.allowed([*path[: max(at - 2, 0)], *path[: draft + 1]])
-                began = time.perf_counter()
+                start = time.perf_counter()
                 mask.allowed(path[:at])
-                took.append(1e6 * (time.perf_counter() - began))
-            rows.append({"mask": f"{name}: a mask, {drafts} drafts between, us"} | _spread(took))
+                times_us.append(1e6 * (time.perf_counter() - start))
+            rows.append({"mask": f"{name}: a mask, {drafts} drafts between, us"} | _spread(times_us))
     return rows
 
 
 def _ms(action: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    start = time.perf_counter()
     action()
-    return 1e3 * (time.perf_counter() - began)
+    return 1e3 * (time.perf_counter() - start)
 
 
 def _spread(values: Sequence[float]) -> dict[str, object]:

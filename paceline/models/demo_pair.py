@@ -1,6 +1,6 @@
-"""Answers of the demo pair as the program gives them: real engines, the strategies themselves, a virtual network.
+"""Answers of the demo pair through the real engines and strategies, over a simulated network.
 
-One side's document alone is `autoregressive`; a document on each side is `aggregate`.
+One side alone uses the strategy `autoregressive`; both sides use `aggregate`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from paceline.engine.loader import load_model
 from paceline.rag.embedder import Embedder
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.runtime.simulator import Network, SimulatedRequest, Simulation
-from paceline.strategies.base import SIDES, Branch, DraftLimits, MachineConfig, Side
+from paceline.strategies.base import SIDES, Branch, MachineConfig, Side
 from paceline.strategies.registry import STRATEGIES
+from paceline.wire.messages import DraftLimits
 
-LIMIT = 96  # tokens an answer may have
+LIMIT = 96  # tokens per answer at most
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Both models, and what weighs their documents: an embedder, or nothing for even weights."""
+    """Both models, and the embedder that weighs their documents; None: even weights."""
 
     models: Mapping[Side, LoadedModel]
     embedder: Embedder | None = None
@@ -35,7 +36,7 @@ class Pair:
         return Pair({side: load_model(str(path), threads=threads) for side, path in paths.items()})
 
     def answer(self, question: str, documents: Mapping[Side, str | None]) -> str:
-        """The greedy answer of the sides named in `documents`, each with its document or none."""
+        """Answer greedily with the sides named in `documents`, each with its document or None."""
         sides = [side for side in SIDES if side in documents]
         front = sides[0]
         tokenizer, engine = self.models[front].tokenizer, self.models[front].engine
@@ -46,12 +47,10 @@ class Pair:
             for side, score in zip(sides, scores, strict=True)
         }
         sampling = SamplingParams(temperature=0.0)
-        plain = DraftLimits(width=1, rows=1, ahead=0)  # drafts change no token, and cost time here
-        task = MachineConfig(
-            front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, drafting=plain, rescoring=True
-        )
+        plain = strategy.options(drafting=DraftLimits(width=1, rows=1, ahead=0))  # drafts change no token, cost time
+        config = MachineConfig(front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, options=plain)
         engines = {side: self.models[side].engine for side in SIDES}
-        world = Simulation(SimulatedRequest(strategy, front, task, branches), engines, network=Network((0.01, 0.02)))
+        world = Simulation(SimulatedRequest(strategy, front, config, branches), engines, network=Network((0.01, 0.02)))
         return tokenizer.decode(world.run().tokens)
 
     def _scores(self, question: str, documents: Sequence[str | None]) -> list[float | None]:
@@ -69,5 +68,5 @@ class Pair:
         tokenizer = self.models[side].tokenizer
         if document is None:
             return Branch(tuple(tokenizer.chat(messages)), None)
-        preamble, told, tail = tokenizer.document_prompt(messages, document)
-        return Branch((*preamble, *told, *tail), score)
+        preamble, passage, tail = tokenizer.document_prompt(messages, document)
+        return Branch((*preamble, *passage, *tail), score)

@@ -12,19 +12,25 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.sampling.constraint import Constraint
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import ModelInfo
 from paceline.rag.records import DEFAULT_COLLECTION, MIN_SCORE
 from paceline.strategies.base import FinishReason, Side
+from paceline.strategies.strategy import Privacy
+from paceline.wire.messages import DraftLimits
 
 if TYPE_CHECKING:
     from paceline.rag.store.library import Library
 
 OnLoss = Literal["continue", "pause", "fail"]
-Privacy = Literal["open", "document-private", "answer-private", "local-only"]
 DraftMode = Literal["tree", "chain", "sequence", "none"]  # how far and how broadly the sides draft
+DRAFT_MODES: dict[DraftMode, DraftLimits] = {
+    "tree": DraftLimits(),
+    "chain": DraftLimits(width=1, rows=1),  # DRAGON as published
+    "sequence": DraftLimits(width=1, rows=1, ahead=20, whole_sequences=True),
+    "none": DraftLimits(width=1, rows=1, ahead=0),  # token by token
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +48,7 @@ class GenerateRequest:
     privacy: Privacy = "document-private"
     top_logprobs: int | None = None  # None: no logprobs
     seeded: bool = True  # the client named the seed: the same one must give the same text
-    aggregator: AggregatorName | None = None  # None: chosen by default_rule
-    drafts: DraftMode = "tree"
-    rescoring: bool = True  # scores of documents follow the text as it grows
+    options: Mapping[str, object] = field(default_factory=dict)  # of strategies, by the fields of their options structs
     owner: str = ""  # whose request: what it teaches about text serves the same owner alone. A name, never a secret
     constraint: Constraint | None = None  # what the text must look like
     collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # this side's documents that are read; the peer reads its own

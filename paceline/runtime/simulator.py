@@ -11,6 +11,7 @@ import heapq
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.engine.base import Engine
@@ -31,23 +32,12 @@ from paceline.strategies.base import (
     Scored,
     Side,
     Started,
-    Strategy,
     TimerFired,
     other,
 )
+from paceline.strategies.strategy import Strategy
 from paceline.wire.codec import decode, encode
-from paceline.wire.messages import (
-    CloseSession,
-    DetailRequest,
-    Drafts,
-    EvidenceWeight,
-    Handover,
-    Message,
-    SessionMessage,
-    SpeedReport,
-    SyncState,
-    Targets,
-)
+from paceline.wire.messages import CloseSession, SessionFrame, SessionMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +132,7 @@ class Simulation:
             self.linked = True
             self.front.deliver_later(LinkBack())
 
-    def send(self, sender: SimulatedSide, message: Message) -> None:
+    def send(self, sender: SimulatedSide, message: SessionFrame) -> None:
         self.sent[type(message).__name__] = self.sent.get(type(message).__name__, 0) + 1
         if not self.linked:
             return
@@ -150,7 +140,9 @@ class Simulation:
         copies = 1 + (self.random.random() < self.network.duplicate)
         for _ in range(copies):
             if self.random.random() >= self.network.loss:
-                self.carry(lambda: self.hosts[other(sender.side)].arrived(decode(data)))
+                arrived = decode(data)
+                assert isinstance(arrived, SessionFrame)
+                self.carry(partial(self.hosts[other(sender.side)].arrived, arrived))
 
     def carry(self, deliver: Callable[[], None]) -> None:
         """Deliver after this network's delay, unless the link has been cut by then."""
@@ -209,12 +201,12 @@ class SimulatedSide:
             self._driver.abandon()
             self._driver = None
 
-    def arrived(self, message: Message) -> None:
+    def arrived(self, message: SessionFrame) -> None:
         match message:
             case CloseSession():
                 if self._driver is not None and self is not self.world.front:
                     self._driver.deliver(Cancelled())
-            case Drafts() | EvidenceWeight() | DetailRequest() | Targets() | Handover() | SpeedReport() | SyncState():
+            case SessionMessage():
                 if self._driver is not None and not self._driver.finished:
                     self._driver.deliver(Received(message, self.world.now))
                 elif self is self.world.front:
@@ -248,9 +240,6 @@ class SimulatedSide:
 
     def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:
         self._submit(SequenceOp.commit(seq, keep, rest))
-
-    def truncate(self, seq: SeqId, length: int) -> None:
-        self._submit(SequenceOp.truncate(seq, length))
 
     def release(self, seq: SeqId) -> None:
         self._live.discard(seq)

@@ -21,10 +21,10 @@ from paceline.strategies.base import (
     Retrieved,
     Scored,
     Started,
-    Strategy,
 )
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixTree
+from paceline.strategies.strategy import Strategy
 
 
 class Autoregressive:
@@ -34,7 +34,7 @@ class Autoregressive:
         self._task = task
         self._paths = PrefixTree(len(task.targets))
         self._decoder = BranchDecoder(
-            task.sampling, task.vocab_size, rescoring=task.rescoring, mask=task.mask, ends=task.eos_ids
+            task.sampling, task.vocab_size, rescoring=task.options.rescoring, mask=task.mask, ends=task.eos_ids
         )
         self._finished = False
 
@@ -78,6 +78,6 @@ autoregressive = Strategy(
     name="autoregressive",
     summary="one side writes the answer token by token from its own documents",
     machine=Autoregressive,
-    needs_peer=False,
-    reference="target",
+    participants="one side",
+    text_of="front",
 )

@@ -1,17 +1,16 @@
-"""What a strategy is: a machine that is told facts and answers with wishes. It never waits.
+"""Machines of strategies: events in, effects out. A machine never waits.
 
-Guarantees every machine gives, held by `tests/strategies/test_conformance.py`: `Emit` never retracts; after `Finish`
-nothing; every `Forward` is answered by one `Scored`; the same events, seed and experience give the same effects; no
-message from a peer raises.
+Guarantees every machine gives, held by `tests/strategies/conformance`: `Emit` never retracts; after `Finish` nothing;
+every `Forward` is answered by one `Scored`; the same events, seed and statistics give the same effects; no message from
+a peer raises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.batching.segment import UNKNOWN, Segment, SeqId, StepSize
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.drafting.online_stats import OnlineStats
@@ -21,7 +20,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES as SIDES
 from paceline.core.side import Side as Side
 from paceline.core.side import other as other
-from paceline.wire.messages import SessionMessage
+from paceline.wire.messages import DEFAULT_OPTIONS, Options, SessionMessage
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -35,56 +34,29 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftLimits:
-    """How far and how broadly a side drafts."""
-
-    width: int = 4  # guesses for each next token; 1 makes chains, which is DRAGON as published
-    rows: int = 16  # in one forward of one branch
-    ahead: int = 32  # tokens beyond the last target; 0: both sides wait for every target (token-wise)
-    burst: bool = False  # ship chains of `ahead` drafts as a whole (sequence-wise)
-
-
-@dataclass(frozen=True, slots=True)
 class MachineConfig:
-    """What a machine must know of a request before anything happens.
+    """Facts about a request that a machine needs before anything happens.
 
     `targets` and `epoch` are not empty when a side joins (again) in mid-answer.
     """
 
     side: Side
-    faces_client: bool  # this side faces the client: it emits
+    faces_client: bool  # this side emits
     sampling: SamplingParams
     max_tokens: int
     eos_ids: frozenset[int]
     vocab_size: int  # ids both sides give the same meaning; an engine may pad beyond
+    options: Options = DEFAULT_OPTIONS  # of the strategy's own type, see `Strategy.options`
     targets: tuple[int, ...] = ()  # output tokens already decided
     epoch: int = 0
     linked: bool = False  # a peer takes part
-    waits_for_peer: bool = False  # without the peer nothing is decided: it is waited for
-    aggregator: AggregatorName = "mixture"  # of aggregation
-    needs_dists: bool = False  # distributions are wanted for logprobs, not for the choice alone
+    waits_for_peer: bool = False  # without the peer nothing is decided
     private: bool = True  # distributions that the device computes from its documents never go up
-    rescoring: bool = False  # scores of documents follow the text, see `aggregation.evidence`; not under `coin`
-    drafting: DraftLimits = DraftLimits()
     rtt: float | None = None  # s, between the sides, where it is known
     bandwidth: float | None = None  # bytes a second towards the peer; None: nothing has shown a limit
     stats: OnlineStats | None = None  # of earlier answers; None: begin without any
-    mask: Mask | None = None  # what the answer is held to; asked only after `Retrieved`
-    table: LookupTable | None = None  # what the client's earlier answers have shown; read and written
-
-    @property
-    def pinned_side(self) -> Side | None:
-        """Where the decision must stay: with the device, if what it computes may not leave it. None: anywhere.
-
-        Also for logprobs: only the side that decides has the distributions.
-        """
-        return "device" if self.needs_dists or (self.private and self.aggregator != "coin") else None
-
-    @property
-    def own_drafting(self) -> DraftLimits:
-        """A device that may only ship choices ships one a position: several would tell of the law behind them."""
-        choices = self.private and self.side == "device" and self.aggregator == "coin"
-        return replace(self.drafting, width=1) if choices else self.drafting
+    mask: Mask | None = None  # the constraint of the answer; asked only after `Retrieved`
+    table: LookupTable | None = None  # n-grams of the client's earlier answers; read and written
 
 
 # ---- events: facts --------------------------------------------------------------------------------------------------
@@ -146,7 +118,7 @@ class Cancelled:
 Event = Started | Retrieved | Scored | Received | TimerFired | LinkLost | LinkBack | Cancelled
 
 
-# ---- effects: wishes ------------------------------------------------------------------------------------------------
+# ---- effects -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Retrieve:
     """Find this side's documents for the request and build its branches."""
@@ -165,14 +137,6 @@ class Commit:
     seq: SeqId
     keep: tuple[int, ...]
     rest: tuple[int, ...] = ()  # rows of the open tree that stay open, see `Engine.commit`
-
-
-@dataclass(frozen=True, slots=True)
-class Truncate:
-    """Drop rows from `length` on. Forwards of this sequence that have not run are dropped with them."""
-
-    seq: SeqId
-    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,25 +182,10 @@ class Finish:
     end: Emit | None = None  # the end-of-text token, where one was chosen and its law is known: no part of the answer
 
 
-Effect = Retrieve | Forward | Commit | Truncate | Send | OpenPeer | ClosePeer | WakeAt | Emit | Finish
+Effect = Retrieve | Forward | Commit | Send | OpenPeer | ClosePeer | WakeAt | Emit | Finish
 
 
 class Machine(Protocol):
     """One side of one generation. Told what happened, answers with what to do. Never waits."""
 
     def on(self, event: Event) -> Sequence[Effect]: ...
-
-
-class MachineFactory(Protocol):
-    def __call__(self, task: MachineConfig) -> Machine: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """A strategy's record: what the CLI, the API's enum, the docs and the conformance suite read."""
-
-    name: str
-    summary: str
-    machine: MachineFactory
-    needs_peer: bool  # without a peer, `lookup_tree` serves in its place
-    reference: Literal["target", "mixture"]  # what its text must equal, see DESIGN 4

@@ -24,7 +24,6 @@ from paceline.core.sampling.sampler import filter_top, sample
 from paceline.strategies.base import (
     Branch,
     Cancelled,
-    DraftLimits,
     Effect,
     Emit,
     Event,
@@ -35,12 +34,13 @@ from paceline.strategies.base import (
     Retrieved,
     Scored,
     Started,
-    Strategy,
     TimerFired,
     WakeAt,
 )
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.strategies.strategy import Strategy
+from paceline.wire.messages import DraftLimits
 
 ROOM: Final = 4  # drafts of one step, times the rows that a request's way of drafting gives a forward
 HEAD_START: Final = 0.001  # s that the engine's thread gets before lessons compete with it for the interpreter
@@ -84,12 +84,17 @@ class LookupTree:
         self._task = task
         self._paths = PrefixTree(len(task.targets))
         self._decoder = BranchDecoder(
-            task.sampling, task.vocab_size, rescoring=task.rescoring, mask=task.mask, ends=task.eos_ids, lazy=True
+            task.sampling,
+            task.vocab_size,
+            rescoring=task.options.rescoring,
+            mask=task.mask,
+            ends=task.eos_ids,
+            lazy=True,
         )
         self._drafter: TreeDrafter = drafter or NgramDrafter(
-            table, task.sampling, ends=task.eos_ids, skill=experience.drafter
+            table, task.sampling, eos_ids=task.eos_ids, stats=experience.drafter
         )
-        self._budget = budget or AdaptiveBudget(experience.budget, rows=_max_rows(task.drafting))
+        self._budget = budget or AdaptiveBudget(experience.budget, rows=_max_rows(task.options.drafting))
         self._overlap = overlap
         self._prompts: tuple[Branch, ...] = ()  # not read yet
         self._later: list[Callable[[], None]] = []  # what can be learnt while a forward runs
@@ -287,6 +292,6 @@ lookup_tree = Strategy(
     name="lookup_tree",
     summary="one side writes alone and verifies several guessed tokens in one forward, where that is faster",
     machine=LookupTree,
-    needs_peer=False,
-    reference="target",
+    participants="one side",
+    text_of="front",
 )

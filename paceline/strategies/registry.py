@@ -1,10 +1,23 @@
-"""Every strategy by name: what the command line, the API's enum, the docs and the conformance suite read."""
+"""Strategies by name: what the command line, the API's enum, routing and the conformance tests read."""
 
 from __future__ import annotations
 
 from paceline.strategies.aggregate.machine import aggregate
 from paceline.strategies.autoregressive import autoregressive
-from paceline.strategies.base import Strategy
 from paceline.strategies.lookup_tree import lookup_tree
+from paceline.strategies.strategy import Strategy
+from paceline.wire import codec
 
-STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in (autoregressive, lookup_tree, aggregate)}
+STRATEGIES: dict[str, Strategy] = {}
+
+
+def register(strategy: Strategy) -> None:
+    """Make a strategy known, before links are up. Raises ValueError for a name or a message tag that is taken."""
+    if strategy.name in STRATEGIES:
+        raise ValueError(f"there is a strategy {strategy.name!r} already")
+    codec.register(*strategy.messages)
+    STRATEGIES[strategy.name] = strategy
+
+
+for _strategy in (autoregressive, lookup_tree, aggregate):
+    register(_strategy)

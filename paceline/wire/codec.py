@@ -1,15 +1,17 @@
 """Messages to bytes and back, with a limit on everything. Knows neither sockets nor the order in which messages come.
 
-What `decode` returns has been checked as far as one message can be: types and ranges (messages.py), finite floats,
-fields that must agree with each other, distributions, token ids within the vocabulary. A machine may rely on that.
+A decoded message has been checked as far as one message can be: types and ranges (messages.py), finite floats, fields
+that must agree with each other, token ids within the vocabulary. A machine may rely on that. `OpenSession.options` is
+decoded by `decode_options`, once the strategy is known.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
-from typing import Any, get_args
+from functools import reduce
+from operator import or_
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -18,51 +20,62 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.dist_codec import decode_dist, encode_dist, quantize
 from paceline.wire.messages import (
+    CONTROL_MESSAGES,
+    MAX_CONTROL_BYTES,
+    MAX_FRAME_BYTES,
+    STRATEGY_MESSAGES,
     Drafts,
-    EvidenceWeight,
     Hello,
     Message,
     OpenSession,
+    Options,
     Ping,
     Pong,
     RetrievedPassages,
     Sampling,
-    SpeedReport,
-    Targets,
+    SessionMessage,
+    bad_tokens,
+    not_finite,
 )
-from paceline.wire.tree_codec import unpack_nodes
 
-__all__ = [
-    "MAX_CONTROL_BYTES",
-    "MAX_FRAME_BYTES",
-    "constraint_from_wire",
-    "constraint_to_wire",
-    "decode",
-    "decode_dist",
-    "encode",
-    "encode_dist",
-    "peek_version",
-    "quantize",
-    "sampling_from_wire",
-    "sampling_to_wire",
-]
+MAX_OPTIONS_BYTES = 4096
 
-MAX_FRAME_BYTES = 1 << 20
-MAX_CONTROL_BYTES = 1 << 16
-DATA = (OpenSession, Drafts, Targets, RetrievedPassages)  # may fill a frame; everything else is control
-_LAST_TOKEN = 2**31 - 1
-_LANES = bytes(range(3))
+O = TypeVar("O", bound=Options)  # noqa: E741
 
 _INDEX = re.compile(r"\$\[(\d+)\]")
-_FIELDS = {struct.__struct_config__.tag: struct.__struct_fields__ for struct in get_args(Message)}
-
-_NO_LAWS = bytes([0x90 + len(Drafts.__struct_fields__)])  # MessagePack's head of an array without its last field
+_NO_DISTS = bytes([0x90 + len(Drafts.__struct_fields__)])  # MessagePack's head of an array without its last field
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _array_decoder: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[Any])
+
+
+class _Registry:
+    """The messages that can be decoded, by tag. Grows while strategies are registered, before a link is up."""
+
+    def __init__(self) -> None:
+        self._structs: dict[str, type[msgspec.Struct]] = {}
+        self.add(*CONTROL_MESSAGES, *STRATEGY_MESSAGES)
+
+    def add(self, *structs: type[msgspec.Struct]) -> None:
+        for struct in structs:
+            tag = str(struct.__struct_config__.tag)
+            if self._structs.setdefault(tag, struct) is not struct:
+                raise ValueError(f"the tag {tag!r} is {self._structs[tag].__name__}'s")
+        kinds = reduce(or_, self._structs.values())
+        self.decoder = cast("msgspec.msgpack.Decoder[Message]", msgspec.msgpack.Decoder(kinds))
+
+    def fields(self, tag: object) -> tuple[str, ...]:
+        """Names of a message's fields; none where the tag is unknown."""
+        return self._structs[tag].__struct_fields__ if isinstance(tag, str) and tag in self._structs else ()
+
+
+_registry = _Registry()
+
+
+def register(*structs: type[SessionMessage]) -> None:
+    """Make a strategy's messages known to the link. Raises ValueError for a tag that is taken."""
+    _registry.add(*structs)
 
 
 def encode(message: Message) -> bytes:
@@ -70,12 +83,11 @@ def encode(message: Message) -> bytes:
     try:
         data = _encoder.encode(message)
         if isinstance(message, Drafts) and not message.dists:
-            data = _NO_LAWS + data[1:-1]  # of what is sent for every token no byte is spent on an empty list
+            data = _NO_DISTS + data[1:-1]  # of what is sent for every token no byte is spent on an empty list
     except (UnicodeEncodeError, OverflowError) as error:
         raise LocalProtocolError(f"a {_tag(message)} message cannot be encoded: {error}") from error
-    limit = _limit(message)
-    if len(data) > limit:
-        raise LocalProtocolError(f"a {_tag(message)} message has {len(data)} bytes, more than {limit}")
+    if len(data) > message.max_bytes:
+        raise LocalProtocolError(f"a {_tag(message)} message has {len(data)} bytes, more than {message.max_bytes}")
     return data
 
 
@@ -84,15 +96,16 @@ def decode(data: bytes, *, vocab_size: int | None = None) -> Message:
     if len(data) > MAX_FRAME_BYTES:
         raise RemoteProtocolError(f"a frame has {len(data)} bytes", close_code=CloseCode.TOO_LARGE)
     try:
-        message = _decoder.decode(data)
+        message = _registry.decoder.decode(data)
     except msgspec.ValidationError as error:
         raise _bad(_with_field_name(str(error), data)) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise _bad(str(error)) from error
-    if len(data) > _limit(message):
+    if len(data) > message.max_bytes:
         what = f"a {_tag(message)} message has {len(data)} bytes"
         raise RemoteProtocolError(what, close_code=CloseCode.TOO_LARGE)
-    _check(message, vocab_size)
+    if (fault := _fault(message, vocab_size)) is not None:
+        raise _bad(fault)
     return message
 
 
@@ -138,6 +151,29 @@ def sampling_from_wire(sampling: Sampling) -> SamplingParams:
     )
 
 
+def encode_options(options: Options) -> msgspec.Raw:
+    """The field `OpenSession.options`. Raises LocalProtocolError when a peer would refuse it."""
+    data = _encoder.encode(options)
+    try:
+        decode_options(msgspec.Raw(data), type(options))
+    except RemoteProtocolError as error:
+        raise LocalProtocolError(f"options cannot be sent: {error}") from error
+    return msgspec.Raw(data)
+
+
+def decode_options(data: msgspec.Raw, kind: type[O]) -> O:
+    """Options of the strategy that an opening names. Raises RemoteProtocolError with the path of the fault."""
+    try:
+        options = msgspec.msgpack.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise _bad(_with_field_names(str(error), kind.__struct_fields__)) from error
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise _bad(str(error)) from error
+    if (fault := not_finite("options", *_floats(options))) is not None:
+        raise _bad(fault)
+    return options
+
+
 def constraint_to_wire(constraint: Constraint | None) -> messages.Constraint | None:
     return None if constraint is None else messages.Constraint(constraint.kind, constraint.text)
 
@@ -155,66 +191,41 @@ def _array(data: bytes) -> list[Any]:
 
 def _with_field_name(what: str, data: bytes) -> str:
     """msgspec names a field of an array by its place, the tag being the first."""
-    tag = next(iter(_array(data)), None)
-    names = ("tag", *_FIELDS[tag]) if isinstance(tag, str) and tag in _FIELDS else ("tag",)
+    return _with_field_names(what, ("tag", *_registry.fields(next(iter(_array(data)), None))))
+
+
+def _with_field_names(what: str, names: tuple[str, ...]) -> str:
     return _INDEX.sub(lambda match: f"$.{names[int(match[1])]}" if int(match[1]) < len(names) else match[0], what)
 
 
-def _check(message: Message, vocab_size: int | None) -> None:
+def _fault(message: Message, vocab_size: int | None) -> str | None:
+    """The first fault of fields that are of the right type."""
     match message:
+        case SessionMessage():
+            return message.fault(vocab_size)
         case OpenSession(sampling=sampling):
             biased = [token for token, _ in sampling.logit_bias]
             if len(set(biased)) != len(biased):
-                raise _bad("logit_bias names a token twice - at `$.sampling.logit_bias`")
-            _finite("sampling", *_floats(sampling), *(bias for _, bias in sampling.logit_bias))
-            _tokens("targets", message.targets, 0, vocab_size)
-            _tokens("sampling.logit_bias", biased, 0, vocab_size)
-        case Drafts():
-            nodes = unpack_nodes(message.nodes, vocab_size)
-            expected = len(nodes.tokens) if nodes.choices is None else 0
-            if len(message.dists) != expected:
-                raise _bad(f"{len(message.dists)} laws where there must be {expected} - at `$.laws`")
-            # The laws are unpacked once, where they are used: a bad one is worth nothing, and harms nobody.
-        case EvidenceWeight(log_weight=log_weight):
-            if log_weight is not None:
-                _finite("log_weight", log_weight)
-        case SpeedReport():
-            _finite("decode_s", message.decode_s, message.row_s)
-        case Targets():
-            if message.lanes and len(message.lanes) != len(message.tokens):
-                raise _bad(f"{len(message.lanes)} lanes for {len(message.tokens)} tokens - at `$.lanes`")
-            if message.lanes.strip(_LANES):
-                raise _bad("a lane is neither 0, 1 nor 2 - at `$.lanes`")
-            _tokens("tokens", message.tokens, message.start, vocab_size)
+                return "logit_bias names a token twice - at `$.sampling.logit_bias`"
+            if len(bytes(message.options)) > MAX_OPTIONS_BYTES:
+                return f"options of more than {MAX_OPTIONS_BYTES} bytes - at `$.options`"
+            return (
+                not_finite("sampling", *_floats(sampling), *(bias for _, bias in sampling.logit_bias))
+                or bad_tokens("targets", message.targets, 0, vocab_size)
+                or bad_tokens("sampling.logit_bias", biased, 0, vocab_size)
+            )
         case RetrievedPassages():
-            _finite("passages", *(passage.score for passage in message.passages))
+            return not_finite("passages", *(passage.score for passage in message.passages))
         case Ping() | Pong():
-            _finite("sent_at", *_floats(message))
+            return not_finite("sent_at", *_floats(message))
         case Hello():
-            if not message.device:
-                raise _bad("a device has no name - at `$.device`")
+            return None if message.device else "a device has no name - at `$.device`"
         case _:
-            pass
+            return None
 
 
-def _tokens(path: str, tokens: list[int], start: int, vocab_size: int | None) -> None:
-    if start + len(tokens) > _LAST_TOKEN:
-        raise _bad(f"positions beyond {_LAST_TOKEN} - at `$.{path}`")
-    if vocab_size is not None and tokens and max(tokens) >= vocab_size:
-        raise _bad(f"a token id outside the vocabulary of {vocab_size} - at `$.{path}`")
-
-
-def _floats(struct: Sampling | Ping | Pong) -> Iterable[float]:
+def _floats(struct: msgspec.Struct) -> Iterable[float]:
     return [value for value in msgspec.structs.astuple(struct) if isinstance(value, float)]
-
-
-def _finite(path: str, *values: float) -> None:
-    if not all(map(math.isfinite, values)):
-        raise _bad(f"a number that is not finite - at `$.{path}`")
-
-
-def _limit(message: Message) -> int:
-    return MAX_FRAME_BYTES if isinstance(message, DATA) else MAX_CONTROL_BYTES
 
 
 def _tag(message: Message) -> str:

@@ -7,22 +7,38 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import get_args
 
 import msgspec
 from msgspec import inspect
 
 from paceline.wire import messages
 from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, LONGEST_DELAY_S, CloseCode
-from paceline.wire.codec import DATA, MAX_CONTROL_BYTES, MAX_FRAME_BYTES
+from paceline.wire.codec import MAX_OPTIONS_BYTES
 from paceline.wire.dist_codec import LOWEST_EXPONENT, MANTISSA_BITS, ONE
-from paceline.wire.lifecycle import NEXT, TRIGGERS, LinkState, Role, Trigger
+from paceline.wire.lifecycle import NEXT, LinkState, Role
 from paceline.wire.link import HANDSHAKE_S, HEARTBEAT_S, MAX_MISSED
-from paceline.wire.messages import SUBPROTOCOL, VERSION, Message
+from paceline.wire.messages import (
+    CONTROL_MESSAGES,
+    MAX_CONTROL_BYTES,
+    MAX_FRAME_BYTES,
+    STRATEGY_MESSAGES,
+    SUBPROTOCOL,
+    VERSION,
+    SessionFrame,
+)
 from paceline.wire.sessions import MAX_SESSIONS
 from paceline.wire.tree_codec import MAX_NODES
 
-PARTS = (messages.ChatMessage, messages.Sampling, messages.DraftLimits, messages.DistPayload, messages.RetrievedPassage)
+MESSAGES = (*CONTROL_MESSAGES, *STRATEGY_MESSAGES)
+PARTS = (
+    messages.ChatMessage,
+    messages.Sampling,
+    messages.Options,
+    messages.AggregateOptions,
+    messages.DraftLimits,
+    messages.DistPayload,
+    messages.RetrievedPassage,
+)
 _PLAIN: dict[type[inspect.Type], str] = {
     inspect.FloatType: "float",
     inspect.IntType: "int",
@@ -30,6 +46,7 @@ _PLAIN: dict[type[inspect.Type], str] = {
     inspect.BytesType: "bytes",
     inspect.BoolType: "true or false",
     inspect.NoneType: "nil",
+    inspect.RawType: "any",
 }
 
 
@@ -45,7 +62,7 @@ def describe() -> str:
             *(line for role in Role for line in ("", f"### {role.value.capitalize()}", "", *_diagram(role))),
             "",
             "## Messages",
-            *(line for struct in get_args(Message) for line in _struct(struct)),
+            *(line for struct in MESSAGES for line in _struct(struct)),
             "",
             "## Parts of messages",
             *(line for struct in PARTS for line in _struct(struct)),
@@ -74,9 +91,10 @@ def _introduction() -> Iterator[str]:
     yield ""
     yield "| limit | |"
     yield "|---|--:|"
-    tags = ", ".join(f"`{struct.__struct_config__.tag}`" for struct in DATA)
+    tags = ", ".join(f"`{struct.__struct_config__.tag}`" for struct in MESSAGES if struct.max_bytes == MAX_FRAME_BYTES)
     yield f"| frame with {tags} | {MAX_FRAME_BYTES} bytes |"
     yield f"| frame with any other message | {MAX_CONTROL_BYTES} bytes |"
+    yield f"| `options` of an opening | {MAX_OPTIONS_BYTES} bytes |"
     yield f"| handshake | {HANDSHAKE_S:g} s |"
     yield f"| heartbeat | {HEARTBEAT_S:g} s |"
     yield f"| heartbeats without any frame from the peer, then it is taken for dead | {MAX_MISSED} |"
@@ -85,9 +103,7 @@ def _introduction() -> Iterator[str]:
 
 def _diagram(role: Role) -> Iterator[str]:
     labels: defaultdict[tuple[LinkState, LinkState], list[str]] = defaultdict(list)
-    tags: defaultdict[Trigger, list[str]] = defaultdict(list)
-    for struct, trigger in TRIGGERS.items():
-        tags[trigger].append(str(struct.__struct_config__.tag))
+    tags = [str(struct.__struct_config__.tag) for struct in MESSAGES if issubclass(struct, SessionFrame)]
     for (state, trigger), following in NEXT[role].items():
         labels[state, following].append(trigger.value)
     yield "```mermaid"
@@ -98,7 +114,7 @@ def _diagram(role: Role) -> Iterator[str]:
     yield f"    {LinkState.CLOSED.value} --> [*]"
     yield "```"
     yield ""
-    yield f"A session message is one of {', '.join(f'`{tag}`' for tag in tags[Trigger.SESSION])}."
+    yield f"A session message is one of {', '.join(f'`{tag}`' for tag in tags)}."
 
 
 def _struct(struct: type[msgspec.Struct]) -> Iterator[str]:

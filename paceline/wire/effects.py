@@ -1,12 +1,10 @@
-"""What a link's machine wishes: the driver carries these out in order."""
+"""Effects of the link's machine: the driver carries them out in order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.wire.messages import CloseSession, Hello, OpenSession, RetrievedPassages, SessionMessage, Welcome
-
-Outgoing = OpenSession | CloseSession | RetrievedPassages | SessionMessage  # what a session's two ends exchange
+from paceline.wire.messages import Hello, SessionFrame, Welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +16,7 @@ class Transmit:
 
 @dataclass(frozen=True, slots=True)
 class Authenticate:
-    """Is this device who it says it is? Answer with `authenticated`."""
+    """Check the credential of this device and answer with `authenticated`."""
 
     hello: Hello
 
@@ -34,7 +32,7 @@ class Connected:
 class Deliver:
     """A message of an open session. With a CloseSession the session has ended on this side, too."""
 
-    message: Outgoing
+    message: SessionFrame
 
 
 @dataclass(frozen=True, slots=True)

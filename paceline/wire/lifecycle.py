@@ -3,20 +3,8 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import get_args
 
-from paceline.wire.messages import (
-    CloseSession,
-    Drain,
-    Hello,
-    Message,
-    OpenSession,
-    Ping,
-    Pong,
-    RetrievedPassages,
-    SessionMessage,
-    Welcome,
-)
+from paceline.wire.messages import Drain, Hello, Message, Ping, Pong, SessionFrame, Welcome
 
 
 class Role(Enum):
@@ -43,27 +31,35 @@ class Trigger(Enum):
     CLOSE = "refused, lost or closed"
 
 
-_RUNNING = {
-    (state, trigger): state
-    for state in (LinkState.READY, LinkState.DRAINING)
-    for trigger in (Trigger.SESSION, Trigger.HEARTBEAT)
-} | {
-    (LinkState.READY, Trigger.DRAIN): LinkState.DRAINING,
-    (LinkState.DRAINING, Trigger.DRAIN): LinkState.DRAINING,
-    (LinkState.DRAINING, Trigger.IDLE): LinkState.CLOSED,
-}
-_CLOSING = {(state, Trigger.CLOSE): LinkState.CLOSED for state in LinkState if state is not LinkState.CLOSED}
-
 NEXT: dict[Role, dict[tuple[LinkState, Trigger], LinkState]] = {
-    Role.DEVICE: {(LinkState.OPENING, Trigger.WELCOME): LinkState.READY}
-    | _RUNNING
-    | {key: state for key, state in _CLOSING.items() if key[0] is not LinkState.AUTHENTICATING},
+    Role.DEVICE: {
+        (LinkState.OPENING, Trigger.WELCOME): LinkState.READY,
+        (LinkState.OPENING, Trigger.CLOSE): LinkState.CLOSED,
+        (LinkState.READY, Trigger.SESSION): LinkState.READY,
+        (LinkState.READY, Trigger.HEARTBEAT): LinkState.READY,
+        (LinkState.READY, Trigger.DRAIN): LinkState.DRAINING,
+        (LinkState.READY, Trigger.CLOSE): LinkState.CLOSED,
+        (LinkState.DRAINING, Trigger.SESSION): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.HEARTBEAT): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.DRAIN): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.IDLE): LinkState.CLOSED,
+        (LinkState.DRAINING, Trigger.CLOSE): LinkState.CLOSED,
+    },
     Role.CLOUD: {
         (LinkState.OPENING, Trigger.HELLO): LinkState.AUTHENTICATING,
+        (LinkState.OPENING, Trigger.CLOSE): LinkState.CLOSED,
         (LinkState.AUTHENTICATING, Trigger.ADMITTED): LinkState.READY,
-    }
-    | _RUNNING
-    | _CLOSING,
+        (LinkState.AUTHENTICATING, Trigger.CLOSE): LinkState.CLOSED,
+        (LinkState.READY, Trigger.SESSION): LinkState.READY,
+        (LinkState.READY, Trigger.HEARTBEAT): LinkState.READY,
+        (LinkState.READY, Trigger.DRAIN): LinkState.DRAINING,
+        (LinkState.READY, Trigger.CLOSE): LinkState.CLOSED,
+        (LinkState.DRAINING, Trigger.SESSION): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.HEARTBEAT): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.DRAIN): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.IDLE): LinkState.CLOSED,
+        (LinkState.DRAINING, Trigger.CLOSE): LinkState.CLOSED,
+    },
 }
 
 TRIGGERS: dict[type[Message], Trigger] = {
@@ -72,8 +68,9 @@ TRIGGERS: dict[type[Message], Trigger] = {
     Ping: Trigger.HEARTBEAT,
     Pong: Trigger.HEARTBEAT,
     Drain: Trigger.DRAIN,
-    OpenSession: Trigger.SESSION,
-    CloseSession: Trigger.SESSION,
-    RetrievedPassages: Trigger.SESSION,
-    **dict.fromkeys(get_args(SessionMessage), Trigger.SESSION),
 }
+
+
+def trigger_of(message: Message) -> Trigger:
+    """What a message from the peer is to the lifecycle."""
+    return Trigger.SESSION if isinstance(message, SessionFrame) else TRIGGERS[type(message)]

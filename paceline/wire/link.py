@@ -16,30 +16,23 @@ from paceline.core.estimation.bandwidth import Bandwidth
 from paceline.errors import LinkClosed, LocalProtocolError, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.codec import decode, encode, peek_version
-from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, Outgoing, Transmit, WakeAt
-from paceline.wire.lifecycle import NEXT, TRIGGERS, LinkState, Role, Trigger
+from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, Transmit, WakeAt
+from paceline.wire.lifecycle import NEXT, LinkState, Role, Trigger, trigger_of
 from paceline.wire.messages import (
     VERSION,
     CloseSession,
-    DetailRequest,
-    Drafts,
     Drain,
-    EvidenceWeight,
-    Handover,
     Hello,
     Message,
     OpenSession,
     Ping,
     Pong,
-    RetrievedPassages,
-    SpeedReport,
-    SyncState,
-    Targets,
+    SessionFrame,
     Welcome,
 )
 from paceline.wire.sessions import SessionTable
 
-__all__ = ["LinkMachine", "LinkState", "Outgoing", "Role"]
+__all__ = ["LinkMachine", "LinkState", "Role"]
 
 HANDSHAKE_S = 5.0  # an unauthenticated peer gets this long
 HEARTBEAT_S = 3.0
@@ -126,7 +119,7 @@ class LinkMachine:
             return self.close(CloseCode.HEARTBEAT_LOST)
         return self._ping(now)
 
-    def send(self, message: Outgoing, now: float | None = None) -> list[Effect]:
+    def send(self, message: SessionFrame, now: float | None = None) -> list[Effect]:
         """A message of a session. Silently none if that session has just ended: the peer's close is on its way up.
 
         now: lets a ping follow it when it is time to measure the bandwidth. Raises LinkClosed when the link is closed,
@@ -177,7 +170,7 @@ class LinkMachine:
                     f"device speaks {version}, cloud {VERSION}", close_code=CloseCode.VERSION_MISMATCH
                 )
         message = decode(data, vocab_size=self._vocab_size)
-        self._step(TRIGGERS[type(message)], received=message)
+        self._step(trigger_of(message), received=message)
         match message:
             case Hello():
                 self._hello = message
@@ -192,17 +185,7 @@ class LinkMachine:
                 pass  # the state says it all
             case OpenSession():
                 yield from self._opened_by_peer(message)
-            case (
-                CloseSession()
-                | RetrievedPassages()
-                | Drafts()
-                | EvidenceWeight()
-                | DetailRequest()
-                | Targets()
-                | Handover()
-                | SpeedReport()
-                | SyncState()
-            ):
+            case SessionFrame():
                 if not self.sessions.receivable(message.session):
                     return  # of a session that has just ended on this side
                 if isinstance(message, CloseSession):

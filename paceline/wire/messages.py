@@ -1,19 +1,29 @@
-"""Everything that travels on the link, in one file. Each struct is tagged with an explicit name.
+"""Messages of the link, in one file. Each struct is tagged with an explicit name.
 
 A rename of a class is not a protocol change; a change of a tag or field is, and raises VERSION.
 Strings and lists have limits here so that the decoder refuses what is too large before anything else sees it.
+
+A strategy adds its own messages as subclasses of `SessionMessage`, and its options as a subclass of `Options`; those of
+the strategies that ship with the package stand here. `wire.codec.register` makes others known.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from paceline.core.sampling.constraint import MAX_TEXT, ConstraintKind
+from paceline.wire.tree_codec import unpack_nodes
 
-VERSION = 4  # 4: Sampling.repetition_penalty; masks of schemas close objects that name properties
+VERSION = 4  # 4: Sampling.repetition_penalty, OpenSession.options; masks close objects that name properties
 SUBPROTOCOL = "paceline.v1"
+
+MAX_FRAME_BYTES = 1 << 20
+MAX_CONTROL_BYTES = 1 << 16
+LAST_TOKEN = 2**31 - 1
+LANES = bytes(range(3))
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Hash = Annotated[str, msgspec.Meta(max_length=128)]
@@ -30,7 +40,30 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class _Message(_Part, frozen=True, tag_field="t"):
-    """What may stand alone in a frame: its array begins with the tag."""
+    """Base of what may stand alone in a frame: its array begins with the tag."""
+
+    max_bytes: ClassVar[int] = MAX_CONTROL_BYTES  # of its frame
+
+
+class SessionFrame(_Message, frozen=True):
+    """Base of every message of a session: its opening, its end, and what is exchanged between them."""
+
+    kind: ClassVar[str]  # the name of its bytes in an answer's report and log
+
+    session: SessionNumber
+
+
+class SessionMessage(SessionFrame, frozen=True):
+    """Base of what the two machines of a session exchange. Link, egress, limits and simulator dispatch on it."""
+
+    epoch: Count  # of the opening it belongs to; a message of another epoch is dropped
+
+    def fault(self, vocab_size: int | None) -> str | None:  # noqa: ARG002  # for other messages
+        """The sentence for fields that do not agree with each other or with the vocabulary; None: there is no fault.
+
+        Types, ranges and lengths have been checked. vocab_size: None where it is not known.
+        """
+        return None
 
 
 # ---- connection -----------------------------------------------------------------------------------------------------
@@ -92,12 +125,38 @@ class Sampling(_Part, frozen=True):
 
 
 class DraftLimits(_Part, frozen=True):
-    """How far and how broadly each side drafts."""
+    """How far and how broadly a side drafts."""
 
-    width: Annotated[int, msgspec.Meta(ge=1, le=64)]  # guesses for each next token: 1 makes chains
-    rows: Annotated[int, msgspec.Meta(ge=1, le=256)]  # in one forward
-    ahead: Annotated[int, msgspec.Meta(ge=0, le=256)]  # tokens beyond the last target; 0: token by token
-    burst: bool  # ship a whole chain of `ahead` drafts at once, not each when it is there
+    width: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4  # drafts for each next token; 1 makes chains, as in DRAGON
+    rows: Annotated[int, msgspec.Meta(ge=1, le=256)] = 16  # in one forward of one branch
+    ahead: Annotated[int, msgspec.Meta(ge=0, le=256)] = 32  # tokens beyond the last target; 0: token by token
+    whole_sequences: bool = False  # send chains of `ahead` drafts as a whole, not each draft when it is there
+
+
+class Options(_Part, frozen=True):
+    """Options of a strategy: request, opening and machine carry them whole. A strategy with more subclasses this."""
+
+    rescoring: bool = True  # scores of documents follow the text, see `core.aggregation.weights.decayed_evidence`
+    drafting: DraftLimits = DraftLimits()
+
+    @property
+    def stats_kind(self) -> str:
+        """Answers with the same kind share what they measure, see `core.drafting.online_stats`."""
+        return ""
+
+
+DEFAULT_OPTIONS = Options()
+
+
+class AggregateOptions(Options, frozen=True):
+    """Options of `aggregate`."""
+
+    aggregator: Name = ""  # empty: left to `aggregate`
+    needs_dists: bool = False  # distributions are wanted for logprobs, not for the choice alone
+
+    @property
+    def stats_kind(self) -> str:
+        return self.aggregator
 
 
 class Constraint(_Part, frozen=True):
@@ -107,7 +166,7 @@ class Constraint(_Part, frozen=True):
     text: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
-class OpenSession(_Message, frozen=True, tag="open"):
+class OpenSession(SessionFrame, frozen=True, tag="open"):
     """The front asks its peer to take part in one generation, from `targets` on.
 
     With the strategy `search` a device asks for passages alone: `query` and `top_k_documents` count, the rest is empty,
@@ -116,7 +175,9 @@ class OpenSession(_Message, frozen=True, tag="open"):
     Session numbers are chosen by the opener: even by the cloud, odd by the device, never used twice on a connection.
     """
 
-    session: SessionNumber
+    kind = "open"
+    max_bytes = MAX_FRAME_BYTES
+
     strategy: Name
     messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=1000)]
     query: Text  # what to search documents for
@@ -124,19 +185,17 @@ class OpenSession(_Message, frozen=True, tag="open"):
     max_tokens: Count
     top_k_documents: Count
     privacy: Name
-    aggregator: Name  # of aggregation; empty where the strategy has none
-    needs_dists: bool  # distributions are wanted for logprobs, not for the choice alone
-    rescoring: bool  # scores of documents follow the text
-    drafting: DraftLimits
+    options: msgspec.Raw  # an array of the fields of the strategy's options, see `Options`
     targets: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
     epoch: Count  # how often this answer has been opened before; what was said under another epoch counts no more
-    constraint: Constraint | None  # what the text must look like; each side masks its own law
+    constraint: Constraint | None  # what the text must look like; each side masks its own distributions
 
 
-class CloseSession(_Message, frozen=True, tag="close"):
-    """This side has ended its part. `reason` is a FinishReason, or a sentence after "refused: "."""
+class CloseSession(SessionFrame, frozen=True, tag="close"):
+    """The sender has ended its part. `reason` is a FinishReason, or a sentence after "refused: "."""
 
-    session: SessionNumber
+    kind = "close"
+
     reason: Annotated[str, msgspec.Meta(max_length=1024)]
 
 
@@ -150,72 +209,95 @@ class DistPayload(_Part, frozen=True):
     probs: Annotated[bytes, msgspec.Meta(max_length=1_048_576)]  # (kept,) little-endian uint16, or float64
 
 
-class Drafts(_Message, frozen=True, tag="d"):
-    """What the sender predicts after some prefixes: nodes of the tree it drafts, packed by wire.tree_codec.
+class Drafts(SessionMessage, frozen=True, tag="d"):
+    """Nodes of the tree the sender drafts, with what it predicts after each, packed by `wire.tree_codec`.
 
     The tree hangs on an anchor, a node whose prefix is decided. Tags of what is sent for every token are short.
+    Distributions are unpacked once, where they are used: a bad one is ignored there.
     """
 
-    session: SessionNumber
-    epoch: Count
+    kind = "drafts"
+    max_bytes = MAX_FRAME_BYTES
+
     nodes: Annotated[bytes, msgspec.Meta(max_length=65_536)]
-    # One a node; none where choices are shipped, and then the field is left out.
+    # One a node; none where choices are sent, and then the field is left out.
     dists: Annotated[list[DistPayload], msgspec.Meta(max_length=256)] = []
 
+    def fault(self, vocab_size: int | None) -> str | None:
+        nodes = unpack_nodes(self.nodes, vocab_size)
+        expected = len(nodes.tokens) if nodes.choices is None else 0
+        if len(self.dists) != expected:
+            return f"{len(self.dists)} distributions where there must be {expected} - at `$.dists`"
+        return None
 
-class EvidenceWeight(_Message, frozen=True, tag="w"):
-    """What the sender's documents weigh together: log h; None: it found none."""
 
-    session: SessionNumber
-    epoch: Count
+class EvidenceWeight(SessionMessage, frozen=True, tag="w"):
+    """Summed weight of the sender's documents: log h; None: it found none."""
+
+    kind = "weight"
+
     log_weight: float | None
 
+    def fault(self, vocab_size: int | None) -> str | None:  # noqa: ARG002  # for other messages
+        return None if self.log_weight is None else not_finite("log_weight", self.log_weight)
 
-class DetailRequest(_Message, frozen=True, tag="more"):
-    """A node's law does not settle the choice: send more of it."""
 
-    session: SessionNumber
-    epoch: Count
+class DetailRequest(SessionMessage, frozen=True, tag="more"):
+    """The distribution of a node does not settle the choice: send more of it."""
+
+    kind = "wanted"
+
     node: Count
     level: Annotated[int, msgspec.Meta(ge=1, le=2)]  # core.aggregation.registry.LAST_LEVEL
 
 
-class Targets(_Message, frozen=True, tag="t"):
+class Targets(SessionMessage, frozen=True, tag="t"):
     """Decided output tokens from `start` on."""
 
-    session: SessionNumber
-    epoch: Count
+    kind = "targets"
+    max_bytes = MAX_FRAME_BYTES
+
     start: Count
     tokens: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
     lanes: Annotated[bytes, msgspec.Meta(max_length=131_072)]  # one per token: 0 none, 1 cloud, 2 device; or empty
 
+    def fault(self, vocab_size: int | None) -> str | None:
+        if self.lanes and len(self.lanes) != len(self.tokens):
+            return f"{len(self.lanes)} lanes for {len(self.tokens)} tokens - at `$.lanes`"
+        if self.lanes.strip(LANES):
+            return "a lane is neither 0, 1 nor 2 - at `$.lanes`"
+        return bad_tokens("tokens", self.tokens, self.start, vocab_size)
 
-class Handover(_Message, frozen=True, tag="turn"):
+
+class Handover(SessionMessage, frozen=True, tag="turn"):
     """The receiver decides from output position `start` on. Sent by the side that decided until then."""
 
-    session: SessionNumber
-    epoch: Count
+    kind = "handover"
+
     turn: Count  # hand-overs so far, this one included
     start: Count
 
 
-class SpeedReport(_Message, frozen=True, tag="pace"):
-    """How fast the sender computes, for the choice of who decides."""
+class SpeedReport(SessionMessage, frozen=True, tag="pace"):
+    """Speed of the sender's engine, for the choice of the side that decides."""
 
-    session: SessionNumber
-    epoch: Count
+    kind = "pace"
+
     decode_s: Annotated[float, msgspec.Meta(ge=0, le=3600)]  # s, a forward of one row
     row_s: Annotated[float, msgspec.Meta(ge=0, le=3600)]  # s, each further row
 
+    def fault(self, vocab_size: int | None) -> str | None:  # noqa: ARG002  # for other messages
+        return not_finite("decode_s", self.decode_s, self.row_s)
 
-class SyncState(_Message, frozen=True, tag="have"):
-    """Sent when nothing has come for a while: what the sender holds, so that the receiver can send the rest again."""
 
-    session: SessionNumber
-    epoch: Count
+class SyncState(SessionMessage, frozen=True, tag="have"):
+    """State of the sender after a time without progress, so that the receiver can send again what was lost."""
+
+    kind = "have"
+
     turn: Count
     targets: Count  # output tokens decided, as far as the sender knows, without a gap
-    waits: bool  # it decides, and lacks a law of the receiver
+    waits: bool  # it decides, and lacks a distribution of the receiver
 
 
 class RetrievedPassage(_Part, frozen=True):
@@ -226,12 +308,46 @@ class RetrievedPassage(_Part, frozen=True):
     score: float
 
 
-class RetrievedPassages(_Message, frozen=True, tag="found"):
-    """What the peer's search found, for the citations of the answer. For the driver; no machine sees it."""
+class RetrievedPassages(SessionFrame, frozen=True, tag="found"):
+    """Passages the sender reads, for the citations of the answer. For the driver; no machine sees it."""
 
-    session: SessionNumber
+    kind = "found"
+    max_bytes = MAX_FRAME_BYTES
+
     passages: Annotated[list[RetrievedPassage], msgspec.Meta(max_length=64)]
 
 
-SessionMessage = Drafts | EvidenceWeight | DetailRequest | Targets | Handover | SpeedReport | SyncState
-Message = Hello | Welcome | Ping | Pong | Drain | OpenSession | CloseSession | RetrievedPassages | SessionMessage
+CONTROL_MESSAGES: tuple[type[_Message], ...] = (
+    Hello,
+    Welcome,
+    Ping,
+    Pong,
+    Drain,
+    OpenSession,
+    CloseSession,
+    RetrievedPassages,
+)
+STRATEGY_MESSAGES: tuple[type[SessionMessage], ...] = (
+    Drafts,
+    EvidenceWeight,
+    DetailRequest,
+    Targets,
+    Handover,
+    SpeedReport,
+    SyncState,
+)
+Message = Hello | Welcome | Ping | Pong | Drain | SessionFrame
+
+
+def not_finite(path: str, *values: float) -> str | None:
+    """The sentence for a number that is not finite, in the field of this path."""
+    return None if all(map(math.isfinite, values)) else f"a number that is not finite - at `$.{path}`"
+
+
+def bad_tokens(path: str, tokens: list[int], start: int, vocab_size: int | None) -> str | None:
+    """The sentence for token ids outside the vocabulary, or positions beyond the last one."""
+    if start + len(tokens) > LAST_TOKEN:
+        return f"positions beyond {LAST_TOKEN} - at `$.{path}`"
+    if vocab_size is not None and tokens and max(tokens) >= vocab_size:
+        return f"a token id outside the vocabulary of {vocab_size} - at `$.{path}`"
+    return None

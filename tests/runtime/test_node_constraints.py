@@ -56,7 +56,7 @@ async def test_a_peer_that_cannot_keep_it_says_so_and_the_answer_goes_on_without
         def fails(_: Constraint) -> Mask:
             raise error
 
-        monkeypatch.setattr(bench.cloud._grammars, "mask", fails)
+        monkeypatch.setattr(bench.cloud._resources._grammars, "mask", fails)
         with caplog.at_level(logging.WARNING):
             text, done = await collect(await bench.device.prepare(YES))
         assert f"refused: {said}" in caplog.text
@@ -77,7 +77,7 @@ async def test_an_answer_that_ends_before_its_constraint_is_kept_was_cut_off(mon
             return False
 
     async with nodes(linked=False) as (bench, _):
-        monkeypatch.setattr(bench.device._grammars, "mask", lambda _: Lost())
+        monkeypatch.setattr(bench.device._resources._grammars, "mask", lambda _: Lost())
         text, done = await collect(await bench.device.prepare(YES))
         assert (text, done.reason) == ("AAA", "length")
 

@@ -18,6 +18,7 @@ from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import node as node_module
+from paceline.runtime import peers as peers_module
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerationResult, TextDelta
@@ -55,7 +56,7 @@ def give_documents(bench: Bench, device_may_search: threading.Event | None = Non
         (bench.cloud, "The harbour opens at eight.", None),
         (bench.device, "My landlord is called Velda.", device_may_search),
     ):
-        node._store = cast(DocumentStore, OneDocument(text, may_search))
+        node._resources.store = cast(DocumentStore, OneDocument(text, may_search))
 
 
 @asynccontextmanager
@@ -254,11 +255,13 @@ async def test_a_link_that_comes_and_goes_does_not_prolong_a_pause() -> None:
 
 async def test_nobody_pauses_for_a_peer_that_is_there_and_does_not_take_part() -> None:
     async with nodes() as (bench, _):
-        bench.cloud._peers = {cast(PeerSession, object()): cast(Link, None) for _ in range(node_module.MAX_ANSWERS)}
+        bench.cloud._peers._sessions = {
+            cast(PeerSession, object()): cast(Link, None) for _ in range(peers_module.MAX_PEER_SESSIONS)
+        }
         session = await bench.device.prepare(replace(REQUEST, on_loss="pause"))
         with pytest.raises(PacelineError, match="not to go on alone"):
             await collect(session)
-        bench.cloud._peers.clear()
+        bench.cloud._peers._sessions.clear()
 
 
 async def test_a_link_that_goes_before_the_answer_begins_is_a_loss_too() -> None:

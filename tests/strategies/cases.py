@@ -21,26 +21,34 @@ from paceline.strategies.base import (
     Branch,
     ClosePeer,
     Commit,
-    DraftLimits,
     Effect,
     Emit,
     Event,
     Finish,
     Forward,
+    Machine,
     MachineConfig,
-    MachineFactory,
     Received,
     Retrieved,
     Scored,
     Send,
     Side,
     Started,
-    Strategy,
     TimerFired,
-    Truncate,
 )
+from paceline.strategies.strategy import Strategy
 from paceline.wire.dist_codec import encode_head
-from paceline.wire.messages import Drafts, EvidenceWeight, Handover, SessionMessage, SyncState, Targets
+from paceline.wire.messages import (
+    AggregateOptions,
+    DraftLimits,
+    Drafts,
+    EvidenceWeight,
+    Handover,
+    Options,
+    SessionMessage,
+    SyncState,
+    Targets,
+)
 from paceline.wire.tree_codec import EncodedNodes, pack_nodes
 
 VOCAB = 257
@@ -84,7 +92,7 @@ MANNERS: dict[str, Manner] = {
     "private trees": Manner(),
     "private chains": Manner(drafting=CHAIN),
     "token by token": Manner(drafting=DraftLimits(width=1, rows=1, ahead=0)),
-    "sequences": Manner(drafting=DraftLimits(width=1, rows=1, ahead=6, burst=True)),
+    "sequences": Manner(drafting=DraftLimits(width=1, rows=1, ahead=6, whole_sequences=True)),
     "open trees": Manner(private=False),
     "private trees, rescoring": Manner(rescoring=True),
     "open trees, rescoring": Manner(private=False, rescoring=True),
@@ -100,7 +108,7 @@ MANNERS: dict[str, Manner] = {
 
 
 def manners(strategy: Strategy) -> dict[str, Manner]:
-    return MANNERS if strategy.reference == "mixture" else {"alone": Manner(), "rescoring": Manner(rescoring=True)}
+    return MANNERS if strategy.text_of == "both" else {"alone": Manner(), "rescoring": Manner(rescoring=True)}
 
 
 def engines() -> dict[Side, Engine]:
@@ -120,12 +128,19 @@ def job(
     manner: Manner | None = None,
     table: LookupTable | None = None,
 ) -> SimulatedRequest:
-    task = MachineConfig(front, True, sampling, max_tokens, eos_ids, VOCAB)
+    options = options_for(strategy.options, {})
+    task = MachineConfig(front, True, sampling, max_tokens, eos_ids, VOCAB, options)
     if manner is not None:
-        how = {"private": manner.private, "drafting": manner.drafting, "rescoring": manner.rescoring}
         table = LookupTable(VOCAB) if manner.tables and table is None else table
-        task = replace(task, aggregator=manner.rule, table=table, **how)
+        asked = {"aggregator": manner.rule, "drafting": manner.drafting, "rescoring": manner.rescoring}
+        task = replace(task, options=options_for(strategy.options, asked), private=manner.private, table=table)
     return SimulatedRequest(strategy, front, task, branches, room or {})
+
+
+def options_for(kind: type[Options], asked: Mapping[str, object]) -> Options:
+    """Options of this type; without rescoring unless it is asked for."""
+    fields = {"rescoring": False, **asked}
+    return kind(**{name: fields[name] for name in kind.__struct_fields__ if name in fields})  # type: ignore[arg-type]
 
 
 def without_documents(branches: tuple[Branch, ...]) -> tuple[Branch, ...]:
@@ -189,9 +204,13 @@ class Hand:
     wanted. `asked` are the forwards so far, `rows` what they hold: the paths whose rows were asked for.
     """
 
-    def __init__(self, machine: MachineFactory, side: Side, *, front: bool, **changes: object) -> None:
+    def __init__(
+        self, machine: Callable[[MachineConfig], Machine], side: Side, *, front: bool, **changes: object
+    ) -> None:
         task = MachineConfig(side, front, SamplingParams(temperature=0.0), 8, EOS, VOCAB, linked=True)
-        self.task = replace(task, **changes)  # type: ignore[arg-type]  # any of Task's fields
+        asked = {name: changes.pop(name) for name in AggregateOptions.__struct_fields__ if name in changes}
+        options = options_for(AggregateOptions, asked)
+        self.task = replace(task, options=options, **changes)  # type: ignore[arg-type]  # any of its fields
         self.machine = machine(self.task)
         self.effects: list[Effect] = []
         self.say: Callable[[tuple[int, ...]], Dist] = lambda _: point(65)
@@ -210,8 +229,6 @@ class Hand:
                     self._forward(ticket, segment)
                 case Commit(seq, keep, rest):
                     self._tokens[seq] += self._ledger.commit(seq, keep, rest).committed
-                case Truncate():
-                    raise AssertionError("no machine truncates any more")
         self.effects += effects
         return effects
 

@@ -11,8 +11,9 @@ import pytest
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.runtime.simulator import Network, SimulatedRequest, SimulatedSide, Simulation
 from paceline.strategies.aggregate.machine import Aggregate
-from paceline.strategies.base import SIDES, Branch, Cancelled, Side, Strategy, other
+from paceline.strategies.base import SIDES, Branch, Cancelled, Side, other
 from paceline.strategies.registry import STRATEGIES
+from paceline.strategies.strategy import Strategy
 from tests.strategies import oracle
 from tests.strategies.cases import (
     BRANCHES,
@@ -47,7 +48,7 @@ def reference(
     manner: Manner,
     branches: Mapping[Side, tuple[Branch, ...]] = BRANCHES,
 ) -> list[int]:
-    if strategy.reference == "mixture":
+    if strategy.text_of == "both":
         how = oracle.REFERENCES[manner.rule]
         return how(engines(), branches, sampling, MAX_TOKENS, EOS, rescoring=manner.rescoring)
     return oracle.continued_alone(

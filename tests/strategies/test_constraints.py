@@ -25,10 +25,11 @@ from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.runtime.simulator import Network, SimulatedRequest, Simulation
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.autoregressive import Autoregressive
-from paceline.strategies.base import SIDES, Branch, Forward, LinkLost, Side, Strategy
+from paceline.strategies.base import SIDES, Branch, Forward, LinkLost, Side
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixTree
 from paceline.strategies.registry import STRATEGIES
+from paceline.strategies.strategy import Strategy
 from tests.strategies import oracle
 from tests.strategies.cases import (
     BRANCHES,
@@ -117,7 +118,7 @@ def test_text_equals_the_reference_in_random_interleavings_and_validates(
 ) -> None:
     """The reference masks too: token by token, synchronously."""
     manner, params, mask = manners(strategy)[way], SAMPLINGS[sampling], MASKS[name]
-    if strategy.reference == "mixture":
+    if strategy.text_of == "both":
         reference = oracle.REFERENCES[manner.rule](
             MODELS[models](), BRANCHES, params, LONG, EOS, rescoring=manner.rescoring, mask=mask
         )

@@ -23,7 +23,6 @@ from paceline.strategies.base import (
     Branch,
     Cancelled,
     Commit,
-    DraftLimits,
     Effect,
     Emit,
     Event,
@@ -40,14 +39,15 @@ from paceline.strategies.base import (
     Send,
     Started,
     TimerFired,
-    Truncate,
 )
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode, encode
 from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import (
+    AggregateOptions,
     DetailRequest,
     DistPayload,
+    DraftLimits,
     Drafts,
     EvidenceWeight,
     Handover,
@@ -73,7 +73,7 @@ DRAFTINGS = (
     DraftLimits(width=2, rows=4, ahead=6),
     DraftLimits(width=1, rows=1, ahead=4),
     DraftLimits(width=1, rows=1, ahead=0),
-    DraftLimits(width=1, rows=1, ahead=3, burst=True),
+    DraftLimits(width=1, rows=1, ahead=3, whole_sequences=True),
     DraftLimits(width=8, rows=2, ahead=2),
 )
 
@@ -96,19 +96,25 @@ class Run:
             targets=() if self.front else tuple(chance.randrange(VOCAB - 1) for _ in range(chance.choice((0, 0, 3)))),
             epoch=0 if self.front else chance.choice((0, 0, 5)),
             linked=strategy.needs_peer and chance.random() < 0.95,
-            aggregator=chance.choice(("mixture", "coin", "paper")),
+            options=AggregateOptions(
+                rescoring=chance.random() < 0.3,
+                drafting=chance.choice(DRAFTINGS),
+                aggregator=chance.choice(("mixture", "coin", "paper")),
+                needs_dists=chance.random() < 0.1,
+            ),
             private=chance.random() < 0.3,
-            needs_dists=chance.random() < 0.1,
-            drafting=chance.choice(DRAFTINGS),
             rtt=chance.choice((None, 0.5, 0.5)),
-            rescoring=chance.random() < 0.3,
             table=LookupTable(VOCAB) if chance.random() < 0.6 else None,
             waits_for_peer=chance.random() < 0.2,
         )
+        assert isinstance(self.task.options, AggregateOptions)
+        self.options = self.task.options
         self._linked = self.task.linked
         self._strategy = strategy
         may_move = (
-            self.task.linked and not self.task.needs_dists and (self.task.aggregator == "coin" or not self.task.private)
+            self.task.linked
+            and not self.options.needs_dists
+            and (self.options.aggregator == "coin" or not self.task.private)
         )
         self._moved = may_move and chance.random() < 0.4  # the cloud decides
         self.machine = self.make()
@@ -187,8 +193,6 @@ class Run:
                 self._forward(ticket, segment)
             case Commit(seq, keep, rest):
                 self._ledger.commit(seq, keep, rest)  # raises for what no engine can do
-            case Truncate():
-                raise AssertionError("no machine truncates any more")
             case Emit(token):
                 assert self.front and len(self.known) < self.task.max_tokens
                 assert self._linked or not (self.task.waits_for_peer and self._strategy.needs_peer), "it does not wait"
@@ -232,7 +236,7 @@ class Run:
     def _private(self, message: SessionMessage) -> None:
         """What a device never says of private documents, whatever it is asked."""
         if self.task.side == "device" and self.task.private:
-            if self.task.aggregator != "coin":
+            if self.options.aggregator != "coin":
                 assert not isinstance(message, Drafts | EvidenceWeight | SpeedReport | Handover), message
             elif isinstance(message, Drafts):
                 assert not message.dists
@@ -329,7 +333,7 @@ class Run:
             edges.append(self._token() % VOCAB)
             if parent >= number:
                 parents[-1], edges[-1], anchor = -1, 0, number
-        coin = self.task.aggregator == "coin" if chance.random() < 0.95 else chance.random() < 0.5
+        coin = self.options.aggregator == "coin" if chance.random() < 0.95 else chance.random() < 0.5
         choices = tuple(self._token() % VOCAB for _ in range(count)) if coin else None
         self._heard.update(choices or ())
         if coin:
@@ -338,7 +342,7 @@ class Run:
                 for parent, edge in zip(parents, edges, strict=True)
             ]
         level = chance.choice((0, 0, 0, 1, 2))
-        scored = not coin and self.task.rescoring and chance.random() < 0.9
+        scored = not coin and self.options.rescoring and chance.random() < 0.9
         scores = tuple(chance.randrange(-999, 999) for _ in range(count)) if scored else None
         nodes = EncodedNodes(start, anchor, level, first, tuple(parents), tuple(edges), choices, scores)
         self._said += [(number, start) for number in range(first, first + count)]

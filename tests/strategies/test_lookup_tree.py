@@ -16,7 +16,6 @@ from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import (
     Branch,
     Cancelled,
-    DraftLimits,
     Emit,
     Finish,
     Forward,
@@ -25,11 +24,12 @@ from paceline.strategies.base import (
     Retrieved,
     Scored,
     Started,
-    Strategy,
     TimerFired,
     WakeAt,
 )
 from paceline.strategies.lookup_tree import LookupTree
+from paceline.strategies.strategy import Strategy
+from paceline.wire.messages import DraftLimits
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Hand, engines, found, job, point
 
@@ -178,7 +178,7 @@ def test_an_answer_begins_with_what_an_earlier_one_taught() -> None:
 def test_many_drafts_in_every_step_change_no_token(sampling: SamplingParams, overlap: bool) -> None:
     """The tables are full of another text's successors, and stay from answer to answer."""
     table, experience = LookupTable(VOCAB), OnlineStats()
-    strategy = Strategy("greedy drafts", "", always(24, overlap=overlap), False, "target")  # type: ignore[arg-type]
+    strategy = Strategy("greedy drafts", "", always(24, overlap=overlap), "one side", "front")  # type: ignore[arg-type]
     accepted = 0.0
     for seed in range(6):
         this = job(strategy, "cloud", sampling)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.core.sampling.dist import Dist
-from paceline.wire.codec import encode_dist
+from paceline.wire.codec import encode_options
+from paceline.wire.dist_codec import encode_dist
 from paceline.wire.messages import (
     VERSION,
+    AggregateOptions,
     ChatMessage,
     CloseSession,
     Constraint,
     DetailRequest,
-    DraftLimits,
     Drafts,
     Drain,
     EvidenceWeight,
@@ -73,10 +74,7 @@ def opening(session: int) -> OpenSession:
         max_tokens=64,
         top_k_documents=2,
         privacy="document-private",
-        aggregator="mixture",
-        needs_dists=False,
-        rescoring=True,
-        drafting=DraftLimits(width=4, rows=16, ahead=32, burst=False),
+        options=encode_options(AggregateOptions(aggregator="mixture")),
         targets=[],
         epoch=0,
         constraint=Constraint(kind="json_schema", text='{"type": "object"}'),

@@ -13,8 +13,6 @@ from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import (
-    MAX_CONTROL_BYTES,
-    MAX_FRAME_BYTES,
     constraint_from_wire,
     constraint_to_wire,
     decode,
@@ -23,7 +21,16 @@ from paceline.wire.codec import (
     sampling_from_wire,
     sampling_to_wire,
 )
-from paceline.wire.messages import ChatMessage, DistPayload, Message, OpenSession, Ping, SpeedReport
+from paceline.wire.messages import (
+    MAX_CONTROL_BYTES,
+    MAX_FRAME_BYTES,
+    ChatMessage,
+    DistPayload,
+    Message,
+    OpenSession,
+    Ping,
+    SpeedReport,
+)
 from tests.wire.samples import (
     HELLO,
     SAMPLING,
@@ -86,9 +93,9 @@ def test_the_path_of_a_fault_is_named(fields: object, path: str) -> None:
         (replace(targets(1), lanes=b"\x00\x03"), "lanes"),
         (replace(targets(1), start=2**31 - 2), "tokens"),
         (replace(targets(1), tokens=[5, 10]), "tokens"),
-        (replace(draft(1), dists=draft(1).dists[:1]), "laws"),
-        (replace(draft(1), nodes=choice(1).nodes), "laws"),
-        (replace(choice(1), nodes=draft(1).nodes), "laws"),
+        (replace(draft(1), dists=draft(1).dists[:1]), "dists"),
+        (replace(draft(1), nodes=choice(1).nodes), "dists"),
+        (replace(choice(1), nodes=draft(1).nodes), "dists"),
         (replace(weight(1), log_weight=-math.inf), "log_weight"),
         (SpeedReport(session=1, epoch=0, decode_s=math.nan, row_s=0.0), "decode_s"),
         (replace(found(1), passages=[replace(found(1).passages[0], score=math.nan)]), "passages"),

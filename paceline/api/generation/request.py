@@ -15,7 +15,7 @@ from paceline.api.http.auth import Identity
 from paceline.core.sampling.sampler import SamplingDefaults, SamplingParams
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
-from paceline.runtime.service import GenerateRequest, Service
+from paceline.runtime.service import DRAFT_MODES, GenerateRequest, Service
 
 _SEEDS = 2**64
 
@@ -39,9 +39,11 @@ def generation_of(
         on_loss=extension.on_device_loss,
         privacy=extension.privacy,
         seeded=asked.seed is not None,
-        aggregator=extension.aggregator,
-        drafts=extension.drafts,
-        rescoring=extension.rescoring,
+        options={
+            "aggregator": extension.aggregator or "",
+            "drafting": DRAFT_MODES[extension.drafts],
+            "rescoring": extension.rescoring,
+        },
         owner=identity.key,
     )
 

@@ -12,7 +12,8 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from paceline.api.http.validation import Schema
 from paceline.core.aggregation.registry import AggregatorName
-from paceline.runtime.service import DraftMode, OnLoss, Privacy
+from paceline.runtime.service import DraftMode, OnLoss
+from paceline.strategies.strategy import Privacy
 
 MAX_CHOICES = 8
 MAX_STOPS = 4

@@ -102,7 +102,7 @@ class StepExecutor:
             self._answers[self._next_key] = item.answer
             self._parts[self._next_key] = []
             ready = self._prefixes.add(self._next_key, item.segment, item.prefix)
-            self._scheduler.add(self._next_key, item.segment, ready=ready, group=item.group)
+            self._scheduler.add(self._next_key, item.segment, num_cached_tokens=ready, group=item.group)
             return
         last = self._scheduler.last(item.seq)
         if last is not None and (item.from_row is None or (item.from_row > 0 and self._is_awaited(item.seq))):

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from paceline.errors import LinkClosed, RemoteProtocolError
 from paceline.runtime.link.transport import CLOSE_TIMEOUT_S, Transport, TransportClosed
 from paceline.wire.close_codes import CloseCode, clipped
-from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, Outgoing, Transmit, WakeAt
+from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, Transmit, WakeAt
 from paceline.wire.link import LinkMachine
-from paceline.wire.messages import CloseSession, Hello, OpenSession, RetrievedPassages, SessionMessage, Welcome
+from paceline.wire.messages import CloseSession, Hello, OpenSession, SessionFrame, Welcome
 
 log = logging.getLogger("paceline.link")
 
-SessionHandler = Callable[[SessionMessage | RetrievedPassages | CloseSession], object]  # what it returns is ignored
+SessionHandler = Callable[[SessionFrame], object]  # the result is ignored
 Authenticator = Callable[[Hello], Awaitable[CloseCode | None]]  # None admits; never raises for a bad credential
 
 MAX_QUEUED_BYTES = 4 << 20  # waiting to be sent; a peer slower than that is let go
@@ -111,7 +111,7 @@ class Link:
             return self.send(CloseSession(session=session, reason="cancelled"))
         return 0
 
-    def send(self, message: Outgoing) -> int:
+    def send(self, message: SessionFrame) -> int:
         """Queue a message of a session, never waits. The bytes it takes; 0 if the session has just ended.
 
         Raises LinkClosed when the link is closed, LocalProtocolError for what must never be sent.
@@ -182,7 +182,7 @@ class Link:
         if self._queued_bytes > MAX_QUEUED_BYTES:
             self._apply(self._machine.close(CloseCode.TOO_SLOW, f"{self._queued_bytes} bytes were waiting"))
 
-    def _deliver(self, message: Outgoing) -> None:
+    def _deliver(self, message: SessionFrame) -> None:
         session = message.session
         try:
             if isinstance(message, OpenSession):

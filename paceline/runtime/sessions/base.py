@@ -37,6 +37,7 @@ from paceline.strategies.base import (
 from paceline.wire.messages import (
     CloseSession,
     RetrievedPassages,
+    SessionFrame,
     SessionMessage,
 )
 
@@ -97,9 +98,6 @@ class Session(ABC):
     def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:
         self._worker.control(SequenceOp.commit(seq, keep, rest))
 
-    def truncate(self, seq: SeqId, length: int) -> None:
-        self._worker.control(SequenceOp.truncate(seq, length))
-
     def release(self, seq: SeqId) -> None:
         self._worker.control(SequenceOp.release(seq))
 
@@ -132,7 +130,7 @@ class Session(ABC):
         self._end(finish.reason)
 
     # ---- shared -----------------------------------------------------------------------------------------------------
-    def _post(self, message: SessionMessage | CloseSession | RetrievedPassages) -> None:
+    def _post(self, message: SessionFrame) -> None:
         if self.link is None:
             return
         with contextlib.suppress(LinkClosed):  # the node will say so with `link_lost`, once for all its sessions
@@ -218,14 +216,14 @@ class PeerSession(Session):
         self.link, self._number = None, None
         self.deliver(LinkLost())
 
-    def _heard(self, message: SessionMessage | RetrievedPassages | CloseSession) -> None:
+    def _heard(self, message: SessionFrame) -> None:
         match message:
             case CloseSession():
                 self.deliver(Cancelled("cancelled"))
-            case RetrievedPassages():
-                pass  # the client is not here
-            case _:
+            case SessionMessage():
                 self.deliver(Received(message, self._loop.time()))
+            case _:
+                pass  # passages for citations: the client is not here
 
     def retrieve(self) -> None:
         self._retrieve(self)

@@ -12,14 +12,13 @@ from typing import Final
 from paceline.core.sampling.constraint import Mask
 from paceline.engine.base import TextModel
 from paceline.errors import LinkClosed, LinkError, PacelineError
-from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, GenerationResult, Logprobs, TextDelta
 from paceline.runtime.sessions.base import Session
 from paceline.runtime.sessions.output_text import AnswerText, logprobs_of
+from paceline.runtime.sessions.prompts import PromptSet
 from paceline.strategies.base import (
-    Branch,
     Cancelled,
     Emit,
     Finish,
@@ -33,7 +32,7 @@ from paceline.strategies.base import (
     Started,
     other,
 )
-from paceline.wire.messages import CloseSession, OpenSession, RetrievedPassages, SessionMessage
+from paceline.wire.messages import CloseSession, OpenSession, RetrievedPassages, SessionFrame, SessionMessage
 
 log = logging.getLogger("paceline.session")
 
@@ -47,15 +46,12 @@ class PreparedRequest:
     request: GenerateRequest
     side: Side
     strategy: str
-    why: str
-    branches: tuple[Branch, ...]
+    reason: str  # of the choice of the strategy
+    prompts: PromptSet
     room: int  # output tokens that fit the context
-    citations: tuple[Citation, ...]  # one a branch that reads a document
-    prompt_tokens: int
     opening: Callable[[int, tuple[int, ...], int], OpenSession]  # (session, targets, epoch)
     missing: str | None  # the peer was wanted and is not there
     peer_name: str | None  # whose return is worth waiting for
-    prefixes: tuple[StoredPrefix, ...] = ()  # what the branches' prompts begin with
     mask: Mask | None = None  # what the answer is held to
     claim: int = 0  # rows that all branches take together at most
 
@@ -70,18 +66,19 @@ class ClientSession(Session):
         self,
         machine: Machine,
         worker: EngineWorker,
-        plan: PreparedRequest,
+        prepared: PreparedRequest,
         tokenizer: TextModel,
         link: Link | None,
         closed: Callable[[ClientSession], None],
     ) -> None:
         super().__init__(machine, worker)
-        self.plan = plan
-        self._prefixes = plan.prefixes
-        self._group = worker.group(plan.claim)
+        self.prepared = prepared
+        self._prefixes = prepared.prompts.prefixes
+        self._citations = prepared.prompts.citations(prepared.side)
+        self._group = worker.group(prepared.claim)
         self.link = link
         self._tokenizer = tokenizer
-        self._text = AnswerText(tokenizer, plan.request.stop)
+        self._text = AnswerText(tokenizer, prepared.request.stop)
         self._closed = closed
         self._events: asyncio.Queue[GenerateEvent | PacelineError] = asyncio.Queue()
         self._stopped = False  # by a stop string
@@ -90,7 +87,7 @@ class ClientSession(Session):
         self._lane: Side | None = None
         self._lanes: Counter[Side] = Counter()
         self._tokens: list[int] = []
-        self._degraded = plan.missing
+        self._degraded = prepared.missing
         self._given_up: asyncio.TimerHandle | None = None  # while a lost peer is waited for
         self._peer_found: tuple[Citation, ...] = ()
 
@@ -121,29 +118,31 @@ class ClientSession(Session):
             if self.link is None:
                 raise LinkClosed("the link was lost before the session was opened")
             self._number = self.link.open_session(self._heard)
-            opening = self.plan.opening(self._number, targets, epoch)
+            opening = self.prepared.opening(self._number, targets, epoch)
             self.egress.sent(opening, self.link.send(opening))
         except LinkError as error:  # gone, too many sessions on it, or a conversation too long for a frame
-            log.info("the %s cannot take part: %s", other(self.plan.side), error)
+            log.info("the %s cannot take part: %s", other(self.prepared.side), error)
             self.link_lost(returns=isinstance(error, LinkClosed))
 
     def drop(self) -> None:
-        log.warning("the %s takes too long", other(self.plan.side))
+        log.warning("the %s takes too long", other(self.prepared.side))
         self.link_lost()  # it may be gone without a word, which the link notices about as late
 
-    def _heard(self, message: SessionMessage | RetrievedPassages | CloseSession) -> None:
+    def _heard(self, message: SessionFrame) -> None:
         match message:
             case RetrievedPassages(_, passages):
-                side = other(self.plan.side)
+                side = other(self.prepared.side)
                 self._peer_found = tuple(
                     Citation(side, passage.document or "a private document", passage.text, passage.score)
                     for passage in passages
                 )
             case CloseSession(_, reason):
-                log.warning("the %s left an answer: %s", other(self.plan.side), reason)
+                log.warning("the %s left an answer: %s", other(self.prepared.side), reason)
                 self.link_lost(returns=False)
-            case _:
+            case SessionMessage():
                 self.deliver(Received(message, self._loop.time()))
+            case _:
+                pass
 
     def link_lost(self, *, returns: bool = True) -> None:
         """The peer is gone: the answer goes on alone, or waits, or ends, as the client wants.
@@ -153,7 +152,7 @@ class ClientSession(Session):
         if self.link is not None and self._number is not None:
             self.egress.sent(CloseSession(self._number, ""), self.link.detach(self._number))
         self.link, self._number = None, None
-        wanted, peer = self.plan.request.on_loss, other(self.plan.side)
+        wanted, peer = self.prepared.request.on_loss, other(self.prepared.side)
         if wanted == "fail" or (wanted == "pause" and not returns):
             self.fail(PacelineError(f"the {peer} was lost, and the answer was not to go on alone"))
             return
@@ -170,7 +169,7 @@ class ClientSession(Session):
             self.deliver(LinkBack())
 
     def _give_up(self) -> None:
-        self.fail(PacelineError(f"the {other(self.plan.side)} was lost and has not come back within {PAUSE_S:g} s"))
+        self.fail(PacelineError(f"the {other(self.prepared.side)} was lost and has not come back within {PAUSE_S:g} s"))
 
     def _stop_waiting(self) -> None:
         if self._given_up is not None:
@@ -183,7 +182,7 @@ class ClientSession(Session):
 
     # ---- ports ------------------------------------------------------------------------------------------------------
     def retrieve(self) -> None:
-        self.deliver(Retrieved(self.plan.branches, self.plan.room))
+        self.deliver(Retrieved(self.prepared.prompts.branches, self.prepared.room))
 
     def emit(self, token: Emit) -> None:
         if self._stopped:
@@ -204,7 +203,7 @@ class ClientSession(Session):
             self.deliver(Cancelled("stop"))
 
     def _logprobs(self, token: Emit) -> Logprobs | None:
-        top = self.plan.request.top_logprobs
+        top = self.prepared.request.top_logprobs
         return None if top is None or token.dist is None else logprobs_of(self._tokenizer, token.token, token.dist, top)
 
     def _piece(self, text: str) -> None:
@@ -218,19 +217,19 @@ class ClientSession(Session):
         if not self._stopped:
             text, self._stopped = self._text.flush()
             self._piece(text)
-        plan = self.plan
+        prepared = self.prepared
         if finish.stats.get("alone") and self._degraded is None:
-            self._degraded = f"{other(plan.side)}_lost"
+            self._degraded = f"{other(prepared.side)}_lost"
         self._events.put_nowait(
             GenerationResult(
                 reason=self._reason(finish.reason),
-                prompt_tokens=plan.prompt_tokens,
+                prompt_tokens=prepared.prompts.longest,
                 completion_tokens=len(self._tokens),
-                strategy=plan.strategy,
-                why=plan.why,
+                strategy=prepared.strategy,
+                why=prepared.reason,
                 degraded=self._degraded,
                 citations=self._cited(),
-                found=plan.citations,
+                found=self._citations,
                 stats={**finish.stats, "cached_tokens": self._cached, **self.egress.stats()},
                 end=None if self._stopped or finish.end is None else self._logprobs(finish.end),
             )
@@ -241,10 +240,10 @@ class ClientSession(Session):
         token left (the constraint grew too intricate), or a peer sent one that breaks it."""
         if self._stopped:
             return "stop"
-        mask = self.plan.mask
+        mask = self.prepared.mask
         return "length" if reason == "stop" and mask is not None and not mask.complete(self._tokens) else reason
 
     def _cited(self) -> tuple[Citation, ...]:
         """The passages that were read by the sides that decided at least one token."""
-        own = self.plan.citations if self._lanes[self.plan.side] else ()
-        return (*own, *(self._peer_found if self._lanes[other(self.plan.side)] else ()))
+        own = self._citations if self._lanes[self.prepared.side] else ()
+        return (*own, *(self._peer_found if self._lanes[other(self.prepared.side)] else ()))

@@ -23,7 +23,6 @@ from paceline.strategies.base import (
     OpenPeer,
     Retrieve,
     Send,
-    Truncate,
     WakeAt,
 )
 from paceline.wire.messages import SessionMessage
@@ -38,8 +37,6 @@ class Ports(Protocol):
     def forward(self, ticket: int, segment: Segment) -> None: ...
 
     def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None: ...
-
-    def truncate(self, seq: SeqId, length: int) -> None: ...
 
     def release(self, seq: SeqId) -> None: ...
 
@@ -109,8 +106,6 @@ class Driver:
                 ports.emit(effect)
             case Send(message):
                 ports.send(message)
-            case Truncate(seq, length):
-                ports.truncate(self._seq(seq), length)
             case Commit(seq, keep, rest):
                 ports.commit(self._seq(seq), keep, rest)
             case Retrieve():

@@ -22,14 +22,14 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.link.connection import Link
 from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.egress import Egress
-from paceline.wire.codec import sampling_to_wire
+from paceline.wire.codec import encode_options, sampling_to_wire
 from paceline.wire.messages import (
+    DEFAULT_OPTIONS,
     CloseSession,
-    DraftLimits,
     OpenSession,
     RetrievedPassage,
     RetrievedPassages,
-    SessionMessage,
+    SessionFrame,
 )
 
 log = logging.getLogger("paceline.session")
@@ -67,10 +67,7 @@ def search_opening(session: int, query: str, count: int) -> OpenSession:
         max_tokens=0,
         top_k_documents=count,
         privacy="answer-private",
-        aggregator="",
-        needs_dists=False,
-        rescoring=False,
-        drafting=DraftLimits(1, 1, 0, False),
+        options=encode_options(DEFAULT_OPTIONS),
         targets=[],
         epoch=0,
         constraint=None,
@@ -123,7 +120,7 @@ class RemoteSearch:
 async def _asked(link: Link, query: str, count: int, egress: Egress) -> tuple[Passage, ...]:
     answered: asyncio.Future[tuple[Passage, ...]] = asyncio.get_running_loop().create_future()
 
-    def heard(message: SessionMessage | RetrievedPassages | CloseSession) -> None:
+    def heard(message: SessionFrame) -> None:
         if answered.done():
             return
         match message:

@@ -1,141 +1,149 @@
-"""Which strategy writes an answer, and why; and what a peer is told of it. Pure: asks nothing and starts nothing."""
+"""Choice of the strategy that writes an answer, with its reason. Pure: asks nothing and starts nothing.
+
+Two steps: `candidates` before retrieval, from what is known of request and peer; `choose` after it, when each candidate
+in turn may decline what has been retrieved. `AUTO_RULES` is the order in which `auto` decides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from paceline.core.aggregation.registry import AggregatorName, default_aggregator
 from paceline.errors import RequestError
-from paceline.rag.prompt import query_of
-from paceline.runtime.service import DraftMode, GenerateRequest
-from paceline.strategies.base import DraftLimits, Side, other
+from paceline.runtime.service import GenerateRequest
+from paceline.strategies.base import Side, other
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire import messages
-from paceline.wire.codec import constraint_to_wire, sampling_to_wire
+from paceline.strategies.strategy import JOINT_LEVELS, RoutingContext
+from paceline.wire.messages import DEFAULT_OPTIONS, Options
 
 AUTO = "auto"
 ALONE = "lookup_tree"  # where no second side takes part
-
-DRAFTINGS: dict[DraftMode, DraftLimits] = {
-    "tree": DraftLimits(),
-    "chain": DraftLimits(width=1, rows=1),  # DRAGON as published
-    "sequence": DraftLimits(width=1, rows=1, ahead=20, burst=True),
-    "none": DraftLimits(width=1, rows=1, ahead=0),  # token by token
-}
-
-
-RULES: dict[str, AggregatorName] = {name: name for name in get_args(AggregatorName)}
-
-
-@dataclass(frozen=True, slots=True)
-class AggregateSetting:
-    """How two sides write together: what both must know of the request besides its text."""
-
-    rule: AggregatorName
-    wide: bool
-    drafting: DraftLimits
-
-
-def drafting_from_wire(drafting: messages.DraftLimits) -> DraftLimits:
-    """What a peer asks for, as far as this side goes along: every row costs its memory and its time."""
-    most = DRAFTINGS["tree"]
-    width, rows, ahead = min(drafting.width, most.width), min(drafting.rows, most.rows), min(drafting.ahead, most.ahead)
-    return DraftLimits(width, rows, ahead, drafting.burst)
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingContext:
-    """What this side knows when a request comes."""
-
-    side: Side
-    expected: bool  # a peer belongs to this request, whether it is linked now or not
-    linked: bool
-    common: tuple[str, ...]  # strategies both sides know
-    own_documents: int
-    peer_documents: int
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyChoice:
     strategy: str
-    why: str  # a sentence
+    reason: str  # a sentence
     missing: bool = False  # a peer was wanted and is not there
+    options: Options = field(default=DEFAULT_OPTIONS)  # of the strategy's own type, once it is chosen
 
 
-def choose_aggregator(request: GenerateRequest) -> AggregatorName:
-    """How targets are made of both sides' laws. Raises RequestError for a rule that cannot give what is asked for."""
-    logprobs = request.top_logprobs is not None
-    if request.aggregator == "coin" and logprobs:
-        raise RequestError(
-            "The aggregator 'coin' exchanges no distributions and so gives no logprobs; 'mixture' does.",
-            param="paceline.aggregator",
-        )
-    return request.aggregator or default_aggregator(request.sampling, logprobs=logprobs, seeded=request.seeded)
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Where `applies`, this strategy is a candidate, for this reason."""
+
+    applies: Callable[[RoutingContext], bool]
+    strategy: str
+    reason: str  # {peer} and {documents} are filled in
+    missing: Callable[[RoutingContext], bool] = lambda _: False
+
+    def choice(self, context: RoutingContext) -> StrategyChoice:
+        documents = context.own_documents + context.peer_documents
+        reason = self.reason.format(peer=other(context.side), documents=documents)
+        return StrategyChoice(self.strategy, reason, self.missing(context))
 
 
-def choose_strategy(request: GenerateRequest, situation: RoutingContext) -> StrategyChoice:
-    """Raises RequestError for what the request asks for and this program cannot keep."""
-    peer = other(situation.side)
-    if request.strategy != AUTO and request.strategy not in STRATEGIES:
-        known = ", ".join((AUTO, *STRATEGIES))
-        raise RequestError(f"Unknown strategy '{request.strategy}'. Known: {known}.", param="paceline.strategy")
-    if request.privacy == "answer-private" and situation.side == "cloud":
-        raise RequestError(
-            "The privacy level 'answer-private' keeps the conversation from the cloud, which has read it now: ask the "
-            "device.",
-            param="paceline.privacy",
-        )
-    asked = request.strategy != AUTO and STRATEGIES[request.strategy].needs_peer
-    if asked and request.prompt is not None:
-        raise RequestError(
-            f"The strategy '{request.strategy}' reads documents into a conversation; raw tokens are continued by one "
-            "side alone.",
-            param="paceline.strategy",
-        )
-    # At that level the other side is asked for passages, whatever writes the answer.
-    searches = request.privacy == "answer-private" and request.documents > 0 and request.prompt is None
-    unheard = searches and situation.expected and not situation.linked
-    if not asked and request.strategy != AUTO:
-        return StrategyChoice(request.strategy, "the request asks for it", missing=unheard)
-    if request.prompt is not None:
-        return StrategyChoice(ALONE, "raw tokens are continued by one side alone")
-    if request.privacy in ("answer-private", "local-only"):
-        if asked:
-            raise RequestError(
-                f"The strategy '{request.strategy}' needs the {peer}, which the privacy level '{request.privacy}' "
-                "forbids.",
-                param="paceline.privacy",
-            )
-        return StrategyChoice(ALONE, "the request's privacy level has this side alone write", missing=unheard)
-    if request.top_logprobs is not None and situation.side == "cloud":
-        if asked:
-            raise RequestError(
-                f"The strategy '{request.strategy}' gives the cloud no logprobs: the distributions stay on the device. "
-                "Ask the device, or leave out 'logprobs'.",
-                param="logprobs",
-            )
-        return StrategyChoice(ALONE, "logprobs of a joint answer would need the device's distributions")
-    wanted = request.strategy if asked else "aggregate"
-    if not situation.linked:
-        if asked or situation.expected:
-            return StrategyChoice(ALONE, f"the {peer} is not linked", missing=True)
-        return StrategyChoice(ALONE, f"no {peer} takes part")
-    if wanted not in situation.common:
-        return StrategyChoice(ALONE, f"the {peer} does not know '{wanted}'", missing=True)
-    if asked:
-        return StrategyChoice(wanted, "the request asks for it")
-    if request.documents == 0:
-        return StrategyChoice(ALONE, "the request wants no documents")
-    if not situation.own_documents and not situation.peer_documents:
-        return StrategyChoice(ALONE, "neither side has documents")
-    num_documents = situation.own_documents + situation.peer_documents
-    return StrategyChoice(wanted, f"the {peer} is linked and the two sides hold {num_documents} documents")
+def _always(context: RoutingContext) -> bool:  # noqa: ARG001  # a predicate's signature
+    return True
+
+
+def _search_missing(context: RoutingContext) -> bool:
+    """At `answer-private` the other side is asked for passages, whichever strategy writes."""
+    searches = context.privacy == "answer-private" and context.documents > 0 and not context.raw_prompt
+    return searches and context.expected and not context.linked
+
+
+AUTO_RULES: tuple[Rule, ...] = (
+    Rule(lambda c: c.raw_prompt, ALONE, "raw tokens are continued by one side alone"),
+    Rule(
+        lambda c: c.privacy not in JOINT_LEVELS,
+        ALONE,
+        "the request's privacy level has this side alone write",
+        _search_missing,
+    ),
+    Rule(
+        lambda c: c.logprobs and c.side == "cloud",
+        ALONE,
+        "logprobs of a joint answer would need the device's distributions",
+    ),
+    Rule(lambda c: not c.linked and c.expected, ALONE, "the {peer} is not linked", _always),
+    Rule(lambda c: not c.linked, ALONE, "no {peer} takes part"),
+    Rule(lambda c: "aggregate" not in c.common, ALONE, "the {peer} does not know 'aggregate'", _always),
+    Rule(lambda c: c.documents == 0, ALONE, "the request wants no documents"),
+    Rule(lambda c: c.own_documents + c.peer_documents == 0, ALONE, "neither side has documents"),
+    Rule(_always, "aggregate", "the {peer} is linked and the two sides hold {documents} documents"),
+    Rule(_always, ALONE, "no strategy of both sides takes what was retrieved"),
+)
+
+
+def asked_rules(name: str) -> tuple[Rule, ...]:
+    """Rules for a request that names its strategy."""
+    if not STRATEGIES[name].needs_peer:
+        return (Rule(_always, name, "the request asks for it", _search_missing),)
+    return (
+        Rule(lambda c: not c.linked, ALONE, "the {peer} is not linked", _always),
+        Rule(lambda c: name not in c.common, ALONE, f"the {{peer}} does not know '{name}'", _always),
+        Rule(_always, name, "the request asks for it"),
+        Rule(_always, ALONE, f"'{name}' does not take what was retrieved"),
+    )
+
+
+def routing_context(
+    request: GenerateRequest,
+    side: Side,
+    *,
+    expected: bool = False,
+    linked: bool = False,
+    common: Sequence[str] = (),
+    own_documents: int = 0,
+    peer_documents: int = 0,
+) -> RoutingContext:
+    return RoutingContext(
+        side=side,
+        strategy=request.strategy,
+        sampling=request.sampling,
+        privacy=request.privacy,
+        options=request.options,
+        documents=request.documents,
+        raw_prompt=request.prompt is not None,
+        logprobs=request.top_logprobs is not None,
+        seeded=request.seeded,
+        expected=expected,
+        linked=linked,
+        common=tuple(common),
+        own_documents=own_documents,
+        peer_documents=peer_documents,
+    )
+
+
+def candidates(context: RoutingContext) -> tuple[StrategyChoice, ...]:
+    """Strategies that may write the answer, the preferred one first; the last one never declines.
+
+    Raises RequestError for what the request asks for and this program cannot keep.
+    """
+    _refuse(context)
+    for strategy in STRATEGIES.values():
+        strategy.check(context)
+    found: list[StrategyChoice] = []
+    for rule in AUTO_RULES if context.strategy == AUTO else asked_rules(context.strategy):
+        if rule.applies(context):
+            found.append(rule.choice(context))
+            if not STRATEGIES[rule.strategy].needs_peer:
+                break  # it declines nothing
+    return tuple(found)
+
+
+def choose(found: Sequence[StrategyChoice], context: RoutingContext) -> StrategyChoice:
+    """The first candidate that takes what has been retrieved, with its options."""
+    for candidate in found:
+        options = STRATEGIES[candidate.strategy].options_for(context)
+        if options is not None:
+            return StrategyChoice(candidate.strategy, candidate.reason, candidate.missing, options)
+    raise AssertionError(f"every candidate declined: {found}")
 
 
 def peer_missing(peer: Side) -> RequestError:
-    """For a request that wants no answer without it."""
+    """The refusal of a request that wants no answer without its peer."""
     return RequestError(
         f"The {peer} is not there, and the request does not want an answer without it.",
         status=503,
@@ -144,31 +152,26 @@ def peer_missing(peer: Side) -> RequestError:
     )
 
 
-def opening_for(
-    request: GenerateRequest, strategy: str, joint: AggregateSetting, max_tokens: int
-) -> Callable[[int, tuple[int, ...], int], messages.OpenSession]:
-    """What the peer needs of the request; the session, the targets and the epoch come when it is opened."""
-    said = [messages.ChatMessage(message["role"], message["content"]) for message in request.messages]
-    query, sampling = query_of(request.messages), sampling_to_wire(request.sampling)
-    drafting, constraint = joint.drafting, constraint_to_wire(request.constraint)
-
-    def opening(session: int, targets: tuple[int, ...], epoch: int) -> messages.OpenSession:
-        return messages.OpenSession(
-            session=session,
-            strategy=strategy,
-            messages=said,
-            query=query,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            top_k_documents=request.documents,
-            privacy=request.privacy,
-            aggregator=joint.rule,
-            needs_dists=joint.wide,
-            rescoring=request.rescoring,
-            drafting=messages.DraftLimits(drafting.width, drafting.rows, drafting.ahead, drafting.burst),
-            targets=list(targets),
-            epoch=epoch,
-            constraint=constraint,
+def _refuse(context: RoutingContext) -> None:
+    name, peer = context.strategy, other(context.side)
+    if name != AUTO and name not in STRATEGIES:
+        known = ", ".join((AUTO, *STRATEGIES))
+        raise RequestError(f"Unknown strategy '{name}'. Known: {known}.", param="paceline.strategy")
+    if context.privacy == "answer-private" and context.side == "cloud":
+        raise RequestError(
+            "The privacy level 'answer-private' keeps the conversation from the cloud, which has read it now: ask the "
+            "device.",
+            param="paceline.privacy",
         )
-
-    return opening
+    if name == AUTO or not STRATEGIES[name].needs_peer:
+        return
+    if context.raw_prompt:
+        raise RequestError(
+            f"The strategy '{name}' reads documents into a conversation; raw tokens are continued by one side alone.",
+            param="paceline.strategy",
+        )
+    if context.privacy not in STRATEGIES[name].privacy_levels:
+        raise RequestError(
+            f"The strategy '{name}' needs the {peer}, which the privacy level '{context.privacy}' forbids.",
+            param="paceline.privacy",
+        )

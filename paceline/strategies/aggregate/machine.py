@@ -9,7 +9,7 @@ order or of which side decides. At the level `document-private` a device that fo
 its documents' summed weight and its pace (`coin`); under the other rules it ships nothing, and decides itself: only
 targets go up and, where the cloud faces the client, whose documents each of them came from.
 
-Where scores follow the text (`Task.rescoring`), they are kept per prefix as laws are, so that nothing is rolled back.
+Where scores follow the text (`Options.rescoring`), they are kept per prefix as laws are, so that nothing is rolled back.
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ from paceline.core.sampling.sampler import filter_top, sample
 from paceline.core.side import Side, other
 from paceline.strategies.aggregate.exchange import DraftExchange
 from paceline.strategies.aggregate.ngram_drafts import NgramDrafts
+from paceline.strategies.aggregate.options import (
+    accepts,
+    aggregator_of,
+    check,
+    choose,
+    draft_limits,
+    options_of,
+    pinned_side,
+)
 from paceline.strategies.aggregate.side_weights import SideWeights
 from paceline.strategies.aggregate.stats import AggregateStats
 from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
@@ -46,13 +55,15 @@ from paceline.strategies.base import (
     Scored,
     Send,
     Started,
-    Strategy,
     TimerFired,
     WakeAt,
 )
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.strategies.strategy import JOINT_LEVELS, Strategy
 from paceline.wire.messages import (
+    STRATEGY_MESSAGES,
+    AggregateOptions,
     DetailRequest,
     Drafts,
     EvidenceWeight,
@@ -78,9 +89,13 @@ class Aggregate:
 
     def __init__(self, task: MachineConfig) -> None:
         self._task = task
-        self._rule = make_aggregator(task.aggregator, task.sampling, wide=task.needs_dists, vocab_size=task.vocab_size)
+        self._options = options_of(task)
+        self._pinned_side = pinned_side(task)
+        self._rule = make_aggregator(
+            aggregator_of(task), task.sampling, needs_dists=self._options.needs_dists, vocab_size=task.vocab_size
+        )
         self._paths = PrefixTree(len(task.targets))
-        rescoring = task.rescoring and self._rule.name != "coin"  # whose messages have no room for scores
+        rescoring = self._options.rescoring and self._rule.name != "coin"  # whose messages have no room for scores
         experience = task.stats or OnlineStats()
         self._forecast = NgramDrafts.of(task, experience)
         self._decoder = BranchDecoder(
@@ -96,7 +111,7 @@ class Aggregate:
             task.side,
             self._rule,
             task.sampling,
-            task.own_drafting,
+            draft_limits(task),
             task.eos_ids,
             experience,
             weigh=self._weighing.at,
@@ -134,7 +149,7 @@ class Aggregate:
         self._told_pace: Speed | None = None
         self._undecided: tuple[PrefixNode, bool, int] | None = None  # what was known when the rule last had no answer
         self._shipped_all = False  # since the last wake
-        self._placement = Placement(FIRST_HOLDER, fixed=self._task.pinned_side)
+        self._placement = Placement(FIRST_HOLDER, fixed=self._pinned_side)
 
     # ---- events -----------------------------------------------------------------------------------------------------
     def on(self, event: Event) -> Sequence[Effect]:
@@ -247,12 +262,12 @@ class Aggregate:
         if not self._decides:
             return self._may_ship
         is_private = self._task.private and self._task.side == "device"
-        return self._may_ship and not is_private and self._task.drafting.rows > 1
+        return self._may_ship and not is_private and self._options.drafting.rows > 1
 
     @property
     def _may_ship(self) -> bool:
         """What this side computes may leave it."""
-        return self._task.pinned_side != self._task.side
+        return self._pinned_side != self._task.side
 
     def _advance(self) -> list[Effect]:
         """Do all that can be done with what is known."""
@@ -318,7 +333,7 @@ class Aggregate:
     def _count(self, token: int) -> None:
         """Whose drafts stood: for the report, and for placement."""
         self._tally.target(token, self._growth.first_guesses(self._paths.head), self._holder)
-        if self._task.drafting.ahead:  # else nothing is ever drafted, and both places are alike
+        if self._options.drafting.ahead:  # else nothing is ever drafted, and both places are alike
             self._placement.observe_target(self._growth.was_drafted(self._paths.head, token))
 
     def _compute(self) -> list[Effect]:
@@ -404,7 +419,7 @@ class Aggregate:
         return [Send(EvidenceWeight(0, self._epoch, self._decoder.log_evidence))]
 
     def _ship(self, nodes: Sequence[PrefixNode]) -> list[Effect]:
-        if self._task.drafting.burst:
+        if self._options.drafting.whole_sequences:
             self._burst += nodes
             return []
         return self._ship_now(nodes)
@@ -431,7 +446,7 @@ class Aggregate:
     def _tell_pace(self) -> list[Effect]:
         """Once it is known, and when it has changed; nobody asks where the decision cannot move."""
         speed, told = self._speed(), self._told_pace
-        if self._task.pinned_side is not None or self._decoder.timed is None:
+        if self._pinned_side is not None or self._decoder.timed is None:
             return []
         if told is not None and abs(speed.decode_s - told.decode_s) <= TELL_PACE * told.decode_s:
             return []
@@ -451,7 +466,7 @@ class Aggregate:
 
     @property
     def _may_hold(self) -> bool:
-        return self._task.pinned_side in (None, self._task.side)
+        return self._pinned_side in (None, self._task.side)
 
     def _follow(self, message: Targets) -> list[Effect]:
         """Take the targets that are new; those that come too early wait for the ones they follow."""
@@ -508,6 +523,12 @@ aggregate = Strategy(
     name="aggregate",
     summary="device and cloud each read their own documents; their predictions are mixed token by token",
     machine=Aggregate,
-    needs_peer=True,
-    reference="mixture",
+    participants="both sides",
+    text_of="both",
+    options=AggregateOptions,
+    messages=STRATEGY_MESSAGES,
+    privacy_levels=JOINT_LEVELS,
+    check=check,
+    choose=choose,
+    accepts=accepts,
 )

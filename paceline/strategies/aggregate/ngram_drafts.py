@@ -31,9 +31,9 @@ class NgramDrafts:
     @staticmethod
     def of(task: MachineConfig, experience: OnlineStats) -> NgramDrafts | None:
         """None where nothing is to be drafted, or there are no tables to draft from."""
-        if task.table is None or task.drafting.ahead == 0:
+        if task.table is None or task.options.drafting.ahead == 0:
             return None
-        return NgramDrafts(NgramDrafter(task.table, task.sampling, ends=task.eos_ids, skill=experience.drafter))
+        return NgramDrafts(NgramDrafter(task.table, task.sampling, eos_ids=task.eos_ids, stats=experience.drafter))
 
     def start(self, branches: Sequence[Branch], targets: Sequence[int]) -> None:
         """The prompts are known. Nothing is guessed until `read` has been called for each of them."""

@@ -23,8 +23,8 @@ from paceline.core.sampling.noise import gumbel
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import Side, other
 from paceline.strategies.aggregate.ngram_drafts import NgramDrafts
-from paceline.strategies.base import DraftLimits
 from paceline.strategies.decoding.prefix_tree import Guess, PrefixNode
+from paceline.wire.messages import DraftLimits
 
 Weigh = Callable[
     [PrefixNode], Mapping[Side, float] | None

@@ -152,7 +152,7 @@ def lazy(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: object) -> int:
         return 0
 
-    monkeypatch.setattr(DocumentPrefiller, "catch_up", nothing)
+    monkeypatch.setattr(DocumentPrefiller, "prefill_missing", nothing)
 
 
 @pytest.mark.usefixtures("lazy")
@@ -300,11 +300,11 @@ async def test_a_running_node_fills_its_store(
     async def told(self: DocumentPrefiller, busy: Callable[[], bool]) -> int:
         computed = await catch_up(self, busy)
         for side, node in linked.nodes.items():
-            if node._kv is self:
+            if node._resources.prefiller is self:
                 filled[side].set()
         return computed
 
-    monkeypatch.setattr(DocumentPrefiller, "catch_up", told)
+    monkeypatch.setattr(DocumentPrefiller, "prefill_missing", told)
     monkeypatch.setattr(node_module, "WATCH_S", 0.0)
     async with pair(tmp_path, make) as linked:
         for event in filled.values():

@@ -23,8 +23,8 @@ from paceline.runtime.link.dialer import UVICORN_LINK_OPTIONS, Dialer, Link, ser
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.link.transport import dial
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.codec import MAX_FRAME_BYTES, decode, encode
-from paceline.wire.messages import SUBPROTOCOL, VERSION, Hello, OpenSession, Welcome
+from paceline.wire.codec import decode, encode
+from paceline.wire.messages import MAX_FRAME_BYTES, SUBPROTOCOL, VERSION, Hello, OpenSession, Welcome
 from tests.wire.samples import HELLO, WELCOME, closing, have, opening, targets
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.drafting.lookup_table import PAIR_KEYS
+from paceline.core.drafting.lookup_table import BIGRAM_KEYS
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.loader import load_model
 from paceline.errors import ConfigError
@@ -169,7 +169,7 @@ def test_memory_is_bounded_by_owners_and_rows() -> None:
     for owner in range(20):
         for token in range(VOCAB):
             tables.table(str(owner)).record(token, *LAW, overwrite=True)
-    assert tables.num_bytes < 4 * (4 * (VOCAB + PAIR_KEYS) + 10 * 80)
+    assert tables.num_bytes < 4 * (4 * (VOCAB + BIGRAM_KEYS) + 10 * 80)
     assert tables.save() == 0 and not tables.save_base()
     assert tables.erase("19") and not tables.erase("0")
 

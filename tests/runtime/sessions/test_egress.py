@@ -32,7 +32,7 @@ def test_kinds_are_counted_and_nothing_that_was_not_sent() -> None:
 async def test_each_side_says_what_it_has_sent(privacy: str, more: set[str], caplog: pytest.LogCaptureFixture) -> None:
     async with nodes() as (bench, _):
         give_documents(bench)
-        request = replace(REQUEST, max_tokens=12, sampling=ENDLESS, aggregator="mixture", privacy=privacy)
+        request = replace(REQUEST, max_tokens=12, sampling=ENDLESS, options={"aggregator": "mixture"}, privacy=privacy)
         with caplog.at_level(logging.INFO, "paceline.session"):
             _, done = await collect(await bench.device.prepare(request))
             while sum("sent to the other side" in message for message in caplog.messages) < 2:

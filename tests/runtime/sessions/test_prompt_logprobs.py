@@ -56,7 +56,7 @@ async def scorers(engine: FakeEngine, vocab_size: int = VOCAB) -> AsyncIterator[
 @pytest.mark.anyio
 async def test_parts_give_what_one_forward_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     laws = FakeEngine(3, spread=0.3).forward(Batch((Segment(SeqId(1), 0, PROMPT, logits="all"),))).dists[0]
-    monkeypatch.setattr(scoring, "MOST_ROWS", 7)
+    monkeypatch.setattr(scoring, "MAX_ROWS", 7)
     engine = Watched()
     async with scorers(engine) as scorer:
         scored = await scorer.score(PROMPT, 3)
@@ -85,7 +85,7 @@ async def test_one_token_has_nothing_to_follow() -> None:
 
 @pytest.mark.anyio
 async def test_many_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "MOST_ROWS", 16)
+    monkeypatch.setattr(scoring, "MAX_ROWS", 16)
     engine = Watched()
     async with scorers(engine) as scorer:
         scored = await asyncio.gather(*(scorer.score(PROMPT[: 40 + 10 * number], 1) for number in range(8)))

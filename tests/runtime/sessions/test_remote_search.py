@@ -47,7 +47,7 @@ class Broken(Passages):
 
 def give(bench: Bench, device: Passages, cloud: Passages) -> None:
     for node, store in ((bench.device, device), (bench.cloud, cloud)):
-        node._store = cast(DocumentStore, store)
+        node._resources.store = cast(DocumentStore, store)
 
 
 def cloud_end(bench: Bench) -> Link:
@@ -96,7 +96,7 @@ async def test_only_the_query_goes_up_and_the_answer_is_that_of_one_side_with_al
 
 async def test_the_clouds_passages_are_read_where_the_device_has_no_documents() -> None:
     async with nodes() as (bench, _):
-        bench.cloud._store = cast(DocumentStore, Passages(HARBOUR))
+        bench.cloud._resources.store = cast(DocumentStore, Passages(HARBOUR))
         _, done = await collect(await bench.device.prepare(replace(PRIVATE, strategy="autoregressive")))
         assert [of.side for of in done.found] == ["cloud"] and done.strategy == "autoregressive"
 
@@ -170,7 +170,7 @@ async def test_the_cloud_tells_no_more_than_was_asked_for_and_the_device_takes_n
 async def test_more_searches_than_there_is_room_for_are_refused() -> None:
     async with nodes() as (bench, _):
         give(bench, Passages(LANDLORD), Passages(HARBOUR))
-        bench.cloud._searches._running = public_module.MOST_SEARCHES
+        bench.cloud._peers._searches._running = public_module.MOST_SEARCHES
         _, done = await collect(await bench.device.prepare(PRIVATE))
         assert done.degraded == "cloud_missing"
         bench.cloud._searches = SearchServer()

@@ -1,4 +1,4 @@
-"""Which strategy writes an answer, and what is refused."""
+"""Choice of a strategy, its reason, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,79 +8,119 @@ import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
-from paceline.runtime.service import GenerateRequest
-from paceline.runtime.sessions.routing import ALONE, RoutingContext, choose_strategy
+from paceline.runtime.sessions.routing import ALONE, AUTO_RULES, StrategyChoice, candidates, choose
+from paceline.strategies.registry import STRATEGIES
+from paceline.strategies.strategy import RoutingContext
+from paceline.wire.messages import AggregateOptions, DraftLimits
 
-REQUEST = GenerateRequest(messages=({"role": "user", "content": "hello"},), sampling=SamplingParams(), max_tokens=8)
 COMMON = ("autoregressive", "lookup_tree", "aggregate")
-LINKED = RoutingContext("device", True, True, COMMON, own_documents=2, peer_documents=3)
+LINKED = RoutingContext(
+    "device", "auto", SamplingParams(), expected=True, linked=True, common=COMMON, own_documents=2, peer_documents=3
+)
+ALONE_CLOUD = RoutingContext("cloud", "auto", SamplingParams(), own_documents=3)
+
+
+def chosen(context: RoutingContext, **changes: object) -> StrategyChoice:
+    context = replace(context, **changes)  # type: ignore[arg-type]  # any of its fields
+    return choose(candidates(context), replace(context, passages=1))
 
 
 def test_auto_reads_on_both_sides_where_there_are_documents() -> None:
-    choice = choose_strategy(REQUEST, LINKED)
+    choice = chosen(LINKED)
     assert (choice.strategy, choice.missing) == ("aggregate", False)
-    assert "5 documents" in choice.why
+    assert choice.reason == "the cloud is linked and the two sides hold 5 documents"
 
 
 @pytest.mark.parametrize(
-    "situation",
-    [replace(LINKED, own_documents=0, peer_documents=0), RoutingContext("cloud", False, False, (), 3, 0)],
+    ("context", "reason"),
+    [
+        (replace(LINKED, own_documents=0, peer_documents=0), "neither side has documents"),
+        (replace(LINKED, documents=0), "the request wants no documents"),
+        (ALONE_CLOUD, "no device takes part"),
+    ],
 )
-def test_auto_needs_documents_and_a_peer(situation: RoutingContext) -> None:
-    choice = choose_strategy(REQUEST, situation)
-    assert (choice.strategy, choice.missing) == ("lookup_tree", False)
+def test_auto_needs_documents_and_a_peer(context: RoutingContext, reason: str) -> None:
+    choice = chosen(context)
+    assert (choice.strategy, choice.missing, choice.reason) == ("lookup_tree", False, reason)
 
 
 def test_a_peer_that_belongs_here_and_is_not_linked_is_said_to_be_missing() -> None:
-    choice = choose_strategy(REQUEST, replace(LINKED, linked=False, common=()))
+    choice = chosen(LINKED, linked=False, common=())
     assert (choice.strategy, choice.missing) == ("lookup_tree", True)
-    asked = replace(REQUEST, strategy="aggregate")
-    assert choose_strategy(asked, RoutingContext("cloud", False, False, (), 1, 0)).missing
+    assert chosen(ALONE_CLOUD, strategy="aggregate").missing
+    old = chosen(LINKED, common=("lookup_tree",))
+    assert (old.strategy, old.missing, old.reason) == ("lookup_tree", True, "the cloud does not know 'aggregate'")
 
 
 def test_local_only_never_takes_a_peer() -> None:
-    assert choose_strategy(replace(REQUEST, privacy="local-only"), LINKED).strategy == "lookup_tree"
+    assert chosen(LINKED, privacy="local-only").strategy == "lookup_tree"
     with pytest.raises(RequestError, match="local-only") as refused:
-        choose_strategy(replace(REQUEST, privacy="local-only", strategy="aggregate"), LINKED)
+        chosen(LINKED, privacy="local-only", strategy="aggregate")
     assert refused.value.param == "paceline.privacy"
 
 
 def test_an_answer_that_is_private_is_written_by_the_device_alone() -> None:
-    request = replace(REQUEST, privacy="answer-private")
-    device = replace(LINKED, side="device")
+    device = replace(LINKED, privacy="answer-private")
     for strategy, written in (("auto", "lookup_tree"), ("autoregressive", "autoregressive")):
         for linked in (True, False):
-            choice = choose_strategy(replace(request, strategy=strategy), replace(device, linked=linked))
+            choice = chosen(device, strategy=strategy, linked=linked)
             assert (choice.strategy, choice.missing) == (written, not linked)
-    for nothing in ({"documents": 0}, {"prompt": (1, 2), "messages": ()}):
-        choice = choose_strategy(replace(request, strategy="lookup_tree", **nothing), replace(device, linked=False))
-        assert not choice.missing
+    for nothing in ({"documents": 0}, {"raw_prompt": True}):
+        assert not chosen(device, strategy="lookup_tree", linked=False, **nothing).missing
     with pytest.raises(RequestError, match="'answer-private' forbids"):
-        choose_strategy(replace(request, strategy="aggregate"), device)
+        chosen(device, strategy="aggregate")
 
 
 def test_what_cannot_be_kept_is_refused_by_name() -> None:
     with pytest.raises(RequestError, match="ask the device"):
-        choose_strategy(replace(REQUEST, privacy="answer-private"), replace(LINKED, side="cloud"))
+        chosen(LINKED, privacy="answer-private", side="cloud")
     with pytest.raises(RequestError, match="autoregressive, lookup_tree, aggregate") as unknown:
-        choose_strategy(replace(REQUEST, strategy="magic"), LINKED)
+        chosen(LINKED, strategy="magic")
     assert unknown.value.param == "paceline.strategy"
 
 
 def test_the_cloud_gives_logprobs_of_its_own_answers_only() -> None:
-    request = replace(REQUEST, top_logprobs=2)
-    cloud = replace(LINKED, side="cloud")
-    assert choose_strategy(request, cloud).strategy == "lookup_tree"
-    assert choose_strategy(request, LINKED).strategy == "aggregate"
+    assert chosen(LINKED, logprobs=True, side="cloud").strategy == "lookup_tree"
+    assert chosen(LINKED, logprobs=True).strategy == "aggregate"
     with pytest.raises(RequestError, match="distributions stay on the device"):
-        choose_strategy(replace(request, strategy="aggregate"), cloud)
+        chosen(LINKED, logprobs=True, side="cloud", strategy="aggregate")
+
+
+def test_an_aggregator_without_distributions_gives_no_logprobs_whatever_writes() -> None:
+    for strategy in ("auto", "lookup_tree"):
+        with pytest.raises(RequestError, match="no logprobs") as refused:
+            chosen(LINKED, logprobs=True, strategy=strategy, options={"aggregator": "coin"})
+        assert refused.value.param == "paceline.aggregator"
 
 
 def test_raw_tokens_are_continued_by_one_side_and_miss_no_other() -> None:
-    raw = replace(REQUEST, messages=(), prompt=(1, 2, 3))
-    for situation in (LINKED, replace(LINKED, linked=False, common=())):
-        choice = choose_strategy(raw, situation)
+    for context in (LINKED, replace(LINKED, linked=False, common=())):
+        choice = chosen(context, raw_prompt=True)
         assert (choice.strategy, choice.missing) == (ALONE, False)
     with pytest.raises(RequestError, match="raw tokens") as refused:
-        choose_strategy(replace(raw, strategy="aggregate"), LINKED)
+        chosen(LINKED, raw_prompt=True, strategy="aggregate")
     assert refused.value.param == "paceline.strategy"
+
+
+def test_options_reach_the_strategy_that_has_them_and_aggregate_fills_in_the_rest() -> None:
+    asked = {"drafting": DraftLimits(1, 1, 0), "rescoring": False, "aggregator": ""}
+    alone = chosen(LINKED, strategy="lookup_tree", options=asked).options
+    assert alone == STRATEGIES["lookup_tree"].options(rescoring=False, drafting=DraftLimits(1, 1, 0))
+    joint = chosen(LINKED, options=asked, logprobs=True).options
+    assert joint == AggregateOptions(False, DraftLimits(1, 1, 0), aggregator="mixture", needs_dists=True)
+
+
+def test_a_strategy_that_declines_what_was_retrieved_leaves_the_answer_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def declines(context: RoutingContext) -> None:
+        assert context.passages == 1, "asked before retrieval"
+
+    monkeypatch.setitem(STRATEGIES, "aggregate", replace(STRATEGIES["aggregate"], choose=declines))
+    assert chosen(LINKED).reason == AUTO_RULES[-1].reason
+    assert chosen(LINKED, strategy="aggregate").reason == "'aggregate' does not take what was retrieved"
+
+
+def test_the_rules_of_auto_end_with_one_that_always_applies_and_never_declines() -> None:
+    last = AUTO_RULES[-1]
+    assert last.applies(LINKED) and last.applies(ALONE_CLOUD) and not STRATEGIES[last.strategy].needs_peer

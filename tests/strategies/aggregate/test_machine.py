@@ -14,7 +14,6 @@ from paceline.strategies.base import (
     SIDES,
     Cancelled,
     ClosePeer,
-    DraftLimits,
     Effect,
     Finish,
     Forward,
@@ -29,7 +28,7 @@ from paceline.strategies.base import (
     other,
 )
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.messages import DetailRequest, Drafts, EvidenceWeight, SpeedReport, SyncState, Targets
+from paceline.wire.messages import DetailRequest, DraftLimits, Drafts, EvidenceWeight, SpeedReport, SyncState, Targets
 from paceline.wire.tree_codec import unpack_nodes
 from tests.strategies import oracle
 from tests.strategies.cases import (
@@ -328,7 +327,7 @@ def test_nothing_is_computed_that_no_target_can_need() -> None:
 
 
 def test_a_burst_is_shipped_as_a_whole() -> None:
-    hand = cloud(max_tokens=100, drafting=DraftLimits(width=1, rows=1, ahead=5, burst=True))
+    hand = cloud(max_tokens=100, drafting=DraftLimits(width=1, rows=1, ahead=5, whole_sequences=True))
     hand.begin()
     (shipped,) = [message for message in hand.sent if isinstance(message, Drafts)]
     assert len(unpack_nodes(shipped.nodes).tokens) == 6

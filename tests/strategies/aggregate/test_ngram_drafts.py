@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +16,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.runtime.simulator import Simulation
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.aggregate.ngram_drafts import NgramDrafts
-from paceline.strategies.base import SIDES, Branch, MachineFactory, Side, Started
+from paceline.strategies.base import SIDES, Branch, Machine, MachineConfig, Side, Started
 from paceline.strategies.decoding.prefix_tree import PrefixTree
 from paceline.strategies.lookup_tree import LookupTree
 from paceline.strategies.registry import STRATEGIES
@@ -92,7 +92,7 @@ EVERY_MACHINE = pytest.mark.parametrize("machine", [Aggregate, LookupTree])
     ],
 )
 def test_what_is_learnt_is_what_the_model_thought_whatever_was_made_of_it(
-    machine: MachineFactory, changes: dict[str, object]
+    machine: Callable[[MachineConfig], Machine], changes: dict[str, object]
 ) -> None:
     table = LookupTable(VOCAB)
     hand = Hand(machine, "device", front=True, linked=False, table=table, **{"max_tokens": 12} | changes)
@@ -110,7 +110,7 @@ def test_what_is_learnt_is_what_the_model_thought_whatever_was_made_of_it(
 
 @EVERY_MACHINE
 def test_a_context_of_two_tokens_is_learnt_with_the_law_that_followed_it(
-    machine: MachineFactory, monkeypatch: pytest.MonkeyPatch
+    machine: Callable[[MachineConfig], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each token stands after several others, and of a large vocabulary not every row is a lesson."""
     monkeypatch.setattr("paceline.strategies.lookup_tree.LEARNT_IDS", VOCAB / 3)

@@ -15,8 +15,9 @@ from paceline.core.drafting.acceptance import AcceptanceByRank, margin_class
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.aggregate.tree_planner import LEAST_WEIGHT, DraftTreePlanner
-from paceline.strategies.base import DraftLimits, Side
+from paceline.strategies.base import Side
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.wire.messages import DraftLimits
 from tests.strategies.cases import EOS, VOCAB, point
 
 GREEDY = SamplingParams(temperature=0.0)

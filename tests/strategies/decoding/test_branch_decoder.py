@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from paceline.core.aggregation.weights import UNLIKELY
+from paceline.core.aggregation.weights import NEGLIGIBLE_PROB
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
@@ -122,7 +122,7 @@ def test_a_prefix_is_judged_as_if_it_had_been_written_here(side: Side, length: i
     law, log_h = oracle.side_law(engine, BRANCHES[side], prefix, SAMPLINGS["sampled"], rescoring=True)
     assert paths.head.own_dist is not None and paths.head.log_evidence == log_h
     np.testing.assert_allclose(paths.head.own_dist.probs, law.probs, atol=1e-12)
-    assert paths.head.branch_dists and all(len(each.ids) < 1 / UNLIKELY for each in paths.head.branch_dists)
+    assert paths.head.branch_dists and all(len(each.ids) < 1 / NEGLIGIBLE_PROB for each in paths.head.branch_dists)
 
 
 def test_targets_that_came_before_the_prompts_are_a_prefix_like_any_other() -> None:

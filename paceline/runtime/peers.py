@@ -1,0 +1,203 @@
+"""Links of a node, by the peer's name, and the sessions in which this side takes part for a peer's client."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from paceline.engine.grammar.compiler import DeferredMask
+from paceline.errors import PacelineError, RemoteProtocolError, RequestError
+from paceline.rag.records import Passage
+from paceline.runtime.engine_loop.memory import claim
+from paceline.runtime.link.connection import Link
+from paceline.runtime.resources import Background, Resources
+from paceline.runtime.sessions.base import PeerSession
+from paceline.runtime.sessions.client import ClientSession
+from paceline.runtime.sessions.prompts import build_prompts
+from paceline.runtime.sessions.remote_search import SEARCH, SearchServer, to_wire
+from paceline.strategies.registry import STRATEGIES
+from paceline.strategies.strategy import Strategy
+from paceline.wire.codec import constraint_from_wire, decode_options, sampling_from_wire
+from paceline.wire.messages import CloseSession, DraftLimits, OpenSession, Options, RetrievedPassage, RetrievedPassages
+
+log = logging.getLogger("paceline.node")
+
+MAX_PEER_SESSIONS = 1024
+MAX_PASSAGES = 64  # that a peer may ask this side to read
+_LIMITS = DraftLimits()  # beyond which this side does not draft for a peer: every row costs its memory and its time
+
+
+class Peers:
+    """Belongs to the event loop. `clients`: sessions of this side's own clients, to be told of links."""
+
+    def __init__(
+        self, resources: Resources, clients: Collection[ClientSession], run: Background, *, open_to_peer: bool
+    ) -> None:
+        """open_to_peer: a device sends distributions of its documents when a client of the cloud asks for that."""
+        self._resources = resources
+        self._clients = clients
+        self._run = run
+        self._open_to_peer = open_to_peer
+        self._links: dict[str, Link] = {}
+        self._sessions: dict[PeerSession, Link] = {}
+        self._searches = SearchServer()
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._sessions)
+
+    def link(self, name: str | None) -> Link | None:
+        return None if name is None else self._links.get(name)
+
+    def peer_for(self, device: str | None) -> tuple[str | None, Link | None]:
+        """The peer whose documents join an answer: the named device, else the only peer there is."""
+        if device is not None and self._resources.side == "cloud":
+            return device, self._links.get(device)
+        if len(self._links) == 1:
+            return next(iter(self._links.items()))
+        return None, None
+
+    def on_link(self, link: Link, peer: str) -> None:
+        """A link to this peer is up. One that it replaces must be closed by the caller; for sessions it is down now."""
+        if (older := self._links.get(peer)) is not None:
+            self._down(older, peer)
+        self._links[peer] = link
+        link.on_open = lambda opening: self._opened(link, peer, opening)
+        link.on_down = lambda: self._down(link, peer)
+        log.info("linked with %s, which holds %s documents", peer, link.peer.documents)
+        for client in list(self._clients):
+            if client.prepared.peer_name == peer:
+                client.link_back(link)
+
+    def close(self) -> None:
+        """End every session of a peer's client: the program is shutting down."""
+        for session in list(self._sessions):
+            session.link_lost()
+
+    def _down(self, link: Link, peer: str) -> None:
+        if self._links.get(peer) is link:
+            del self._links[peer]
+        log.info("the link with %s is down: %s", peer, link.close_reason)
+        for client in list(self._clients):
+            if client.link is link:
+                client.link_lost()
+        for session in [session for session, of in self._sessions.items() if of is link]:
+            session.link_lost()
+
+    # ---- openings ---------------------------------------------------------------------------------------------------
+    def _opened(self, link: Link, peer: str, opening: OpenSession) -> None:
+        """The peer asks this side to take part in an answer, or, under `SEARCH`, for passages alone."""
+        if opening.strategy == SEARCH and self._resources.side == "cloud":
+            link.attach(opening.session, lambda _: None)
+            self._run(self._searches.answer(link, opening, self._resources.store, most=MAX_PASSAGES))
+            return
+        try:
+            strategy, options = self._accepted(opening)
+        except PacelineError as refusal:
+            link.send(CloseSession(opening.session, f"refused: {refusal}"[:1024]))
+            return
+        session = self._session(link, peer, opening, strategy, options)
+        self._sessions[session] = link
+        session.begin()
+
+    def _accepted(self, opening: OpenSession) -> tuple[Strategy, Options]:
+        """Raises PacelineError with the reason where this side does not take part."""
+        strategy = STRATEGIES.get(opening.strategy)
+        if strategy is None or not strategy.needs_peer:
+            raise PacelineError(f"it does not know '{opening.strategy}'")
+        if opening.privacy not in strategy.privacy_levels:
+            raise PacelineError(f"the privacy level '{opening.privacy}' takes no second side")
+        try:
+            options = decode_options(opening.options, strategy.options)
+        except RemoteProtocolError as error:
+            raise PacelineError(f"the options of '{strategy.name}' cannot be read: {error}") from error
+        if (why := strategy.accepts(opening, options)) is not None:
+            raise PacelineError(why)
+        if len(self._sessions) >= MAX_PEER_SESSIONS:
+            raise PacelineError("it is busy")
+        return strategy, msgspec.structs.replace(options, drafting=_clamped(options.drafting))
+
+    def _session(
+        self, link: Link, peer: str, opening: OpenSession, strategy: Strategy, options: Options
+    ) -> PeerSession:
+        resources = self._resources
+        mask = None if opening.constraint is None else DeferredMask()
+        owner = f"peer:{peer}"  # its clients are the peer's to tell apart
+        sampling = sampling_from_wire(opening.sampling)
+        config = replace(
+            resources.config(strategy, options, sampling, opening.max_tokens, owner=owner, faces_client=False),
+            targets=tuple(opening.targets),
+            epoch=opening.epoch,
+            private=opening.privacy != "open" or (resources.side == "device" and not self._open_to_peer),
+            rtt=link.rtt,
+            bandwidth=link.bandwidth,
+            mask=mask,
+        )
+
+        def retrieve(session: PeerSession) -> None:
+            self._run(self._retrieve(session, opening, mask))
+
+        def closed(session: PeerSession) -> None:
+            self._sessions.pop(session, None)
+
+        return PeerSession(strategy.machine(config), resources.worker, link, opening.session, retrieve, closed)
+
+    async def _retrieve(self, session: PeerSession, opening: OpenSession, mask: DeferredMask | None) -> None:
+        resources, positions = self._resources, self._resources.max_positions
+        if mask is not None and opening.constraint is not None:
+            try:
+                mask.keep(await resources.mask(constraint_from_wire(opening.constraint)))
+            except RequestError as error:
+                session.refuse(str(error))
+                return
+            except Exception:  # whatever it is, the peer must learn that this side does not take part
+                log.exception("a peer's constraint could not be compiled")
+                session.refuse("its constraint cannot be kept here")
+                return
+        messages = [{"role": message.role, "content": message.content} for message in opening.messages]
+        try:
+            prompts = await build_prompts(
+                messages,
+                resources.store,
+                resources.tokenizer,
+                k=min(opening.top_k_documents, MAX_PASSAGES),
+                max_prompt=positions - min(opening.max_tokens, positions // 2) - len(opening.targets),
+                query=opening.query,
+                kv=resources.prefiller,
+            )
+        except Exception as error:
+            log.exception("a peer's request could not be prepared")
+            session.fail(PacelineError(f"no documents could be read: {error}"))
+            return
+        if prompts.longest + len(opening.targets) >= positions:
+            session.fail(PacelineError(f"its context of {positions} tokens is too short"))
+            return
+        rows = [len(branch.prompt) + len(opening.targets) for branch in prompts.branches]
+        share = claim(resources.worker.capacity, resources.block_size, rows, opening.max_tokens)
+        if share is None or not share.drafts:
+            session.fail(PacelineError("the engine's memory is too short for it"))
+            return
+        found = RetrievedPassages(0, self._shown(prompts.passages))
+        left = min(positions - prompts.longest, len(opening.targets) + share.tokens)
+        session.retrieved(prompts.branches, left, found, prompts.prefixes, claim=share.rows)
+
+    def _shown(self, passages: Sequence[Passage]) -> list[RetrievedPassage]:
+        """Passages as the peer may know them: of a device's, only that they exist."""
+        if self._resources.side == "device":
+            return [RetrievedPassage(document="", text="", score=0.0)] * len(passages)
+        return to_wire(passages)
+
+
+def _clamped(limits: DraftLimits) -> DraftLimits:
+    return DraftLimits(
+        min(limits.width, _LIMITS.width),
+        min(limits.rows, _LIMITS.rows),
+        min(limits.ahead, _LIMITS.ahead),
+        limits.whole_sequences,
+    )

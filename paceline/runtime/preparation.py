@@ -1,0 +1,178 @@
+"""Preparation of a request: routing, retrieval and the claim of memory, up to a session that is ready to run.
+
+Nothing is computed for the answer yet, and nothing of the request has been sent to the other side but, at the level
+`answer-private`, the query of a search.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from paceline.rag.prompt import query_of
+from paceline.rag.records import Passage, Selection
+from paceline.runtime.engine_loop.memory import claim_or_refuse
+from paceline.runtime.link.connection import Link
+from paceline.runtime.peers import Peers
+from paceline.runtime.resources import Resources, without_drafts
+from paceline.runtime.service import GenerateRequest
+from paceline.runtime.sessions.client import ClientSession, PreparedRequest
+from paceline.runtime.sessions.egress import Egress
+from paceline.runtime.sessions.prompts import PromptSet, build_prompts, raw_prompt, too_long
+from paceline.runtime.sessions.remote_search import RemoteSearch
+from paceline.runtime.sessions.routing import candidates, choose, peer_missing, routing_context
+from paceline.strategies.base import other
+from paceline.strategies.registry import STRATEGIES
+from paceline.strategies.strategy import RoutingContext
+from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
+from paceline.wire.messages import ChatMessage, OpenSession, Options
+
+MIN_ROOM = 256  # tokens that documents leave for an answer whose request sets no limit, in a context that has them
+
+
+class Preparation:
+    """Belongs to the event loop of the node."""
+
+    def __init__(
+        self, resources: Resources, peers: Peers, *, max_tokens_default: int | None, expects_peer: bool
+    ) -> None:
+        """expects_peer: an answer without a peer is marked even if none was named, as at a device with a cloud."""
+        self._resources = resources
+        self._peers = peers
+        self._max_tokens_default = max_tokens_default
+        self._expects_peer = expects_peer
+        self._search = RemoteSearch()
+
+    def check(self, request: GenerateRequest, *, room: int) -> None:
+        """Raises RequestError for what cannot be kept. room: tokens that raw tokens must leave of the context."""
+        candidates(self._context(request, *self._peers.peer_for(request.device), 0))
+        resources = self._resources
+        raw_prompt(request.prompt or (), resources.max_positions, resources.vocab_size, room=room)
+
+    async def prepare(
+        self, request: GenerateRequest, egress: Egress, closed: Callable[[ClientSession], None]
+    ) -> ClientSession:
+        """Raises RequestError for what cannot be kept, before anything is sent to the other side."""
+        resources, side = self._resources, self._resources.side
+        name, link = self._peers.peer_for(request.device)
+        selection = Selection(request.collections, request.document_ids)
+        own = 0 if resources.store is None else await asyncio.to_thread(resources.store.count, selection)
+        context = self._context(request, name, link, own)
+        found = candidates(context)
+        if found[0].missing and request.on_loss != "continue":
+            raise peer_missing(other(side))
+        mask = None if request.constraint is None else await resources.mask(request.constraint)
+        prompts = await self._prompts(request, selection)
+        # Now that nothing here speaks against the request.
+        public = await self._search.for_answer(request, link, egress, expected=self._expects_peer)
+        if public is None and request.on_loss != "continue":
+            raise peer_missing(other(side))
+        if public:
+            prompts = await self._prompts(request, selection, public)
+        choice = choose(found, replace(context, passages=len(prompts.passages)))
+        strategy, options = STRATEGIES[choice.strategy], choice.options
+        limit = self._limit(request, prompts)
+        share = claim_or_refuse(resources.worker.capacity, resources.block_size, prompts.branches, limit)
+        if not share.drafts:
+            options = without_drafts(options)
+        link = self._peers.link(name)  # it may have gone or come back meanwhile
+        prepared = PreparedRequest(
+            request=request,
+            side=side,
+            strategy=strategy.name,
+            reason=choice.reason,
+            prompts=prompts,
+            room=resources.max_positions - prompts.longest,
+            opening=opening_for(request, strategy.name, options, share.tokens),
+            missing=f"{other(side)}_missing" if choice.missing or public is None else None,
+            peer_name=name if strategy.needs_peer else None,
+            mask=mask,
+            claim=share.rows,
+        )
+        config = replace(
+            resources.config(strategy, options, request.sampling, share.tokens, owner=request.owner, faces_client=True),
+            waits_for_peer=request.on_loss == "pause",
+            private=request.privacy != "open",
+            rtt=None if link is None else link.rtt,
+            bandwidth=None if link is None else link.bandwidth,
+            mask=mask,
+        )
+        session = ClientSession(
+            strategy.machine(config),
+            resources.worker,
+            prepared,
+            resources.tokenizer,
+            link if strategy.needs_peer else None,
+            closed,
+        )
+        session.egress = egress
+        return session
+
+    def _context(
+        self, request: GenerateRequest, name: str | None, link: Link | None, own_documents: int
+    ) -> RoutingContext:
+        peer = None if link is None else link.peer
+        return routing_context(
+            request,
+            self._resources.side,
+            expected=self._expects_peer or name is not None,
+            linked=link is not None and link.accepting,
+            common=() if link is None else link.strategies,
+            own_documents=own_documents,
+            peer_documents=0 if peer is None else peer.documents,
+        )
+
+    async def _prompts(
+        self, request: GenerateRequest, selection: Selection, public: Sequence[Passage] = ()
+    ) -> PromptSet:
+        resources, positions = self._resources, self._resources.max_positions
+        if request.prompt is not None:
+            return raw_prompt(request.prompt, positions, resources.vocab_size)
+        default = self._max_tokens_default or min(MIN_ROOM, positions // 8)
+        prompts = await build_prompts(
+            request.messages,
+            resources.store,
+            resources.tokenizer,
+            k=request.documents,
+            max_prompt=positions - min(request.max_tokens or default, positions // 2),
+            kv=resources.prefiller,
+            selection=selection,
+            min_score=request.min_score,
+            others=public,
+        )
+        if prompts.plain_tokens >= positions:
+            raise too_long(positions, prompts.plain_tokens, "messages")
+        return prompts
+
+    def _limit(self, request: GenerateRequest, prompts: PromptSet) -> int:
+        """Tokens to write at most. What does not fit the context is clamped, as OpenAI does."""
+        room = self._resources.max_positions - prompts.longest
+        return min(request.max_tokens or self._max_tokens_default or room, room)
+
+
+def opening_for(
+    request: GenerateRequest, strategy: str, options: Options, max_tokens: int
+) -> Callable[[int, tuple[int, ...], int], OpenSession]:
+    """The opening of the peer's session; its number, the targets and the epoch are known when it is sent."""
+    conversation = [ChatMessage(message["role"], message["content"]) for message in request.messages]
+    query, sampling = query_of(request.messages), sampling_to_wire(request.sampling)
+    encoded, constraint = encode_options(options), constraint_to_wire(request.constraint)
+
+    def opening(session: int, targets: tuple[int, ...], epoch: int) -> OpenSession:
+        return OpenSession(
+            session=session,
+            strategy=strategy,
+            messages=conversation,
+            query=query,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            top_k_documents=request.documents,
+            privacy=request.privacy,
+            options=encoded,
+            targets=list(targets),
+            epoch=epoch,
+            constraint=constraint,
+        )
+
+    return opening

@@ -1,0 +1,128 @@
+"""One side's means of writing answers: its engine, tokenizer, documents, n-gram tables, grammars and statistics.
+
+Holds no request and no link. Everything belongs to the event loop of the node, but for what runs in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from paceline.core.drafting.lookup_table import LookupTable
+from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.sampling.constraint import Constraint, Mask
+from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults, SamplingParams
+from paceline.engine.base import LoadedModel
+from paceline.engine.grammar.compiler import GrammarCompiler
+from paceline.rag.document_kv import DocumentKvStore
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.engine_loop.calibration import PREFIX, Timed, forward_times
+from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller
+from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.runtime.lookup_tables.store import TableStore
+from paceline.strategies.base import MachineConfig, Side
+from paceline.strategies.strategy import Strategy
+from paceline.wire.messages import Options
+
+Background = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]  # runs no longer than the node lives
+
+
+class Resources:
+    def __init__(
+        self,
+        side: Side,
+        model: LoadedModel,
+        store: DocumentStore | None,
+        run: Background,
+        *,
+        served_name: str | None = None,
+        sampling: SamplingDefaults = NO_DEFAULTS,
+        kv: DocumentKvStore | None = None,
+        tables: TableStore | None = None,
+    ) -> None:
+        """sampling: defaults before those that the model recommends. tables: None: n-grams are forgotten at the end."""
+        info = model.engine.info
+        self.side: Side = side
+        self.info = replace(info, name=served_name or info.name, sampling=sampling.over(info.sampling))
+        self.tokenizer = model.tokenizer
+        self.vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)
+        self.block_size = model.engine.block_size
+        self.worker = EngineWorker(model.engine)
+        self.store = store
+        self.prefiller = None if kv is None or store is None else DocumentPrefiller(kv, store, self.worker, model)
+        self._grammars = GrammarCompiler(model.tokenizer)
+        self._tables = tables or TableStore(None, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
+        self._shrinking: asyncio.Task[None] | None = None  # tables go to their files
+        self._stats: dict[tuple[str, str, bool], OnlineStats] = {}
+        self._times: Sequence[Timed] = ()
+        self._run = run
+
+    async def start(self, *, timed: bool) -> None:
+        """timed: measure forwards before the first answer."""
+        await asyncio.to_thread(self._grammars.warm)  # now, as it holds up everything
+        await self.worker.start()
+        if timed:
+            self._times = await forward_times(self.worker)
+
+    async def stop(self) -> None:
+        await self.worker.stop()
+        if self.prefiller is not None:
+            await asyncio.to_thread(self.prefiller.close)
+        await asyncio.to_thread(self._tables.save)
+
+    @property
+    def max_positions(self) -> int:
+        return self.info.max_positions
+
+    def table(self, owner: str) -> LookupTable:
+        """N-grams of this owner's answers."""
+        table = self._tables.table(owner)
+        if self._tables.full and (self._shrinking is None or self._shrinking.done()):
+            self._shrinking = self._run(self._tables.shrink())
+        return table
+
+    async def mask(self, constraint: Constraint) -> Mask:
+        """Raises RequestError where it cannot be kept. In a thread: compiling may take half a second."""
+        return await asyncio.to_thread(self._grammars.mask, constraint)
+
+    def stats(self, strategy: Strategy, options: Options, sampling: SamplingParams) -> OnlineStats:
+        """Statistics of earlier answers of the same kind."""
+        kind = strategy.name, options.stats_kind, sampling.temperature == 0.0
+        if kind not in self._stats:
+            self._stats[kind] = OnlineStats()
+            self._stats[kind].begin(self._times, PREFIX)
+        return self._stats[kind]
+
+    def config(
+        self,
+        strategy: Strategy,
+        options: Options,
+        sampling: SamplingParams,
+        max_tokens: int,
+        *,
+        owner: str,
+        faces_client: bool,
+    ) -> MachineConfig:
+        """Everything that follows from this side, the strategy and the request's sampling."""
+        return MachineConfig(
+            side=self.side,
+            faces_client=faces_client,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            eos_ids=self.tokenizer.eos_ids,
+            vocab_size=self.vocab_size,
+            options=options,
+            linked=strategy.needs_peer,
+            stats=self.stats(strategy, options, sampling),
+            table=self.table(owner),
+        )
+
+
+def without_drafts(options: Options) -> Options:
+    """The same options for an answer whose memory has no room for open rows."""
+    return msgspec.structs.replace(
+        options, drafting=msgspec.structs.replace(options.drafting, width=1, rows=1, ahead=0)
+    )

@@ -1,0 +1,70 @@
+"""Options of `aggregate`: the requests it can keep, the aggregator of an answer, and the side that decides."""
+
+from __future__ import annotations
+
+from typing import cast, get_args
+
+import msgspec
+
+from paceline.core.aggregation.registry import AggregatorName, default_aggregator
+from paceline.core.side import Side
+from paceline.errors import RequestError
+from paceline.strategies.base import MachineConfig
+from paceline.strategies.strategy import RoutingContext, asked_options
+from paceline.wire.messages import AggregateOptions, DraftLimits, OpenSession, Options
+
+AGGREGATORS: tuple[AggregatorName, ...] = get_args(AggregatorName)
+
+
+def check(context: RoutingContext) -> None:
+    """Raises RequestError for logprobs that the request's aggregator, or the cloud as its front, cannot give."""
+    if context.logprobs and asked_options(AggregateOptions, context).aggregator == "coin":
+        raise RequestError(
+            "The aggregator 'coin' exchanges no distributions and so gives no logprobs; 'mixture' does.",
+            param="paceline.aggregator",
+        )
+    if context.logprobs and context.side == "cloud" and context.strategy == "aggregate":
+        raise RequestError(
+            "The strategy 'aggregate' gives the cloud no logprobs: the distributions stay on the device. "
+            "Ask the device, or leave out 'logprobs'.",
+            param="logprobs",
+        )
+
+
+def choose(context: RoutingContext) -> AggregateOptions:
+    """The request's options with the aggregator filled in, and with what its logprobs need."""
+    asked = asked_options(AggregateOptions, context)
+    aggregator = asked.aggregator or default_aggregator(
+        context.sampling, logprobs=context.logprobs, seeded=context.seeded
+    )
+    return msgspec.structs.replace(asked, aggregator=aggregator, needs_dists=context.logprobs)
+
+
+def accepts(opening: OpenSession, options: Options) -> str | None:  # noqa: ARG001  # a hook's signature
+    aggregator = options.aggregator if isinstance(options, AggregateOptions) else ""
+    return None if aggregator in AGGREGATORS else f"it does not know the aggregator '{aggregator}'"
+
+
+def options_of(config: MachineConfig) -> AggregateOptions:
+    """The machine's options; the defaults where it was given another strategy's."""
+    return config.options if isinstance(config.options, AggregateOptions) else AggregateOptions()
+
+
+def aggregator_of(config: MachineConfig) -> AggregatorName:
+    return cast("AggregatorName", options_of(config).aggregator or "mixture")
+
+
+def pinned_side(config: MachineConfig) -> Side | None:
+    """Side where the decision must stay: the device, if what it computes may not leave it. None: it may move.
+
+    Also for logprobs: only the side that decides has the distributions.
+    """
+    return "device" if options_of(config).needs_dists or (config.private and aggregator_of(config) != "coin") else None
+
+
+def draft_limits(config: MachineConfig) -> DraftLimits:
+    """Limits of this side's drafts. A device that may send choices alone sends one a position: several would reveal
+    the distribution behind them."""
+    limits = config.options.drafting
+    only_choices = config.private and config.side == "device" and aggregator_of(config) == "coin"
+    return msgspec.structs.replace(limits, width=1) if only_choices else limits

@@ -1,0 +1,91 @@
+"""Records of strategies: everything that the program around a strategy reads of it.
+
+A strategy is one file or folder: its machines, its options and messages if it needs any, and a `Strategy` at the
+bottom, which `registry` lists. Link, egress, limits, simulator, routing, the API's enum and the conformance tests read
+the record and the base structs in `wire.messages`; none of them names a strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args
+
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.side import Side
+from paceline.strategies.base import Machine, MachineConfig
+from paceline.wire.messages import OpenSession, Options, SessionMessage
+
+Privacy = Literal["open", "document-private", "answer-private", "local-only"]
+PRIVACY_LEVELS: tuple[Privacy, ...] = get_args(Privacy)
+JOINT_LEVELS: tuple[Privacy, ...] = ("open", "document-private")  # at which two sides may write together
+
+O = TypeVar("O", bound=Options)  # noqa: E741
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingContext:
+    """Facts by which a strategy is chosen: of the request, of this side, and of its peer."""
+
+    side: Side
+    strategy: str  # that the request asks for; "auto": any
+    sampling: SamplingParams
+    privacy: Privacy = "document-private"
+    options: Mapping[str, Any] = field(default_factory=dict)  # that the request asks for, by the fields of strategies' options
+    documents: int = 2  # passages that each side reads at most
+    raw_prompt: bool = False  # tokens are continued: no conversation, no documents
+    logprobs: bool = False
+    seeded: bool = True  # the client named the seed: the same one must give the same text
+    expected: bool = False  # a peer belongs to this request, whether it is linked now or not
+    linked: bool = False
+    common: tuple[str, ...] = ()  # strategies both sides know
+    own_documents: int = 0
+    peer_documents: int = 0
+    passages: int | None = None  # that this side has retrieved; None: before retrieval
+
+
+def asked_options(kind: type[O], context: RoutingContext) -> O:
+    """Options of this type as the request asks for them, and the defaults for the rest."""
+    return kind(**{name: context.options[name] for name in kind.__struct_fields__ if name in context.options})
+
+
+def _no_check(context: RoutingContext) -> None:
+    """Every request can be kept."""
+
+
+def _accept(opening: OpenSession, options: Options) -> str | None:  # noqa: ARG001  # a hook's signature
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One strategy.
+
+    check: raises RequestError for what a request asks of this strategy and it cannot keep. Called for every request,
+    whichever strategy the request names: it must look at `RoutingContext.strategy` where that matters.
+
+    choose: called after retrieval for a strategy that routing proposes: the options to write with, or None where the
+    strategy declines and the next one is asked. Absent: it never declines, and the options are those asked for.
+
+    accepts: called at the peer for an opening whose options could be decoded: None, or why it does not take part.
+    """
+
+    name: str
+    summary: str
+    machine: Callable[[MachineConfig], Machine]
+    participants: Literal["one side", "both sides"]
+    text_of: Literal["front", "cloud", "both"]  # whose target distribution the text is sampled from, see docs
+    options: type[Options] = Options
+    messages: tuple[type[SessionMessage], ...] = ()
+    privacy_levels: tuple[Privacy, ...] = PRIVACY_LEVELS
+    check: Callable[[RoutingContext], None] = _no_check
+    choose: Callable[[RoutingContext], Options | None] | None = None
+    accepts: Callable[[OpenSession, Options], str | None] = _accept
+
+    @property
+    def needs_peer(self) -> bool:
+        return self.participants == "both sides"
+
+    def options_for(self, context: RoutingContext) -> Options | None:
+        """Options to write this request with, or None where the strategy declines it."""
+        return asked_options(self.options, context) if self.choose is None else self.choose(context)
