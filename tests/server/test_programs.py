@@ -112,6 +112,17 @@ def test_what_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
         assert word in str(ended.exception)
 
 
+@pytest.mark.parametrize("program", ["serve", "agent"])
+def test_a_state_directory_with_a_damaged_file_is_a_sentence(tmp_path: Path, program: str) -> None:
+    (tmp_path / "responses.sqlite").write_bytes(b"no database" * 500)
+    app = typer.Typer()
+    register_server(app)
+    register_agent(app)
+    ended = CliRunner().invoke(app, [program, "--state-dir", str(tmp_path), "--model", "fake", "--port", "0"])
+    assert isinstance(ended.exception, ConfigError), ended.output
+    assert "responses.sqlite" in str(ended.exception)
+
+
 def test_a_port_that_is_taken_is_a_sentence() -> None:
     listener = listen("127.0.0.1", 0)
     with closing(listener), pytest.raises(ConfigError, match="--port"):
