@@ -25,7 +25,6 @@ from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions import client as front_module
 from paceline.runtime.sessions.base import PeerSession
 from paceline.strategies.aggregate import machine as aggregate_module
-from paceline.wire import codec
 from paceline.wire.messages import Drafts, OpenSession
 from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, nodes
 
@@ -141,7 +140,7 @@ async def test_a_conversation_too_long_for_the_peer_is_answered_without_it() -> 
 
 
 async def test_a_conversation_too_long_for_a_frame_does_not_cut_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 4096)
+    monkeypatch.setattr(OpenSession, "max_bytes", 4096)
     long = replace(REQUEST, messages=({"role": "user", "content": "x" * 3000},), max_tokens=3, sampling=ENDLESS)
     async with nodes() as (bench, _):
         assert bench.links is not None

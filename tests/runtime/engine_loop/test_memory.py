@@ -63,7 +63,7 @@ async def answers(folder: Path, rows: int | None, count: int, tokens: int | None
 
         async def one(number: int) -> tuple[str, str]:
             session = await node.prepare(asked(number, tokens))
-            assert len(session.prepared.branches) == 2
+            assert len(session.prepared.prompts.branches) == 2
             text, done = await collect(session)
             return text, done.reason
 

@@ -111,7 +111,7 @@ async def test_a_request_without_documents_asks_nobody() -> None:
 @pytest.mark.parametrize("fault", ["refuses", "is silent", "fails", "is lost"])
 async def test_a_cloud_that_finds_nothing_for_a_fault_is_said(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with nodes() as (bench, _):
-        bench.device._expects_peer = True  # as an agent with a cloud does
+        bench.device._preparation._expects_peer = True  # as an agent with a cloud does
         give(bench, Passages(LANDLORD), Broken() if fault == "fails" else Passages(HARBOUR))
         link = cloud_end(bench)
         match fault:
@@ -173,7 +173,7 @@ async def test_more_searches_than_there_is_room_for_are_refused() -> None:
         bench.cloud._peers._searches._running = public_module.MOST_SEARCHES
         _, done = await collect(await bench.device.prepare(PRIVATE))
         assert done.degraded == "cloud_missing"
-        bench.cloud._searches = SearchServer()
+        bench.cloud._peers._searches = SearchServer()
         _, done = await collect(await bench.device.prepare(replace(PRIVATE, documents=1)))
         assert done.degraded is None
 
