@@ -25,6 +25,7 @@ from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions import client as front_module
 from paceline.runtime.sessions.base import PeerSession
 from paceline.strategies.aggregate import machine as aggregate_module
+from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession
 from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, nodes
 
@@ -105,7 +106,7 @@ async def test_a_slow_search_on_the_device_changes_no_text() -> None:
             if drafts >= 4:
                 may_search.set()
             data = await receive()
-            drafts += isinstance(codec.decode(data), Drafts)
+            drafts += isinstance(decode(data), Drafts)
             return data
 
         end.recv_bytes = counted  # type: ignore[method-assign]  # to listen in
