@@ -1,4 +1,10 @@
-"""One module per claim. Each has NAME, SUMMARY, and run(options) -> Report; `paceline bench` finds them by that.
+"""Benches, one module per claim. Each has NAME, SUMMARY and run(options) -> Report, by which `paceline bench` finds it.
 
-Definitions of every number: METHODOLOGY.md. What was tried, with dates: LOG.md.
+- `aggregate`: time per token of `aggregate` against the round trip. `ttft`: time to first token with stored KV.
+- `scheduling`: placement of the aggregator. `two_sided`: answers from documents of both sides.
+- `lookup_tree`: drafting without a model. `engine`: milliseconds per forward. `constraints`: validity of answers.
+- `perplexity`: perplexity of text given documents. `streams`, `surface`: throughput and CPU of the HTTP server.
+- `report`: options, claims and reports. `aggregation/`, `drafting/`, `retrieval/`: parts of the benches.
+
+Definitions of all numbers: METHODOLOGY.md. Dated results: LOG.md.
 """

@@ -1,10 +1,9 @@
 """`paceline bench aggregate`: time per token of joint answers against the round trip, on real processes.
 
-A server and an agent, linked over an emulated network; their engines are the seeded table model, paced so that a
-forward takes a stated time whatever this machine's speed. Answers are streamed by the agent and timed at the client.
-Every way of writing an answer runs in the same pair of processes, in turn: token by token, whole sequences, chains of
-drafts (DRAGON as published) and trees, and each side alone (the cloud asked directly, not over the link). Text is
-compared as well: drafts change no token.
+A server and an agent, linked over an emulated network. Their engines are the seeded table model, delayed so that a
+forward takes a given time on any machine. Answers are streamed by the agent and timed at the client. All modes run in
+turn in the same pair of processes: token by token, whole sequences, chains of drafts (DRAGON as published), trees, and
+each side alone (the cloud called directly, not over the link). The texts are compared as well: drafts change no token.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import httpx
 from paceline.core.aggregation.placement import speed_up
 from paceline.core.side import Side
 
-from .aggregation import payload_bytes as payload
+from .aggregation import payload_bytes
 from .aggregation.process_pair import linked_pair
 from .report import Claim, Options, Report, plot_lines
 
@@ -33,10 +32,10 @@ PACES: Mapping[str, Mapping[Side, float]] = {
     "device 10x slower": {"cloud": 0.006, "device": 0.06},
     "equal": {"cloud": 0.03, "device": 0.03},
 }
-ROUND_TRIPS = (0.05, 0.1, 0.2, 0.3, 0.6)  # s; jitter is a fifth of it
+ROUND_TRIPS = (0.05, 0.1, 0.2, 0.3, 0.6)  # s; the jitter is a fifth of it
 CLOUD_ONLY = "cloud only"
 WAYS: Mapping[str, Mapping[str, object]] = {
-    # Trees first: so their look-up tables have not seen another way's answer to the same question and seed.
+    # Trees first, before their look-up tables have seen another mode's answer to the same question and seed.
     "tree": {"strategy": "aggregate", "drafts": "tree", "aggregator": "mixture"},
     "tree, coin": {"strategy": "aggregate", "drafts": "tree", "aggregator": "coin"},
     "device only": {"strategy": "autoregressive"},
@@ -47,12 +46,11 @@ WAYS: Mapping[str, Mapping[str, object]] = {
     "chain": {"strategy": "aggregate", "drafts": "chain", "aggregator": "mixture"},
     "chain, paper": {"strategy": "aggregate", "drafts": "chain", "aggregator": "paper"},
 }
-MODEL = "fake:1:0.6"  # so unlike on the two sides that about three of four drafts stand
-SLOWEST = 0.3  # s; beyond it token-wise answers only cost time
-NEAR = (
-    0.05  # s; up to it the overhead over the device alone is claimed, of answers that differ much: so of more of them
-)
-MORE = 4  # times as many
+MODEL = "fake:1:0.6"  # with this spread the sides accept about three of four drafts
+MAX_CLAIMED = 0.3  # s, the longest round trip of the claims; beyond it token-wise answers only take time
+# s; up to this round trip the overhead over the device alone is claimed, from more answers, since they vary much.
+MAX_NEAR = 0.05
+NEAR_FACTOR = 4  # times as many answers
 
 
 @dataclass(slots=True)
@@ -75,9 +73,9 @@ def run(options: Options) -> Report:
     rows: list[dict[str, object]] = []
     for pace, forward in PACES.items():
         for trip in trips:
-            seeds = tuple(range(1, 1 + (MORE * count if trip <= NEAR else count)))
+            seeds = tuple(range(1, 1 + (NEAR_FACTOR * count if trip <= MAX_NEAR else count)))
             rows += _measure(pace, forward, trip, tokens, seeds)
-    sizes = payload.rows(20 if options.quick else 100)
+    sizes = payload_bytes.rows(20 if options.quick else 100)
     conditions = {
         "clock": "emulated: real processes, shaped link, paced engines",
         "model": f"{MODEL} (table model over bytes), one document a side, temperature 1",
@@ -85,15 +83,15 @@ def run(options: Options) -> Report:
         "row_s": ROW_S,
         "jitter": "a fifth of the round trip",
         "tokens": tokens,
-        "answers": f"{count} each, {MORE * count} at {1e3 * NEAR:g} ms and less",
+        "answers": f"{count} each, {NEAR_FACTOR * count} at {1e3 * MAX_NEAR:g} ms and less",
         "client": "httpx at the agent, loopback; for the cloud alone at the cloud",
-        "bytes": f"of a message with one node, made-up laws of {payload.VOCAB} ids (aggregation/payload_bytes.py)",
+        "bytes": f"of a message with one node, synthetic, {payload_bytes.VOCAB} ids (aggregation/payload_bytes.py)",
     }
     return Report(NAME, conditions, rows + sizes, (*_claims(rows), *_size_claims(sizes)))
 
 
-WARM_UP = 16  # tokens of an answer under each rule that does not count: both sides then know how fast they are
-ROW_S = 0.0003  # s; what each further row of a forward costs: 16 rows cost the slow device 1.08 of one
+WARM_UP = 16  # tokens of an answer under each aggregator that is not measured: it calibrates both sides' speed
+ROW_S = 0.0003  # s, time of each further row of a forward: for the slow device 16 rows take 1.08 times one row
 
 
 def _measure(
@@ -112,8 +110,8 @@ def _measure(
             _ask(pair.device.url, WAYS[way], WARM_UP, 99)
         urls = {way: (pair.cloud if way == CLOUD_ONLY else pair.device).url for way in WAYS}
         answers = {way: [_ask(urls[way], how, tokens, seed) for seed in seeds] for way, how in WAYS.items()}
-    same = [answers[way] for way in ("token-wise", "sequence-wise", "chain", "tree")]
-    for others in zip(*same, strict=True):
+    comparable = [answers[way] for way in ("token-wise", "sequence-wise", "chain", "tree")]
+    for others in zip(*comparable, strict=True):
         if len({answer.text for answer in others}) != 1:
             raise AssertionError("drafts have changed an answer")
     return list(_rows(pace, forward, trip, answers))
@@ -122,27 +120,27 @@ def _measure(
 def _rows(
     pace: str, forward: Mapping[Side, float], trip: float, answers: Mapping[str, list[Answer]]
 ) -> Iterator[dict[str, object]]:
-    for way, given in answers.items():
-        alpha = _acceptance(given, "cloud")
+    for way, measured in answers.items():
+        alpha = _acceptance(measured, "cloud")
         row: dict[str, object] = {
             "pace": pace,
             "rtt_s": trip,
             "way": way,
-            "s_per_token": statistics.median(answer.per_token for answer in given),
-            "lowest": min(answer.per_token for answer in given),
-            "highest": max(answer.per_token for answer in given),
+            "s_per_token": statistics.median(answer.per_token for answer in measured),
+            "lowest": min(answer.per_token for answer in measured),
+            "highest": max(answer.per_token for answer in measured),
             "acceptance_cloud": alpha,
-            "acceptance_device": _acceptance(given, "device"),
-            "handovers": sum(answer.stats.get("handovers", 0.0) for answer in given),
+            "acceptance_device": _acceptance(measured, "device"),
+            "handovers": sum(answer.stats.get("handovers", 0.0) for answer in measured),
         }
         if way == "chain" and alpha is not None:
-            # Theorem 3 with the acceptance measured: what the paper's model promises over token-wise.
+            # Theorem 3 with the measured acceptance: the paper's predicted speed-up over token-wise.
             row["theorem_3"] = 1.0 / speed_up(forward["device"], forward["cloud"], trip, alpha)
         yield row
 
 
 def _acceptance(answers: list[Answer], side: Side) -> float | None:
-    """Share of this side's first guesses that stood."""
+    """Acceptance rate of this side's first drafts."""
     drafted = sum(answer.stats.get(f"drafted_{side}", 0.0) for answer in answers)
     return sum(answer.stats.get(f"accepted_{side}", 0.0) for answer in answers) / drafted if drafted else None
 
@@ -154,16 +152,16 @@ def _ask(url: str, how: Mapping[str, object], tokens: int, seed: int) -> Answer:
         "max_tokens": tokens,
         "temperature": 1.0,
         "seed": seed,
-        "logit_bias": {"256": -100},  # never the end: every answer has the same length
+        "logit_bias": {"256": -100},  # the end token is banned: every answer has the same length
         "stream": True,
         "stream_options": {"include_usage": True},
         "paceline": {"report": True, "privacy": "open", **how},
     }
     answer = Answer()
     first = last = 0.0
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120.0, trust_env=False) as got:
-        got.raise_for_status()
-        for line in got.iter_lines():
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120.0, trust_env=False) as response:
+        response.raise_for_status()
+        for line in response.iter_lines():
             if not line.startswith("data: {"):
                 continue
             event = json.loads(line.removeprefix("data: "))
@@ -181,16 +179,16 @@ def _ask(url: str, how: Mapping[str, object], tokens: int, seed: int) -> Answer:
 
 
 def _claims(rows: list[dict[str, object]]) -> Iterator[Claim]:
-    """The worst over both paces, where the acceptance is at least about 0.75."""
+    """The worst over both paces, at an acceptance rate of about 0.75 or more."""
 
     def seconds(pace: str, trip: float, way: str) -> float:
-        found = next(row for row in rows if (row["pace"], row["rtt_s"], row["way"]) == (pace, trip, way))
-        value = found["s_per_token"]
+        row = next(row for row in rows if (row["pace"], row["rtt_s"], row["way"]) == (pace, trip, way))
+        value = row["s_per_token"]
         assert isinstance(value, float)
         return value
 
     trips = sorted({float(str(row["rtt_s"])) for row in rows})
-    far, near = max(trip for trip in trips if trip <= SLOWEST), [trip for trip in trips if trip <= NEAR]
+    far, near = max(trip for trip in trips if trip <= MAX_CLAIMED), [trip for trip in trips if trip <= MAX_NEAR]
     for name, way, against, target, paper in (
         ("vs_token_wise_300ms", "tree", "token-wise", 0.3, "0.576 (OPT), 0.803 (Qwen)"),
         ("vs_sequence_wise_300ms", "tree", "sequence-wise", 0.3, "0.505 (OPT), 0.568 (Qwen)"),
@@ -211,7 +209,7 @@ def _size_claims(sizes: list[dict[str, object]]) -> Iterator[Claim]:
 
 
 def plot(report: Report, file: Path) -> None:
-    """Seconds per token over the round trip, the device ten times slower."""
+    """Plot seconds per token over the round trip, for the device ten times slower."""
     shown = [row for row in report.rows if row.get("pace") == "device 10x slower"]
     by_trip: dict[object, dict[str, object]] = {}
     for row in shown:

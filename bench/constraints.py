@@ -146,7 +146,7 @@ async def _rows(count: int) -> list[dict[str, object]]:
 
 # ---- answers --------------------------------------------------------------------------------------------------------
 async def judged(nodes: dict[Side, Node], strategy: Strategy, count: int, at_once: int) -> Outcome:
-    """Generate `count` answers, `at_once` at a time, over all forms, sides, aggregators and draft modes; a fifth greedy."""
+    """Generate `count` answers, `at_once` at a time, over forms, sides, aggregators and draft modes; a fifth greedy."""
     numbers = iter(range(count))
     valid = tokens = 0
     start = time.perf_counter()

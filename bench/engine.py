@@ -1,7 +1,7 @@
-"""How long one forward takes: `paged` beside transformers' own forward, in turns, on a random-weight 0.5B model.
+"""Time of one forward: `paged` and transformers' own forward, alternating, on a random-weight 0.5B model.
 
 Claims: a one-row forward at least 1.5 times as fast as transformers', and 16 rows at most 1.3 times one row. Both
-sides end at the scores of all rows; what turning them into distributions adds is reported as `distributions_ms`.
+times end with the logits of all rows; the time of converting them to distributions is `distributions_ms`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SUMMARY: Final = "ms per forward at 1-64 rows, and GB/s beside a plain copy's; b
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sizes are those of Qwen2.5-0.5B unless a test says otherwise."""
+    """Sizes of the model, those of Qwen2.5-0.5B by default, and of the measurement."""
 
     rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
     rounds: int = 15
@@ -47,25 +47,25 @@ class Workload:
     kv_heads: int = 2
     vocab: int = 151936
     dtype: torch.dtype = torch.bfloat16
-    copied: int = 1 << 28  # bytes of the plain copy: more than any cache holds
+    copied: int = 1 << 28  # bytes of the plain copy: more than any CPU cache
 
 
 QUICK = Workload(rows=(1, 4, 16), rounds=5)
 
 
 def run(options: Options, workload: Workload | None = None) -> Report:
-    """Times are medians. Data sets are not used: speed does not depend on weights."""
+    """Times are medians. Data sets are not used: speed does not depend on the weights."""
     load = workload or (QUICK if options.quick else Workload())
     model = random_model(load)
     device = model.device
     weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    theirs = _Transformers(copy.deepcopy(model), load)
+    reference = _Transformers(copy.deepcopy(model), load)
     ours = _Paged(model, load)
     copy_rate = _copy_rate(load.copied, device)
     measured: dict[int, dict[str, float]] = {}
     for rows in load.rows:
-        calls = [partial(theirs.forward, rows), partial(ours.forward, rows), partial(ours.distributions, rows)]
-        plain, paged, whole = _in_turns(calls, load.rounds, device)
+        calls = [partial(reference.forward, rows), partial(ours.forward, rows), partial(ours.distributions, rows)]
+        plain, paged, with_dists = _interleaved(calls, load.rounds, device)
         measured[rows] = {
             "rows": rows,
             "transformers_ms": plain.median,
@@ -75,7 +75,7 @@ def run(options: Options, workload: Workload | None = None) -> Report:
             "paged_low_ms": paged.low,
             "paged_high_ms": paged.high,
             "times_faster": plain.median / paged.median,
-            "distributions_ms": max(0.0, whole.median - paged.median),
+            "distributions_ms": max(0.0, with_dists.median - paged.median),
             "weights_gb_per_s": weight_bytes / paged.median / 1e6,
             "copy_gb_per_s": copy_rate,
         }
@@ -89,7 +89,7 @@ def run(options: Options, workload: Workload | None = None) -> Report:
         "weights_mb": round(weight_bytes / 1e6),
         "cached_rows": load.prefix,
         "statistic": f"median of {load.rounds} rounds",
-        "transformers_attention": str(theirs.attention),
+        "transformers_attention": str(reference.attention),
         "copy_counts": "bytes read and bytes written",
         "clock": "real",
         "quick": options.quick,
@@ -125,7 +125,7 @@ def random_model(load: Workload) -> PreTrainedModel:
 
 
 class _Transformers:
-    """The model's own forward with its own cache."""
+    """The model's own forward with transformers' KV cache."""
 
     def __init__(self, model: PreTrainedModel, load: Workload) -> None:
         self._model, self._cache = model, DynamicCache()
@@ -162,7 +162,7 @@ class _Paged:
         dists(self._scores(rows))
 
 
-class _Taken(NamedTuple):
+class _Times(NamedTuple):
     """Milliseconds"""
 
     median: float
@@ -170,25 +170,25 @@ class _Taken(NamedTuple):
     high: float
 
 
-def _in_turns(calls: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[_Taken]:
-    """What each call takes. One of each per round, so that a change of the machine's pace meets all."""
+def _interleaved(calls: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[_Times]:
+    """Times of each call. One of each per round, so that a change of the machine's speed affects all alike."""
     taken: list[list[float]] = [[] for _ in calls]
-    for turn in range(rounds + 1):
+    for round_index in range(rounds + 1):
         for times, call in zip(taken, calls, strict=True):
-            begin = time.perf_counter()
+            start = time.perf_counter()
             call()
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            if turn:  # the first round warms up
-                times.append(1e3 * (time.perf_counter() - begin))
-    return [_Taken(statistics.median(times), min(times), max(times)) for times in taken]
+            if round_index:  # the first round is a warm-up
+                times.append(1e3 * (time.perf_counter() - start))
+    return [_Times(statistics.median(times), min(times), max(times)) for times in taken]
 
 
 def _copy_rate(size: int, device: torch.device) -> float:
     """GB/s of copying `size` bytes, read and written bytes together."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     into = torch.empty_like(source)
-    (taken,) = _in_turns([lambda: into.copy_(source)], 5, device)
+    (taken,) = _interleaved([lambda: into.copy_(source)], 5, device)
     return 2 * source.numel() / taken.median / 1e6
 
 
@@ -198,12 +198,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the graph there")
-    asked = parser.parse_args()
-    report = run(Options(quick=asked.quick))
-    if asked.json:
-        report.write(asked.json)
-    if asked.plot:
-        plot(report, asked.plot)
+    arguments = parser.parse_args()
+    report = run(Options(quick=arguments.quick))
+    if arguments.json:
+        report.write(arguments.json)
+    if arguments.plot:
+        plot(report, arguments.plot)
     sys.stdout.write(json.dumps(report.to_json(), indent=2) + "\n")
 
 

@@ -1,9 +1,9 @@
-"""`paceline bench perplexity`: what documents are worth to a text, by how they are read.
+"""`paceline bench perplexity`: perplexity of text given retrieved documents, by the way they are put in prompts.
 
-Perplexity of test text against the documents retrieved on each side, for the methods of `bench/retrieval/methods.py`:
-no retrieval, one side's documents in one context, both sides' in one context, and a branch per document, mixed. One
-model for all. The first eighth of a window is the query and is not scored (DRAGON 7.2). Claim: the ratio of gains over
-no retrieval, ours to the second best, at the most documents.
+The methods are those of `bench/retrieval/methods.py`: no retrieval, one side's documents in one context, both sides'
+in one context, and a branch per document, mixed. All use the same model. The first eighth of a window is the query and
+is not scored (DRAGON 7.2). Claim: the ratio of gains over no retrieval, ours to the best baseline's, at the greatest
+number of documents.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SUMMARY: Final = "perplexity of text against documents per side; baselines: none
 
 BASELINES: Final = ("crcg_device", "crcg_cloud", "drcg")
 OURS: Final = "ours"
-FIXED: Final = "fixed"  # ours with R of the query alone
+FIXED: Final = "fixed"  # ours with R fixed by the query
 DRAWN: Final = (*BASELINES, OURS, FIXED)
 TARGET: Final = 1.4
 PAPER: Final = "1.9 (Qwen2.5-1.5B, WikiText-2), 1.4 (OPT-1.3B, WikiText-103)"
@@ -60,7 +60,7 @@ class Workload:
     passage: int = 64
     windows: int = 64
     tested: int | None = None  # articles; None: half of the set's
-    query_share: int = 8  # one part in so many of a window is the query
+    query_share: int = 8  # the query is 1 / query_share of a window
     temperature: float = RELEVANCE_TEMPERATURE
     embedder: str = "minilm"
     resamples: int = 1000  # of windows, for the interval
@@ -70,7 +70,7 @@ class Workload:
         return max(self.depths)
 
     def start(self, window: Ids) -> int:
-        """Where the scored part begins: behind the query."""
+        """First scored token, after the query."""
         return max(4, len(window) // self.query_share)
 
 
@@ -78,7 +78,7 @@ QUICK = Workload(windows=4, tested=3, depths=(0, 4, 16))
 
 
 class Library:
-    """Both sides' corpora, searchable: cosine of embeddings, exact. R = cosine / temperature on either side."""
+    """Exact search by cosine of embeddings in both sides' corpora. R = cosine / temperature on both sides."""
 
     def __init__(self, shelves: Shelves, embedder: Embedder, decode: Decode, temperature: float) -> None:
         self._embedder, self._decode, self._temperature = embedder, decode, temperature
@@ -94,8 +94,8 @@ class Library:
         vector = self._embedder.embed([self._decode(query)])[0]
         return {
             side: [
-                Retrieved(side, self._pieces[side][place].ids, cosine / self._temperature)
-                for place, cosine in self._indexes[side].search(vector, depth)
+                Retrieved(side, self._pieces[side][index].ids, cosine / self._temperature)
+                for index, cosine in self._indexes[side].search(vector, depth)
             ]
             for side in SIDES
         }
@@ -113,16 +113,16 @@ class Measured:
     logs: dict[tuple[int, str], NDArray[np.float64]]  # (depth, method) -> (windows,) natural logarithms, summed
 
     def perplexity(self, depth: int, method: str, among: NDArray[np.intp] | None = None) -> float:
-        """Of all windows, or of those at these places (with repetition)."""
-        which = slice(None) if among is None else among
-        return math.exp(-float(self.logs[depth, method][which].sum()) / float(self.tokens[which].sum()))
+        """Perplexity over all windows, or over those at the indices `among` (with repetition)."""
+        selected = slice(None) if among is None else among
+        return math.exp(-float(self.logs[depth, method][selected].sum()) / float(self.tokens[selected].sum()))
 
     def gain(self, depth: int, among: NDArray[np.intp] | None = None, *, method: str = OURS) -> float:
         none, ours, *baselines = (self.perplexity(depth, each, among) for each in ("none", method, *BASELINES))
         return gain_ratio(none, ours, baselines)
 
     def interval(self, depth: int, resamples: int) -> tuple[float, float]:
-        """The middle 90 % of the gain ratio when windows are drawn anew, with repetition."""
+        """Bootstrap interval of the gain ratio: the middle 90 % over windows resampled with replacement."""
         generator, count = np.random.default_rng(SEED), len(self.tokens)
         drawn = [self.gain(depth, generator.integers(count, size=count)) for _ in range(resamples)]
         low, high = np.quantile(drawn, (0.05, 0.95))
@@ -132,7 +132,7 @@ class Measured:
 def measure(
     scorer: Scorer, windows: Sequence[Window], found: Sequence[Found], separator: Ids, load: Workload
 ) -> Measured:
-    """Every method at every depth of `load`, on the same windows. found: of each window, at the most documents."""
+    """Every method at every depth of `load`, on the same windows. found: of each window, at the greatest depth."""
     logs: dict[tuple[int, str], list[float]] = {}
     tokens: list[float] = []
     for window, documents in zip(windows, found, strict=True):
@@ -149,16 +149,16 @@ def measure(
 
 
 def strangers(windows: Sequence[Window], found: Sequence[Found]) -> list[Found]:
-    """For each window what was found for another, of the next article among the windows. Empty where all are of one."""
+    """For each window the documents found for the next window of another article. Empty if all are of one article."""
     others: list[Found] = []
-    for place, window in enumerate(windows):
-        after = [*range(place + 1, len(windows)), *range(place)]
+    for i, window in enumerate(windows):
+        after = [*range(i + 1, len(windows)), *range(i)]
         others += [found[other] for other in after if windows[other].article != window.article][:1]
     return others
 
 
 def score_plans(scorer: Scorer, plans: dict[Key, Plan], window: Ids, start: int) -> dict[Key, float]:
-    """Summed log-probability of window[start:] under each plan. Each context is scored once, however many share it."""
+    """Summed log-probability of window[start:] under each plan. A context that several plans share is scored once."""
     contexts = list(dict.fromkeys(context.ids for plan in plans.values() for context in plan.contexts))
     scored = dict(zip(contexts, scorer.score(contexts, window, start), strict=True))
     rows = {ids: _sparse(window[start:], probabilities) for ids, probabilities in scored.items()}
@@ -169,24 +169,24 @@ def score_plans(scorer: Scorer, plans: dict[Key, Plan], window: Ids, start: int)
 
 
 def _log_probability(plan: Plan, rows: Sequence[Sequence[Dist]], text: Ids) -> float:
-    """rows: of each context, what it says of each token of the text."""
+    """rows: for each context, the distributions of the text's tokens."""
     contexts, total = plan.contexts, 0.0
-    merits = [0.0] * len(contexts)
-    for place, token in enumerate(text):
-        dists = [row[place] for row in rows]
+    evidence = [0.0] * len(contexts)
+    for i, token in enumerate(text):
+        dists = [row[i] for row in rows]
         if plan.rescored:
             contexts = tuple(
-                context if context.score is None else replace(context, score=context.score + merit)
-                for context, merit in zip(plan.contexts, merits, strict=True)
+                context if context.score is None else replace(context, score=context.score + bonus)
+                for context, bonus in zip(plan.contexts, evidence, strict=True)
             )
-            told = [math.log(dist.prob(token)) for dist in dists]
-            merits = [decayed_evidence(merit, log) for merit, log in zip(merits, told, strict=True)]
+            logs = [math.log(dist.prob(token)) for dist in dists]
+            evidence = [decayed_evidence(bonus, log) for bonus, log in zip(evidence, logs, strict=True)]
         total += math.log(mixture(contexts, dists).prob(token))
     return total
 
 
 def _sparse(tokens: Ids, probabilities: Probabilities) -> list[Dist]:
-    """Only the token that is there counts: all others are the tail."""
+    """Distributions with the text's token only; all others are in the tail."""
     return [
         Dist(np.array([token], np.int32), np.array([p]), 1.0 - p)
         for token, p in zip(tokens, probabilities.tolist(), strict=True)
@@ -194,14 +194,14 @@ def _sparse(tokens: Ids, probabilities: Probabilities) -> list[Dist]:
 
 
 def gain_ratio(none: float, ours: float, baselines: Iterable[float]) -> float:
-    """Perplexity gained by ours over that by the best baseline. One that gains less than 1 % counts as gaining 1 %."""
+    """Gain of ours over no retrieval, relative to the best baseline's gain, which counts as at least 1 %."""
     best = max(none - min(baselines), 0.01 * none)
     return (none - ours) / best
 
 
 # ---- the bench -------------------------------------------------------------------------------------------------------
 def run(options: Options, workload: Workload | None = None) -> Report:
-    """Two models on the same windows and documents: the demo's device model, and tables. The claim is the first's."""
+    """Two models on the same windows and documents: the demo's device model (for the claim), and n-gram tables."""
     load = workload or (QUICK if options.quick else Workload())
     model = load_model(DEVICE, threads=1, kv_rows=KV_ROWS)
     encode, decode = model.tokenizer.encode, model.tokenizer.decode
@@ -209,12 +209,12 @@ def run(options: Options, workload: Workload | None = None) -> Report:
     material = gather(options.data, encode, window=load.window, passage=load.passage, tested=load.tested)
     embedder = load_embedder(load.embedder)
     library = Library(material.test, embedder, decode, load.temperature)
-    lessons = Library(material.lessons, embedder, decode, load.temperature)
+    fit_library = Library(material.lessons, embedder, decode, load.temperature)
     windows = random.Random(SEED).sample(material.test.windows, min(load.windows, len(material.test.windows)))
     found = [library.find(window.ids[: load.start(window.ids)], load.deepest) for window in windows]
     scorers: dict[str, Scorer] = {
         "demo": EngineScorer(model.engine, "the demo's device model (4.7M parameters), as it is shipped"),
-        "tables": taught(material, lessons, separator, model.tokenizer.vocab_size, load),
+        "tables": fit_tables(material, fit_library, separator, model.tokenizer.vocab_size, load),
     }
     rows: list[dict[str, object]] = []
     claims: list[Claim] = []
@@ -231,7 +231,7 @@ def run(options: Options, workload: Workload | None = None) -> Report:
     conditions = {
         "text": material.name,
         "models": {name: scorer.description for name, scorer in scorers.items()},
-        "vocabulary": model.tokenizer.vocab_size,  # perplexities are of its tokens
+        "vocabulary": model.tokenizer.vocab_size,  # perplexities are per token of it
         "windows": len(windows),
         "window_tokens": load.window,
         "query": f"the first 1/{load.query_share} of a window, not scored",
@@ -248,18 +248,18 @@ def run(options: Options, workload: Workload | None = None) -> Report:
     return Report(NAME, conditions, rows, claims)
 
 
-def taught(material: Material, library: Library, separator: Ids, vocab_size: int, load: Workload) -> CopyingTables:
-    """Tables that have counted the reading; how far they copy is fitted on windows with two documents a side."""
-    lessons: list[tuple[Ids, Ids, int]] = []
+def fit_tables(material: Material, library: Library, separator: Ids, vocab_size: int, load: Workload) -> CopyingTables:
+    """N-gram tables of the training text; the weights of copying are fitted on windows with two documents a side."""
+    samples: list[tuple[Ids, Ids, int]] = []
     for window in material.lessons.windows:
         start = load.start(window.ids)
         found = library.find(window.ids[:start], 2)
         plans = [method(found, separator, load.budget) for method in METHODS]
         contexts = dict.fromkeys(context.ids for plan in plans for context in plan.contexts)
-        lessons += [(context, window.ids, start) for context in contexts]
+        samples += [(context, window.ids, start) for context in contexts]
     tokens = sum(map(len, material.reading))
     description = f"Kneser-Ney 4-grams of {tokens:,} tokens of other articles, and copying from the context"
-    return fit(Static(material.reading, vocab_size), lessons, description)
+    return fit(Static(material.reading, vocab_size), samples, description)
 
 
 def row(model: str, articles: str, measured: Measured, depth: int) -> dict[str, object]:
@@ -271,7 +271,7 @@ def row(model: str, articles: str, measured: Measured, depth: int) -> dict[str, 
 
 
 def plot(report: Report, file: Path) -> None:
-    """Of the first model: how much of the perplexity without documents each method takes away."""
+    """Plot, for the first model, the reduction of perplexity by each method."""
     first = report.rows[0]["model"]
     rows = [
         {"documents": each["documents"]}

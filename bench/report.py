@@ -1,6 +1,6 @@
-"""What goes into a bench and what comes out: options, claims, and the report with the machine's conditions.
+"""Options, claims and reports of benches, with the conditions of the machine.
 
-Knows nothing of what is measured. A claim is a ratio; whether it holds is computed here and nowhere else.
+Knows nothing of what is measured. A claim is a ratio with a target; only this module decides if it holds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user may ask of every bench."""
+    """Options of every bench."""
 
     quick: bool = False  # the same code with fewer repetitions
     data: Path | None = None  # folder with the evaluation sets
@@ -34,13 +34,13 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A measured ratio beside its target."""
+    """A measured ratio and its target."""
 
     name: str
     value: float
     target: float
     better: Literal["higher", "lower"]
-    paper: str | None = None  # what the paper reports for it, if it does
+    paper: str | None = None  # the paper's figure, if it reports one
 
     @property
     def holds(self) -> bool:
@@ -49,7 +49,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A bench's result. `conditions` are the bench's own; those of the machine are added when it is written."""
+    """Result of a bench. `conditions` are the bench's own; `to_json` adds those of the machine."""
 
     bench: str
     conditions: Mapping[str, object]
@@ -70,40 +70,40 @@ class Report:
 
 
 def commit() -> str:
-    """The checkout's commit, with `+` when files differ from it; "unknown" outside a checkout."""
+    """Commit of the checkout, with `+` if files differ from it; "unknown" outside a checkout."""
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return "unknown"
     try:
-        ask = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
-        return subprocess.run(ask, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 
 
 def machine() -> dict[str, object]:
-    """Where and when a bench ran. Threads and GPU are there only if torch is loaded."""
+    """Date, hardware and library versions. Threads and GPU only if torch is installed."""
     cpu, flags = _cpu()
-    found: dict[str, object] = {
+    conditions: dict[str, object] = {
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": cpu,
         "instructions": [name for name in _INSTRUCTIONS if name in flags],
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "load": round(psutil.getloadavg()[0], 2),  # other work on the machine makes every number worse
+        "load": round(psutil.getloadavg()[0], 2),  # other load on the machine makes every number worse
         "python": platform.python_version(),
     }
     for library in _LIBRARIES:
         try:
-            found[library] = version(library)
+            conditions[library] = version(library)
         except PackageNotFoundError:
             continue
-    if "torch" in found:
+    if "torch" in conditions:
         import torch
 
-        found["threads"] = torch.get_num_threads()
-        found["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return found
+        conditions["threads"] = torch.get_num_threads()
+        conditions["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return conditions
 
 
 def _cpu() -> tuple[str, frozenset[str]]:
@@ -116,7 +116,7 @@ def _cpu() -> tuple[str, frozenset[str]]:
 
 
 def plot_lines(report: Report, file: Path, *, x: str, ys: Sequence[str], unit: str) -> None:
-    """Lines over the rows' `x`. Raises ConfigError where matplotlib is missing."""
+    """Plot columns `ys` of the rows over column `x`. Raises ConfigError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -135,22 +135,24 @@ def plot_lines(report: Report, file: Path, *, x: str, ys: Sequence[str], unit: s
 def plot_bars(
     report: Report, rows: Sequence[Mapping[str, object]], file: Path, *, x: str, group: str, y: str, unit: str
 ) -> None:
-    """Bars of `y`, one cluster for each value of `x`, one bar of it for each of `group`. Raises ConfigError where
-    matplotlib is missing."""
+    """Plot bars of `y`: one cluster for each value of `x`, with one bar for each value of `group`.
+
+    Raises ConfigError without matplotlib.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError("--plot needs matplotlib: pip install 'paceline[bench]'") from error
-    places = list(dict.fromkeys(str(row[x]) for row in rows))
+    clusters = list(dict.fromkeys(str(row[x]) for row in rows))
     groups = list(dict.fromkeys(str(row[group]) for row in rows))
     values = {(str(row[x]), str(row[group])): float(str(row[y])) for row in rows}
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(groups)
     for number, name in enumerate(groups):
-        heights = [values.get((place, name), 0.0) for place in places]
-        axes.bar([i + number * width for i in range(len(places))], heights, width, label=name)
-    axes.set_xticks([i + 0.4 - width / 2 for i in range(len(places))], places)
+        heights = [values.get((cluster, name), 0.0) for cluster in clusters]
+        axes.bar([i + number * width for i in range(len(clusters))], heights, width, label=name)
+    axes.set_xticks([i + 0.4 - width / 2 for i in range(len(clusters))], clusters)
     axes.axhline(1.0, color="grey", linewidth=0.5)
     axes.set(ylabel=unit, title=f"{report.bench} at {commit()}")
     axes.legend(fontsize="small", ncols=2)

@@ -1,13 +1,13 @@
-"""Who makes the targets: rules for the aggregator's place, in virtual time, as DRAGON's authors did (section 7.4).
+"""Placement of the aggregator: rules compared in virtual time, as by DRAGON's authors (section 7.4).
 
 99 tokens; decode times and the link are the authors' means and formula; a side's drafts are accepted with probability
-0.49 or 0.99, drawn for each sequence and side. All rules meet the same sequences and the same link.
+0.49 or 0.99, drawn for each sequence and side. All rules get the same sequences and the same link.
 
-Claims: our rule is nowhere slower than the best of the four baselines, the four kinds of sequences counting alike; and
-the replay agrees with the authors' published totals. Theirs are means over one draw of 50 sequences whose kinds are
-not known, and such a draw moves a mean by 4 % and more. So the kinds' shares are inferred from the totals, never from
-the latency that is compared: the shares that fit the other four latencies predict the fifth. `even_error` is the error
-without that, with a quarter of each kind.
+Claims: our rule is at no latency slower than the best of the four baselines, with equal weights of the four kinds of
+sequences; and the replay agrees with the authors' published totals. Those are means over one draw of 50 sequences of
+unknown kinds, and such a draw changes a mean by 4 % and more. The shares of the kinds are therefore inferred from the
+totals, without the latency under comparison: the shares that fit the other four latencies predict the fifth.
+`even_error` is the error without inference, with a quarter of each kind.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def run(options: Options, workload: Workload | None = None) -> Report:
 
 
 def plot(report: Report, file: Path) -> None:
-    """A line for each strategy but the token-wise ones, which would hide the others."""
+    """Plot a line for each strategy except the token-wise ones, which would dwarf the others."""
     shown = (*BASELINES, "dragon", OURS)
     points = {latency: {"latency_s": latency} for latency in LATENCIES}
     for row in report.rows:
@@ -128,22 +128,22 @@ def measure(name: str, load: Workload) -> Seconds:
     """(kinds, latencies, seeds * sequences): seconds until the last target, at most LIMIT."""
     rule = name.removeprefix(TOKEN_WISE)
     count, kinds = load.seeds * load.sequences, range(len(KINDS)) if rule == name else range(1)
-    found = [
+    seconds = [
         [
             [replay(rule, latency, kind, sequence, token_wise=rule != name) for sequence in range(count)]
             for latency in LATENCIES
         ]
-        for kind in kinds  # token by token, acceptance means nothing: one kind stands for all
+        for kind in kinds  # token by token, acceptance has no effect: one kind represents all
     ]
-    return np.broadcast_to(np.array(found), (len(KINDS), len(LATENCIES), count))
+    return np.broadcast_to(np.array(seconds), (len(KINDS), len(LATENCIES), count))
 
 
 def replay(rule: str, latency: float, kind: int, sequence: int, *, token_wise: bool = False) -> float:
-    """Seconds of one sequence. What is random hangs on the kind and the sequence alone: all rules meet the same."""
+    """Seconds of one sequence. Randomness depends only on kind and sequence, so it is the same for all rules."""
     trace, link = draw(kind, sequence), Link(latency)
     coins = np.random.default_rng([kind, sequence, 1])
-    chosen = RULES[rule](trace, link, coins)
-    run = Replay(trace.synchronous() if token_wise else trace, link, chosen, seed=(kind, sequence, 2)).run()
+    placement = RULES[rule](trace, link, coins)
+    run = Replay(trace.synchronous() if token_wise else trace, link, placement, seed=(kind, sequence, 2)).run()
     return min(run.seconds, LIMIT)
 
 
@@ -156,22 +156,22 @@ def draw(kind: int, sequence: int) -> Trace:
 
 
 def inferred(measured: Mapping[str, Seconds], without: int) -> Seconds:
-    """The share of each kind in the authors' sequences, as the totals at all latencies but one tell.
+    """Share of each kind in the authors' sequences, inferred from the totals at all latencies but one.
 
-    Of all ways to share their 50 sequences out, the one with the least squares of relative errors. Token-wise totals
-    do not depend on it and take no part.
+    Minimises the squared relative errors over all compositions of their 50 sequences. Token-wise totals do not depend
+    on the kinds and are left out.
     """
     kept = [i for i in range(len(LATENCIES)) if i != without]
     names = [name for name in PUBLISHED if not name.startswith(TOKEN_WISE)]
     totals = np.concatenate([measured[name].mean(axis=-1)[:, kept] for name in names], axis=1)  # (kinds, cells)
-    wanted = np.concatenate([np.array(PUBLISHED[name])[kept] for name in names])
-    every = _every_share()
-    errors = ((every @ totals / wanted - 1.0) ** 2).sum(axis=1)
-    return np.asarray(every[int(errors.argmin())])
+    published = np.concatenate([np.array(PUBLISHED[name])[kept] for name in names])
+    compositions = _compositions()
+    errors = ((compositions @ totals / published - 1.0) ** 2).sum(axis=1)
+    return np.asarray(compositions[int(errors.argmin())])
 
 
 def interval(seconds: Seconds) -> float:
-    """Half of the 95 % interval of the mean over kinds that count alike. `seconds`: (kinds, sequences)."""
+    """Half of the 95 % interval of the mean over equally weighted kinds. seconds: (kinds, sequences)"""
     kinds, sequences = seconds.shape
     if sequences < 2:
         return math.inf
@@ -180,8 +180,8 @@ def interval(seconds: Seconds) -> float:
 
 
 @functools.cache
-def _every_share() -> Seconds:
-    """(ways, kinds): all ways to share the authors' sequences out, as shares of the whole."""
+def _compositions() -> Seconds:
+    """(compositions, kinds): all compositions of the authors' sequences by kind, as shares."""
     counts = np.indices((PUBLISHED_SEQUENCES + 1,) * (len(KINDS) - 1)).reshape(len(KINDS) - 1, -1)
     last = PUBLISHED_SEQUENCES - counts.sum(axis=0)
     return np.asarray(np.vstack([counts, last]).T[last >= 0] / PUBLISHED_SEQUENCES)

@@ -1,8 +1,8 @@
-"""`paceline bench streams`: tokens per second of one client and of sixteen at once, over HTTP, at one server.
+"""`paceline bench streams`: tokens per second of one client and of sixteen concurrent ones, over HTTP, on one server.
 
 A real server process with the demo's cloud model and no documents; clients stream with the official client's wire
-format. Rounds of one and of sixteen alternate; the figure is the ratio of the medians. The end token is forbidden, so
-that every answer has the same length.
+format. Rounds of one and of sixteen alternate; the figure is the ratio of the medians. The end token is banned, so that
+every answer has the same length.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(options: Options) -> Report:
         state = str(Path(directory) / "state")
         serve = command("serve", "--model", "demo", "--embedder", "hash", "--port", str(port), "--state-dir", state)
         server = children.start("cloud", serve, port=port)
-        children.wait(lambda said: all(said))
+        children.wait(lambda ready: all(ready))
         rows = asyncio.run(_measure(server.url, rounds))
     rates = {
         streams: statistics.median(row["tokens_per_s"] for row in rows if row["streams"] == streams)
@@ -48,17 +48,19 @@ def run(options: Options) -> Report:
 
 
 async def _measure(url: str, rounds: int) -> list[dict[str, float]]:
-    """A row per round; the first of each size warms up and is left out."""
+    """A row per round; the first round of each size is a warm-up and left out."""
     bias = {str(token): -100 for token in Tokenizer.load(CLOUD).eos_ids}
     rows: list[dict[str, float]] = []
     limits = httpx.Limits(max_connections=STREAMS)
     async with httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits, trust_env=False) as client:
-        for turn in range(rounds + 1):
+        for round_index in range(rounds + 1):
             for streams in (1, STREAMS):
-                begun = time.perf_counter()
-                tokens = await asyncio.gather(*(_answer(client, bias, turn * STREAMS + i) for i in range(streams)))
-                seconds = time.perf_counter() - begun
-                if turn:
+                start = time.perf_counter()
+                tokens = await asyncio.gather(
+                    *(_answer(client, bias, round_index * STREAMS + i) for i in range(streams))
+                )
+                seconds = time.perf_counter() - start
+                if round_index:
                     rows.append(
                         {"streams": streams, "tokens": sum(tokens), "s": seconds, "tokens_per_s": sum(tokens) / seconds}
                     )
@@ -66,7 +68,7 @@ async def _measure(url: str, rounds: int) -> list[dict[str, float]]:
 
 
 async def _answer(client: httpx.AsyncClient, bias: dict[str, int], seed: int) -> int:
-    """One streamed answer: how many tokens it took, as the server counts them."""
+    """One streamed answer: its number of tokens, from `usage`."""
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": "What do you know about the harbour?"}],

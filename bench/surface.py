@@ -1,11 +1,11 @@
-"""`paceline bench surface`: what the HTTP surface costs: CPU of a streamed token at 64 clients, and streams held open.
+"""`paceline bench surface`: CPU time of the HTTP surface per streamed token at 64 clients, and open streams.
 
-A real server process with the fake model, whose forward is a table look-up, so that what is measured is the server's
-own work: HTTP, JSON, sessions, sampling, scheduling. Asked for plain decoding, and for `auto`, which tries drafts until
-it sees that they save nothing here; the claim is on the dearer of the two. The clients are raw sockets in this process,
-whose time does not count. CPU time is the server process's own, user and system, over whole rounds after one that warms
-up; the tokens are those of `usage`. Then clients leave in mid-answer, and the time is taken until the server writes
-none. Then 1,000 streams are opened, and each is seen to deliver while all of them are open.
+A real server process with the fake model, whose forward is a table look-up, so the measured work is the server's own:
+HTTP, JSON, sessions, sampling, scheduling. Measured with plain decoding and with `auto`, which tries drafts until it
+finds that they save nothing here; the claim is on the more expensive of the two. The clients are raw sockets in this
+process, whose CPU time is not counted. CPU time is the server process's, user and system, over whole rounds after a
+warm-up round; tokens are those of `usage`. Then clients disconnect during their answers, and the time until the server
+has stopped writing them is measured. Then 1,000 streams are opened, and each must deliver text while all are open.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CLIENTS = 64
 TOKENS = 256  # per answer
 WAYS = ("autoregressive", "auto")
 OPEN = 1_000
-OPEN_TOKENS = 4_000  # of an answer that is only held open: it is left long before it ends
+OPEN_TOKENS = 4_000  # of an answer that is only held open: its client disconnects long before its end
 TIMEOUT = 300.0  # s for all streams to open and to deliver
 
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
@@ -51,7 +51,7 @@ def run(options: Options) -> Report:
         state = str(Path(directory) / "state")
         serve = command("serve", "--model", "fake", "--threads", "1", "--port", str(port), "--state-dir", state)
         server = children.start("cloud", serve, port=port)
-        children.wait(lambda said: all(said))
+        children.wait(lambda ready: all(ready))
         process = psutil.Process(server.process.pid)
         rows = asyncio.run(_measure(server.url, process, rounds))
         freed = asyncio.run(_leave(server.url, 4 if options.quick else 20))
@@ -71,15 +71,15 @@ def run(options: Options) -> Report:
     return Report(NAME, conditions, rows, claims)
 
 
-# ---- what a token costs ---------------------------------------------------------------------------------------------
+# ---- CPU time per token ---------------------------------------------------------------------------------------------
 async def _measure(url: str, process: psutil.Process, rounds: int) -> list[dict[str, object]]:
-    """A row per round and strategy; the first round warms up and is left out."""
+    """A row per round and strategy; the first round is a warm-up and left out."""
     rows: list[dict[str, object]] = []
-    for turn, strategy in itertools.product(range(rounds + 1), WAYS):
-        before, begun = _cpu(process), asyncio.get_running_loop().time()
-        tokens = sum(await asyncio.gather(*(_answer(url, turn * CLIENTS + i, strategy) for i in range(CLIENTS))))
-        seconds, cpu = asyncio.get_running_loop().time() - begun, _cpu(process) - before
-        if turn:
+    for round_index, strategy in itertools.product(range(rounds + 1), WAYS):
+        before, start = _cpu(process), asyncio.get_running_loop().time()
+        tokens = sum(await asyncio.gather(*(_answer(url, round_index * CLIENTS + i, strategy) for i in range(CLIENTS))))
+        seconds, cpu = asyncio.get_running_loop().time() - start, _cpu(process) - before
+        if round_index:
             rows.append(
                 {
                     "strategy": strategy,
@@ -99,7 +99,7 @@ def _cpu(process: psutil.Process) -> float:
 
 
 async def _answer(url: str, seed: int, strategy: str = "auto") -> int:
-    """One streamed answer, read to its end: its completion tokens."""
+    """One streamed answer, read to its end: its number of completion tokens."""
     reader, writer = await _open(url, seed, TOKENS, strategy)
     try:
         body = await reader.read()
@@ -113,7 +113,7 @@ async def _answer(url: str, seed: int, strategy: str = "auto") -> int:
 async def _open(
     url: str, seed: int, tokens: int, strategy: str = "auto", *, stream: bool = True
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Asks for a stream on a connection of its own."""
+    """Request an answer on a new connection."""
     body = json.dumps(
         {
             "model": "fake",
@@ -133,23 +133,23 @@ async def _open(
     return reader, writer
 
 
-# ---- clients that leave ----------------------------------------------------------------------------------------------
+# ---- clients that disconnect -----------------------------------------------------------------------------------------
 async def _leave(url: str, times: int) -> list[tuple[str, float]]:
-    """(streamed or whole, ms from a closed connection to a server that writes no answer any more)"""
-    found = []
+    """(streamed or whole, ms from the client's disconnect until the server has no answer in progress)"""
+    times_ms = []
     async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
         for turn, stream in itertools.product(range(times), (True, False)):
             _, writer = await _open(url, turn, OPEN_TOKENS, stream=stream)
             await _until(client, 1)
-            begun = time.perf_counter()
+            start = time.perf_counter()
             writer.transport.abort()
             await _until(client, 0)
-            found.append(("stream" if stream else "whole answer", 1000 * (time.perf_counter() - begun)))
-    return found
+            times_ms.append(("stream" if stream else "whole answer", 1000 * (time.perf_counter() - start)))
+    return times_ms
 
 
 async def _until(client: httpx.AsyncClient, answers: int) -> None:
-    """Asks as fast as it goes: each look takes a few ms."""
+    """Poll until the server has this number of answers; a poll takes a few ms."""
     async with asyncio.timeout(TIMEOUT):
         while (await client.get("/readyz")).json()["answers"] != answers:
             pass
@@ -157,22 +157,22 @@ async def _until(client: httpx.AsyncClient, answers: int) -> None:
 
 # ---- streams held open ----------------------------------------------------------------------------------------------
 async def _hold(url: str) -> int:
-    """How many of the streams delivered text while all of them were open."""
+    """Number of streams that delivered text while all were open."""
     streams = []
     try:
         async with asyncio.timeout(TIMEOUT):
             for seed in range(OPEN):
                 streams.append(await _open(url, seed, OPEN_TOKENS))
-            begun = await asyncio.gather(*(_delivers(reader) for reader, _ in streams))
-            again = await asyncio.gather(*(_delivers(reader) for reader, _ in streams))
+            first = await asyncio.gather(*(_delivers(reader) for reader, _ in streams))
+            second = await asyncio.gather(*(_delivers(reader) for reader, _ in streams))
     finally:
         for _, writer in streams:
             writer.transport.abort()
-    return sum(first and second for first, second in zip(begun, again, strict=True))
+    return sum(both for both in map(all, zip(first, second, strict=True)))
 
 
 async def _delivers(reader: asyncio.StreamReader) -> bool:
-    """Whether a piece of the answer comes, not only the head of the response."""
+    """True once a text delta arrives, not only the head of the response."""
     while line := await reader.readline():
         if b'"content":"' in line and b'"content":""' not in line:
             return True

@@ -1,9 +1,9 @@
-"""`paceline bench ttft`: time to the first token when documents' KV is stored, beside what it replaces.
+"""`paceline bench ttft`: time to the first token with stored document KV, against recomputing and transferring it.
 
 Device and cloud hold a document each. Two nodes of the program, with real searches and link messages, over an emulated
-network; the device's forwards are real, the cloud's take a stated time (`bench.aggregation.two_process_rig` says why).
-The baselines run on the device's engine and a line of the same kind, on which every byte they need is really serialised
-and waits its time. Names of the baselines are DRAGON's.
+network; the device's forwards are real, the cloud's take a given time (reasons: `bench.aggregation.two_process_rig`).
+The baselines run on the device's engine and a second connection with the same emulation, over which every byte they
+need is serialised and sent. Names of the baselines are DRAGON's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.service import GenerateRequest, TextDelta
 
-from .aggregation.two_process_rig import Elsewhere, Near, Setting, Shape, two_sides
+from .aggregation.two_process_rig import DeviceSide, EmulatedForward, Setting, Shape, two_sides
 from .report import Claim, Options, Report, plot_lines
 
 NAME = "ttft"
@@ -53,8 +53,8 @@ WORDS: Mapping[Side, str] = {
 }
 MBIT = 1e6
 SMALL = Shape()
-TENTH = Elsewhere()  # of the time that the device's forward of a question takes, about
-PAUSE_S = 0.3  # between two questions: drafts of the one before have ended
+TENTH = EmulatedForward()  # about a tenth of the device's time for the forward of a question
+PAUSE_S = 0.3  # between two questions, so that drafts of the previous one have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,9 @@ class Regime:
     rtt: float  # s
 
 
-# Claims are of the first: the paper's bandwidth and its context of 256 tokens, on each side. Of the others each changes
-# one thing: 256 tokens for both sides together, a slower link, a round trip that no first token on the device can hide.
+# The claims hold for the first: the paper's bandwidth, and its context of 256 tokens on each side. Each of the others
+# changes one parameter: 256 tokens on both sides together, a slower link, a round trip that the device's time to the
+# first token cannot hide.
 REGIMES = (
     Regime(256, 100 * MBIT, 0.02),
     Regime(128, 100 * MBIT, 0.02),
@@ -76,31 +77,31 @@ REGIMES = (
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The device's model sets the scale; the cloud's stands for the same one on a faster machine."""
+    """Models, regimes and rounds. The cloud's timing represents the device's model on a faster machine."""
 
     device: Shape = SMALL
-    cloud: Elsewhere = TENTH
+    cloud: EmulatedForward = TENTH
     regimes: tuple[Regime, ...] = REGIMES
     rounds: int = 25
-    yields: bool = True  # see `nearby.Setting`; on a machine that is busy otherwise, such a cloud may never have a turn
+    yields: bool = True  # see `Setting`; on a busy machine such a cloud may never be scheduled
 
 
 QUICK = Workload(regimes=REGIMES[:1], rounds=5)
 
 
 @dataclass(frozen=True, slots=True)
-class First:
-    """A first token."""
+class FirstToken:
+    """Measurement of a first token."""
 
     seconds: float  # since the question
-    rows: int  # computed on the device until then, drafts included
+    rows: int  # computed on the device before it, drafts included
     fetched: int = 0  # bytes of the cloud's document, as text or as KV
 
 
 def run(options: Options, workload: Workload | None = None) -> Report:
     load = workload or (QUICK if options.quick else Workload())
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # for each engine: the two sides do not compete for cores
+    torch.set_num_threads(1)  # one for each engine, so that the two sides do not compete for cores
     try:
         rows = asyncio.run(_all(load))
     finally:
@@ -114,7 +115,7 @@ def run(options: Options, workload: Workload | None = None) -> Report:
     conditions = {
         "clock": "emulated: shaped link, paced cloud; the device's engine and all searches in real time, a thread each",
         "device_model": f"random Llama, {load.device.summary}, bfloat16",
-        "cloud_model": f"arbitrary laws; a forward is {load.cloud.summary}, which pass without a core of this machine",
+        "cloud_model": f"arbitrary distributions; a forward is {load.cloud.summary}, slept, off this machine's cores",
         "kv_bytes_per_token": load.device.row_bytes,
         "processes": "two; what the baselines fetch is sent by the cloud's",
         "branches": "one document on each side",
@@ -145,15 +146,15 @@ async def _all(load: Workload) -> list[dict[str, object]]:
         with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
             emulation = Emulation(rtt=regime.rtt, rate=regime.rate)
             setting = Setting(Path(folder), load.device, load.cloud, texts, emulation, load.yields)
-            async with two_sides(setting) as near:
-                bench = _Bench(near, load.device)
+            async with two_sides(setting) as side:
+                bench = _Bench(side, load.device)
                 setting.prepared.write_bytes(await bench.prepared())
                 rows += await _measured(bench, load.rounds, regime)
     return rows
 
 
 def _text(words: str, tokens: int, tokenizer: TextModel) -> str:
-    """So many tokens of these words."""
+    """Repeat the words up to `tokens` tokens."""
     text = ""
     for word in cycle(words.split()):
         longer = f"{text} {word}".strip()
@@ -164,18 +165,18 @@ def _text(words: str, tokens: int, tokenizer: TextModel) -> str:
 
 
 async def _measured(bench: _Bench, rounds: int, regime: Regime) -> list[dict[str, object]]:
-    """A row for each way. One of each per round, so that a change of the machine's pace meets all."""
-    found: dict[str, list[First]] = {way: [] for way in WAYS}
-    for turn in range(rounds + 1):
-        for way, ask in WAYS.items():
-            first = await ask(bench)
+    """A row for each method. One of each per round, so that a change of the machine's speed affects all alike."""
+    measured: dict[str, list[FirstToken]] = {way: [] for way in WAYS}
+    for round_index in range(rounds + 1):
+        for way, answer in WAYS.items():
+            first = await answer(bench)
             await asyncio.sleep(PAUSE_S)
-            if turn:  # the first round warms up
-                found[way].append(first)
+            if round_index:  # the first round is a warm-up
+                measured[way].append(first)
     rows: list[dict[str, object]] = []
-    for way, firsts in found.items():
+    for way, firsts in measured.items():
         times = [1e3 * first.seconds for first in firsts]
-        ratios = [first.seconds / ours.seconds for first, ours in zip(firsts, found["ours"], strict=True)]
+        ratios = [first.seconds / ours.seconds for first, ours in zip(firsts, measured["ours"], strict=True)]
         rows.append(
             {
                 "way": way,
@@ -198,36 +199,36 @@ class _Fetched:
     text: str
     relevance: float
     kv: bytes
-    num_bytes: int  # in all
+    num_bytes: int  # of the whole message
 
 
 class _Bench:
-    """The device's side, by which every way is asked."""
+    """The device side, which runs all methods."""
 
-    def __init__(self, near: Near, shape: Shape) -> None:
+    def __init__(self, side: DeviceSide, shape: Shape) -> None:
         self.shape = shape
-        self.near, self.worker, self.model = near, near.node.worker, near.model
+        self.side, self.worker, self.model = side, side.node.worker, side.model
         self.textless = dict.fromkeys(_textless(self.model.tokenizer), -100.0)
 
     def search(self, side: Side = "device") -> Passage:
-        (passage,) = self.near.stores[side].search(query_of(MESSAGES), 1)
+        (passage,) = self.side.stores[side].search(query_of(MESSAGES), 1)
         return passage
 
     def prompt(self, *texts: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(preamble and documents, the whole)"""
+        """(preamble and documents, full prompt)"""
         preamble, document, tail = self.model.tokenizer.document_prompt(MESSAGES, "\n".join(texts))
         return (*preamble, *document), (*preamble, *document, *tail)
 
     def stored(self, passage: Passage) -> StoredPrefix:
-        """The device's own document, as its node would find it."""
+        """Stored KV of the device's document, as its node would find it."""
         tokens, _ = self.prompt(passages_text(passage))
-        rows = self.near.files.get(kv_key(self.model.engine.info, passage, tokens))
+        rows = self.side.files.get(kv_key(self.model.engine.info, passage, tokens))
         if rows is None:
             raise EngineError("the bench's document has no stored KV")
         return StoredPrefix(tokens, rows)
 
     async def forward(self, tokens: tuple[int, ...], prefix: StoredPrefix | None = None) -> Dist:
-        """The distribution after a prompt, on the device."""
+        """Distribution after a prompt, computed on the device."""
         seq = self.worker.allocate()
         answer: asyncio.Future[tuple[Dist, ...] | EngineError] = asyncio.get_running_loop().create_future()
         self.worker.forward(Segment(seq, 0, tokens), answer.set_result, prefix)
@@ -238,72 +239,72 @@ class _Bench:
         return result[0]
 
     async def fetch(self, *, kv: bool) -> _Fetched:
-        """What the cloud finds, over the line."""
-        await self.near.wire.send_bytes(json.dumps({"kv": kv, "query": query_of(MESSAGES)}).encode())
-        data = await self.near.wire.recv_bytes()
-        head, _, body = data.partition(b"\n")
-        told = json.loads(head)
-        return _Fetched(told["text"], told["relevance"], body, len(data))
+        """The cloud's passage, over the second connection, on request with its KV."""
+        await self.side.wire.send_bytes(json.dumps({"kv": kv, "query": query_of(MESSAGES)}).encode())
+        data = await self.side.wire.recv_bytes()
+        first_line, _, body = data.partition(b"\n")
+        header = json.loads(first_line)
+        return _Fetched(header["text"], header["relevance"], body, len(data))
 
     async def prepared(self) -> bytes:
-        """KV of the cloud's document as the device's model computes it: K, then V, in bfloat16."""
-        prefix, whole = self.prompt(passages_text(self.search("cloud")))
+        """KV of the cloud's document, computed by the device's model: K, then V, in bfloat16."""
+        prefix, tokens = self.prompt(passages_text(self.search("cloud")))
         rows: asyncio.Future[KvPrefix] = (loop := asyncio.get_running_loop()).create_future()
 
         def keep(kept: KvPrefix) -> None:
             loop.call_soon_threadsafe(rows.set_result, kept)
 
-        await self.forward(whole, StoredPrefix(prefix, keep=keep))
+        await self.forward(tokens, StoredPrefix(prefix, keep=keep))
         return (await rows).keys.tobytes() + (await rows).values.tobytes()
 
-    async def written(self, strategy: str) -> First:
-        """By the program itself: the first piece of text at the node that the client asks."""
+    async def written(self, strategy: str) -> FirstToken:
+        """Answer by the program's node, up to the first text event."""
         sampling = SamplingParams(temperature=0.0, logit_bias=self.textless)
         request = GenerateRequest(MESSAGES, sampling, 16, strategy=strategy, documents=1)
         steps = self.worker.steps
-        rows, adopted, begun = steps.rows, steps.adopted, time.perf_counter()
-        session = await self.near.node.prepare(request)
+        rows, adopted, start = steps.rows, steps.adopted, time.perf_counter()
+        session = await self.side.node.prepare(request)
         try:
             async for event in session.run():
                 if not isinstance(event, TextDelta) or event.tokens != 1:
                     raise EngineError(f"the first event is no first token: {event}")
-                seconds = time.perf_counter() - begun
+                seconds = time.perf_counter() - start
                 computed = steps.rows - rows
                 if not steps.adopted - adopted:
                     raise EngineError("stored KV was not used")
-                return First(seconds, computed)
+                return FirstToken(seconds, computed)
         finally:
             await session.aclose()
         raise EngineError("an answer has no text")
 
 
-async def _device_only(bench: _Bench) -> First:
+async def _device_only(bench: _Bench) -> FirstToken:
     return await bench.written("autoregressive")
 
 
-async def _ours(bench: _Bench) -> First:
+async def _ours(bench: _Bench) -> FirstToken:
     return await bench.written("aggregate")
 
 
-async def _recomputed(bench: _Bench) -> First:
-    """DRCG/Text: the cloud's passage comes as text, and the device prefills both documents in one context."""
-    begun = time.perf_counter()
+async def _recomputed(bench: _Bench) -> FirstToken:
+    """DRCG/Text: the cloud sends its passage as text, and the device prefills both documents in one context."""
+    start = time.perf_counter()
     own, other = await asyncio.gather(asyncio.to_thread(bench.search), bench.fetch(kv=False))
     _, tokens = bench.prompt(other.text, passages_text(own))
     _token(bench, await bench.forward(tokens))
-    return First(time.perf_counter() - begun, len(tokens), other.num_bytes)
+    return FirstToken(time.perf_counter() - start, len(tokens), other.num_bytes)
 
 
-async def _transferred(bench: _Bench) -> First:
-    """DRCG/KV: the KV of the cloud's passage comes ready for the device's model; the tail is prefilled behind each."""
-    begun = time.perf_counter()
+async def _transferred(bench: _Bench) -> FirstToken:
+    """DRCG/KV: the cloud sends its passage's KV for the device's model; the tail is prefilled after each document."""
+    start = time.perf_counter()
 
-    async def own() -> tuple[float, Dist]:
+    async def from_own_document() -> tuple[float, Dist]:
         passage = await asyncio.to_thread(bench.search)
         _, tokens = bench.prompt(passages_text(passage))
         return relevance(passage), await bench.forward(tokens, await asyncio.to_thread(bench.stored, passage))
 
-    mine, other = await asyncio.gather(own(), bench.fetch(kv=True))
+    own, other = await asyncio.gather(from_own_document(), bench.fetch(kv=True))
     prefix, tokens = bench.prompt(other.text)
     shape, info = bench.shape, bench.model.engine.info
     keys, values = np.frombuffer(bytearray(other.kv), "<u2").reshape(
@@ -312,12 +313,12 @@ async def _transferred(bench: _Bench) -> First:
     dist = await bench.forward(
         tokens, StoredPrefix(prefix, KvPrefix(info.fingerprint, info.dtype, prefix, keys, values))
     )
-    _token(bench, mix([mine[1], dist], [mine[0], other.relevance]))
-    return First(time.perf_counter() - begun, 2 * (len(tokens) - len(prefix)), other.num_bytes)
+    _token(bench, mix([own[1], dist], [own[0], other.relevance]))
+    return FirstToken(time.perf_counter() - start, 2 * (len(tokens) - len(prefix)), other.num_bytes)
 
 
 def _textless(tokenizer: TextModel) -> Iterator[int]:
-    """Tokens that are no text by themselves: a random model must not begin with them, or its client would wait."""
+    """Tokens that are not text by themselves. A random model must not begin with one: the first text would be late."""
     for token in range(tokenizer.vocab_size):
         try:
             if not tokenizer.token_bytes(token).decode():
@@ -330,7 +331,7 @@ def _token(bench: _Bench, dist: Dist) -> str:
     return bench.model.tokenizer.decode([int(dist.ids[np.argmax(dist.probs)])])
 
 
-WAYS: Mapping[str, Callable[[_Bench], Awaitable[First]]] = {
+WAYS: Mapping[str, Callable[[_Bench], Awaitable[FirstToken]]] = {
     "device only": _device_only,
     "ours": _ours,
     "DRCG/Text": _recomputed,

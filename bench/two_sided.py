@@ -1,10 +1,10 @@
-"""`paceline bench two_sided`: questions whose evidence lies on two sides, answered together and by each side alone.
+"""`paceline bench two_sided`: questions with evidence on two sides, answered by both together and by each side alone.
 
 The demo pair, greedily, with the program's own strategies over a virtual network; documents weighted by MiniLM, as in
-a request. Questions of three kinds: generated, where each side's document holds one of the two facts that are asked
-for; and with a data folder real ones with the evidence on both sides (HotpotQA, 2WikiMultihopQA) or on one of them
-(SQuAD, titles kept out of training), each side reading the best of its paragraphs. The claims are on the generated set:
-the pair was trained to read such sentences and hardly reads any other.
+a request. Three kinds of questions: generated ones, where each side's document holds one of the two facts in question;
+with a data folder also real ones with evidence on both sides (HotpotQA, 2WikiMultihopQA) or on one of them (SQuAD,
+titles held out of training), with the best paragraph of each side as its document. The claims are on the generated
+set: the pair was trained on such sentences and reads hardly any others.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ SUMMARY = "exact answers to two-sided questions: both sides together against eac
 TOGETHER: Final = "aggregate"
 WAYS: Final[Mapping[str, tuple[Side, ...]]] = {TOGETHER: SIDES, "device only": ("device",), "cloud only": ("cloud",)}
 GENERATED: Final = "generated"
-READERS: Final[tuple[Side, Side]] = ("device", "cloud")  # in the order of a drawn question's documents
+READERS: Final[tuple[Side, Side]] = ("device", "cloud")  # sides of a generated question's documents, in order
 SEED: Final = 13
 FEW, MANY = 20, 200  # questions of each kind
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    question: str
-    answers: tuple[str, ...]  # any of them is right
+class Question:
+    text: str
+    answers: tuple[str, ...]  # each is correct
     documents: Mapping[Side, str]
-    whole: bool  # the answer must be the expected one from end to end; else it must hold it
+    is_exact: bool  # the answer must equal an expected one; else contain it
 
 
 def run(options: Options) -> Report:
@@ -56,8 +56,12 @@ def run(options: Options) -> Report:
         folder = options.data / "two_sided_qa"
         kinds |= {name: list(real(folder, name, count, embedder)) for name in ("both_sides", "single_side")}
     rows = [
-        {"questions": kind, "n": len(asked), **{way: share(searched, asked, sides) for way, sides in WAYS.items()}}
-        for kind, asked in kinds.items()
+        {
+            "questions": kind,
+            "n": len(questions),
+            **{way: share(searched, questions, sides) for way, sides in WAYS.items()},
+        }
+        for kind, questions in kinds.items()
     ]
     together, *alone = (float(str(rows[0][way])) for way in WAYS)
     claims = (
@@ -67,45 +71,44 @@ def run(options: Options) -> Report:
     return Report(NAME, {"models": "demo pair", "embedder": "minilm", "temperature": 0.0, "seed": SEED}, rows, claims)
 
 
-def share(pair: Pair, asked: Sequence[Asked], sides: Sequence[Side]) -> float:
-    """Of the questions that these sides answer rightly, each from its own document."""
-    return sum(right(one, pair.answer(one.question, {s: one.documents[s] for s in sides})) for one in asked) / len(
-        asked
-    )
+def share(pair: Pair, questions: Sequence[Question], sides: Sequence[Side]) -> float:
+    """Share of the questions that these sides answer correctly, each from its own document."""
+    answers = [pair.answer(each.text, {side: each.documents[side] for side in sides}) for each in questions]
+    return sum(map(is_correct, questions, answers)) / len(questions)
 
 
-def right(asked: Asked, given: str) -> bool:
-    if asked.whole:
-        return given in asked.answers
-    said = f" {normal_form(given)} "
-    return any(f" {normal_form(answer)} " in said for answer in asked.answers)
+def is_correct(question: Question, answer: str) -> bool:
+    if question.is_exact:
+        return answer in question.answers
+    text = f" {normal_form(answer)} "
+    return any(f" {normal_form(expected)} " in text for expected in question.answers)
 
 
 # ---- questions -------------------------------------------------------------------------------------------------------
-def generated(count: int) -> Iterator[Asked]:
+def generated(count: int) -> Iterator[Question]:
     rng = random.Random(SEED)
     for _ in range(count):
         drawn = both_sides(rng)
         documents: dict[Side, str] = {side: text or "" for side, text in zip(READERS, drawn.documents, strict=True)}
-        yield Asked(drawn.turn.question, (drawn.turn.answer,), documents, whole=True)
+        yield Question(drawn.turn.question, (drawn.turn.answer,), documents, is_exact=True)
 
 
-def real(folder: Path, name: str, count: int, embedder: Embedder) -> Iterator[Asked]:
-    """A sample by a fixed seed of the set's answerable questions, those left out that the pair was trained on."""
+def real(folder: Path, name: str, count: int, embedder: Embedder) -> Iterator[Question]:
+    """A sample with a fixed seed of the set's answerable questions, without those that the pair was trained on."""
     texts = {each["pid"]: str(each["text"]) for each in _lines(folder / f"{name}_paragraphs.jsonl.gz")}
-    fitting = [
+    usable = [
         each
         for each in _lines(folder / f"{name}.jsonl")
         if each["answers"]
         and each.get("answerable", True)
         and ("title" not in each or split_of(each["title"]) == "held_out")
     ]
-    for each in random.Random(SEED).sample(fitting, min(count, len(fitting))):
+    for each in random.Random(SEED).sample(usable, min(count, len(usable))):
         documents = {
             side: _best(embedder, each["question"], [texts[pid] for pid in each[f"{side}_paragraphs"]])
             for side in SIDES
         }
-        yield Asked(each["question"], tuple(each["answers"]), documents, whole=False)
+        yield Question(each["question"], tuple(each["answers"]), documents, is_exact=False)
 
 
 def _best(embedder: Embedder, question: str, paragraphs: Sequence[str]) -> str:

@@ -1,1 +1,6 @@
-"""Parts of the benches about two sides: replays, payload bytes, pairs of processes."""
+"""Parts of the benches about two sides.
+
+- `link_replay`: one answer of `aggregate` in virtual time. `placement_rules`: rules for the aggregator's place in it.
+- `payload_bytes`: bytes per drafted token on the link.
+- `process_pair`: server and agent as linked processes. `two_process_rig`: two nodes in two processes, for `ttft`.
+"""

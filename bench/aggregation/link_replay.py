@@ -1,10 +1,10 @@
-"""One answer of `aggregate` replayed in virtual time, event by event, to compare rules for the aggregator's place.
+"""One answer of `aggregate` replayed in virtual time, event by event, to compare placement rules of the aggregator.
 
-What is replayed: which drafts of each side were accepted, how long each decode step takes, and a link whose one-way
-delay swings. What is simulated: two decoders that draft ahead up to a bound, drafts and targets under way, rollbacks
-with epochs, and the hand-over of the aggregator by a message that follows the last target. Who decides where the
-aggregator goes stands in `rules`. No tokens, models or machines: acceptance does not depend on time here, aggregation
-takes none, and the link keeps the order of its messages and loses nothing, as TCP.
+Replayed: the accepted drafts of each side, the time of each decode step, and a link with an oscillating one-way delay.
+Simulated: two decoders that draft ahead up to a bound, drafts and targets in flight, rollbacks with epochs, and the
+hand-over of the aggregator by a message after the last target. The rules are in `placement_rules`. No tokens, models
+or machines: acceptance does not depend on time, aggregation takes no time, and the link keeps the order of its messages
+and loses none, like TCP.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from paceline.core.side import SIDES, Side, other
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One-way delay, the same in both directions: a base, uniform noise, and an extra that swings by a fifth of it."""
+    """One-way delay, the same in both directions: a base, uniform noise, and an extra that oscillates by a fifth."""
 
     extra: float  # s
     base: float = 0.002  # s
-    noise: float = 0.006  # s, the most that is added
+    noise: float = 0.006  # s, maximum
     swing: float = 0.2  # of `extra`
     pace: float = 10.0  # s per radian
 
@@ -35,13 +35,13 @@ class Link:
         return self.base + self.noise / 2.0 + self.extra * (1.0 + self.swing * math.sin(now / self.pace))
 
     def delay(self, now: float, rng: np.random.Generator) -> float:
-        """Of a message sent at `now`."""
+        """Delay of a message sent at `now`."""
         return self.expected(now) + self.noise * (float(rng.random()) - 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One answer's facts, each sequence one value per token."""
+    """Acceptance and decode time of each token of one answer."""
 
     accepted: Mapping[Side, Sequence[bool]]
     decode: Mapping[Side, Sequence[float]]  # s
@@ -51,25 +51,25 @@ class Trace:
         return len(self.accepted["cloud"])
 
     def synchronous(self) -> Trace:
-        """The same token by token: whatever is drafted before its target is known is in vain."""
+        """The same answer token by token: no draft made before the previous target is accepted."""
         return Trace({side: [False] * self.tokens for side in SIDES}, self.decode)
 
 
 class Rule(Protocol):
-    """Says where the aggregator goes. Told by each side, with its name, what that side learns."""
+    """Placement rule of the aggregator. Each side calls it with its name and its observations."""
 
-    start: Side  # where the aggregator is at first
+    start: Side  # initial place of the aggregator
 
     def decoded(self, side: Side, step: int, seconds: float) -> DecodeSpeed:
-        """The side's pace now, which travels with the draft."""
+        """A draft was decoded; returns the side's speed, to be sent with the draft."""
 
-    def received(self, side: Side, pace: DecodeSpeed, delay: float) -> None:
-        """A draft of the other side's came after `delay` seconds."""
+    def received(self, side: Side, speed: DecodeSpeed, delay: float) -> None:
+        """A draft of the other side arrived after `delay` seconds."""
 
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None: ...
 
     def choose(self, side: Side, targets: int, now: float) -> Side:
-        """Asked of the holder after each burst of targets."""
+        """New place of the aggregator; called by its holder after each burst of targets."""
 
     def moved(self, side: Side, holder: Side, targets: int) -> None: ...
 
@@ -85,7 +85,7 @@ class Draft:
     side: Side
     step: int
     epoch: int
-    pace: DecodeSpeed
+    speed: DecodeSpeed
     sent: float  # s
 
 
@@ -111,7 +111,7 @@ Event = Draft | Target | HandOver | Decoded
 
 @dataclass(slots=True)
 class Node:
-    """What one side knows, which may be behind the other."""
+    """State of one side, which may lag behind the other."""
 
     side: Side
     targets: int = 0  # known
@@ -124,11 +124,11 @@ class Node:
         return self.drafts[side].get(step) == self.epoch[side]
 
     def receive(self, draft: Draft) -> None:
-        """The link keeps the order, so the newest epoch's draft comes last."""
+        """Store a draft. The link keeps the order, so a draft of the newest epoch comes last."""
         self.drafts[draft.side][draft.step] = draft.epoch
 
     def apply(self, step: int, accepted: Mapping[Side, bool]) -> None:
-        """A target is known: what was drafted behind a rejected token is void, and its decoding stops."""
+        """Apply a target: drop the drafts after a rejected token, and stop their decoding."""
         self.targets = step + 1
         for side in SIDES:
             self.drafts[side].pop(step, None)
@@ -138,7 +138,7 @@ class Node:
 
 
 class Replay:
-    """One run. `seed` fixes the noise of the link; rules that decide alike then see the same delays."""
+    """One run. `seed` determines the noise of the link: rules with equal decisions get equal delays."""
 
     def __init__(
         self,
@@ -151,10 +151,10 @@ class Replay:
     ) -> None:
         self._trace, self._link, self._rule, self._ahead = trace, link, rule, ahead
         self._rng, self._now = np.random.default_rng(seed), 0.0
-        self._events: list[tuple[float, int, Side, Event]] = []  # (time, order of making, whose, what)
+        self._events: list[tuple[float, int, Side, Event]] = []  # (time, order of creation, side, event)
         self._latest = dict.fromkeys(SIDES, 0.0)  # arrival of the last message to each side
-        self._made = self._hand_overs = 0
-        self._holder: Side | None = rule.start  # None: under way
+        self._num_events = self._hand_overs = 0
+        self._holder: Side | None = rule.start  # None: handed over, in flight
         self._nodes = {side: Node(side) for side in SIDES}
         self._done = False
 
@@ -171,15 +171,15 @@ class Replay:
             case Decoded(step, epoch, seconds):
                 if epoch != node.epoch[node.side]:
                     return  # interrupted by a rollback
-                pace = self._rule.decoded(node.side, step, seconds)
-                draft = Draft(node.side, step, epoch, pace, self._now)
+                speed = self._rule.decoded(node.side, step, seconds)
+                draft = Draft(node.side, step, epoch, speed, self._now)
                 node.drafted, node.decoding = step + 1, False
                 node.receive(draft)
                 self._send(node, draft)
                 self._decode(node)
             case Draft():
                 node.receive(event)
-                self._rule.received(node.side, event.pace, self._now - event.sent)
+                self._rule.received(node.side, event.speed, self._now - event.sent)
             case Target(step):
                 self._apply(node, step)
             case HandOver(targets):
@@ -189,7 +189,7 @@ class Replay:
             self._aggregate(node)
 
     def _aggregate(self, node: Node) -> None:
-        """Targets for all pairs of drafts there are, then the question of who goes on."""
+        """Make targets for all available pairs of drafts, then let the rule place the aggregator."""
         before = step = node.targets
         while step < self._trace.tokens and node.holds("cloud", step) and node.holds("device", step):
             self._apply(node, step)
@@ -210,7 +210,7 @@ class Replay:
         self._decode(node)
 
     def _decode(self, node: Node) -> None:
-        """Begins the next draft, if it does not decode and may draft further."""
+        """Start decoding the next draft, if the side is idle and within its draft-ahead bound."""
         step = node.drafted
         if node.decoding or step >= self._trace.tokens or step - node.targets >= self._ahead:
             return
@@ -225,5 +225,5 @@ class Replay:
         self._at(arrival, receiver, message)
 
     def _at(self, time: float, side: Side, event: Event) -> None:
-        self._made += 1
-        heapq.heappush(self._events, (time, self._made, side, event))
+        self._num_events += 1
+        heapq.heappush(self._events, (time, self._num_events, side, event))

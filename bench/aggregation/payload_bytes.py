@@ -1,7 +1,7 @@
-"""Bytes that a drafted token takes on the link, by rule: real messages of the real codec over made-up laws.
+"""Bytes of a drafted token on the link, by aggregator: messages of the real codec over synthetic distributions.
 
-Laws of 151,936 ids, as Qwen's vocabulary has, with a Zipf tail under a few likely tokens; one node a message, which is
-the most a token can cost: several at once share the message's head.
+Distributions over 151,936 ids, the size of Qwen's vocabulary, with a Zipf tail below a few likely tokens. One node a
+message, the most expensive case: several nodes share the message's header.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ CASES: tuple[tuple[str, AggregatorName, SamplingParams], ...] = (
 )
 
 
-def laws(count: int, seed: int = 0) -> Iterator[Dist]:
-    """Zipf exponents of 1 to 3 over shuffled ids, every other law with most of its mass on one to four tokens."""
+def synthetic_dists(count: int, seed: int = 0) -> Iterator[Dist]:
+    """Zipf exponents of 1 to 3 over shuffled ids; every other one has most of its mass on one to four tokens."""
     rng = np.random.default_rng(seed)
     for number in range(count):
         probs = np.arange(1, VOCAB + 1) ** -rng.uniform(1.0, 3.0)
@@ -43,18 +43,20 @@ def laws(count: int, seed: int = 0) -> Iterator[Dist]:
 
 
 def rows(count: int) -> list[dict[str, object]]:
-    """One a case, over the first `count` tokens of an answer: median, and what nine of ten stay under."""
-    found: list[dict[str, object]] = []
-    for name, rule, sampling in CASES:
-        sizes = sorted(_size(rule, sampling, dist, position) for position, dist in enumerate(laws(count)))
-        found.append(
+    """One row a case, over the first `count` tokens of an answer: median and 90th percentile."""
+    table: list[dict[str, object]] = []
+    for name, aggregator, sampling in CASES:
+        sizes = sorted(
+            _size(aggregator, sampling, dist, position) for position, dist in enumerate(synthetic_dists(count))
+        )
+        table.append(
             {"way": name, "bytes": float(statistics.median(sizes)), "bytes_p90": float(sizes[int(0.9 * len(sizes))])}
         )
-    return found
+    return table
 
 
 def _size(name: AggregatorName, sampling: SamplingParams, dist: Dist, position: int) -> int:
-    """Of a message with one node, not the first of its session."""
+    """Bytes of a message with one node, not the first of its session."""
     share = make_aggregator(name, sampling, vocab_size=VOCAB).to_wire("cloud", dist, position)
     first = 4 * (position + 3)
     coin = share.head is None

@@ -1,7 +1,7 @@
-"""Rules for the aggregator's place, by name: the baselines, the paper's greedy rule, and the one that ships.
+"""Placement rules of the aggregator, by name: the baselines, the paper's greedy rule, and the program's own.
 
-The paper's rule knows the link's true delay and every decode time, as its authors' simulator lets it. The shipped one
-knows what each side can measure, and keeps still where little is to be gained. Both decide with
+The paper's rule knows the link's true delay and every decode time, as in its authors' simulator. The program's rule
+knows only what each side can measure, and does not move for a small gain. Both decide with
 core.aggregation.placement.
 """
 
@@ -19,48 +19,48 @@ from paceline.core.side import SIDES, Side, other
 
 from .link_replay import Link, Rule, Trace
 
-START: Final[Side] = "device"  # where a rule that may move it has the aggregator at first
+START: Final[Side] = "device"  # initial place of the aggregator under the rules that may move it
 
 
 class Static:
-    """The aggregator stays where it is. Base of the others: it learns nothing."""
+    """Never move the aggregator. Base class of the other rules; ignores all observations."""
 
     def __init__(self, start: Side) -> None:
         self.start: Side = start
 
-    def decoded(self, side: Side, step: int, seconds: float) -> DecodeSpeed:  # noqa: ARG002  # not of interest to it
+    def decoded(self, side: Side, step: int, seconds: float) -> DecodeSpeed:  # noqa: ARG002  # unused by this rule
         return DecodeSpeed(seconds)
 
-    def received(self, side: Side, pace: DecodeSpeed, delay: float) -> None: ...
+    def received(self, side: Side, speed: DecodeSpeed, delay: float) -> None: ...
 
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None: ...
 
-    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # not of interest to it
+    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # unused by this rule
         return side
 
     def moved(self, side: Side, holder: Side, targets: int) -> None: ...
 
 
 class Always(Static):
-    """To the other side after every burst."""
+    """Move to the other side after every burst."""
 
-    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # not of interest to it
+    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # unused by this rule
         return other(side)
 
 
 class Random(Static):
-    """To either side, a coin after every burst."""
+    """Move to a side at random after every burst."""
 
     def __init__(self, start: Side, rng: np.random.Generator) -> None:
         super().__init__(start)
         self._rng = rng
 
-    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # not of interest to it
+    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # unused by this rule
         return SIDES[int(self._rng.integers(2))]
 
 
 class Greedy(Static):
-    """The paper's: to the other side as soon as Delta Z > 0, acceptance being the mean of all targets so far."""
+    """The paper's rule: move as soon as Delta Z > 0, with the mean acceptance of all targets so far."""
 
     def __init__(self, start: Side, trace: Trace, link: Link) -> None:
         super().__init__(start)
@@ -72,18 +72,18 @@ class Greedy(Static):
         if side == self._placement.holder:
             self._placement.observe_target(accepted)
 
-    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # the placement knows it
+    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # the placement has it
         for each in SIDES:
             self._placement.observe_speed(each, DecodeSpeed(self._trace.decode[each][targets]))
         self._placement.observe_round_trip(2.0 * self._link.expected(now))
         return self._placement.choose(targets)
 
-    def moved(self, side: Side, holder: Side, targets: int) -> None:  # noqa: ARG002  # said twice: by both sides
+    def moved(self, side: Side, holder: Side, targets: int) -> None:  # noqa: ARG002  # both sides call it
         self._placement.moved(holder, targets)
 
 
 class Shipped(Static):
-    """Each side has its own placement, fed with what it measures and what the other's drafts tell."""
+    """The program's rule: each side has its own placement, fed with its measurements and with the peer's drafts."""
 
     def __init__(self, start: Side) -> None:
         super().__init__(start)
@@ -93,20 +93,20 @@ class Shipped(Static):
 
     def decoded(self, side: Side, step: int, seconds: float) -> DecodeSpeed:
         self._profiles[side].add(step, 1, seconds)
-        pace = self._profiles[side].speed(step)
-        self._placements[side].observe_speed(side, pace)
-        return pace
+        speed = self._profiles[side].speed(step)
+        self._placements[side].observe_speed(side, speed)
+        return speed
 
-    def received(self, side: Side, pace: DecodeSpeed, delay: float) -> None:
-        """A delay counts for both directions: only their sum is used."""
+    def received(self, side: Side, speed: DecodeSpeed, delay: float) -> None:
+        """Use one direction's delay for both: only the sum is used."""
         self._delays[side].add(2.0 * delay)
-        self._placements[side].observe_speed(other(side), pace)
+        self._placements[side].observe_speed(other(side), speed)
         self._placements[side].observe_round_trip(self._delays[side].value or 0.0)
 
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None:
         self._placements[side].observe_target(accepted)
 
-    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # nothing reads clocks
+    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # the rule uses no clock
         return self._placements[side].choose(targets)
 
     def moved(self, side: Side, holder: Side, targets: int) -> None:
@@ -114,7 +114,7 @@ class Shipped(Static):
 
 
 RULES: Final[Mapping[str, Callable[[Trace, Link, np.random.Generator], Rule]]] = {
-    "cloud": lambda trace, link, rng: Static("cloud"),  # noqa: ARG005  # one shape for all
+    "cloud": lambda trace, link, rng: Static("cloud"),  # noqa: ARG005  # common signature
     "device": lambda trace, link, rng: Static("device"),  # noqa: ARG005
     "always": lambda trace, link, rng: Always(START),  # noqa: ARG005
     "random": lambda trace, link, rng: Random(START, rng),  # noqa: ARG005

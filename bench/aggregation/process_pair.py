@@ -1,4 +1,4 @@
-"""The pair of processes that benches measure whose claim is about the link."""
+"""Server and agent as linked processes, for benches whose claim is about the link."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DEVICE = "laptop"
 
 @contextmanager
 def linked_pair(directory: Path, *, model: str, emulate: Mapping[Side, str]) -> Iterator[Pair]:
-    """Both ready and linked. emulate: `--emulate` of each side; what is said of the link belongs to the device."""
+    """Start both and wait until they are linked. emulate: `--emulate` of each side, the link's part on the device."""
     documents = {side: directory / f"{side}.md" for side in SIDES}
     for side, file in documents.items():
         file.write_text(DOCUMENTS[side])
-    flags = {side: ("--emulate", said) for side, said in emulate.items() if said}
+    flags = {side: ("--emulate", value) for side, value in emulate.items() if value}
     with Children(directory) as children:
         yield start_pair(
             children,

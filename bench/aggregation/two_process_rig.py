@@ -1,10 +1,10 @@
 """Two sides on this machine: the device in this process, with a random model of a given shape, the cloud in another.
 
-For benches of what happens before the first token: nodes, searches and the link are the program's own. The device's
-forwards are computed, by a thread that keeps to one core. Of the cloud's, which another machine would compute, only
-the time passes: what computes beside the device, on cores that share their units or their caches with its, slows the
-device down. A second line to the cloud is there for baselines. All goes over a socket behind an emulated network,
-which is kept up by the cloud's process: a network is no work of the device's.
+For benches of the time to the first token: nodes, searches and the link are the program's own. The device's forwards
+are computed, by a thread pinned to one core. The cloud's forwards, which another machine would compute, only wait:
+computation on cores that share execution units or caches with the device's would slow the device down. Baselines use a
+second connection to the cloud. Both connections are sockets behind an emulated network, run by the cloud's process so
+that it takes no CPU time of the device's.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from paceline.wire.close_codes import CloseCode
 from paceline.wire.messages import VERSION, Hello, Welcome
 
 POSITIONS = 2048
-GRACE_S = 10.0  # for the other process to end by itself
-_SHARPER = 8.0  # random scores are almost even; times this, they are about as uneven as a trained model's
-_LINK, _LINE = b"link", b"line"  # what a connection begins with
+GRACE_S = 10.0  # for the cloud's process to exit by itself
+_LOGIT_SCALE = 8.0  # random logits are almost even; scaled, they are about as uneven as a trained model's
+_LINK, _LINE = b"link", b"line"  # first message of a connection: the program's link, or the baselines' line
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a Llama."""
+    """Shape of a Llama model."""
 
     layers: int = 16
     hidden: int = 768
@@ -76,8 +76,8 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """A forward on another machine."""
+class EmulatedForward:
+    """Duration of a forward on an emulated machine."""
 
     forward_s: float = 0.006
     row_s: float = 0.0003  # each further row
@@ -87,12 +87,12 @@ class Elsewhere:
         return f"{1e3 * self.forward_s:g} ms, and {1e3 * self.row_s:g} for each further row"
 
     def engine(self, vocab_size: int) -> Engine:
-        """Arbitrary laws, and no core of this machine while a forward lasts."""
+        """Engine with arbitrary distributions that sleeps during a forward, using no core of this machine."""
         return DelayedEngine(arbitrary(FakeEngine(vocab_size=vocab_size)), self.forward_s, self.row_s)
 
 
-class OnCore(WrappedEngine):
-    """`inner`, whose thread keeps to one core, where the machine lets it."""
+class PinnedEngine(WrappedEngine):
+    """`inner` with its thread pinned to one core, where the system supports it."""
 
     def __init__(self, inner: Engine, core: int) -> None:
         super().__init__(inner)
@@ -110,7 +110,7 @@ def _cores() -> list[int]:
 
 
 def random_engine(shape: Shape, vocab_size: int, name: str) -> Engine:
-    """bfloat16. Raises EngineError where `paged` does not serve it."""
+    """Engine with random weights in bfloat16. Raises EngineError if `paged` does not support it."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -129,7 +129,7 @@ def random_engine(shape: Shape, vocab_size: int, name: str) -> Engine:
     finally:
         torch.set_default_dtype(before)
     with torch.no_grad():
-        model.model.norm.weight.mul_(_SHARPER)
+        model.model.norm.weight.mul_(_LOGIT_SCALE)
     model.train(False)
     model.requires_grad_(False)
     info = ModelInfo(name, name, vocab_size, POSITIONS, "bfloat16", "paged")
@@ -140,7 +140,7 @@ def random_engine(shape: Shape, vocab_size: int, name: str) -> Engine:
 
 
 class StreamTransport:
-    """A `Transport` over a byte stream: each message after its length."""
+    """A `Transport` over a byte stream of length-prefixed messages."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -149,16 +149,16 @@ class StreamTransport:
         try:
             self._writer.write(len(data).to_bytes(8, "little") + data)
             await self._writer.drain()
-        except OSError as gone:
-            raise TransportClosed(1006, "") from gone
+        except OSError as error:
+            raise TransportClosed(1006, "") from error
 
     async def recv_bytes(self) -> bytes:
         try:
             return await self._reader.readexactly(int.from_bytes(await self._reader.readexactly(8), "little"))
-        except (OSError, asyncio.IncompleteReadError) as gone:
-            raise TransportClosed(1006, "") from gone
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise TransportClosed(1006, "") from error
 
-    async def close(self, code: int, reason: str) -> None:  # noqa: ARG002  # a stream ends without a word
+    async def close(self, code: int, reason: str) -> None:  # noqa: ARG002  # a byte stream has no close message
         self._writer.close()
 
     def abort(self) -> None:
@@ -167,14 +167,14 @@ class StreamTransport:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What both processes must know. Everything lies in `folder`."""
+    """Settings of both processes. All files are in `folder`."""
 
     folder: Path
     device: Shape
-    cloud: Elsewhere
+    cloud: EmulatedForward
     documents: Mapping[Side, str]
     emulation: Emulation
-    yields: bool = True  # the cloud's process takes what the device's leaves, as if it were on another machine
+    yields: bool = True  # the cloud's process runs at the lowest priority, as if on another machine
 
     @property
     def socket(self) -> Path:
@@ -182,7 +182,7 @@ class Setting:
 
     @property
     def prepared(self) -> Path:
-        """What the cloud sends a baseline that asks for KV, after the passage's own line."""
+        """KV of the cloud's passage, which the cloud sends to a baseline that requests it."""
         return self.folder / "prepared"
 
     def open_store(self, side: Side) -> DocumentStore:
@@ -196,12 +196,12 @@ class Setting:
         size = tokenizer.vocab_size
         if side == "cloud":
             return LoadedModel(self.cloud.engine(size), tokenizer)
-        return LoadedModel(OnCore(random_engine(self.device, size, "bench device"), _cores()[0]), tokenizer)
+        return LoadedModel(PinnedEngine(random_engine(self.device, size, "bench device"), _cores()[0]), tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
-    """The device's side."""
+class DeviceSide:
+    """The running device side, linked to the cloud."""
 
     node: Node
     model: LoadedModel
@@ -211,8 +211,8 @@ class Near:
 
 
 @asynccontextmanager
-async def two_sides(setting: Setting) -> AsyncIterator[Near]:
-    """Linked, each with one document whose KV is computed and stored when this begins."""
+async def two_sides(setting: Setting) -> AsyncIterator[DeviceSide]:
+    """Start both sides, link them, and wait until the KV of each side's document is stored."""
     with ExitStack() as opened:
         stores: dict[Side, DocumentStore] = {}
         for side in SIDES:
@@ -231,7 +231,7 @@ async def two_sides(setting: Setting) -> AsyncIterator[Near]:
             link, wire = [await _dial(setting, kind) for kind in (_LINK, _LINE)]
             running.push_async_callback(wire.close, 1000, "")
             await running.enter_async_context(_linked(node, model, link))
-            yield Near(node, model, stores, files, wire)
+            yield DeviceSide(node, model, stores, files, wire)
 
 
 async def _dial(setting: Setting, kind: bytes) -> Transport:
@@ -242,7 +242,7 @@ async def _dial(setting: Setting, kind: bytes) -> Transport:
 
 @asynccontextmanager
 async def _linked(node: Node, model: LoadedModel, transport: Transport) -> AsyncIterator[None]:
-    hello = Hello(VERSION, "device", "secret", *_told(model), documents=1)
+    hello = Hello(VERSION, "device", "secret", *_identity(model), documents=1)
     vocab_size = model.tokenizer.vocab_size
     link = Link(transport, hello, vocab_size=vocab_size, on_up=lambda link: node.on_link(link, "cloud"))
     async with asyncio.TaskGroup() as tasks:
@@ -254,14 +254,14 @@ async def _linked(node: Node, model: LoadedModel, transport: Transport) -> Async
             await link.close()
 
 
-def _told(model: LoadedModel) -> tuple[str, str, str, list[str]]:
+def _identity(model: LoadedModel) -> tuple[str, str, str, list[str]]:
     info = model.engine.info
     return model.tokenizer.fingerprint, info.fingerprint, info.name, list(STRATEGIES)
 
 
 # ---- the other process ----------------------------------------------------------------------------------------------
 def _cloud(setting: Setting) -> None:
-    # Another machine would take nothing from the device: what the cloud does here comes after that.
+    # Lowest priority, since a cloud on another machine would take no CPU time from the device.
     os.nice(19 if setting.yields else 0)
     if setting.yields and hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -278,46 +278,46 @@ def _end(cloud: BaseProcess) -> None:
 
 
 async def _served(setting: Setting) -> None:
-    """Until both connections have ended."""
+    """Serve until both connections have ended."""
     model = setting.model("cloud")
     with setting.open_store("cloud") as store:
         node = Node("cloud", model, store, kv=setting.open_kv("cloud"))
         ended = {kind: asyncio.Event() for kind in (_LINK, _LINE)}
 
-        async def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             stream = StreamTransport(reader, writer)
             kind = await stream.recv_bytes()
             async with emulated(stream, setting.emulation) as transport:
                 if kind == _LINK:
-                    await _linking(node, model, transport)
+                    await _serve_link(node, model, transport)
                 else:
-                    await _answering(setting, store, transport)
+                    await _serve_baselines(setting, store, transport)
             writer.close()
             ended[kind].set()
 
-        async with node, await asyncio.start_unix_server(met, setting.socket):
+        async with node, await asyncio.start_unix_server(accept, setting.socket):
             for event in ended.values():
                 await event.wait()
 
 
-async def _linking(node: Node, model: LoadedModel, transport: Transport) -> None:
+async def _serve_link(node: Node, model: LoadedModel, transport: Transport) -> None:
     async def admit(_: Hello) -> CloseCode | None:
         return None
 
-    welcome = Welcome(VERSION, *_told(model), documents=1)
+    welcome = Welcome(VERSION, *_identity(model), documents=1)
     vocab_size = model.tokenizer.vocab_size
-    up = lambda link: node.on_link(link, "device")  # noqa: E731
-    await Link(transport, welcome, authenticate=admit, vocab_size=vocab_size, on_up=up).run()
+    on_up = lambda link: node.on_link(link, "device")  # noqa: E731
+    await Link(transport, welcome, authenticate=admit, vocab_size=vocab_size, on_up=on_up).run()
 
 
-async def _answering(setting: Setting, store: DocumentStore, transport: Transport) -> None:
-    """For baselines: search, and send the passage as text, or with it the KV that lies ready."""
+async def _serve_baselines(setting: Setting, store: DocumentStore, transport: Transport) -> None:
+    """Answer the baselines' requests: search, and send the passage as text, on request with its prepared KV."""
     while True:
         try:
             request = json.loads(await transport.recv_bytes())
         except TransportClosed:
             return
         (passage,) = await asyncio.to_thread(store.search, request["query"], 1)
-        told = json.dumps({"text": passages_text(passage), "relevance": relevance(passage)}).encode() + b"\n"
+        header = json.dumps({"text": passages_text(passage), "relevance": relevance(passage)}).encode() + b"\n"
         kv = setting.prepared.read_bytes() if request["kv"] else b""
-        await transport.send_bytes(told + kv)
+        await transport.send_bytes(header + kv)

@@ -1,7 +1,7 @@
-"""Twenty settings in which drafting does not pay, or seems to until it does not: what the guard is for.
+"""Twenty settings in which drafting does not pay, or stops paying: tests of the adaptive draft budget.
 
-The engine says what a script says, so that no draft stands, or only those of a trap; its forwards take a stated time,
-which is slept, and each further row a part of it. Everything beside the forward is the program's own, in real time.
+The engine follows a script, so that no draft is accepted, or only those of a trap. Its forwards sleep for a given time,
+and each further row for a fraction of it. All else is the program's own code, in real time.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.garbage import freeze_heap
 from paceline.strategies.base import Machine, MachineConfig
 
-from .drafters import OURS, PLAIN, Memory, ways
+from .drafters import OURS, PLAIN, DraftMemory, ways
 from .single_session import Answer, together
 
 Kind = Literal["random", "trap", "bait"]
 
 SMALL, HUGE = 2048, 151936  # vocabularies
 PROMPT: Final = 24  # tokens
-TRAPPED: Final = 48  # tokens that repeat, before those that do not
-BEYOND: Final = 512  # of the script, where drafts may stand
+TRAPPED: Final = 48  # repeating tokens before the random ones
+BEYOND: Final = 512  # tokens of the script after the answer, for draft positions
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     kind: Kind
-    row: float  # of a forward, what each further row takes
+    row: float  # time of each further row, as a fraction of a forward
     vocab: int = SMALL
     batch: int = 1
     tokens: int = 128
@@ -57,28 +57,28 @@ SETTINGS: Final = (
 
 
 class Scripted(WrappedEngine):
-    """After each row the script's token of the next position is nearly certain, whatever the row's own token was."""
+    """Engine whose next token is nearly always the script's token of the position, whatever the row's token is."""
 
     def __init__(self, setting: Setting, forward_s: float) -> None:
         super().__init__(FakeEngine(vocab_size=setting.vocab))
         self._setting, self._forward_s = setting, forward_s
         self._flat = np.full(setting.vocab, 0.05 / setting.vocab)
         self._script: list[int] = []
-        self.turn(0)
+        self.start_script(0)
 
-    def turn(self, number: int) -> None:
-        """Another text: nothing learnt from the last one helps."""
+    def start_script(self, number: int) -> None:
+        """Start another script, unrelated to the previous ones."""
         length = PROMPT + self._setting.tokens + BEYOND
         noise = np.random.default_rng(number).integers(8, self._setting.vocab, length)
         self._script = [self._token(position, int(noise[position])) for position in range(length)]
 
     def forward(self, batch: Batch) -> Output:
-        began = time.perf_counter()
+        start = time.perf_counter()
         super().forward(Batch(tuple(replace(segment, logits="none") for segment in batch.segments)))
         dists = tuple(tuple(self._dist(s.positions()[row]) for row in s.logits_rows()) for s in batch.segments)
-        wanted = sum(len(some) for some in dists)
-        left = began + self._forward_s * (1.0 + self._setting.row * (wanted - 1)) - time.perf_counter()
-        time.sleep(max(0.0, left))
+        num_scored = sum(map(len, dists))
+        remaining = start + self._forward_s * (1.0 + self._setting.row * (num_scored - 1)) - time.perf_counter()
+        time.sleep(max(0.0, remaining))
         return Output(dists)
 
     def prompt(self) -> tuple[int, ...]:
@@ -100,25 +100,25 @@ class Scripted(WrappedEngine):
 
 
 async def measure(setting: Setting, *, forward_s: float, rounds: int) -> dict[str, object]:
-    """Tokens per second of both ways, in turns. What ours has learnt stays from round to round."""
+    """Tokens per second of both methods, alternating. Ours keeps its learnt state from round to round."""
     engine = Scripted(setting, forward_s / setting.batch if setting.row >= 1.0 else forward_s)
     sampling = SamplingParams(temperature=0.0)
-    task = MachineConfig("cloud", True, sampling, setting.tokens, frozenset(), setting.vocab)
-    make, memory = ways(None), Memory(setting.vocab)
-    task = replace(task, table=memory.table, stats=memory.experience)
-    told: dict[str, list[Answer]] = {PLAIN: [], OURS: []}
+    config = MachineConfig("cloud", True, sampling, setting.tokens, frozenset(), setting.vocab)
+    by_name, memory = ways(None), DraftMemory(setting.vocab)
+    config = replace(config, table=memory.table, stats=memory.stats)
+    measured: dict[str, list[Answer]] = {PLAIN: [], OURS: []}
     worker = EngineWorker(engine)
     await worker.start()
     try:
         with freeze_heap():  # as in the programs
             for number in range(rounds):
-                engine.turn(number)
-                for way, answers in told.items():
-                    machine: Callable[[], Machine] = partial(make[way], task, memory)
+                engine.start_script(number)
+                for way, answers in measured.items():
+                    machine: Callable[[], Machine] = partial(by_name[way], config, memory)
                     answers += await together(worker, [machine] * setting.batch, [engine.prompt()] * setting.batch)
     finally:
         await worker.stop()
-    rates = {way: sum(a.timed for a in given) / sum(a.seconds for a in given) for way, given in told.items()}
+    rates = {way: sum(a.timed for a in answers) / sum(a.seconds for a in answers) for way, answers in measured.items()}
     return {
         "setting": f"{setting.kind}, a row {setting.row:g} of a forward",
         "vocabulary": setting.vocab,
@@ -126,6 +126,6 @@ async def measure(setting: Setting, *, forward_s: float, rounds: int) -> dict[st
         "tokens": setting.tokens,
         "vs_plain": rates[OURS] / rates[PLAIN],
         "tokens_per_s": rates[OURS],
-        "draft_steps": sum(a.stats["draft_steps"] for a in told[OURS]),
-        "plain_steps": sum(a.stats["plain_steps"] for a in told[OURS]),
+        "draft_steps": sum(a.stats["draft_steps"] for a in measured[OURS]),
+        "plain_steps": sum(a.stats["plain_steps"] for a in measured[OURS]),
     }

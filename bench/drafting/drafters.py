@@ -1,7 +1,7 @@
-"""The ways of drafting that `lookup_tree` is compared with. All are verified by the one machine of the strategy.
+"""Drafting methods that `lookup_tree` is compared with. Their drafts are all verified by the strategy's machine.
 
-Each is what its authors describe: prompt look-up (Saxena 2023), a suffix automaton alone (Hu et al. 2025), token
-recycling with its tree of 80 (Luo et al. 2025) and a chain of a smaller model (Leviathan et al. 2023).
+Each follows its authors' description: prompt look-up (Saxena 2023), a suffix automaton alone (Hu et al. 2025), token
+recycling with its tree of 80 nodes (Luo et al. 2025) and a chain of a smaller model (Leviathan et al. 2023).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from paceline.strategies.lookup_tree import LookupTree, TreeDrafter
 PLAIN: Final = "plain"
 OURS: Final = "lookup_tree"
 RECYCLING: Final = 80  # nodes
-NGRAM: Final = 3  # tokens that must agree, at first
-COPIED: Final = 10  # tokens that prompt look-up takes
-AUTOMATON_MOST: Final = 60
+NGRAM: Final = 3  # longest match of prompt look-up, in tokens
+COPIED: Final = 10  # tokens that prompt look-up drafts
+MAX_AUTOMATON: Final = 60
 MODEL_DRAFTS: Final = 5
 
 
@@ -38,7 +38,7 @@ def _chain(tokens: Sequence[int]) -> DraftTree:
 
 @dataclass(slots=True)
 class PromptLookup:
-    """What followed the last few tokens where they stood before: the longest match first, the earliest place."""
+    """Draft the continuation of an earlier occurrence of the last few tokens: the longest match, then the earliest."""
 
     text: list[int] = field(default_factory=list)
 
@@ -49,9 +49,9 @@ class PromptLookup:
         self.text.append(token)
 
     def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
-        """Nothing."""
+        """No effect."""
 
-    def draft(self, budget: int, position: int) -> DraftTree:  # noqa: ARG002  # of `Guesses`
+    def draft(self, budget: int, position: int) -> DraftTree:  # noqa: ARG002  # interface of `TreeDrafter`
         text = self.text
         for size in range(min(NGRAM, len(text) - 1), 0, -1):
             ending, first = text[-size:], text[-size]
@@ -62,15 +62,15 @@ class PromptLookup:
 
 
 class AutomatonAlone(NgramDrafter):
-    """The chain after the longest ending that occurred before: four tokens for each that agrees."""
+    """Draft the chain after the longest suffix that occurred before: four tokens per matched token."""
 
-    def draft(self, budget: int, position: int) -> DraftTree:  # noqa: ARG002  # of `Guesses`
+    def draft(self, budget: int, position: int) -> DraftTree:  # noqa: ARG002  # interface of `TreeDrafter`
         match = self._automaton.match
-        return _chain(self._automaton.chain(match, min(budget, AUTOMATON_MOST, 4 * match.length)))
+        return _chain(self._automaton.chain(match, min(budget, MAX_AUTOMATON, 4 * match.length)))
 
 
 class Recycling(NgramDrafter):
-    """The last law of a token is its row, whoever the row was computed for."""
+    """A token's table row is its latest distribution, also that of a rejected draft."""
 
     def learn(
         self,
@@ -78,13 +78,13 @@ class Recycling(NgramDrafter):
         dist: Dist,
         *,
         before: int | None = None,
-        accepted: bool = True,  # noqa: ARG002  # of `Guesses`
+        accepted: bool = True,  # noqa: ARG002  # interface of `TreeDrafter`
     ) -> None:
         super().learn(token, dist, before=before, accepted=True)
 
 
 class ModelDrafter:
-    """A smaller model of the same vocabulary continues the text, greedily, on the caller's thread."""
+    """Draft greedily with a smaller model of the same vocabulary, on the caller's thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -98,7 +98,7 @@ class ModelDrafter:
         self._text.append(token)
 
     def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
-        """Nothing."""
+        """No effect."""
 
     def draft(self, budget: int, position: int) -> DraftTree:
         seq = SeqId(1)
@@ -117,57 +117,59 @@ class ModelDrafter:
 
 
 @dataclass(slots=True)
-class Memory:
-    """What one way of drafting keeps from answer to answer."""
+class DraftMemory:
+    """State of one drafting method that persists from answer to answer."""
 
     vocab_size: int
     table: LookupTable = field(init=False)
-    experience: OnlineStats = field(default_factory=OnlineStats)
+    stats: OnlineStats = field(default_factory=OnlineStats)
 
     def __post_init__(self) -> None:
         self.table = LookupTable(self.vocab_size)
 
 
-Way = Callable[[MachineConfig, Memory], Machine]
+Way = Callable[[MachineConfig, DraftMemory], Machine]
 
 
 def _drafting(options: DrafterOptions, budget: int | None = None, kind: type[NgramDrafter] = NgramDrafter) -> Way:
-    """budget: drafts in every step; None: the guard decides."""
+    """budget: draft tokens in every step; None: adaptive."""
 
-    def make(task: MachineConfig, memory: Memory) -> Machine:
-        drafter = kind(memory.table, task.sampling, ends=task.eos_ids, skill=memory.experience.drafter, options=options)
-        return LookupTree(task, drafter=drafter, budget=None if budget is None else FixedBudget(budget))
+    def make(config: MachineConfig, memory: DraftMemory) -> Machine:
+        drafter = kind(
+            memory.table, config.sampling, eos_ids=config.eos_ids, stats=memory.stats.drafter, options=options
+        )
+        return LookupTree(config, drafter=drafter, budget=None if budget is None else FixedBudget(budget))
 
     return make
 
 
 def _with(drafter: Callable[[], TreeDrafter], budget: int) -> Way:
-    return lambda task, _: LookupTree(task, drafter=drafter(), budget=FixedBudget(budget))
+    return lambda config, _: LookupTree(config, drafter=drafter(), budget=FixedBudget(budget))
 
 
 def ways(draft_model: Engine | None) -> dict[str, Way]:
-    """By name, plain decoding first."""
-    recycling = DrafterOptions(automaton=False, noise=False, probs="law", template=levelled_shape())
-    found: dict[str, Way] = {
-        PLAIN: lambda task, _: Autoregressive(task),
+    """Drafting methods by name, plain decoding first."""
+    recycling = DrafterOptions(automaton=False, noise=False, probs="dist", shape=levelled_shape())
+    by_name: dict[str, Way] = {
+        PLAIN: lambda config, _: Autoregressive(config),
         "prompt look-up": _with(PromptLookup, COPIED),
-        "suffix automaton": _drafting(DrafterOptions(tables=False), AUTOMATON_MOST, AutomatonAlone),
+        "suffix automaton": _drafting(DrafterOptions(tables=False), MAX_AUTOMATON, AutomatonAlone),
         "token recycling": _drafting(recycling, RECYCLING, Recycling),
     }
     if draft_model is not None:
-        found["draft model"] = _with(lambda: ModelDrafter(draft_model), MODEL_DRAFTS)
-    return found | {
-        OURS: lambda task, _: LookupTree(task),
+        by_name["draft model"] = _with(lambda: ModelDrafter(draft_model), MODEL_DRAFTS)
+    return by_name | {
+        OURS: lambda config, _: LookupTree(config),
         "without tables": _drafting(DrafterOptions(tables=False)),
-        "without dynamic tree": _drafting(DrafterOptions(template=static_shape(64))),
-        "without overlap": lambda task, _: LookupTree(task, overlap=False),
+        "without dynamic tree": _drafting(DrafterOptions(shape=static_shape(64))),
+        "without overlap": lambda config, _: LookupTree(config, overlap=False),
     }
 
 
 def sized(budget: int) -> dict[str, Way]:
-    """The same drafter with a tree that follows the text, with the paper's scores, and with one that never changes."""
+    """The same drafter with a dynamic tree, with a dynamic tree by the paper's scores, and with a static tree."""
     return {
         "dynamic": _drafting(DrafterOptions(), budget),
-        "paper's scores": _drafting(DrafterOptions(automaton=False, probs="law", scoring=PAPER), budget),
-        "static": _drafting(DrafterOptions(template=static_shape(budget)), budget),
+        "paper's scores": _drafting(DrafterOptions(automaton=False, probs="dist", scoring=PAPER), budget),
+        "static": _drafting(DrafterOptions(shape=static_shape(budget)), budget),
     }

@@ -1,7 +1,7 @@
-"""What acceptance is worth on a larger model: a random-weight engine of 0.5B shape that says what a small one said.
+"""Speed-up by drafts on a larger model: a random-weight engine of 0.5B shape that replays a small model's answers.
 
-Its forward is computed in full, and takes what it takes; then each row on the text that the small model wrote gets
-that model's law, spread over the large vocabulary. So drafts stand exactly as often as they did for the small model.
+Its forwards are computed in full and timed; then each row along the small model's text gets that model's distribution,
+extended to the large vocabulary. Thus drafts are accepted exactly as often as for the small model.
 """
 
 from __future__ import annotations
@@ -25,103 +25,106 @@ from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.strategies.base import Machine, MachineConfig
 
 from ..engine import QUICK, Workload, random_model
-from .drafters import OURS, PLAIN, Memory, ways
+from .drafters import OURS, PLAIN, DraftMemory, ways
 from .single_session import Answer, together
-from .workloads import Ids, Subject
+from .workloads import Ids, ModelPrompts
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A small model's greedy answer: its tokens after a prompt, and its law after each token from the prompt's last."""
+    """Greedy answer of a small model, with its distributions from the prompt's last token on."""
 
     prompt: Ids
     tokens: Ids
-    laws: tuple[Dist, ...]  # laws[i] after i tokens of the answer
+    dists: tuple[Dist, ...]  # dists[i] after i tokens of the answer
 
     @staticmethod
     def of(engine: Engine, prompt: Ids, count: int) -> Trace:
         seq = SeqId(1)
         tokens: list[int] = []
-        laws: list[Dist] = []
+        dists: list[Dist] = []
         rows: tuple[int, ...] = prompt
         for _ in range(count + 1):
-            laws.append(engine.forward(Batch((Segment(seq, engine.length(seq), rows),))).dists[0][-1])
-            rows = (laws[-1].argmax(),)
+            dists.append(engine.forward(Batch((Segment(seq, engine.length(seq), rows),))).dists[0][-1])
+            rows = (dists[-1].argmax(),)
             tokens.append(rows[0])
         engine.release(seq)
-        return Trace(prompt, tuple(tokens), tuple(laws))
+        return Trace(prompt, tuple(tokens), tuple(dists))
 
 
 class Replay(WrappedEngine):
-    """`inner`'s forwards, the trace's laws. One sequence at a time; a row beside the trace gets the law of the last
-    place with the same token, or the first law where there is none."""
+    """Forwards of `inner` with distributions of the trace. One sequence at a time.
+
+    A row off the trace gets the distribution after the last occurrence of its token, or the first distribution.
+    """
 
     def __init__(self, inner: Engine) -> None:
         super().__init__(inner)
-        self.seconds = 0.0  # in forwards so far, without those of prompts
-        self._laws: list[Dist] = []
+        self.seconds = 0.0  # of all forwards so far, without prefills
+        self._dists: list[Dist] = []
         self._text: Ids = ()
-        self._first = 0  # the first row that has a law
+        self._first = 0  # the first row with a distribution
         self._by_token: dict[int, int] = {}
 
     def play(self, trace: Trace) -> None:
         size = self.info.vocab_size
         self._text = (*trace.prompt, *trace.tokens)
         self._first = len(trace.prompt) - 1
-        self._laws = [_spread(law, size) for law in trace.laws]
-        self._by_token = {token: place for place, token in enumerate(trace.tokens[:-1], start=1)}
+        self._dists = [_extended(dist, size) for dist in trace.dists]
+        self._by_token = {token: i for i, token in enumerate(trace.tokens[:-1], start=1)}
 
     def forward(self, batch: Batch) -> Output:
-        began = time.perf_counter()
+        start = time.perf_counter()
         super().forward(batch)
-        if batch.segments[0].start > self._first:  # not a part of a long prompt
-            self.seconds += time.perf_counter() - began
-        return Output(tuple(self._said(segment) for segment in batch.segments))
+        if batch.segments[0].start > self._first:  # not a chunk of the prompt
+            self.seconds += time.perf_counter() - start
+        return Output(tuple(self._replayed(segment) for segment in batch.segments))
 
-    def _said(self, segment: Segment) -> tuple[Dist, ...]:
+    def _replayed(self, segment: Segment) -> tuple[Dist, ...]:
         positions = segment.positions()
-        true: list[bool] = []
+        on_trace: list[bool] = []
         for row, (token, position) in enumerate(zip(segment.tokens, positions, strict=True)):
             parent = row - 1 if segment.parents is None else segment.parents[row]
-            on_path = parent < 0 or true[parent]
-            true.append(on_path and position < len(self._text) and self._text[position] == token)
-        return tuple(self._law(segment.tokens[row], positions[row], true[row]) for row in segment.logits_rows())
+            is_continuation = parent < 0 or on_trace[parent]
+            on_trace.append(is_continuation and position < len(self._text) and self._text[position] == token)
+        return tuple(self._dist(segment.tokens[row], positions[row], on_trace[row]) for row in segment.logits_rows())
 
-    def _law(self, token: int, position: int, true: bool) -> Dist:
-        place = position - self._first if true else self._by_token.get(token, 0)
-        return self._laws[min(max(place, 0), len(self._laws) - 1)]
+    def _dist(self, token: int, position: int, on_trace: bool) -> Dist:
+        index = position - self._first if on_trace else self._by_token.get(token, 0)
+        return self._dists[min(max(index, 0), len(self._dists) - 1)]
 
 
-def _spread(law: Dist, size: int) -> Dist:
+def _extended(dist: Dist, size: int) -> Dist:
+    """The distribution over a larger vocabulary."""
     probs = np.full(size, 1e-9)
-    probs[: len(law.probs)] += law.probs
+    probs[: len(dist.probs)] += dist.probs
     return Dist.dense(probs / probs.sum())
 
 
 def measure(
-    subject: Subject, *, tokens: int, prompts: int, quick: bool
+    small: ModelPrompts, *, tokens: int, prompts: int, quick: bool
 ) -> tuple[list[dict[str, object]], float, float]:
-    """Rows, tokens per second beside plain, and the machinery's seconds per second of its forwards."""
+    """Rows, tokens per second relative to plain decoding, and the overhead as a share of the forwards' time."""
     load = replace(QUICK, layers=24) if quick else Workload()
     model = random_model(load)
     info = ModelInfo("0.5B", "", load.vocab, 2048, str(load.dtype), "paged")
     engine = paged_engine(model, info, kv_rows=4096)
     if not isinstance(engine, PagedEngine):
         raise EngineError(f"paged does not serve the bench's model: {engine}")
-    by_turns = [prompt for some in zip(*subject.prompts.values(), strict=False) for prompt in some]
-    traces = [Trace.of(subject.engine, prompt, tokens) for prompt in by_turns[: prompts + 1]]
+    prompts_by_turns = [prompt for group in zip(*small.prompts.values(), strict=False) for prompt in group]
+    traces = [Trace.of(small.engine, prompt, tokens) for prompt in prompts_by_turns[: prompts + 1]]
     return asyncio.run(_play(Replay(engine), traces, tokens))
 
 
 async def _play(replay: Replay, traces: Sequence[Trace], tokens: int) -> tuple[list[dict[str, object]], float, float]:
-    """The first trace warms both up."""
+    """Both methods on all traces; the first trace is a warm-up."""
     size = replay.info.vocab_size
-    task = MachineConfig("cloud", True, GREEDY, tokens, frozenset(), size)
-    make = ways(None)
-    memories = {way: Memory(size) for way in (PLAIN, OURS)}
-    told: dict[str, list[Answer]] = {way: [] for way in memories}
+    config = MachineConfig("cloud", True, GREEDY, tokens, frozenset(), size)
+    by_name = ways(None)
+    memories = {way: DraftMemory(size) for way in (PLAIN, OURS)}
+    answers: dict[str, list[Answer]] = {way: [] for way in memories}
     computed: dict[str, list[float]] = {way: [] for way in memories}
     worker = EngineWorker(replay)
     await worker.start()
@@ -130,30 +133,30 @@ async def _play(replay: Replay, traces: Sequence[Trace], tokens: int) -> tuple[l
             replay.play(trace)
             for way, memory in memories.items():
                 before = replay.seconds
-                known = replace(task, stats=memory.experience, table=memory.table)
-                machine: Callable[[], Machine] = partial(make[way], known, memory)
+                own_config = replace(config, stats=memory.stats, table=memory.table)
+                machine: Callable[[], Machine] = partial(by_name[way], own_config, memory)
                 (answer,) = await together(worker, [machine], [trace.prompt])
                 if tuple(answer.tokens) != trace.tokens[:tokens]:
-                    raise AssertionError(f"{way} did not say what was to be replayed")
+                    raise AssertionError(f"{way} did not write the replayed text")
                 if number:
-                    told[way].append(answer)
+                    answers[way].append(answer)
                     computed[way].append(replay.seconds - before)
     finally:
         await worker.stop()
-    rates = {way: sum(a.timed for a in given) / sum(a.seconds for a in given) for way, given in told.items()}
-    beside = {way: sum(a.seconds for a in told[way]) / sum(computed[way]) - 1.0 for way in told}
+    rates = {way: sum(a.timed for a in of_way) / sum(a.seconds for a in of_way) for way, of_way in answers.items()}
+    overhead = {way: sum(a.seconds for a in answers[way]) / sum(computed[way]) - 1.0 for way in answers}
     rows: list[dict[str, object]] = [
         {
             "model": "0.5B, replayed",
             "way": way,
             "tokens_per_s": rates[way],
             "vs_plain": rates[way] / rates[PLAIN],
-            "tokens_per_step": sum(a.timed for a in given) / sum(_steps(a) for a in given),
-            "beside_the_forward": beside[way],
+            "tokens_per_step": sum(a.timed for a in of_way) / sum(_steps(a) for a in of_way),
+            "beside_the_forward": overhead[way],
         }
-        for way, given in told.items()
+        for way, of_way in answers.items()
     ]
-    return rows, rates[OURS] / rates[PLAIN], beside[OURS]
+    return rows, rates[OURS] / rates[PLAIN], overhead[OURS]
 
 
 def _steps(answer: Answer) -> float:

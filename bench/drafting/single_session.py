@@ -1,6 +1,6 @@
-"""One machine on a real engine, thread and event loop, without HTTP: how ways of decoding are compared in one run.
+"""One machine on a real engine, thread and event loop, without HTTP, to compare decoding methods in one run.
 
-The session is the program's own (`runtime.sessions.base`); no client is there, so its tokens are only kept.
+The session is the program's own (`runtime.sessions.base`); without a client its tokens are only collected.
 """
 
 from __future__ import annotations
@@ -19,40 +19,42 @@ from paceline.strategies.base import Branch, Emit, Finish, Machine, Retrieved, S
 @dataclass(slots=True)
 class Answer:
     tokens: list[int] = field(default_factory=list)
-    seconds: float = 0.0  # from the first token to the end: reading the prompt is left out
+    seconds: float = 0.0  # from the first token to the end, without the prefill
     stats: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def timed(self) -> int:
-        """Tokens that `seconds` brought: all but the first."""
+        """Tokens generated within `seconds`: all but the first."""
         return max(0, len(self.tokens) - 1)
 
 
-class Solo(Session):
-    """Runs one answer to its end."""
+class LocalSession(Session):
+    """Session of one answer without a client or a peer."""
 
-    def __init__(self, machine: Machine, worker: EngineWorker, prompt: Sequence[int], room: int | None) -> None:
+    def __init__(
+        self, machine: Machine, worker: EngineWorker, prompt: Sequence[int], max_new_tokens: int | None
+    ) -> None:
         super().__init__(machine, worker)
         self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answer = Answer()
-        self._found = Retrieved((Branch(tuple(prompt), None),), room)
-        self._first: float | None = None
+        self._retrieved = Retrieved((Branch(tuple(prompt), None),), max_new_tokens)
+        self._first_token_at: float | None = None
 
     def begin(self) -> None:
         self.deliver(Started(self._loop.time()))
 
     def retrieve(self) -> None:
-        self.deliver(self._found)
+        self.deliver(self._retrieved)
 
     def emit(self, token: Emit) -> None:
         self._answer.tokens.append(token.token)
-        if self._first is None:
-            self._first = time.perf_counter()
+        if self._first_token_at is None:
+            self._first_token_at = time.perf_counter()
 
     def finish(self, finish: Finish) -> None:
         super().finish(finish)
-        if self._first is not None:
-            self._answer.seconds = time.perf_counter() - self._first
+        if self._first_token_at is not None:
+            self._answer.seconds = time.perf_counter() - self._first_token_at
         self._answer.stats = finish.stats
         self.done.set_result(self._answer)
 
@@ -71,11 +73,11 @@ class Solo(Session):
 async def together(
     worker: EngineWorker, machines: Sequence[Callable[[], Machine]], prompts: Sequence[Sequence[int]]
 ) -> list[Answer]:
-    """As many answers at once as there are machines."""
+    """Run all machines concurrently, one answer each."""
     sessions = []
     for make, prompt in zip(machines, prompts, strict=True):
-        room = worker.steps.engine.info.max_positions - len(prompt)
-        sessions.append(Solo(make(), worker, prompt, room))
+        max_new_tokens = worker.steps.engine.info.max_positions - len(prompt)
+        sessions.append(LocalSession(make(), worker, prompt, max_new_tokens))
     for session in sessions:
         session.begin()
     return list(await asyncio.gather(*(session.done for session in sessions)))

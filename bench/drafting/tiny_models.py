@@ -1,7 +1,7 @@
-"""Real, very small language models: checkpoints of the llama2.c kind, read into transformers' Llama.
+"""Trained, very small language models: checkpoints in the llama2.c format, read into transformers' Llama.
 
-Weights are numbers in the order that the format states (its versions 0, float32, and 2, int8 in groups with a float32
-scale each); nothing in a file is run. The tokenizer is the format's own: pieces with scores, merged best first.
+Supports versions 0 (float32) and 2 (int8 in groups with a float32 scale each) of the format; no code in a file is run.
+The tokenizer is the format's own: pieces with scores, merged best first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.errors import ConfigError
 BOS: Final = 1
 EOS: Final = 2
 _QUANTISED: Final = 0x616B3432
-_HEADER: Final = 256  # bytes of a quantised file's head
+_HEADER: Final = 256  # bytes of a quantised file's header
 Floats = NDArray[np.float32]
 
 
@@ -37,30 +37,30 @@ class TinyModel:
     scores: tuple[float, ...]
 
     def encode(self, text: str) -> list[int]:
-        """BOS and the text behind a blank: single characters, then the best merge again and again."""
+        """BOS, then the text with a leading blank: single characters, then repeatedly the merge with the best score."""
         ids = []
         for character in " " + text:
             data = character.encode()
             ids += [self.pieces[data]] if data in self.pieces else [byte + 3 for byte in data]
         by_id = {token: piece for piece, token in self.pieces.items()}
         while True:
-            best, where = -np.inf, -1
+            best, position = -np.inf, -1
             for i in range(len(ids) - 1):
                 merged = self.pieces.get(by_id.get(ids[i], b"\0") + by_id.get(ids[i + 1], b"\0"))
                 if merged is not None and self.scores[merged] > best:
-                    best, where = self.scores[merged], i
-            if where < 0:
+                    best, position = self.scores[merged], i
+            if position < 0:
                 return [BOS, *ids]
-            ids[where : where + 2] = [self.pieces[by_id[ids[where]] + by_id[ids[where + 1]]]]
+            ids[position : position + 2] = [self.pieces[by_id[ids[position]] + by_id[ids[position + 1]]]]
 
 
 def tiny_models(data: Path) -> list[TinyModel]:
-    """Those of the data folder. Raises ConfigError for files that are something else."""
+    """Models in the data folder. Raises ConfigError for files of another format."""
     folder = data / "tiny_models"
-    found = [("stories260K", "stories260K.bin", "tok512.bin"), ("stories3M", "stories3M-q80.bin", "tok4096.bin")]
+    known = [("stories260K", "stories260K.bin", "tok512.bin"), ("stories3M", "stories3M-q80.bin", "tok4096.bin")]
     return [
         _load(name, folder / name / weights, folder / name / tokens)
-        for name, weights, tokens in found
+        for name, weights, tokens in known
         if (folder / name / weights).is_file()
     ]
 

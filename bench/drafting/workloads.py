@@ -1,4 +1,4 @@
-"""What `lookup_tree` is measured on: models, and the prompts of Spec-Bench's six tasks for each."""
+"""Workloads of `lookup_tree`: models, each with the prompts of Spec-Bench's six tasks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..retrieval.articles import encyclopaedia
 from .tiny_models import BOS, EOS, tiny_models
 
 TASKS: Final = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
-LONGEST: Final = 1024  # tokens of a prompt; of a longer one the beginning and the end
+MAX_PROMPT: Final = 1024  # tokens; of a longer prompt the beginning and the end are used
 
 Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """A model with its prompts."""
+class ModelPrompts:
+    """A model with its encoded prompts."""
 
     name: str
     engine: Engine
@@ -39,68 +39,70 @@ class Subject:
 
 
 def questions(data: Path | None, count: int | None) -> dict[str, list[str]]:
-    """The first turns of Spec-Bench's questions by task, or made-up ones of these kinds where there is no folder.
+    """First turns of Spec-Bench's questions by task, or generated ones of the same kinds without a data folder.
 
-    count: of each task at most. Raises ConfigError for a folder without them.
+    count: maximum per task. Raises ConfigError for a folder without the file.
     """
     if data is None:
-        return _made_up(count or 8)
+        return _generated(count or 8)
     file = data / "spec_bench" / "questions.jsonl"
     if not file.is_file():
         raise ConfigError(f"{file} is missing: give a folder that holds Spec-Bench")
-    found: dict[str, list[str]] = {task: [] for task in TASKS}
+    texts: dict[str, list[str]] = {task: [] for task in TASKS}
     for line in file.read_text("utf-8").splitlines():
         question = json.loads(line)
-        if count is None or len(found[question["task"]]) < count:
-            found[question["task"]].append(question["turns"][0])
-    return found
+        if count is None or len(texts[question["task"]]) < count:
+            texts[question["task"]].append(question["turns"][0])
+    return texts
 
 
-def _made_up(count: int) -> dict[str, list[str]]:
+def _generated(count: int) -> dict[str, list[str]]:
     entries = encyclopaedia(random.Random(7), "train", count)
     chance = random.Random(8)
-    found: dict[str, list[str]] = {task: [] for task in TASKS}
+    texts: dict[str, list[str]] = {task: [] for task in TASKS}
     for entry in entries:
-        text, fact = entry.retelling, entry.facts[0][1]
+        retelling, fact = entry.retelling, entry.facts[0][1]
         first, second = chance.randrange(2, 90), chance.randrange(2, 90)
-        found["mt_bench"].append(f"Write a short letter to a friend about this: {fact}")
-        found["translation"].append(f"Translate German to English: {fact}")
-        found["summarization"].append(f"Summarize: {text}")
-        found["qa"].append(f"What do you know of this? {fact}")
-        found["math_reasoning"].append(f"I have {first} apples, buy {second} more and eat 2. How many are left?")
-        found["rag"].append(f"Answer from this text. {text}\nWhat does it say first?")
-    return found
+        texts["mt_bench"].append(f"Write a short letter to a friend about this: {fact}")
+        texts["translation"].append(f"Translate German to English: {fact}")
+        texts["summarization"].append(f"Summarize: {retelling}")
+        texts["qa"].append(f"What do you know of this? {fact}")
+        texts["math_reasoning"].append(f"I have {first} apples, buy {second} more and eat 2. How many are left?")
+        texts["rag"].append(f"Answer from this text. {retelling}\nWhat does it say first?")
+    return texts
 
 
-def demo_pair(asked: dict[str, list[str]]) -> Subject:
-    """The cloud's demonstration model; the device's drafts for it where a draft model is wanted."""
+def demo_pair(texts: dict[str, list[str]]) -> ModelPrompts:
+    """The cloud's demonstration model, with the device's as draft model."""
     cloud, device = load_model(CLOUD), load_model(DEVICE)
 
     def encode(text: str) -> Sequence[int]:
         return cloud.tokenizer.chat([{"role": "user", "content": text}])
 
     size = min(cloud.tokenizer.vocab_size, cloud.engine.info.vocab_size)
-    return Subject("demo cloud", cloud.engine, size, cloud.tokenizer.eos_ids, _encoded(asked, encode), device.engine)
+    return ModelPrompts(
+        "demo cloud", cloud.engine, size, cloud.tokenizer.eos_ids, _encoded(texts, encode), device.engine
+    )
 
 
-def real_and_tiny(data: Path | None, asked: dict[str, list[str]], tokens: int) -> list[Subject]:
-    """Checkpoints of the data folder; none without one. Their context of 512 is left room for `tokens` to write."""
+def tiny_model_prompts(data: Path | None, texts: dict[str, list[str]], tokens: int) -> list[ModelPrompts]:
+    """Tiny models of the data folder; none without one. Prompts leave room for `tokens` in their context of 512."""
     if data is None:
         return []
-    subjects = []
+    loaded = []
     for model in tiny_models(data):
         limit = model.engine.info.max_positions - tokens - 64
-        prompts = _encoded(asked, lambda text, model=model: model.encode(text[:600]), limit)  # type: ignore[misc]
-        ends = frozenset({BOS, EOS})
-        subjects.append(Subject(model.name, model.engine, model.engine.info.vocab_size, ends, prompts))
-    return subjects
+        prompts = _encoded(texts, lambda text, model=model: model.encode(text[:600]), limit)  # type: ignore[misc]
+        eos_ids = frozenset({BOS, EOS})
+        loaded.append(ModelPrompts(model.name, model.engine, model.engine.info.vocab_size, eos_ids, prompts))
+    return loaded
 
 
 def _encoded(
-    asked: dict[str, list[str]], encode: Callable[[str], Sequence[int]], limit: int = LONGEST
+    texts: dict[str, list[str]], encode: Callable[[str], Sequence[int]], limit: int = MAX_PROMPT
 ) -> dict[str, list[Ids]]:
     def cut(ids: Sequence[int]) -> Ids:
         half = limit // 2
         return tuple(ids) if len(ids) <= limit else (*ids[:half], *ids[-half:])
 
-    return {task: [cut(encode(text)) for text in texts] for task, texts in asked.items()}
+    return {task: [cut(encode(text)) for text in of_task] for task, of_task in texts.items()}

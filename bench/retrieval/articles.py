@@ -1,7 +1,7 @@
-"""Articles, and what becomes of them: passages of the device's and the cloud's corpus, and windows of test text.
+"""Articles, cut into passages of the device's and the cloud's corpus and windows of test text.
 
-WikiText's file where there is a data folder, a generated encyclopaedia where there is none. Cutting is by token ids of
-the model that is measured, so that a window and a passage have the same length for every method. Knows no model.
+WikiText's file with a data folder, else a generated encyclopaedia. Articles are cut by token ids of the measured model,
+so that windows and passages have the same length for every method. Knows no model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Encode = Callable[[str], Sequence[int]]
 
 _TITLE = re.compile(r"^ = ([^=]+) = ?$")
 _HEADING = re.compile(r"^ (?:= )+([^=]+?) (?:= ?)+$")
-# WikiText's marks, undone: numbers and hyphens are joined, punctuation stands where it does in print.
+# Undo WikiText's tokenisation: join numbers and hyphens, attach punctuation as in print.
 _PRINTED = (
     (re.compile(r" @([-,.])@ "), r"\1"),
     (re.compile(r" ([,.;:!?%)\]}])"), r"\1"),
@@ -36,9 +36,9 @@ _PRINTED = (
     (re.compile(r" (n?'(?:s|t|re|ve|m|ll|d))\b"), r"\1"),
     (re.compile(r'" ([^"\n]*?) "'), r'"\1"'),
     (re.compile(r" – "), "–"),
-    (re.compile(r"<unk>"), "_"),  # one mark for a word that the set does not tell
+    (re.compile(r"<unk>"), "_"),  # one mark for a word that the set masks
 )
-_OTHER_PROSE = (  # sets whose paragraphs are of Wikipedia too: text for a language model to learn from
+_OTHER_PROSE = (  # other sets with paragraphs of Wikipedia: training text of a language model
     ("squad", "paragraphs.jsonl.gz"),
     ("nq_open", "passages.jsonl.gz"),
     ("2wikimultihopqa", "corpus.jsonl.gz"),
@@ -63,7 +63,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Test text: it is in no corpus."""
+    """Test text, in no corpus."""
 
     article: int
     ids: Ids
@@ -71,7 +71,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Shelves:
-    """Two corpora and the test text; between them they hold no token of an article twice."""
+    """Two corpora and the test text. No token of an article is in two of them, or in one twice."""
 
     pieces: tuple[Piece, ...]
     windows: tuple[Window, ...]
@@ -81,18 +81,18 @@ class Shelves:
 
 
 def shelve(articles: Iterable[Sequence[int]], *, window: int, passage: int, every: int = 3) -> Shelves:
-    """Cut articles (token ids) into stretches of `window` tokens: of each `every` one is test text, the middle one.
+    """Cut articles (token ids) into stretches of `window` tokens; the middle one of each `every` is test text.
 
-    The others are cut into passages of `passage` tokens, which go to device and cloud by turns. A last passage shorter
-    than a quarter is dropped; a last stretch that is no whole window goes to the corpora.
+    The others are cut into passages of `passage` tokens, alternating between device and cloud. A last passage shorter
+    than a quarter is dropped; an incomplete last stretch goes to the corpora.
     """
     pieces: list[Piece] = []
     windows: list[Window] = []
     for number, ids in enumerate(articles):
         turn = 0
-        for place, start in enumerate(range(0, len(ids), window)):
+        for index, start in enumerate(range(0, len(ids), window)):
             stretch = tuple(ids[start : start + window])
-            if place % every == every // 2 and len(stretch) == window:
+            if index % every == every // 2 and len(stretch) == window:
                 windows.append(Window(number, stretch))
                 continue
             for cut in range(0, len(stretch), passage):
@@ -105,7 +105,7 @@ def shelve(articles: Iterable[Sequence[int]], *, window: int, passage: int, ever
 
 
 def wikitext(data: Path) -> list[Article]:
-    """The articles of the folder's WikiText-2 text. Raises ConfigError where there is none."""
+    """Articles of the folder's WikiText-2 text. Raises ConfigError without it."""
     files = sorted((data / "wikitext2").glob("*.txt"))
     if not files:
         raise ConfigError(f"{data} has no wikitext2/*.txt: give another folder with --data, or none")
@@ -116,7 +116,7 @@ def wikitext(data: Path) -> list[Article]:
 
 
 def parse_wikitext(text: str) -> list[Article]:
-    """Articles in order; their text begins with the title line. Marks of the set's tokenisation are undone."""
+    """Articles in order; their text begins with the title line. The set's tokenisation is undone."""
     parts: list[tuple[str, list[str]]] = []
     for line in text.split("\n"):
         if title := _TITLE.match(line):
@@ -128,14 +128,14 @@ def parse_wikitext(text: str) -> list[Article]:
 
 
 def printed(line: str) -> str:
-    """A line of WikiText as it was printed, but for words that the set has masked."""
-    for pattern, put in _PRINTED:
-        line = pattern.sub(put, line)
+    """A line of WikiText as in print, except masked words."""
+    for pattern, replacement in _PRINTED:
+        line = pattern.sub(replacement, line)
     return line
 
 
 def other_prose(data: Path) -> list[Article]:
-    """Paragraphs of other sets in the folder, those of one title joined; nothing where the sets are not there."""
+    """Paragraphs of other sets in the folder, joined by title. Missing sets are skipped."""
     texts: dict[str, dict[str, None]] = defaultdict(dict)  # by title, in order, each paragraph once
     for folder, name in _OTHER_PROSE:
         file = data / folder / name
@@ -150,21 +150,21 @@ def other_prose(data: Path) -> list[Article]:
 
 
 # ---- the generated encyclopaedia -------------------------------------------------------------------------------------
-SUBJECTS = 3  # of one entry: about 27 facts, so that 16 documents a side are not more than there are of one entry
+SUBJECTS = 3  # per entry: about 27 facts, more than the 16 documents that are retrieved at most on a side
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An article of the encyclopaedia: all facts of a few subjects, and a retelling of them in other words."""
+    """An article of the encyclopaedia: all facts of a few subjects, and a retelling of the facts in other words."""
 
     facts: tuple[tuple[Side, str], ...]  # a passage that states one fact, and the side that holds it
     retelling: str
 
 
 def encyclopaedia(rng: random.Random, split: Split, count: int) -> Iterator[Entry]:
-    """Entries on invented subjects. Half of each one's facts go to the device, half to the cloud.
+    """Entries on invented subjects. Half of an entry's facts go to the device, half to the cloud.
 
-    A passage is a sentence with one fact among sentences with none; the retelling opens with the subjects' names.
+    A passage has one fact sentence among filler sentences; the retelling begins with the subjects' names.
     """
     for _ in range(count):
         subjects = [entity(rng, split) for _ in range(SUBJECTS)]
@@ -174,7 +174,7 @@ def encyclopaedia(rng: random.Random, split: Split, count: int) -> Iterator[Entr
             for attribute in BY_KIND[subject.kind]
         ]
         rng.shuffle(facts)
-        sides: list[Side] = ["cloud" if place % 2 else "device" for place in range(len(facts))]
+        sides: list[Side] = ["cloud" if i % 2 else "device" for i in range(len(facts))]
         passages = [" ".join(_among_fillers(rng, state(rng, fact, None))) for fact in facts]
         rng.shuffle(facts)
         opening = f"This page is about {', '.join(subject.said for subject in subjects)}."
@@ -189,7 +189,7 @@ def _among_fillers(rng: random.Random, sentence: str) -> list[str]:
 
 
 def shelve_entries(entries: Iterable[Entry], encode: Encode, *, window: int, passage: int) -> Shelves:
-    """Passages and retellings as ids, each cut at its limit."""
+    """Encode passages and retellings, each cut at its limit."""
     pieces: list[Piece] = []
     windows: list[Window] = []
     for number, entry in enumerate(entries):

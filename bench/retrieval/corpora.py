@@ -1,6 +1,6 @@
-"""What `perplexity` is measured on: test windows with two corpora, and the text its language models may learn from.
+"""Data of `perplexity`: test windows with two corpora, and training text of its language models.
 
-No article that is tested is read by a model beforehand, nor by the fit of a model's weights.
+No test article is in a model's training text or in the fit of its weights.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .articles import Ids, Shelves, encyclopaedia, other_prose, shelve, shelve_e
 Encode = Callable[[str], Sequence[int]]
 
 SEED: Final = 20
-LEAST_ARTICLES: Final = 6  # to be split three ways
+MIN_ARTICLES: Final = 6  # for a split in three
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """`reading` for models that count or are trained, `lessons` to fit how far they trust a document."""
+    """`reading`: training text of models. `lessons`: text to fit the weights of copying. `test`: measured."""
 
     name: str
     reading: tuple[Ids, ...]
@@ -32,9 +32,9 @@ class Material:
 
 
 def gather(data: Path | None, encode: Encode, *, window: int, passage: int, tested: int | None = None) -> Material:
-    """WikiText-2 out of the data folder, or the encyclopaedia where there is no folder. Split by a fixed seed.
+    """WikiText-2 of the data folder, or the encyclopaedia without a folder. Split with a fixed seed.
 
-    window, passage: tokens. tested: at most so many articles are; None: half of them. Raises ConfigError when the
+    window, passage: tokens. tested: maximum number of test articles; None: half of all. Raises ConfigError if the
     folder has too few articles.
     """
     if data is None:
@@ -44,8 +44,8 @@ def gather(data: Path | None, encode: Encode, *, window: int, passage: int, test
 
 def _wikitext(data: Path, encode: Encode, window: int, passage: int, tested: int | None) -> Material:
     articles = wikitext(data)
-    if len(articles) < LEAST_ARTICLES:
-        raise ConfigError(f"{data}/wikitext2 has {len(articles)} articles; at least {LEAST_ARTICLES} are needed")
+    if len(articles) < MIN_ARTICLES:
+        raise ConfigError(f"{data}/wikitext2 has {len(articles)} articles; at least {MIN_ARTICLES} are needed")
     random.Random(SEED).shuffle(articles)
     half, tenth = len(articles) // 2, max(1, len(articles) // 10)
     ids = [tuple(encode(article.text)) for article in articles]
@@ -56,7 +56,7 @@ def _wikitext(data: Path, encode: Encode, window: int, passage: int, tested: int
 
 
 def _generated(encode: Encode, window: int, passage: int, tested: int) -> Material:
-    """Names and values of the test are of the corpus's held-out tenth."""
+    """The encyclopaedia. Names and values of the test are from the held-out tenth."""
     read = list(encyclopaedia(random.Random(SEED), "train", 200))
     texts = [entry.retelling for entry in read] + [text for entry in read for _, text in entry.facts]
     shelves = [

@@ -1,8 +1,8 @@
-"""Which documents go into which prompt on which side: the centralised and the concatenating ways beside ours, as plans.
+"""Assignment of retrieved documents to prompts and sides: the centralised and concatenating methods, and ours.
 
-The parts that benches share (issue names after DRAGON, 7.2): CRCG reads one side's documents in one context, DRCG both
-sides' documents in one context, ours one document a branch on the side that holds it. All start from the same retrieved
-documents. A plan is data: `perplexity` scores a text under it, others may time or serve it. Knows no model.
+Names after DRAGON, 7.2: CRCG reads one side's documents in one context, DRCG both sides' documents in one context, ours
+one document per branch on the side that holds it. All start from the same retrieved documents. A plan is data:
+`perplexity` scores a text under it. Knows no model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """A document as one side has found it."""
+    """A document retrieved on one side."""
 
     side: Side
     ids: Ids
@@ -28,7 +28,7 @@ class Retrieved:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What one sequence reads before the query, on which side, and R of its document: None where it reads none."""
+    """Tokens before the query in one sequence, its side, and R of its document (None without a document)."""
 
     side: Side
     ids: Ids
@@ -37,9 +37,9 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Contexts of one method; `fetched` are tokens of documents that must cross the link before the first forward.
+    """Contexts of one method. fetched: document tokens that must cross the link before the first forward.
 
-    rescored: R follows the text, by `evidence`, instead of being that of the query for good.
+    rescored: R is updated with the evidence of the text, instead of staying that of the query.
     """
 
     method: str
@@ -49,10 +49,10 @@ class Plan:
 
 
 Found = Mapping[Side, Sequence[Retrieved]]  # best first
-Method = Callable[[Found, Ids, int], Plan]  # of what was found, the separator's ids, tokens in one context
+Method = Callable[[Found, Ids, int], Plan]  # (documents, separator ids, maximum tokens of a context)
 
 
-def no_retrieval(found: Found, separator: Ids, budget: int) -> Plan:  # noqa: ARG001  # as every method
+def no_retrieval(found: Found, separator: Ids, budget: int) -> Plan:  # noqa: ARG001  # common signature
     return Plan("none", (Context("device", (), None),))
 
 
@@ -67,24 +67,24 @@ def cloud_only(found: Found, separator: Ids, budget: int) -> Plan:
 
 
 def concatenation(found: Found, separator: Ids, budget: int, reader: Side = "device") -> Plan:
-    """DRCG: documents of both sides in one context on `reader`, which must fetch those that the other side holds."""
-    every = [document for side in SIDES for document in found.get(side, ())]
-    kept = fitting(every, separator, budget)
+    """DRCG: documents of both sides in one context on `reader`, which must fetch those of the other side."""
+    documents = [document for side in SIDES for document in found.get(side, ())]
+    kept = fitting(documents, separator, budget)
     fetched = sum(len(document.ids) for document in kept if document.side != reader)
-    return Plan("drcg", (_joined(reader, every, separator, budget),), fetched)
+    return Plan("drcg", (_joined(reader, documents, separator, budget),), fetched)
 
 
 def branches(found: Found, separator: Ids, budget: int) -> Plan:
-    """As served: each document is a context of its own, cropped to the same budget, on the side that holds it."""
-    every = [document for side in SIDES for document in found.get(side, ())]
-    if not every:
+    """Ours, as served: one context per document, cropped to the same budget, on the side that holds it."""
+    documents = [document for side in SIDES for document in found.get(side, ())]
+    if not documents:
         return Plan("ours", no_retrieval(found, separator, budget).contexts)
-    contexts = tuple(_joined(document.side, (document,), separator, budget) for document in every)
+    contexts = tuple(_joined(document.side, (document,), separator, budget) for document in documents)
     return Plan("ours", contexts, rescored=True)
 
 
 def fixed_branches(found: Found, separator: Ids, budget: int) -> Plan:
-    """Ours with R of the query alone, as `"rescoring": false` has it."""
+    """Ours with R fixed by the query, as with `"rescoring": false`."""
     return replace(branches(found, separator, budget), method="fixed", rescored=False)
 
 
@@ -92,20 +92,20 @@ METHODS: tuple[Method, ...] = (no_retrieval, device_only, cloud_only, concatenat
 
 
 def fitting(documents: Sequence[Retrieved], separator: Ids, budget: int) -> list[Retrieved]:
-    """The best of the documents that `budget` tokens hold with a separator after each; the last may be cropped."""
+    """The best documents that fit in `budget` tokens with a separator after each; the last may be cropped."""
     kept: list[Retrieved] = []
-    room = budget
+    remaining = budget
     for document in sorted(documents, key=lambda each: -each.score):
-        size = min(len(document.ids), room - len(separator))
+        size = min(len(document.ids), remaining - len(separator))
         if size <= 0:
             break
         kept.append(Retrieved(document.side, document.ids[:size], document.score))
-        room -= size + len(separator)
+        remaining -= size + len(separator)
     return kept
 
 
 def _joined(side: Side, documents: Sequence[Retrieved], separator: Ids, budget: int) -> Context:
-    """One context of several documents: the best stands last, next to the query. Its R is their mean."""
+    """One context of several documents, the best one last, next to the query. Its R is their mean."""
     kept = fitting(documents, separator, budget)
     if not kept:
         return Context(side, (), None)
@@ -116,20 +116,20 @@ def _joined(side: Side, documents: Sequence[Retrieved], separator: Ids, budget: 
 
 
 def mixture(contexts: Sequence[Context], dists: Sequence[Dist]) -> Dist:
-    """What a plan says of one position, given what each context says: within each side, then over sides.
+    """A plan's distribution at one position, mixed from those of its contexts within each side, then over sides.
 
-    DRAGON eq. 2 and 4, by the program's own functions. A side without a document weighs nothing beside one with.
+    DRAGON eq. 2 and 4, by the program's own functions. A side without a document has weight 0 if the other has one.
     """
     by_side: dict[Side, Dist] = {}
-    log_h: dict[Side, float | None] = {}
+    log_evidence: dict[Side, float | None] = {}
     for side in SIDES:
-        mine = [(context.score, dist) for context, dist in zip(contexts, dists, strict=True) if context.side == side]
-        if not mine:
+        own = [(context.score, dist) for context, dist in zip(contexts, dists, strict=True) if context.side == side]
+        if not own:
             continue
-        scores = [score for score, _ in mine if score is not None]
-        if scores and len(scores) < len(mine):
+        scores = [score for score, _ in own if score is not None]
+        if scores and len(scores) < len(own):
             raise ValueError(f"on the {side} some contexts have a document and some have none")
-        log_h[side] = log_weight(scores) if scores else None
-        by_side[side] = mix([dist for _, dist in mine], scores or [0.0] * len(mine))
-    weights = side_weights(log_h)
+        log_evidence[side] = log_weight(scores) if scores else None
+        by_side[side] = mix([dist for _, dist in own], scores or [0.0] * len(own))
+    weights = side_weights(log_evidence)
     return mix_weighted(list(by_side.values()), [weights[side] for side in by_side])

@@ -1,6 +1,6 @@
-"""What a bench asks of a language model: the probability of each token of a text after a context.
+"""Scorers: the probability of each token of a text after a context.
 
-Two kinds: any engine of the program, in one forward of chains for many contexts, and tables
+Two kinds: any engine of the program, with many contexts in one forward, and n-gram tables
 (`bench/retrieval/ngram_model.py`).
 """
 
@@ -25,41 +25,40 @@ class Scorer(Protocol):
 
     @property
     def description(self) -> str:
-        """For the report's conditions: what it is and what it has read."""
+        """The model and its training text, for the report's conditions."""
 
     def score(self, contexts: Sequence[Ids], text: Ids, start: int) -> list[Probabilities]:
         """For each context (len(text) - start,): p(text[i] | context, text[:i]) for i >= start >= 1."""
 
 
 class EngineScorer:
-    """An engine: every context is a branch of its own. Owned by one thread, as the engine is."""
+    """Scorer on an engine, with a sequence per context. Owned by one thread, as the engine is."""
 
-    def __init__(self, engine: Engine, description: str, *, most_rows: int = 4096) -> None:
-        """most_rows: in one forward, a bound on memory; a single branch may exceed it."""
-        self._engine, self._most_rows = engine, most_rows
+    def __init__(self, engine: Engine, description: str, *, max_rows: int = 4096) -> None:
+        """max_rows: of one forward, to bound memory; a single sequence may exceed it."""
+        self._engine, self._max_rows = engine, max_rows
         self.description = description
 
     def score(self, contexts: Sequence[Ids], text: Ids, start: int) -> list[Probabilities]:
-        found: list[Probabilities] = []
+        scores: list[Probabilities] = []
         longest = max((len(context) for context in contexts), default=0) + len(text)
-        waiting = iter(contexts)
-        while group := list(islice(waiting, max(1, self._most_rows // longest))):
-            found += self._together(group, text, start)
-        return found
+        remaining = iter(contexts)
+        while group := list(islice(remaining, max(1, self._max_rows // longest))):
+            scores += self._score_group(group, text, start)
+        return scores
 
-    def _together(self, contexts: Sequence[Ids], text: Ids, start: int) -> list[Probabilities]:
-        read = text[: start - 1]  # after the context, still not asked
-        heads = [(SeqId(place), context + read) for place, context in enumerate(contexts) if context + read]
+    def _score_group(self, contexts: Sequence[Ids], text: Ids, start: int) -> list[Probabilities]:
+        unscored = text[: start - 1]  # after the context
+        heads = [(SeqId(i), context + unscored) for i, context in enumerate(contexts) if context + unscored]
         if heads:
             self._engine.forward(Batch(tuple(Segment(seq, 0, ids, logits="none") for seq, ids in heads)))
         rows = text[start - 1 : -1]
         tails = [
-            Segment(SeqId(place), len(context) + len(read), rows, logits="all")
-            for place, context in enumerate(contexts)
+            Segment(SeqId(i), len(context) + len(unscored), rows, logits="all") for i, context in enumerate(contexts)
         ]
         output = self._engine.forward(Batch(tuple(tails)))
-        for place in range(len(contexts)):
-            self._engine.release(SeqId(place))
+        for i in range(len(contexts)):
+            self._engine.release(SeqId(i))
         return [
             np.array([dist.prob(token) for dist, token in zip(dists, text[start:], strict=True)])
             for dists in output.dists

@@ -37,17 +37,17 @@ def agrees(engine: Engine, prompt: Sequence[int], plain: Sequence[Dist], dtype: 
     seq, cut = SeqId(-1), len(prompt) - 4
     a, b, c, d = prompt[cut:]
     try:
-        found = list(engine.forward(Batch((Segment(seq, 0, tuple(prompt[: cut - 1]), logits="all"),))).dists[0])
-        found += engine.forward(Batch((Segment(seq, cut - 1, (prompt[cut - 1],)),))).dists[0]
+        scored = list(engine.forward(Batch((Segment(seq, 0, tuple(prompt[: cut - 1]), logits="all"),))).dists[0])
+        scored += engine.forward(Batch((Segment(seq, cut - 1, (prompt[cut - 1],)),))).dists[0]
         engine.forward(Batch((Segment(seq, cut, (d, c)),)))
         engine.truncate(seq, cut)
         parents = (-1, -1, 1, 1, 3)  # the path is rows 1, 3 and 4, scored in two parts
-        found += engine.forward(Batch((Segment(seq, cut, (c, a), parents=parents[:2]),))).dists[0]
+        scored += engine.forward(Batch((Segment(seq, cut, (c, a), parents=parents[:2]),))).dists[0]
         grown = engine.forward(Batch((Segment(seq, cut + 2, (d, b, c), parents=parents, logits="all"),))).dists[0]
-        found += grown[1:]
+        scored += grown[1:]
         engine.commit(seq, (1, 3), rest=(4,))
         engine.commit(seq, (0,))
-        found += engine.forward(Batch((Segment(seq, cut + 3, (d,)),))).dists[0]
+        scored += engine.forward(Batch((Segment(seq, cut + 3, (d,)),))).dists[0]
         engine.check()
     except Exception as error:
         # An unsupported architecture may raise any error: it cannot be served by this engine.
@@ -55,6 +55,6 @@ def agrees(engine: Engine, prompt: Sequence[int], plain: Sequence[Dist], dtype: 
         return False
     finally:
         engine.release(seq)
-    worst = max(float(np.abs(x.probs - y.probs).sum()) / 2 for x, y in zip(found, plain, strict=True))
+    worst = max(float(np.abs(x.probs - y.probs).sum()) / 2 for x, y in zip(scored, plain, strict=True))
     log.debug("self-check of %s: total variation %.2g", engine.info.name, worst)
     return worst <= TOLERANCE.get(dtype, 0.15)

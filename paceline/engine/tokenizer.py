@@ -54,8 +54,8 @@ class Tokenizer:
         if not source.is_file():
             raise ConfigError(f"There is no tokenizer.json in {path}: give a folder that holds a Hugging Face model.")
         config = _json(path / "tokenizer_config.json")
-        names = {name: _content(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-        variables = {name: content for name, content in names.items() if content is not None}
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        variables = {name: content for name in names if (content := _content(config.get(name))) is not None}
         eos_ids = set(_ids(_json(path / "generation_config.json").get("eos_token_id")))
         eos_ids = eos_ids or set(_ids(_json(path / "config.json").get("eos_token_id")))
         template = _chat_template(path, config)
@@ -103,9 +103,8 @@ class Tokenizer:
         return ids
 
     def token_name(self, token_id: int) -> str:
-        if token_id in self._special:
-            return self._added[token_id]
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+        is_special = token_id in self._special
+        return self._added[token_id] if is_special else self.token_bytes(token_id).decode("utf-8", "replace")
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids to text, without special tokens."""

@@ -1,4 +1,4 @@
-"""What `bench/aggregate.py` makes of its measurements; the measuring itself takes real processes and minutes."""
+"""Rows and claims of `bench/aggregate.py`; the measurement itself takes real processes and minutes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_claims_are_the_worst_over_both_paces() -> None:
     assert claims["aggregate.overhead_50ms"].value == pytest.approx(0.5)
 
 
-def test_a_row_of_chains_stands_beside_what_theorem_3_promises() -> None:
+def test_a_row_of_chains_has_the_prediction_of_theorem_3() -> None:
     rows = measured({}, "equal", 0.3)
     (chain,) = [row for row in rows if row["way"] == "chain"]
     assert chain["theorem_3"] == pytest.approx((0.7 * 0.03 + 0.3 * 0.33) / 0.33)

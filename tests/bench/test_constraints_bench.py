@@ -1,4 +1,4 @@
-"""`paceline bench constraints`: real nodes and a real link, and a judge that can say no."""
+"""`paceline bench constraints`: real nodes and a real link, and a validation that can fail."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from paceline.strategies.strategy import Strategy
 
 pytestmark = pytest.mark.anyio
 
-RUNS = dict(zip(CONCURRENCY, (9, 15, 36), strict=True))  # by how many at once; the bench itself makes 1,000 of each
+RUNS = dict(zip(CONCURRENCY, (9, 15, 36), strict=True))  # by concurrency; the bench itself makes 1,000 of each
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
 async def test_every_answer_validates_in_every_strategy(strategy: Strategy) -> None:
     async with linked_nodes() as nodes:
         for at_once, runs in RUNS.items():
-            tally = await judged(nodes, strategy, runs, at_once)
-            assert (tally.runs, tally.valid) == (runs, runs), f"{at_once} at once"
+            outcome = await judged(nodes, strategy, runs, at_once)
+            assert (outcome.runs, outcome.valid) == (runs, runs), f"{at_once} at once"
         assert all(node.num_answers == 0 for node in nodes.values())
 
 
-def test_the_judge_takes_what_fits_and_nothing_else() -> None:
+def test_the_validation_accepts_only_fitting_answers() -> None:
     person, tree, calls = FORMS
     assert person.holds('{"name": "Ada", "age": 36}') and tree.holds('{"left": {"on": true}}')
     assert calls.holds('<tool_call>\n{"name": "tree", "arguments": {"left": {}}}\n</tool_call>')

@@ -1,4 +1,4 @@
-"""The engine's bench runs and reports what it promises; how fast anything is, is no test's business."""
+"""The engine's bench runs and reports its rows and claims. Speed is not tested."""
 
 from __future__ import annotations
 

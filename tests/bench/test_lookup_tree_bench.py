@@ -1,4 +1,4 @@
-"""The bench of `lookup_tree`: its baselines draft what they say, and its engines give the laws they claim."""
+"""The bench of `lookup_tree`: drafts of its baselines, and distributions of its engines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from bench.drafting.adversarial import HUGE, PROMPT, SETTINGS, Scripted, Setting, measure
-from bench.drafting.drafters import OURS, PLAIN, Memory, ModelDrafter, PromptLookup, ways
+from bench.drafting.drafters import OURS, PLAIN, DraftMemory, ModelDrafter, PromptLookup, ways
 from bench.drafting.large_shape import Replay, Trace
 from bench.drafting.single_session import together
 from bench.drafting.workloads import TASKS, questions
@@ -28,7 +28,7 @@ def test_prompt_look_up_copies_what_followed_the_longest_match() -> None:
     assert len(drafter.draft(8, 0)) == 0
 
 
-def test_a_draft_model_continues_the_text_and_takes_back_what_was_not_output() -> None:
+def test_a_draft_model_continues_the_text_and_rolls_back_rejected_drafts() -> None:
     drafter, engine = ModelDrafter(FakeEngine(3)), FakeEngine(3)
     text = list(b"user: hello assistant: ")
     for token in text:
@@ -53,8 +53,8 @@ def test_every_way_writes_the_same_text() -> None:
         await worker.start()
         try:
             for name, way in ways(FakeEngine(2)).items():
-                task = MachineConfig("cloud", True, SamplingParams(temperature=0.0), 30, frozenset(), 257)
-                (answer,) = await together(worker, [partial(way, task, Memory(257))], [prompt])
+                config = MachineConfig("cloud", True, SamplingParams(temperature=0.0), 30, frozenset(), 257)
+                (answer,) = await together(worker, [partial(way, config, DraftMemory(257))], [prompt])
                 texts[name] = answer.tokens
         finally:
             await worker.stop()
@@ -64,7 +64,7 @@ def test_every_way_writes_the_same_text() -> None:
     assert len({tuple(tokens) for tokens in texts.values()}) == 1
 
 
-def test_a_replay_says_what_the_small_model_said_and_something_beside_it() -> None:
+def test_a_replay_has_the_small_models_distributions_on_the_trace_and_some_off_it() -> None:
     small, prompt = FakeEngine(1), tuple(b"user: hi assistant: ")
     trace = Trace.of(small, prompt, 6)
     replay = Replay(FakeEngine(9))
@@ -73,9 +73,9 @@ def test_a_replay_says_what_the_small_model_said_and_something_beside_it() -> No
     assert first.argmax() == trace.tokens[0]
     right, wrong = trace.tokens[:2], (trace.tokens[0] + 1) % 256
     segment = Segment(SeqId(1), len(prompt), (right[0], right[1], wrong), (-1, 0, -1), "all")
-    laws = replay.forward(Batch((segment,))).dists[0]
-    assert [law.argmax() for law in laws[:2]] == list(trace.tokens[1:3])
-    assert laws[2].probs.sum() == pytest.approx(1.0)
+    dists = replay.forward(Batch((segment,))).dists[0]
+    assert [dist.argmax() for dist in dists[:2]] == list(trace.tokens[1:3])
+    assert dists[2].probs.sum() == pytest.approx(1.0)
     assert replay.seconds > 0.0
 
 
@@ -83,12 +83,12 @@ def test_twenty_settings_and_a_script_that_is_followed() -> None:
     assert len(SETTINGS) == len(set(SETTINGS)) == 20
     assert any(s.vocab == HUGE for s in SETTINGS) and any(s.batch == 16 for s in SETTINGS)
     engine = Scripted(Setting("trap", 0.0), 0.0)
-    law = engine.forward(Batch((Segment(SeqId(1), 0, engine.prompt()),))).dists[0][-1]
-    assert law.argmax() == PROMPT % 4 and law.probs.sum() == pytest.approx(1.0)
+    dist = engine.forward(Batch((Segment(SeqId(1), 0, engine.prompt()),))).dists[0][-1]
+    assert dist.argmax() == PROMPT % 4 and dist.probs.sum() == pytest.approx(1.0)
     row = asyncio.run(measure(Setting("random", 0.1, tokens=16), forward_s=0.0, rounds=1))
     assert float(str(row["vs_plain"])) > 0.0 and row["draft_steps"] is not None
 
 
-def test_questions_are_made_up_where_there_is_no_data() -> None:
-    asked = questions(None, 2)
-    assert tuple(asked) == TASKS and all(len(texts) == 2 for texts in asked.values())
+def test_questions_are_generated_without_data() -> None:
+    by_task = questions(None, 2)
+    assert tuple(by_task) == TASKS and all(len(texts) == 2 for texts in by_task.values())

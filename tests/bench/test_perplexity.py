@@ -1,4 +1,4 @@
-"""The bench's own arithmetic: perplexity against closed forms, shared contexts, the ratio, and a run of it all."""
+"""Arithmetic of the perplexity bench: closed forms, shared contexts and the gain ratio, and a complete run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.retrieval.articles import Piece, Shelves, Window
 from bench.retrieval.methods import Context, Found, Plan, Retrieved
 from bench.retrieval.ngram_model import COPIED, Static, copied, fit
 from bench.retrieval.scorers import EngineScorer, Ids, Probabilities
-from paceline.core.aggregation.weights import TRUST
+from paceline.core.aggregation.weights import EVIDENCE_SCALE
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.fake.engine import FakeEngine
 from paceline.rag.embedder import HashEmbedder
@@ -24,15 +24,15 @@ VOCAB = 5
 
 
 class Counting:
-    """p(token) after a context: 1/2 for the context's first token, the other half even over all others."""
+    """p(token) after a context: 1/2 for the context's first token, the rest uniform over all others."""
 
     description = "a table"
 
     def __init__(self) -> None:
-        self.asked: list[Ids] = []
+        self.scored: list[Ids] = []
 
     def score(self, contexts: Sequence[Ids], text: Ids, start: int) -> list[Probabilities]:
-        self.asked += contexts
+        self.scored += contexts
         return [np.array([self._prob(context, token) for token in text[start:]]) for context in contexts]
 
     @staticmethod
@@ -54,16 +54,16 @@ def test_perplexity_of_a_known_model_is_its_closed_form() -> None:
     assert logs["even"] == pytest.approx(4 * math.log(either) + math.log(other))
     ones, twos = 0.75 * 0.5 + 0.25 * 0.125, 0.75 * 0.125 + 0.25 * 0.5
     assert logs["tilted"] == pytest.approx(3 * math.log(ones) + math.log(twos) + math.log(other))
-    assert scorer.asked == [(), (1,), (2,)]  # each once, though two plans read them
+    assert scorer.scored == [(), (1,), (2,)]  # each once, though two plans share them
     measured = Measured(np.array([5.0, 5.0]), {(0, "none"): np.array([logs["alone"], logs["alone"]])})
     assert measured.perplexity(0, "none") == pytest.approx(VOCAB)
 
 
 def test_a_branch_that_has_predicted_the_text_weighs_more_from_the_next_token_on() -> None:
-    read = (Context("device", (1,), 0.0), Context("cloud", (2,), 0.0))
-    plan = Plan("ours", read, rescored=True)
+    contexts = (Context("device", (1,), 0.0), Context("cloud", (2,), 0.0))
+    plan = Plan("ours", contexts, rescored=True)
     logs = score_plans(Counting(), {"plan": plan}, (0, 1, 1), 1)
-    odds = math.exp(TRUST * (math.log(0.5) - math.log(0.125)))  # after one token that the first foretold
+    odds = math.exp(EVIDENCE_SCALE * (math.log(0.5) - math.log(0.125)))  # after one token that the first predicted
     first = odds / (odds + 1)
     assert logs["plan"] == pytest.approx(math.log(0.3125) + math.log(first * 0.5 + (1 - first) * 0.125))
 
@@ -83,13 +83,13 @@ def test_the_gain_ratio_is_to_the_best_baseline_and_never_to_one_that_gains_noth
 def test_an_engine_scores_many_contexts_as_it_scores_each_alone() -> None:
     engine, text = FakeEngine(3), tuple(b"once upon a time")
     contexts: list[Ids] = [(), tuple(b"a document. "), tuple(b"another one, longer. ")]
-    found = EngineScorer(engine, "fake", most_rows=70).score(contexts, text, 4)
-    for context, probabilities in zip(contexts, found, strict=True):
-        whole = context + text
-        (dists,) = engine.forward(Batch((Segment(SeqId(0), 0, whole, logits="all"),))).dists
+    scores = EngineScorer(engine, "fake", max_rows=70).score(contexts, text, 4)
+    for context, probabilities in zip(contexts, scores, strict=True):
+        tokens = context + text
+        (dists,) = engine.forward(Batch((Segment(SeqId(0), 0, tokens, logits="all"),))).dists
         engine.release(SeqId(0))
         first = len(context) + 4
-        expected = [dists[place - 1].prob(whole[place]) for place in range(first, len(whole))]
+        expected = [dists[i - 1].prob(tokens[i]) for i in range(first, len(tokens))]
         assert probabilities == pytest.approx(expected)
     engine.check()
 
@@ -99,15 +99,15 @@ def test_the_tables_give_probabilities_that_sum_to_one() -> None:
     reading = [generator.integers(VOCAB, size=50).tolist() for _ in range(4)]
     static = Static(reading, VOCAB)
     text: Ids = (0, 1, 2, 1, 2, 3)
-    lessons = [((4, 1, 2, 3), text, 3), ((), (3, 3, 1, 0, 2, 4), 3)]
-    model = fit(static, lessons, "a test's")
+    samples = [((4, 1, 2, 3), text, 3), ((), (3, 3, 1, 0, 2, 4), 3)]
+    model = fit(static, samples, "a test's")
     for context in ((), (1, 2, 3, 0), (4,) * 6):
         total = sum(model.score([context], (*text, token), len(text))[0][0] for token in range(VOCAB))
         assert total == pytest.approx(1.0)
         assert sum(static.probabilities((*text, token), len(text))[0] for token in range(VOCAB)) == pytest.approx(1.0)
 
 
-def test_what_followed_the_same_tokens_before_is_counted_in_document_and_text_alike() -> None:
+def test_copying_counts_earlier_matches_in_document_and_text_alike() -> None:
     shares = copied((7, 8, 9), (1, 8, 9, 8, 2), 3)
     assert shares.shape == (2, COPIED + 1)
     assert shares[0, :3] == pytest.approx([2 / 6, 0.0, 0.0])  # 8 after (7 8 9 1 8) 9: 9 was followed by 1 alone
@@ -152,7 +152,7 @@ def test_every_method_is_measured_at_every_depth() -> None:
     assert measured.tokens.tolist() == [len(window.ids) - len(window.ids) // 3 for window in windows]
 
 
-def test_a_stranger_is_what_was_found_for_another_article() -> None:
+def test_strangers_are_the_documents_of_another_article() -> None:
     windows = [Window(article, (1,)) for article in (0, 0, 1, 2)]
     found: list[Found] = [{"cloud": [Retrieved("cloud", (place,), 0.0)]} for place in range(4)]
     assert strangers(windows, found) == [found[2], found[2], found[3], found[0]]

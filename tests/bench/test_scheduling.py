@@ -1,4 +1,4 @@
-"""The table of the paper's authors, by closed form and by replay, and what the bench reports of it."""
+"""The published table of the paper's authors, by closed form and by replay, and the bench's report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from bench import scheduling
 from bench.report import Options, Report
 from bench.scheduling import BASELINES, DECODE, KINDS, LATENCIES, LIMIT, PUBLISHED, TOKENS, Workload, inferred, run
-from paceline.core.aggregation.placement import outlook, synchronous_seconds
+from paceline.core.aggregation.placement import expected_token_time, synchronous_seconds
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +25,16 @@ def published(strategy: str, latency: float) -> float:
 
 @pytest.mark.parametrize("latency", LATENCIES)
 def test_the_closed_forms_are_within_5_percent_of_the_authors_table(latency: float) -> None:
-    """Acceptance averaged over the four kinds; the swing of the link left out."""
+    """Acceptance averaged over the four kinds, without the link's oscillation."""
     round_trip = 2 * latency + 0.01
-    kinds = [outlook(DECODE, round_trip, {"cloud": cloud, "device": device}) for cloud, device in KINDS]
-    found = {
+    kinds = [expected_token_time(DECODE, round_trip, {"cloud": cloud, "device": device}) for cloud, device in KINDS]
+    expected = {
         "cloud": np.mean([kind.cloud for kind in kinds]),
         "device": np.mean([kind.device for kind in kinds]),
         "dragon": np.mean([min(kind.cloud, kind.device) for kind in kinds]),
         "token-wise device": synchronous_seconds(DECODE["device"], DECODE["cloud"], round_trip),
     }
-    for strategy, seconds in found.items():
+    for strategy, seconds in expected.items():
         assert TOKENS * float(seconds) == pytest.approx(published(strategy, latency), rel=0.05), strategy
 
 
@@ -44,7 +44,7 @@ def test_the_replay_is_within_5_percent_of_the_authors_table(report: Report) -> 
     assert {cell: error for cell, error in errors.items() if not 0.0 <= float(str(error)) <= 0.05} == {}
 
 
-def test_what_is_token_by_token_needs_no_inference_to_be_within_5_percent(report: Report) -> None:
+def test_token_wise_totals_are_within_5_percent_without_inference(report: Report) -> None:
     for row in report.rows:
         if str(row["strategy"]).startswith("token-wise"):
             assert float(str(row["even_error"])) <= 0.05, row
@@ -67,8 +67,8 @@ def test_the_report_has_both_claims_and_an_interval_around_each_mean(report: Rep
     json.dumps([report.conditions, report.rows])
 
 
-def test_shares_are_found_again_from_totals_made_with_them() -> None:
-    """Totals of some mixture of kinds in place of the published ones: the mixture comes back, without the latency."""
+def test_shares_are_recovered_from_totals_made_with_them() -> None:
+    """Totals of a known mixture replace the published ones; the mixture is inferred without each latency."""
     rng = np.random.default_rng(0)
     measured = {name: 30.0 + 30.0 * rng.random((len(KINDS), len(LATENCIES), 3)) for name in PUBLISHED}
     shares = np.array([0.34, 0.26, 0.10, 0.30])

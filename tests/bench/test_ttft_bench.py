@@ -1,4 +1,4 @@
-"""`bench ttft` on a tiny model: every way is really taken, and bytes and rows are what the definitions say."""
+"""`bench ttft` on a tiny model: all methods run, and bytes and rows agree with their definitions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ TINY = Shape(layers=2, hidden=64, inner=96, heads=4, kv_heads=4)
 REGIMES = (ttft.Regime(40, 1e9, 0.0), ttft.Regime(20, 1e9, 0.001))
 
 
-def test_each_way_computes_and_fetches_what_it_must() -> None:
+def test_each_method_computes_and_fetches_its_rows_and_bytes() -> None:
     load = ttft.Workload(device=TINY, regimes=REGIMES, rounds=1, yields=False)
     report = ttft.run(Options(), load)
     assert [row["way"] for row in report.rows] == ["device only", "ours", "DRCG/Text", "DRCG/KV"] * len(REGIMES)
     alone, ours, text, kv = report.rows[:4]
-    tail, odd = divmod(int(str(kv["device_rows"])), 2)  # exact: the bench computes it itself, behind each document
+    tail, odd = divmod(int(str(kv["device_rows"])), 2)  # exact: the bench itself prefills it after each document
     assert tail > 0 and not odd
-    # A busy loop may read the engine's counter late, when the rows of later tokens are in it.
+    # A busy loop may read the engine's counter late, with rows of later tokens included.
     assert int(str(alone["device_rows"])) >= tail and int(str(ours["device_rows"])) >= tail
     assert int(str(text["device_rows"])) >= 2 * 36 + tail  # documents of up to 40 tokens, in whole words
     assert (alone["fetched_bytes"], ours["fetched_bytes"]) == (0, 0)

@@ -1,4 +1,4 @@
-"""What counts as right, what is asked, and that both sides together know what neither knows alone."""
+"""Correctness of answers, choice of questions, and answers that need both sides."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 from bench import two_sided
 from bench.report import Options
-from bench.two_sided import GENERATED, TOGETHER, Asked, real, right
+from bench.two_sided import GENERATED, TOGETHER, Question, is_correct, real
 from paceline.core.side import SIDES
 from paceline.rag.embedder import load_embedder
 
-ASKED = Asked("When?", ("10th century", "no"), {}, whole=False)
+QUESTION = Question("When?", ("10th century", "no"), {}, is_exact=False)
 
 
 @pytest.mark.parametrize(
-    ("given", "counts"),
+    ("answer", "expected"),
     [
         ("In the 10th Century.", True),
         ("No.", True),
@@ -26,17 +26,17 @@ ASKED = Asked("When?", ("10th century", "no"), {}, whole=False)
         ("the 10th-century duke", False),
     ],
 )
-def test_a_real_answer_is_right_if_it_holds_the_expected_words(given: str, counts: bool) -> None:
-    assert right(ASKED, given) == counts
+def test_a_real_answer_is_right_if_it_holds_the_expected_words(answer: str, expected: bool) -> None:
+    assert is_correct(QUESTION, answer) == expected
 
 
 def test_a_generated_answer_is_right_only_from_end_to_end() -> None:
-    asked = Asked("When?", ("It opens at nine.",), {}, whole=True)
-    assert right(asked, "It opens at nine.")
-    assert not right(asked, "It opens at nine. It opens at ten.")
+    question = Question("When?", ("It opens at nine.",), {}, is_exact=True)
+    assert is_correct(question, "It opens at nine.")
+    assert not is_correct(question, "It opens at nine. It opens at ten.")
 
 
-def test_together_they_know_what_neither_knows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_together_they_answer_what_neither_answers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(two_sided, "FEW", 6)
     report = two_sided.run(Options(quick=True))
     (row,) = report.rows
@@ -63,6 +63,6 @@ def test_each_side_reads_its_best_paragraph(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "mine_paragraphs.jsonl.gz", "wt") as file:
         file.writelines(json.dumps({"pid": pid, "text": text}) + "\n" for pid, text in paragraphs.items())
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, (lacking, question, unanswerable))))
-    (asked,) = real(tmp_path, "mine", 5, load_embedder("minilm"))
-    assert [asked.documents[side] for side in SIDES] == [paragraphs["c"], paragraphs["a"]]
-    assert not asked.whole
+    (chosen,) = real(tmp_path, "mine", 5, load_embedder("minilm"))
+    assert [chosen.documents[side] for side in SIDES] == [paragraphs["c"], paragraphs["a"]]
+    assert not chosen.is_exact

@@ -1,4 +1,4 @@
-"""The replay against a recursion and closed forms, and what no rule and no link can break."""
+"""The replay against a recursion and closed forms, and invariants of all rules and links."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bench.aggregation.placement_rules import RULES, Always, Random, Rule, Stati
 from paceline.core.aggregation.placement import synchronous_seconds, token_seconds
 from paceline.core.side import Side, other
 
-verdicts = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30)
+acceptances = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30)
 times = st.integers(1, 40).map(lambda hundredths: hundredths / 100)
 
 
-def still(delay: float) -> Link:
-    """A link whose every message takes `delay`."""
+def constant(delay: float) -> Link:
+    """A link with a constant delay."""
     return Link(delay, base=0.0, noise=0.0, swing=0.0)
 
 
@@ -31,37 +31,37 @@ def trace(accepted: Sequence[tuple[bool, bool]], cloud: float, device: float) ->
     )
 
 
-def by_recursion(facts: Trace, holder: Side, delay: float) -> float:
-    """Times of a holder that keeps the aggregator, drafting without bound: Table 1, told from draft to draft."""
+def by_recursion(answer: Trace, holder: Side, delay: float) -> float:
+    """Total time with a static aggregator and unbounded drafting: Table 1 as a recursion over drafts."""
     peer, made, own, theirs = other(holder), 0.0, 0.0, 0.0
     redo_own = redo_theirs = True
     start_theirs = 0.0
-    for step in range(facts.tokens):
-        own = (made if redo_own else own) + facts.decode[holder][step]
-        theirs = (start_theirs if redo_theirs else theirs) + facts.decode[peer][step]
+    for step in range(answer.tokens):
+        own = (made if redo_own else own) + answer.decode[holder][step]
+        theirs = (start_theirs if redo_theirs else theirs) + answer.decode[peer][step]
         made = max(made, own, theirs + delay)
-        redo_own, redo_theirs = not facts.accepted[holder][step], not facts.accepted[peer][step]
+        redo_own, redo_theirs = not answer.accepted[holder][step], not answer.accepted[peer][step]
         start_theirs = made + delay
     return made
 
 
-@given(verdicts, times, times, times, st.sampled_from(["cloud", "device"]))
+@given(acceptances, times, times, times, st.sampled_from(["cloud", "device"]))
 @settings(deadline=None, derandomize=True, database=None, max_examples=100)
 def test_a_static_aggregator_makes_its_targets_when_the_recursion_says(
     accepted: list[tuple[bool, bool]], cloud: float, device: float, delay: float, holder: Side
 ) -> None:
-    facts = trace(accepted, cloud, device)
-    found = Replay(facts, still(delay), Static(holder), ahead=facts.tokens).run()
-    assert found == Result(pytest.approx(by_recursion(facts, holder, delay)), 0)
+    answer = trace(accepted, cloud, device)
+    result = Replay(answer, constant(delay), Static(holder), ahead=answer.tokens).run()
+    assert result == Result(pytest.approx(by_recursion(answer, holder, delay)), 0)
 
 
 @given(st.integers(1, 40), times, times, times)
 @settings(deadline=None, derandomize=True, database=None, max_examples=30)
 def test_token_by_token_takes_the_closed_form(tokens: int, cloud: float, device: float, delay: float) -> None:
-    facts = trace([(True, True)] * tokens, cloud, device).synchronous()
+    answer = trace([(True, True)] * tokens, cloud, device).synchronous()
     first = max(device, cloud + delay)
     expected = first + (tokens - 1) * synchronous_seconds(device, cloud, 2 * delay)
-    assert Replay(facts, still(delay), Static("device")).run().seconds == pytest.approx(expected)
+    assert Replay(answer, constant(delay), Static("device")).run().seconds == pytest.approx(expected)
 
 
 @given(st.integers(1, 40), times, times, times)
@@ -69,10 +69,10 @@ def test_token_by_token_takes_the_closed_form(tokens: int, cloud: float, device:
 def test_when_all_is_accepted_a_token_takes_the_slower_decoding(
     tokens: int, cloud: float, device: float, delay: float
 ) -> None:
-    facts = trace([(True, True)] * tokens, cloud, device)
-    found = Replay(facts, still(delay), Static("device"), ahead=tokens).run().seconds
+    answer = trace([(True, True)] * tokens, cloud, device)
+    result = Replay(answer, constant(delay), Static("device"), ahead=tokens).run().seconds
     last = max(tokens * device, tokens * cloud + delay)
-    assert found == pytest.approx(last)
+    assert result == pytest.approx(last)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), times, times)
@@ -80,70 +80,70 @@ def test_when_all_is_accepted_a_token_takes_the_slower_decoding(
 def test_a_holder_that_is_always_wrong_takes_equation_7_with_the_share_that_was_accepted(
     cloud_right: list[bool], slower: float, delay: float
 ) -> None:
-    """Its queue is empty then, so that the equation leaves nothing out."""
+    """Its queue is always empty, so the equation is exact."""
     cloud, device = 0.01, 0.01 + slower
-    facts = trace([(right, False) for right in cloud_right], cloud, device)
+    answer = trace([(right, False) for right in cloud_right], cloud, device)
     share = float(np.mean([*cloud_right[:-1], True])) if len(cloud_right) == 1 else float(np.mean(cloud_right[:-1]))
     first = max(device, cloud + delay)
     expected = first + (len(cloud_right) - 1) * token_seconds(device, cloud, 2 * delay, share)
-    found = Replay(facts, still(delay), Static("device"), ahead=len(cloud_right)).run().seconds
-    late = max(0.0, delay + cloud - device)  # the first accepted drafts may still be behind
-    assert expected - late - 1e-9 <= found <= expected + 1e-9
+    result = Replay(answer, constant(delay), Static("device"), ahead=len(cloud_right)).run().seconds
+    late = max(0.0, delay + cloud - device)  # the first accepted drafts may be late
+    assert expected - late - 1e-9 <= result <= expected + 1e-9
 
 
 def test_figure_4_in_the_replay() -> None:
-    """Delays of 1.5 and 1.8 s count by their sum."""
-    link, tokens = still(1.65), 40
+    """Only the sum of the delays, 1.5 and 1.8 s, matters."""
+    link, tokens = constant(1.65), 40
     best = Replay(trace([(True, True)] * tokens, 1.0, 2.0), link, Static("device")).run().seconds
     worst = Replay(trace([(False, False)] * tokens, 1.0, 2.0), link, Static("device")).run().seconds
     assert best == pytest.approx(2.0 * tokens, rel=0.02)
     assert worst == pytest.approx(2.65 + 4.3 * (tokens - 1))
 
 
-@given(verdicts, times, times, times, st.sampled_from(sorted(RULES)), st.integers(1, 12), st.integers(0, 99))
+@given(acceptances, times, times, times, st.sampled_from(sorted(RULES)), st.integers(1, 12), st.integers(0, 99))
 @settings(deadline=None, derandomize=True, database=None, max_examples=150)
 def test_every_rule_finishes_and_none_outruns_the_slower_side(
     accepted: list[tuple[bool, bool]], cloud: float, device: float, extra: float, name: str, ahead: int, seed: int
 ) -> None:
-    facts, link = trace(accepted, cloud, device), Link(extra)
+    answer, link = trace(accepted, cloud, device), Link(extra)
 
     def once() -> Result:
-        rule = RULES[name](facts, link, np.random.default_rng(seed))
-        return Replay(facts, link, rule, ahead=ahead, seed=(seed,)).run()
+        rule = RULES[name](answer, link, np.random.default_rng(seed))
+        return Replay(answer, link, rule, ahead=ahead, seed=(seed,)).run()
 
-    found = once()
-    assert found.seconds >= facts.tokens * max(cloud, device) - 1e-9
-    assert found.hand_overs < facts.tokens
-    assert once() == found
+    result = once()
+    assert result.seconds >= answer.tokens * max(cloud, device) - 1e-9
+    assert result.hand_overs < answer.tokens
+    assert once() == result
 
 
-@given(verdicts, times, times, times, st.sampled_from(["cloud", "device"]))
+@given(acceptances, times, times, times, st.sampled_from(["cloud", "device"]))
 @settings(deadline=None, derandomize=True, database=None, max_examples=60)
-def test_speculation_on_a_still_link_is_never_slower_than_token_by_token(
+def test_speculation_on_a_constant_link_is_never_slower_than_token_by_token(
     accepted: list[tuple[bool, bool]], cloud: float, device: float, delay: float, holder: Side
 ) -> None:
-    facts, link = trace(accepted, cloud, device), still(delay)
-    ahead = Replay(facts, link, Static(holder)).run().seconds
-    waiting = Replay(facts.synchronous(), link, Static(holder)).run().seconds
+    answer, link = trace(accepted, cloud, device), constant(delay)
+    ahead = Replay(answer, link, Static(holder)).run().seconds
+    waiting = Replay(answer.synchronous(), link, Static(holder)).run().seconds
     assert ahead <= waiting + 1e-9
 
 
 def test_a_hand_over_takes_one_message_and_loses_no_draft() -> None:
     """All accepted, equal speeds: the cloud waits for the hand-over, then has both drafts of many steps at once."""
-    facts = trace([(True, True)] * 20, 0.1, 0.1)
+    answer = trace([(True, True)] * 20, 0.1, 0.1)
 
     class Once(Static):
         def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # a rule's signature
             return "cloud"
 
-    moved = Replay(facts, still(0.5), Once("device"), ahead=20).run()
+    moved = Replay(answer, constant(0.5), Once("device"), ahead=20).run()
     assert moved == Result(pytest.approx(20 * 0.1 + 0.5), 1)
 
 
 def test_rules_move_as_often_as_they_say() -> None:
-    facts, link = trace([(True, True)] * 50, 0.1, 0.1), still(0.01)
+    answer, link = trace([(True, True)] * 50, 0.1, 0.1), constant(0.01)
     rules: dict[str, Rule] = {"always": Always("device"), "random": Random("device", np.random.default_rng(0))}
-    moves = {name: Replay(facts, link, rule).run().hand_overs for name, rule in rules.items()}
+    moves = {name: Replay(answer, link, rule).run().hand_overs for name, rule in rules.items()}
     assert moves["always"] > moves["random"] > 0
 
 

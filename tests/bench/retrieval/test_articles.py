@@ -1,4 +1,4 @@
-"""Corpora and test text: nothing of a test window is in a corpus, WikiText's marks are undone, facts are split."""
+"""Corpora and test text: disjointness, undone tokenisation of WikiText, and facts split between the sides."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ lengths = st.lists(st.integers(0, 300), min_size=1, max_size=5)
 def test_no_token_of_a_test_window_is_in_a_corpus_and_nothing_is_there_twice(
     sizes: list[int], window: int, passage: int
 ) -> None:
-    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
     articles = [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
     shelves = shelve(articles, window=window, passage=passage)
     tested = [token for each in shelves.windows for token in each.ids]
@@ -47,7 +47,7 @@ def test_no_token_of_a_test_window_is_in_a_corpus_and_nothing_is_there_twice(
     assert all(passage / 4 <= len(each.ids) <= passage for each in shelves.pieces)
 
 
-def test_a_third_of_an_article_is_tested_and_the_sides_take_its_other_passages_by_turns() -> None:
+def test_a_third_of_an_article_is_tested_and_the_other_passages_alternate_between_the_sides() -> None:
     shelves = shelve([range(90)], window=10, passage=5)
     assert [each.ids[0] for each in shelves.windows] == [10, 40, 70]
     assert [each.ids[0] for each in shelves.of("device")] == [0, 20, 30, 50, 60, 80]
@@ -88,13 +88,13 @@ def _tokens(shelves: Shelves) -> set[int]:
     return {token for ids in parts for token in ids}
 
 
-def test_what_is_tested_is_read_by_no_model(tmp_path: Path) -> None:
+def test_no_model_reads_test_text(tmp_path: Path) -> None:
     (tmp_path / "wikitext2").mkdir()
     articles = "".join(f" = T {number} = \n {chr(97 + number) * 60} \n" for number in range(12))
     (tmp_path / "wikitext2" / "test.txt").write_text(articles)
-    made = gather(tmp_path, lambda text: [ord(c) for c in text.split("\n")[1]], window=9, passage=5)
-    tested, fitted = _tokens(made.test), _tokens(made.lessons)
-    read = {token for text in made.reading for token in text}
+    material = gather(tmp_path, lambda text: [ord(c) for c in text.split("\n")[1]], window=9, passage=5)
+    tested, fitted = _tokens(material.test), _tokens(material.lessons)
+    read = {token for text in material.reading for token in text}
     assert len(tested) == 6 and len(fitted) == 1 and len(read) == 5
     assert not tested & fitted and not tested & read and not fitted & read
 

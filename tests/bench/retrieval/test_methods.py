@@ -1,4 +1,4 @@
-"""Plans: who reads which documents, what is cropped, what must be fetched, and how contexts are mixed."""
+"""Plans: documents of each side's contexts, cropping, fetched tokens, and the mixture of contexts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEPARATOR = (0,)
 
 
 def found(device: int, cloud: int, size: int = 4) -> dict[Side, list[Retrieved]]:
-    """Documents 10…, 20…: the n-th of the device scores 9 - n, that of the cloud half a point less."""
+    """Documents 10…, 20…: the n-th of the device has the score 9 - n, that of the cloud 8.5 - n."""
     return {
         "device": [Retrieved("device", (10 + n,) * size, 9.0 - n) for n in range(device)],
         "cloud": [Retrieved("cloud", (20 + n,) * size, 8.5 - n) for n in range(cloud)],
@@ -50,7 +50,7 @@ def test_a_single_side_reads_its_own_documents_the_best_next_to_the_query() -> N
     assert context.side == "cloud" and set(context.ids) == {20, 21, 0}
 
 
-def test_what_does_not_fit_is_the_worst_and_the_last_one_is_cropped() -> None:
+def test_the_worst_documents_are_dropped_and_the_last_one_is_cropped() -> None:
     kept = fitting(found(3, 3)["device"], SEPARATOR, 8)
     assert [document.ids for document in kept] == [(10,) * 4, (11,) * 2]
     assert fitting(found(1, 0)["device"], SEPARATOR, 1) == []
@@ -88,19 +88,19 @@ contexts = st.lists(st.builds(Context, st.sampled_from(SIDES), st.just((1,)), sc
 
 @given(contexts, st.data())
 def test_the_mixture_is_one_softmax_over_all_documents_wherever_they_lie(
-    read: list[Context], data: st.DataObject
+    drawn: list[Context], data: st.DataObject
 ) -> None:
-    rows = [np.array(data.draw(st.lists(st.floats(0.01, 1), min_size=3, max_size=3))) for _ in read]
+    rows = [np.array(data.draw(st.lists(st.floats(0.01, 1), min_size=3, max_size=3))) for _ in drawn]
     dists = [Dist.dense(row / row.sum()) for row in rows]
-    weights = np.exp([context.score or 0.0 for context in read])
+    weights = np.exp([context.score or 0.0 for context in drawn])
     expected = sum(w * dist.probs for w, dist in zip(weights / weights.sum(), dists, strict=True))
-    assert mixture(read, dists).probs == pytest.approx(expected)
+    assert mixture(drawn, dists).probs == pytest.approx(expected)
 
 
 def test_a_side_without_a_document_weighs_nothing_beside_one_with() -> None:
     dists = [Dist.dense(np.array([0.9, 0.1])), Dist.dense(np.array([0.2, 0.8]))]
-    bare, told = Context("device", (), None), Context("cloud", (1,), -5.0)
-    assert mixture([bare, told], dists).prob(1) == 0.8
+    bare, informed = Context("device", (), None), Context("cloud", (1,), -5.0)
+    assert mixture([bare, informed], dists).prob(1) == 0.8
     assert mixture([bare], dists[:1]).prob(1) == pytest.approx(0.1)
     with pytest.raises(ValueError, match="some have none"):
         mixture([bare, Context("device", (1,), 0.0)], dists)
