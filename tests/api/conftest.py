@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.api.scripted import Script, ScriptedService, client_of, said, serving
+from tests.api.scripted import Script, ScriptedService, answering, client_of, serving
 
 BODY: dict[str, object] = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -21,7 +21,7 @@ def _shared() -> Iterator[tuple[ScriptedService, str, httpx.Client]]:
 def service(_shared: tuple[ScriptedService, str, httpx.Client]) -> Iterator[ScriptedService]:
     """The service behind `url`, fresh for every test."""
     service = _shared[0]
-    service.script = Script(said("Hello", " there", "."))
+    service.script = Script(answering("Hello", " there", "."))
     service.requests.clear()
     service.is_ready = True
     service.refuse_after = None

@@ -24,7 +24,7 @@ MAX_POSITIONS = 1024
 
 @contextmanager
 def serving_node(directory: Path, engine: FakeEngine | None = None) -> Iterator[tuple[str, FakeEngine]]:
-    """(URL, engine) of a cloud without a peer. At the end nothing may be left in the engine."""
+    """(URL, engine) of a cloud without a peer. Asserts at the end that the engine holds no rows."""
     engine = engine or FakeEngine(3, spread=0.3, max_positions=MAX_POSITIONS)
     listener = listen("127.0.0.1", 0)
     ready = threading.Event()
@@ -51,4 +51,4 @@ def serving_node(directory: Path, engine: FakeEngine | None = None) -> Iterator[
         loop.close()
         assert not thread.is_alive()
     engine.check()
-    assert not engine._rows, "rows were left behind"
+    assert not engine._rows, "rows were not released"

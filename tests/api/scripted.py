@@ -1,4 +1,4 @@
-"""A service that says what it is told to, and a real server around it."""
+"""A service that follows a script, and a real server around it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from paceline.strategies.base import Side
 
 MODEL = ModelInfo("scripted", "f" * 64, 256, 4096, "float32", "fake")
 EMBEDDER = EmbedderInfo("scripted-embedder", 4, 256)
-WAIT = 30.0  # s that a test waits for what should come at once
+WAIT = 30.0  # s that a test waits for an event that should come at once
 
 
 class Signal:
@@ -62,7 +62,7 @@ class Signal:
 
 @dataclass
 class Script:
-    """What the next generations do. Steps are events, signals to wait for, and errors to raise."""
+    """The behaviour of the next generations. Steps are events, signals to wait for, and errors to raise."""
 
     steps: Sequence[GenerateEvent | Signal | Exception] = ()
     refusal: Exception | None = None  # raised by prepare
@@ -78,7 +78,7 @@ def done(reason: str = "stop", **fields: object) -> GenerationResult:
     return GenerationResult(reason, **(base | fields))  # type: ignore[arg-type]  # a test's shorthand
 
 
-def said(*texts: str, **fields: object) -> list[GenerateEvent]:
+def answering(*texts: str, **fields: object) -> list[GenerateEvent]:
     return [*(TextDelta(text, 1) for text in texts), done("stop", **fields)]
 
 
@@ -105,12 +105,12 @@ class ScriptedPrepared:
 
 
 class ScriptedService:
-    """Follows `script`, which a test replaces; remembers every request it admitted."""
+    """A service that follows `script`, which a test replaces, and records every request it admits."""
 
     def __init__(self, side: Side = "cloud") -> None:
         self.side: Side = side
         self.library: Library | None = None
-        self.script = Script(said("Hello", " there", "."))
+        self.script = Script(answering("Hello", " there", "."))
         self.requests: list[GenerateRequest] = []
         self.is_ready = True
         self.refuse_after: int | None = None
@@ -150,7 +150,7 @@ class ScriptedService:
 def running(app: FastAPI, around: AbstractAsyncContextManager[object] | None = None) -> Iterator[str]:
     """The URL of a real server for `app`, on a thread and loop of its own, drained at the end.
 
-    `around`: what is entered in that loop before, such as a node.
+    `around`: a context that is entered in that loop before, such as a node.
     """
     listener = listen("127.0.0.1", 0)
     ready = threading.Event()
@@ -182,7 +182,7 @@ def serving(service: ScriptedService, keys: Mapping[str, str | None] | None = No
 
 
 def client_of(url: str, key: str | None = None) -> httpx.Client:
-    """Without certificates, which would take longer to load than most tests."""
+    """A client without certificates, which would take longer to load than most tests."""
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return httpx.Client(base_url=url, headers=headers, timeout=WAIT, verify=False)
 

@@ -1,4 +1,4 @@
-"""docs/api.md tells of every field, and the truth."""
+"""docs/api.md documents every field correctly."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ def fields(word: str, path: str = "/v1/chat/completions") -> list[str]:
         ("/v1/embeddings", EmbeddingRequest),
     ],
 )
-def test_every_field_that_is_read_is_told_of(path: str, schema: type[BaseModel]) -> None:
+def test_every_field_is_documented(path: str, schema: type[BaseModel]) -> None:
     assert sorted(fields("honoured", path) + fields("accepted", path)) == sorted(schema.model_fields)
 
 
 @pytest.mark.parametrize("field", fields("refused", "/v1/responses"))
-def test_what_responses_refuse_is_named(http: httpx.Client, field: str) -> None:
+def test_fields_that_responses_refuse_are_named(http: httpx.Client, field: str) -> None:
     body = {"model": "scripted", "input": "Hi", field: {"id": "x"}}
     error = fault(http.post("/v1/responses", json=body))
     assert (error["param"], error["code"]) == (field, "unsupported_parameter")
 
 
 @pytest.mark.parametrize("field", fields("refused"))
-def test_what_is_refused_is_named(http: httpx.Client, field: str) -> None:
+def test_refused_fields_are_named(http: httpx.Client, field: str) -> None:
     error = fault(post(http, **{field: {"voice": "x"}}))
     assert (error["param"], error["code"]) == (field, "unsupported_parameter")
 
 
 @pytest.mark.parametrize("field", fields("accepted"))
-def test_what_is_accepted_changes_nothing(http: httpx.Client, service: ScriptedService, field: str) -> None:
+def test_accepted_fields_change_nothing(http: httpx.Client, service: ScriptedService, field: str) -> None:
     assert post(http, seed=1).status_code == post(http, seed=1, **{field: VALUES.get(field, "x")}).status_code == 200
     assert service.requests[0] == service.requests[1]

@@ -1,4 +1,4 @@
-"""The official client, sync and async, takes everything as it comes."""
+"""The official client, sync and async, reads answers, streams and errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from paceline.errors import LinkClosed, RequestError
 from paceline.runtime.service import TextDelta
-from tests.api.scripted import Script, ScriptedService, said, serving
+from tests.api.scripted import Script, ScriptedService, answering, serving
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
 
@@ -51,7 +51,7 @@ def test_the_stream_helper_accumulates(client: openai.OpenAI) -> None:
 
 
 def test_our_object_travels_as_an_extra_body(client: openai.OpenAI, service: ScriptedService) -> None:
-    service.script = Script([TextDelta("a", 1, "device"), *said(degraded="device_lost")])
+    service.script = Script([TextDelta("a", 1, "device"), *answering(degraded="device_lost")])
     stream = client.chat.completions.create(
         model="scripted", messages=MESSAGES, stream=True, extra_body={"paceline": {"report": True, "documents": 1}}
     )

@@ -1,4 +1,4 @@
-"""`openapi.json` and the application say the same: every route in both, the file not stale, every key checked."""
+"""`openapi.json` and the application agree: every route in both, the file not stale, every key checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FastAPI, str, dict[str | None, str]]]:
-    """The whole server with (application, URL, a key for each scope alone; None: with all)."""
+    """(application, URL, keys by scope) of the whole server. The key of None has all scopes."""
     directory = tmp_path_factory.mktemp("server")
     keys = Keys(directory)
     made: dict[str | None, str] = {scope: keys.create(scope, scopes=[scope]) for scope in SCOPES}
@@ -40,7 +40,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FastAPI, 
         yield app, url, made
 
 
-def test_the_file_is_what_the_code_says() -> None:
+def test_the_file_equals_the_generated_document() -> None:
     assert FILE.read_text(encoding="utf-8") == text(), "make docs"
 
 
@@ -70,7 +70,7 @@ def concrete(route: Route) -> str:
     return plain_path(route.path).replace("{", "").replace("}", "")
 
 
-def test_no_route_lets_in_who_has_no_key_a_wrong_one_or_one_for_something_else(
+def test_every_route_refuses_a_missing_key_a_wrong_one_and_one_without_its_scope(
     served: tuple[FastAPI, str, dict[str | None, str]],
 ) -> None:
     app, url, keys = served

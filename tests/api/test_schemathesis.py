@@ -1,4 +1,4 @@
-"""Requests made from `openapi.json` by schemathesis, valid and invalid, against the real application."""
+"""Valid and invalid requests generated from `openapi.json` by schemathesis, against the real application."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.api.scripted import WAIT, running
 from tests.api.test_openapi import FILE
 
 EXAMPLES = 12  # of each operation and mode
-MAX_TOKENS = 4  # of an answer here; what is asked for beyond is cut down
+MAX_TOKENS = 4  # of an answer; higher limits are lowered to it
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 CHECKS = [
     not_a_server_error,
@@ -56,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, requ
 
 
 def short(body: Any) -> Any:
-    """The same request for a model that is here, and for few tokens."""
+    """The same request for the fake model, and for few tokens."""
     if not isinstance(body, dict):
         return body
     body = dict(body)
@@ -76,7 +76,7 @@ def test_no_request_makes_the_server_fail_and_answers_are_as_described(
     url, session = server
     operation = OPERATIONS[label]
     if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query or operation.path_parameters):
-        return  # there is nothing to get wrong
+        return  # there is nothing that could be invalid
 
     @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
     @given(st.data())

@@ -1,4 +1,4 @@
-"""The scripted service of the API's tests, for the client that speaks to it."""
+"""The scripted service of the API's tests, for the client's tests."""
 
 from tests.api.conftest import _shared as _shared
 from tests.api.conftest import service as service

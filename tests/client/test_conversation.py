@@ -1,4 +1,4 @@
-"""The terminal client: what it asks, what it shows, and what it says when something is wrong."""
+"""The terminal client: its requests, its output, and its error messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from client.screen import Screen
 from paceline.api.http.server import listen, url_of
 from paceline.errors import EngineError, PacelineError
 from paceline.runtime.service import Citation, TextDelta
-from tests.api.scripted import Script, ScriptedService, done, said, serving
+from tests.api.scripted import Script, ScriptedService, answering, done, serving
 
 
 def chat(*arguments: str, input: str | None = None) -> Result:
@@ -28,7 +28,7 @@ def chat(*arguments: str, input: str | None = None) -> Result:
 
 
 def sentence(result: Result) -> str:
-    """What the root command would print before it exits with 2."""
+    """The error message that the root command prints before it exits with 2."""
     assert isinstance(result.exception, PacelineError), result.output
     return str(result.exception)
 
@@ -58,7 +58,7 @@ def test_an_answer_that_fails_is_forgotten_and_the_conversation_goes_on(url: str
 
 def test_sources_and_a_lost_side_are_shown(url: str, service: ScriptedService) -> None:
     citations = (Citation("cloud", "museum.md", "…", 0.9), Citation("device", "", "", 0.8))
-    service.script = Script(said("At nine.", citations=citations, degraded="device_lost"))
+    service.script = Script(answering("At nine.", citations=citations, degraded="device_lost"))
     shown = chat("When?", "--url", url).stdout
     assert "[1] museum.md (cloud)" in shown and "[2] a private document (device)" in shown
     assert "the device was lost" in shown
@@ -84,7 +84,7 @@ def test_lanes_have_colours_and_control_characters_do_not_reach_the_terminal(
     assert "\x1b[36ma[2J\x1b[0m" in shown and "\x1b[35mb\x1b[0m\n" in shown and "[red]c" in shown
 
 
-def test_nobody_there_is_a_sentence_that_names_the_command_to_start() -> None:
+def test_without_a_server_the_error_names_the_command_to_start_one() -> None:
     listener = listen("127.0.0.1", 0)
     url = url_of(listener)
     listener.close()
@@ -104,13 +104,13 @@ def test_a_missing_key_is_asked_for() -> None:
         assert chat("Hi", "--url", url, "--key", "right").stdout == "Hello there.\n"
 
 
-def test_a_failure_in_mid_answer_ends_the_line_and_is_told(url: str, service: ScriptedService) -> None:
+def test_a_failure_in_mid_answer_ends_the_line_and_is_shown(url: str, service: ScriptedService) -> None:
     service.script = Script([TextDelta("Half", 1), EngineError("Out of memory.")])
     result = chat("Hi", "--url", url)
     assert result.stdout == "Half\n" and "Out of memory." in sentence(result)
 
 
-def test_a_stream_that_is_cut_is_not_taken_for_whole() -> None:
+def test_a_truncated_stream_is_not_taken_for_a_whole_one() -> None:
     from client.conversation import Answer, _pieces
 
     def lines() -> Iterator[str]:

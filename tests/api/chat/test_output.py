@@ -1,4 +1,4 @@
-"""The shape of an answer, whole and streamed, as OpenAI's section on streaming has it."""
+"""The shape of an answer, in one piece and streamed, as specified by OpenAI."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 from paceline.runtime.service import Citation, TextDelta, TokenLogprob
 from tests.api.conftest import BODY
-from tests.api.scripted import Script, ScriptedService, Signal, done, said, serving
+from tests.api.scripted import Script, ScriptedService, Signal, answering, done, serving
 
 CITATION = Citation("device", "Ärzte & notes.md", "", 0.75)
 
 
 def events(text: str) -> list[str]:
-    """The data of each event; comments are no events."""
+    """The data of each event, without comments."""
     assert text.endswith("\n\n")
     blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
     assert all(block.startswith("data: ") for block in blocks)
@@ -25,7 +25,7 @@ def events(text: str) -> list[str]:
 
 
 def stream(http: httpx.Client, **fields: object) -> list[dict[str, Any]]:
-    """The chunks of a streamed answer that ended as it must."""
+    """The chunks of a streamed answer, after a check of its end."""
     response = http.post("/v1/chat/completions", json=BODY | {"stream": True} | fields)
     assert response.status_code == 200, response.text
     *chunks, last = events(response.text)
@@ -71,14 +71,14 @@ def test_a_stream_begins_with_the_role_and_ends_with_one_reason(http: httpx.Clie
 
 
 def test_usage_comes_once_in_a_last_chunk_without_choices(http: httpx.Client, service: ScriptedService) -> None:
-    service.script = Script(said("a", stats={"drafted": 7.0, "accepted": 5.0, "cached_tokens": 4.0}))
+    service.script = Script(answering("a", stats={"drafted": 7.0, "accepted": 5.0, "cached_tokens": 4.0}))
     *others, last = stream(http, stream_options={"include_usage": True})
     assert all(chunk["usage"] is None and chunk["choices"] for chunk in others)
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == 10
     assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
     details = last["usage"]["completion_tokens_details"]
-    # 5 drafts stood where 3 tokens were written: the end of text is none. Accepted ones are among those written.
+    # 5 drafts were accepted and 3 tokens written: EOS is not a completion token. The accepted ones count as written.
     assert last["usage"]["completion_tokens"] == 3
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (3, 2)
     assert last["usage"] == whole(http)["usage"]
@@ -117,7 +117,7 @@ def test_choices_of_a_whole_answer_are_in_order(http: httpx.Client) -> None:
     assert body["usage"]["completion_tokens"] == 6
 
 
-def test_a_report_tells_lanes_strategy_and_citations(http: httpx.Client, service: ScriptedService) -> None:
+def test_a_report_has_lanes_strategy_and_citations(http: httpx.Client, service: ScriptedService) -> None:
     pieces = [TextDelta("Both ", 1, "cloud"), TextDelta("sides", 1, "device"), TextDelta(".", 1, None)]
     end = done(citations=(CITATION,), stats={"accepted": 1.0})
     service.script = Script([*pieces, end])
@@ -135,7 +135,7 @@ def test_a_report_tells_lanes_strategy_and_citations(http: httpx.Client, service
 
 
 def test_citations_are_openai_annotations_too(http: httpx.Client, service: ScriptedService) -> None:
-    service.script = Script(said("Twelve.", citations=(CITATION,)))
+    service.script = Script(answering("Twelve.", citations=(CITATION,)))
     expected = [
         {
             "type": "url_citation",
@@ -155,7 +155,7 @@ def test_citations_are_openai_annotations_too(http: httpx.Client, service: Scrip
 def test_the_last_event_is_marked_when_the_other_side_was_lost(
     http: httpx.Client, service: ScriptedService, report: bool
 ) -> None:
-    service.script = Script(said("a", "b", degraded="device_lost"))
+    service.script = Script(answering("a", "b", degraded="device_lost"))
     chunks = stream(http, paceline={"report": report})
     assert chunks[-1]["paceline"]["degraded"] == "device_lost"
     with_usage = stream(http, paceline={"report": report}, stream_options={"include_usage": True})
@@ -175,7 +175,7 @@ def test_logprobs_carry_bytes_that_join_to_the_text(http: httpx.Client, service:
 
 
 def test_characters_are_sent_as_they_are(http: httpx.Client, service: ScriptedService) -> None:
-    service.script = Script(said("日本\n\n", "data: [DONE]\n\n", "🚲"))
+    service.script = Script(answering("日本\n\n", "data: [DONE]\n\n", "🚲"))
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in stream(http))
     assert text == "日本\n\ndata: [DONE]\n\n🚲" == whole(http)["choices"][0]["message"]["content"]
 

@@ -1,4 +1,4 @@
-"""Text of a real program on its way through a real socket: streamed as it is whole, cut exactly, every byte counted."""
+"""Text through a real server and socket: streamed as in one piece, truncated exactly, every byte counted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FROBS: dict[str, object] = {"properties": {"a": FROB}}
 
 
 class Reciter(FakeEngine):
-    """Says `text`, a byte a token, whatever it is asked; another byte is a tenth as probable."""
+    """An engine whose answer is `text`, one byte per token: each next byte has probability 0.9, all others 0.1."""
 
     text = b""
 
@@ -60,7 +60,7 @@ def http(_program: tuple[Reciter, httpx.Client]) -> httpx.Client:
 
 
 def both(http: httpx.Client, **fields: object) -> tuple[str, str, dict[str, int]]:
-    """(text, finish_reason, usage), which a stream and a whole answer must agree on."""
+    """(text, finish_reason, usage) of a streamed and a whole answer, after a check that they agree."""
     answer = whole(http, **GREEDY | fields)
     choice = answer["choices"][0]
     *chunks, last = stream(http, **GREEDY | fields, stream_options={"include_usage": True})
@@ -69,15 +69,15 @@ def both(http: httpx.Client, **fields: object) -> tuple[str, str, dict[str, int]
     reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
     assert reasons == [None] * (len(chunks) - 1) + [choice["finish_reason"]]
     for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
-        assert last["usage"][count] == answer["usage"][count]  # how it was drafted may differ from time to time
+        assert last["usage"][count] == answer["usage"][count]  # the number of draft tokens may differ
     return message["content"], choice["finish_reason"], answer["usage"]
 
 
 @pytest.mark.parametrize("text", SCRIPTS)
 def test_every_script_arrives_whole(http: httpx.Client, reciter: Reciter, text: str) -> None:
     reciter.text = text.encode()
-    said, reason, usage = both(http)
-    assert (said, reason) == (text, "stop") and "\ufffd" not in said
+    received, reason, usage = both(http)
+    assert (received, reason) == (text, "stop") and "\ufffd" not in received
     prompt = len(ByteTokenizer().chat([{"role": "user", "content": "Hi"}]))
     assert usage["prompt_tokens"] == prompt
     assert usage["completion_tokens"] == len(reciter.text), "the end of text is no token of it"
@@ -88,8 +88,8 @@ def test_every_script_arrives_whole(http: httpx.Client, reciter: Reciter, text: 
 def test_half_a_character_at_the_limit_is_dropped(http: httpx.Client, reciter: Reciter, text: str) -> None:
     reciter.text = text.encode()
     for limit in range(1, min(len(reciter.text), 10)):
-        said, reason, usage = both(http, max_tokens=limit)
-        assert said == reciter.text[:limit].decode(errors="ignore")
+        received, reason, usage = both(http, max_tokens=limit)
+        assert received == reciter.text[:limit].decode(errors="ignore")
         assert (reason, usage["completion_tokens"]) == ("length", limit)
 
 
@@ -98,10 +98,10 @@ def test_a_stop_string_never_shows(http: httpx.Client, reciter: Reciter, text: s
     reciter.text = text.encode()
     for at in (0, 1, len(text) // 2, len(text) - 1):
         for stop in (text[at], text[at : at + 4]):
-            said, reason, _ = both(http, stop=[stop, "\U0001f6d1"])
-            assert (said, reason) == (text[: text.find(stop)], "stop")
-        said, reason, _ = both(http, stop=text[at:] + "!")
-        assert (said, reason) == (text, "stop"), "what was held back comes at the end"
+            received, reason, _ = both(http, stop=[stop, "\U0001f6d1"])
+            assert (received, reason) == (text[: text.find(stop)], "stop")
+        received, reason, _ = both(http, stop=text[at:] + "!")
+        assert (received, reason) == (text, "stop"), "held text comes at the end"
 
 
 def test_logprobs_join_to_the_text(http: httpx.Client, reciter: Reciter) -> None:
@@ -115,11 +115,11 @@ def test_logprobs_join_to_the_text(http: httpx.Client, reciter: Reciter) -> None
         )
         assert item["top_logprobs"][0]["bytes"] == item["bytes"]
     chunks = stream(http, **GREEDY, logprobs=True, top_logprobs=3)
-    told = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-    assert [item for one in told if one for item in one["content"]] == content
+    received = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [item for one in received if one for item in one["content"]] == content
 
 
-def test_what_is_no_character_is_marked_in_both_alike(http: httpx.Client, reciter: Reciter) -> None:
+def test_invalid_bytes_are_replaced_alike_in_both(http: httpx.Client, reciter: Reciter) -> None:
     reciter.text = b"a\xff\xc3(b\xf0\x9f"
     assert both(http)[0] == "a\ufffd\ufffd(b"
 
@@ -140,7 +140,7 @@ def test_arguments_arrive_in_every_script(http: httpx.Client, reciter: Reciter, 
     ("choice", "names"),
     [("required", {"weather", "time"}), ({"type": "function", "function": {"name": "weather"}}, {"weather"})],
 )
-def test_a_model_that_says_something_else_calls_what_it_must(
+def test_a_model_that_writes_something_else_makes_the_required_call(
     http: httpx.Client, reciter: Reciter, choice: object, names: set[str]
 ) -> None:
     reciter.text = b'I would rather not call anything, {"city": 5}.'
@@ -175,7 +175,7 @@ ODD = {"type": "object", "properties": {"tags": {"type": "array", "items": {"typ
 
 
 @pytest.mark.parametrize("strict", [True, False, None])
-def test_who_asks_for_no_strictness_is_not_refused_for_a_keyword(http: httpx.Client, strict: bool | None) -> None:
+def test_an_unsupported_keyword_is_accepted_unless_strict(http: httpx.Client, strict: bool | None) -> None:
     function = {"name": "f", "parameters": ODD, "strict": strict}
     for fields in (
         {"response_format": schema_format(schema=ODD, strict=strict)},

@@ -1,4 +1,5 @@
-"""Calls in an answer's text: the same however it is cut, exact in their arguments, no half mark in the content."""
+"""Tool calls in an answer's text: independent of how it is split, exact in their arguments, no partial mark in the
+content."""
 
 from __future__ import annotations
 
@@ -33,13 +34,13 @@ PROSE = st.lists(st.sampled_from([*"ab <>\n\té{}", '"', "<tool", "_call", CLOSE
 SPACES = st.sampled_from(["", " ", "\n", "\n  "])
 
 
-def said_of(pieces: list[str], cut: bool = False) -> tuple[str, list[tuple[str, str]], ToolCallParser]:
-    """(content, (name, arguments) of every call, the reader)."""
-    reader = ToolCallParser()
+def parsed(pieces: list[str], cut: bool = False) -> tuple[str, list[tuple[str, str]], ToolCallParser]:
+    """(content, (name, arguments) of every call, the parser)."""
+    parser = ToolCallParser()
     content = ""
     calls: list[tuple[str, str]] = []
-    told: list[ParsedOutput] = [one for piece in pieces for one in reader.push(piece)]
-    for one in [*told, *reader.flush(cut)]:
+    outputs: list[ParsedOutput] = [one for piece in pieces for one in parser.push(piece)]
+    for one in [*outputs, *parser.flush(cut)]:
         match one:
             case Content(text):
                 assert text
@@ -50,7 +51,7 @@ def said_of(pieces: list[str], cut: bool = False) -> tuple[str, list[tuple[str, 
             case ToolCallArguments(index, text):
                 assert index == len(calls) - 1 and text
                 calls[index] = (calls[index][0], calls[index][1] + text)
-    return content, calls, reader
+    return content, calls, parser
 
 
 @st.composite
@@ -70,27 +71,27 @@ def test_calls_come_out_as_they_were_written(
 ) -> None:
     written = [(name, json.dumps(value, ensure_ascii=escape)) for name, value, _, _ in asked]
     texts = [call_text(*call, space) + gap for call, (*_, space, gap) in zip(written, asked, strict=True)]
-    content, calls, reader = said_of(data.draw(cut_up("Let me see.\n" + "".join(texts))))
+    content, calls, parser = parsed(data.draw(cut_up("Let me see.\n" + "".join(texts))))
     assert (content, calls) == ("Let me see.", written)
-    assert reader.num_calls == len(written) and reader.complete
+    assert parser.num_calls == len(written) and parser.complete
 
 
 @settings(max_examples=300)
 @given(st.data(), st.lists(PROSE | st.builds(call_text, NAMES, OBJECTS.map(json.dumps)), max_size=5), st.booleans())
-def test_what_is_said_does_not_depend_on_where_the_text_was_cut(
+def test_the_output_does_not_depend_on_where_the_text_is_split(
     data: st.DataObject, parts: list[str], cut: bool
 ) -> None:
     text = "".join(parts)
     text = text[: data.draw(st.integers(0, len(text)))]
-    whole, once = said_of([text], cut), said_of(data.draw(cut_up(text)), cut)
-    letters = said_of(list(text), cut)
+    whole, once = parsed([text], cut), parsed(data.draw(cut_up(text)), cut)
+    letters = parsed(list(text), cut)
     assert whole[:2] == once[:2] == letters[:2]
     assert whole[2].complete == once[2].complete == letters[2].complete
 
 
 @given(st.data(), PROSE.filter(lambda text: OPEN not in text))
 def test_text_without_a_call_is_content_to_the_letter(data: st.DataObject, text: str) -> None:
-    assert said_of(data.draw(cut_up(text)))[:2] == (text, [])
+    assert parsed(data.draw(cut_up(text)))[:2] == (text, [])
 
 
 @pytest.mark.parametrize(
@@ -107,8 +108,8 @@ def test_text_without_a_call_is_content_to_the_letter(data: st.DataObject, text:
     ],
 )
 def test_an_answer_that_was_cut_shows_no_half_mark(text: str, content: str, calls: list[tuple[str, str]]) -> None:
-    assert said_of([text], cut=True)[:2] == (content, calls)
-    assert said_of(list(text), cut=True)[:2] == (content, calls)
+    assert parsed([text], cut=True)[:2] == (content, calls)
+    assert parsed(list(text), cut=True)[:2] == (content, calls)
 
 
 @pytest.mark.parametrize(
@@ -123,31 +124,31 @@ def test_an_answer_that_was_cut_shows_no_half_mark(text: str, content: str, call
         "1 <",
     ],
 )
-def test_what_only_looks_like_a_call_is_content(text: str) -> None:
-    assert said_of([text])[:2] == said_of(list(text))[:2] == (text, [])
+def test_text_that_only_resembles_a_call_is_content(text: str) -> None:
+    assert parsed([text])[:2] == parsed(list(text))[:2] == (text, [])
 
 
 def test_a_call_that_follows_a_false_mark_is_read() -> None:
     text = f"A {OPEN} is no call. {call_text('f', '{}')} Done.\n"
-    assert said_of(list(text))[:2] == (f"A {OPEN} is no call. Done.", [("f", "{}")])
+    assert parsed(list(text))[:2] == (f"A {OPEN} is no call. Done.", [("f", "{}")])
 
 
-def test_a_backslash_at_a_border_is_forgotten_with_its_call() -> None:
+def test_a_backslash_at_a_border_does_not_outlive_its_call() -> None:
     text = call_text("f", '{"a": "\\"b"}') + call_text("g", '{"c": "}"}')
     at = text.index("\\") + 1
-    assert said_of([text[:at], text[at:]])[:2] == said_of([text])[:2]
-    assert said_of([text])[1] == [("f", '{"a": "\\"b"}'), ("g", '{"c": "}"}')]
+    assert parsed([text[:at], text[at:]])[:2] == parsed([text])[:2]
+    assert parsed([text])[1] == [("f", '{"a": "\\"b"}'), ("g", '{"c": "}"}')]
 
 
-def test_arguments_are_told_as_they_arrive() -> None:
-    reader = ToolCallParser()
-    assert reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ') == [
+def test_arguments_are_returned_as_they_arrive() -> None:
+    parser = ToolCallParser()
+    assert parser.push('<tool_call>\n{"name": "f", "arguments": {"a": ') == [
         ToolCallStart(0, "f"),
         ToolCallArguments(0, '{"a": '),
     ]
-    assert reader.push('"\\') == [ToolCallArguments(0, '"\\')]
-    assert reader.push("") == []
-    assert reader.push('"}') == [ToolCallArguments(0, '"}')]
-    assert not reader.complete
-    assert reader.push('"}') == [ToolCallArguments(0, '"}')]
-    assert reader.complete
+    assert parser.push('"\\') == [ToolCallArguments(0, '"\\')]
+    assert parser.push("") == []
+    assert parser.push('"}') == [ToolCallArguments(0, '"}')]
+    assert not parser.complete
+    assert parser.push('"}') == [ToolCallArguments(0, '"}')]
+    assert parser.complete

@@ -1,4 +1,4 @@
-"""Tools and formats: what the model is told and held to, and what its calls look like to a client."""
+"""Tools and formats: the description for the model, the constraint, and the calls in the answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def named(name: str) -> Json:
 
 
 def letters(text: str, reason: str = "stop", size: int = 1) -> Script:
-    """An answer in pieces of `size` characters, each with the logprob of a token of its bytes."""
+    """An answer in deltas of `size` characters, each with the logprob of a token of its bytes."""
     steps: list[GenerateEvent] = []
     for at in range(0, len(text), size):
         piece = text[at : at + size]
@@ -90,8 +90,8 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"tool_calls": calls}
 
 
-# ---- what the service is asked for ----------------------------------------------------------------------------------
-def test_the_model_is_told_of_its_tools_and_held_to_them(http: httpx.Client, service: ScriptedService) -> None:
+# ---- the request to the service -------------------------------------------------------------------------------------
+def test_tools_are_described_to_the_model_and_enforced(http: httpx.Client, service: ScriptedService) -> None:
     strict = {"type": "function", "function": {"name": "time", "description": "Tells the time.", "strict": True}}
     request = asked(http, service, tools=[WEATHER, strict])
     system, user = request.messages
@@ -127,21 +127,21 @@ def test_a_system_message_is_kept_and_added_to(http: httpx.Client, service: Scri
         ),
     ],
 )
-def test_a_choice_says_what_may_be_called(
+def test_tool_choice_limits_the_functions(
     http: httpx.Client, service: ScriptedService, choice: object, names: list[str], required: bool, parallel: bool
 ) -> None:
     request = asked(http, service, tools=TOOLS, tool_choice=choice)
     held = constraint(request)
     assert [one["name"] for one in held["tools"]] == names
     assert (held["required"], held["parallel"]) == (required, parallel)
-    assert all(name in request.messages[0]["content"] for name in ("weather", "time")), "told of all it has"
+    assert all(name in request.messages[0]["content"] for name in ("weather", "time")), "all are described"
     assert (
         constraint(asked(http, service, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False))["parallel"]
         is False
     )
 
 
-def test_tools_that_may_not_be_called_are_not_told(http: httpx.Client, service: ScriptedService) -> None:
+def test_tools_that_may_not_be_called_are_not_described(http: httpx.Client, service: ScriptedService) -> None:
     service.script = letters(CALLS)
     request = asked(http, service, tools=TOOLS, tool_choice="none")
     assert request.constraint is None and len(request.messages) == 1
@@ -193,7 +193,7 @@ def test_a_bad_tool_or_choice_is_named_and_starts_nothing(
     assert not service.requests
 
 
-def test_results_are_told_in_the_order_of_the_calls(http: httpx.Client, service: ScriptedService) -> None:
+def test_results_are_written_in_the_order_of_the_calls(http: httpx.Client, service: ScriptedService) -> None:
     calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in ("a", "b")]
     messages = [
         {"role": "user", "content": "Both?"},
@@ -210,7 +210,7 @@ def test_results_are_told_in_the_order_of_the_calls(http: httpx.Client, service:
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "text"),
     [
         (
             {"tool_calls": [{"function": {"name": "f", "arguments": "not json"}}]},
@@ -223,11 +223,11 @@ def test_results_are_told_in_the_order_of_the_calls(http: httpx.Client, service:
         ({"content": "", "refusal": None, "annotations": [], "audio": None}, ""),
     ],
 )
-def test_what_an_assistant_did_before_is_accepted(
-    http: httpx.Client, service: ScriptedService, message: Json, told: str
+def test_earlier_calls_of_an_assistant_are_accepted(
+    http: httpx.Client, service: ScriptedService, message: Json, text: str
 ) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant"} | message, {"role": "user", "content": "So?"}]
-    assert told in asked(http, service, messages=messages).messages[1]["content"]
+    assert text in asked(http, service, messages=messages).messages[1]["content"]
 
 
 @pytest.mark.parametrize(
@@ -261,8 +261,8 @@ def test_an_answer_of_a_format_may_be_a_call_instead(
     assert "content" not in constraint(
         asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="required")
     )
-    told = request.messages[0]["content"]
-    assert "<tools>" in told and ("Answer with JSON" in told) is (wanted["type"] == "json_schema")
+    description = request.messages[0]["content"]
+    assert "<tools>" in description and ("Answer with JSON" in description) is (wanted["type"] == "json_schema")
 
 
 def test_a_strict_format_is_strict_beside_tools(http: httpx.Client, service: ScriptedService) -> None:
@@ -274,7 +274,7 @@ def test_text_is_no_constraint(http: httpx.Client, service: ScriptedService) -> 
     assert asked(http, service, response_format={"type": "text"}).constraint is None
 
 
-# ---- what the client is told ----------------------------------------------------------------------------------------
+# ---- the answer to the client ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_calls_stream_as_they_are_answered_whole(http: httpx.Client, service: ScriptedService, size: int) -> None:
     service.script = letters(CALLS, size=size)
@@ -321,7 +321,7 @@ def test_the_reason_is_openais(http: httpx.Client, service: ScriptedService, cho
 
 
 @pytest.mark.parametrize("length", range(0, len(CALLS), 5))
-def test_a_call_that_was_cut_is_told_as_far_as_it_went(
+def test_a_truncated_call_is_returned_as_far_as_it_was_written(
     http: httpx.Client, service: ScriptedService, length: int
 ) -> None:
     service.script = letters(CALLS[:length], reason="length")
@@ -336,13 +336,13 @@ def test_a_stop_string_within_a_call_is_no_call_to_make(http: httpx.Client, serv
     assert whole(http, tools=TOOLS)["choices"][0]["finish_reason"] == "stop"
 
 
-def test_logprobs_tell_every_token_of_the_answer_once(http: httpx.Client, service: ScriptedService) -> None:
+def test_logprobs_have_every_token_of_the_answer_once(http: httpx.Client, service: ScriptedService) -> None:
     for size in (1, 4):
         service.script = letters(CALLS, size=size)
         content = whole(http, tools=TOOLS, logprobs=True)["choices"][0]["logprobs"]["content"]
         assert bytes(byte for item in content for byte in item["bytes"]).decode() == CALLS
-        told = [chunk["choices"][0]["logprobs"] for chunk in stream(http, tools=TOOLS, logprobs=True)]
-        assert [item for one in told if one for item in one["content"]] == content
+        streamed = [chunk["choices"][0]["logprobs"] for chunk in stream(http, tools=TOOLS, logprobs=True)]
+        assert [item for one in streamed if one for item in one["content"]] == content
 
 
 def test_every_choice_has_its_own_calls(http: httpx.Client, service: ScriptedService) -> None:
@@ -356,7 +356,7 @@ def test_every_choice_has_its_own_calls(http: httpx.Client, service: ScriptedSer
 
 
 @pytest.mark.parametrize(("choice", "reason"), [("auto", "function_call"), ({"name": "weather"}, "stop")])
-def test_functions_of_old_are_answered_as_of_old(
+def test_the_older_functions_field_is_answered_in_its_own_form(
     http: httpx.Client, service: ScriptedService, choice: object, reason: str
 ) -> None:
     service.script = letters(CALLS.rpartition("\n<tool_call>")[0])
@@ -374,7 +374,7 @@ def test_functions_of_old_are_answered_as_of_old(
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_the_tier_is_told_to_who_asks(http: httpx.Client, streamed: bool) -> None:
+def test_the_tier_is_returned_if_one_was_requested(http: httpx.Client, streamed: bool) -> None:
     bodies = stream(http, service_tier="flex") if streamed else [whole(http, service_tier="flex")]
     assert {body["service_tier"] for body in bodies} == {"default"}
     assert "service_tier" not in whole(http)
@@ -394,8 +394,8 @@ def test_the_official_client_streams_tools_and_parses_formats(url: str, service:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
         with client.chat.completions.stream(
             model="scripted", messages=[{"role": "user", "content": "Hi"}], tools=tools
-        ) as told:
-            final = told.get_final_completion().choices[0]
+        ) as events:
+            final = events.get_final_completion().choices[0]
         assert final.finish_reason == "tool_calls" and final.message.content == "Let me look."
         assert [call.function.arguments for call in final.message.tool_calls or ()] == [ROME, "{}"]
         service.script = letters('{"city": "Rome"}')
@@ -408,7 +408,7 @@ def test_the_official_client_streams_tools_and_parses_formats(url: str, service:
 
 
 def test_an_agents_turns_go_round(url: str, service: ScriptedService) -> None:
-    """What the server said is sent back as it came, with the result."""
+    """The server's message is sent back unchanged, with the result of its call."""
     service.script = letters(CALLS)
     with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
         first = client.chat.completions.create(**BODY, tools=TOOLS).choices[0].message  # type: ignore[call-overload]

@@ -61,7 +61,7 @@ def test_a_whole_completion_is_sixteen_tokens_unless_asked_otherwise(client: ope
 
 
 def counted(answer: Any) -> tuple[int, int, int]:
-    """Without what was drafted, which depends on what was asked before."""
+    """Usage without the draft tokens, which depend on earlier requests."""
     return answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens
 
 
@@ -76,9 +76,9 @@ def test_streamed_and_whole_are_the_same(client: openai.OpenAI, more: dict[str, 
         assert "".join(part.text for part in parts) == choice.text
         assert [part.finish_reason for part in parts if part.finish_reason] == [choice.finish_reason]
         assert choice.logprobs is not None
-        said = [part.logprobs for part in parts if part.logprobs is not None]
+        streamed = [part.logprobs for part in parts if part.logprobs is not None]
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-            assert [item for one in said for item in getattr(one, name)] == getattr(choice.logprobs, name)
+            assert [item for one in streamed for item in getattr(one, name)] == getattr(choice.logprobs, name)
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
@@ -108,12 +108,12 @@ def test_sixteen_prompts_at_once_are_answered_as_each_alone(client: openai.OpenA
 
 def test_every_solo_strategy_continues_a_prompt_with_the_same_text_and_logprobs(client: openai.OpenAI) -> None:
     fields = asked(prompt="abab" * 20, max_tokens=60, temperature=0.8, seed=2, logprobs=2)
-    said = []
+    answers = []
     for strategy in ("autoregressive", "lookup_tree"):
         choice = client.completions.create(**fields, extra_body={"paceline": {"strategy": strategy}}).choices[0]
         assert choice.logprobs is not None
-        said.append((choice.text, choice.finish_reason, choice.logprobs.tokens, choice.logprobs.text_offset))
-    assert said[0] == said[1]
+        answers.append((choice.text, choice.finish_reason, choice.logprobs.tokens, choice.logprobs.text_offset))
+    assert answers[0] == answers[1]
 
 
 def test_without_a_seed_equal_prompts_are_answered_differently(client: openai.OpenAI) -> None:
@@ -129,7 +129,7 @@ def test_token_ids_are_continued_like_their_text(client: openai.OpenAI) -> None:
         assert first.text == client.completions.create(**asked(echo=True)).choices[0].text
 
 
-def laws(prompt: bytes) -> list[Any]:
+def prompt_dists(prompt: bytes) -> list[Any]:
     engine = FakeEngine(3, spread=0.3)
     segment = Segment(SeqId(1), 0, tuple(prompt), logits="all")
     return list(engine.forward(Batch((segment,))).dists[0])
@@ -138,33 +138,33 @@ def laws(prompt: bytes) -> list[Any]:
 @pytest.mark.parametrize("max_tokens", [0, 1])
 @pytest.mark.parametrize("as_ids", [False, True])
 def test_a_prompt_is_scored_as_evaluations_need_it(client: openai.OpenAI, max_tokens: int, as_ids: bool) -> None:
-    """What lm-evaluation-harness reads: `token_logprobs[ctxlen:-1]` with one token written, and its alternatives."""
+    """lm-evaluation-harness reads `token_logprobs[ctxlen:-1]` of an answer of one token, and its alternatives."""
     text = "The bicycle shed. " * 12
     data = text.encode()
     prompt: Any = list(data) if as_ids else text
     fields = asked(prompt=prompt, max_tokens=max_tokens, logprobs=1, echo=True, seed=1234, logit_bias={"256": -100})
     answer = client.completions.create(**fields)
     choice = answer.choices[0]
-    said = choice.logprobs
-    assert said is not None and said.token_logprobs is not None and said.top_logprobs is not None
-    assert said.tokens is not None and said.text_offset is not None
-    assert len(said.tokens) == len(data) + max_tokens
-    assert said.token_logprobs[0] is None and said.top_logprobs[0] is None
-    for at, law in enumerate(laws(data)[: len(data) - 1], 1):
-        probability = law.prob(data[at])
+    logprobs = choice.logprobs
+    assert logprobs is not None and logprobs.token_logprobs is not None and logprobs.top_logprobs is not None
+    assert logprobs.tokens is not None and logprobs.text_offset is not None
+    assert len(logprobs.tokens) == len(data) + max_tokens
+    assert logprobs.token_logprobs[0] is None and logprobs.top_logprobs[0] is None
+    for at, dist in enumerate(prompt_dists(data)[: len(data) - 1], 1):
+        probability = dist.prob(data[at])
         expected = -9999.0 if probability == 0.0 else pytest.approx(math.log(probability))
-        assert said.token_logprobs[at] == expected
-        best, best_prob = law.top(1)[0]
-        assert max(said.top_logprobs[at].values()) == pytest.approx(math.log(best_prob))
-        assert (said.token_logprobs[at] == max(said.top_logprobs[at].values())) == (best == data[at])
-    assert choice.text[: len(text)] == text and "".join(said.tokens) == choice.text
-    assert said.text_offset == list(range(len(said.tokens)))
+        assert logprobs.token_logprobs[at] == expected
+        best, best_prob = dist.top(1)[0]
+        assert max(logprobs.top_logprobs[at].values()) == pytest.approx(math.log(best_prob))
+        assert (logprobs.token_logprobs[at] == max(logprobs.top_logprobs[at].values())) == (best == data[at])
+    assert choice.text[: len(text)] == text and "".join(logprobs.tokens) == choice.text
+    assert logprobs.text_offset == list(range(len(logprobs.tokens)))
     assert answer.usage is not None and answer.usage.completion_tokens == max_tokens
 
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "lookup_tree"])
 def test_an_answer_that_ends_at_once_still_has_an_entry_for_its_end(client: openai.OpenAI, strategy: str) -> None:
-    """Else whoever cuts off the last entry, as lm-evaluation-harness does, would cut off one of the prompt."""
+    """lm-evaluation-harness drops the last entry, which would otherwise be one of the prompt."""
     fields = asked(max_tokens=1, logprobs=1, echo=True, logit_bias={"256": 100.0}, prompt="It is done. ")
     choice = client.completions.create(**fields, extra_body={"paceline": {"strategy": strategy}}).choices[0]
     assert choice.finish_reason == "stop" and choice.text == "It is done. "
@@ -186,38 +186,38 @@ def test_long_prompts_are_scored_in_parts_and_short_answers_go_on_meanwhile(serv
     asyncio.run(both())
 
 
-class Held(FakeEngine):
-    """Says that it was asked, and waits until it may go on."""
+class BlockedEngine(FakeEngine):
+    """Sets `called` in `forward`, and blocks until `go_on` is set."""
 
     def __init__(self) -> None:
         super().__init__(3, spread=0.3, max_positions=MAX_POSITIONS)
-        self.asked = threading.Event()
-        self.free = threading.Event()
+        self.called = threading.Event()
+        self.go_on = threading.Event()
 
     def forward(self, batch: Batch) -> Output:
-        self.asked.set()
-        assert self.free.wait(WAIT)
+        self.called.set()
+        assert self.go_on.wait(WAIT)
         return super().forward(batch)
 
 
 @pytest.mark.parametrize("more", [{"echo": True, "logprobs": 1}, {"stream": True}, {}])
-def test_a_client_that_leaves_frees_what_its_prompt_took(tmp_path: Path, more: dict[str, object]) -> None:
-    """`serving_node` asserts that nothing is left in the engine."""
-    engine = Held()
+def test_a_client_that_leaves_frees_its_prompt_s_rows(tmp_path: Path, more: dict[str, object]) -> None:
+    """`serving_node` asserts that the engine holds no rows."""
+    engine = BlockedEngine()
     with serving_node(tmp_path, engine) as (url, _):
         body = json.dumps(asked(prompt=[PROMPT * 3, "Twice"], **more)).encode()
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
             head = f"POST {ROUTE} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
             connection.sendall(head.encode() + body)
-            assert engine.asked.wait(WAIT)
-        engine.free.set()
+            assert engine.called.wait(WAIT)
+        engine.go_on.set()
         with client_of(url) as client:
             assert client.post(ROUTE, json=asked(**more)).status_code == 200
 
 
-class Counted(FakeEngine):
-    """Counts what it is asked, and scores nothing."""
+class CountingEngine(FakeEngine):
+    """Counts its forward passes, and refuses to score."""
 
     def __init__(self) -> None:
         super().__init__(3, spread=0.3, max_positions=MAX_POSITIONS)
@@ -240,23 +240,23 @@ class Counted(FakeEngine):
         {"prompt": [PROMPT, [300]]},
     ],
 )
-def test_what_is_refused_is_not_scored_before(tmp_path: Path, max_tokens: int, more: dict[str, object]) -> None:
-    with serving_node(tmp_path, engine := Counted()) as (url, _), client_of(url) as http:
+def test_a_refused_prompt_is_not_scored(tmp_path: Path, max_tokens: int, more: dict[str, object]) -> None:
+    with serving_node(tmp_path, engine := CountingEngine()) as (url, _), client_of(url) as http:
         fields = asked(prompt=[PROMPT] * 3, echo=True, logprobs=1, max_tokens=max_tokens)
         fault(http.post(ROUTE, json=fields | more), 400)
     assert engine.forwards == 0
 
 
-def test_what_finds_no_place_is_not_scored_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_is_not_admitted_is_not_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "MAX_ANSWERS", 2)
-    with serving_node(tmp_path, engine := Counted()) as (url, _), client_of(url) as http:
+    with serving_node(tmp_path, engine := CountingEngine()) as (url, _), client_of(url) as http:
         fault(http.post(ROUTE, json=asked(prompt=[PROMPT] * 3, echo=True, logprobs=1)), 429)
         assert http.get("/readyz").json()["answers"] == 0
     assert engine.forwards == 0
 
 
 def test_a_prompt_that_cannot_be_scored_leaves_no_answer_behind(tmp_path: Path) -> None:
-    with serving_node(tmp_path, engine := Counted()) as (url, _), client_of(url) as http:
+    with serving_node(tmp_path, engine := CountingEngine()) as (url, _), client_of(url) as http:
         fault(http.post(ROUTE, json=asked(prompt=[PROMPT] * 3, echo=True, logprobs=1)), 500)
         assert http.get("/readyz").json()["answers"] == 0
     assert engine.forwards
@@ -265,10 +265,10 @@ def test_a_prompt_that_cannot_be_scored_leaves_no_answer_behind(tmp_path: Path) 
 def test_the_alternatives_are_as_many_as_asked_for_and_hold_the_chosen(client: openai.OpenAI) -> None:
     fields = asked(temperature=1.3, seed=3, max_tokens=30)
     for top in range(1, 6):
-        said = client.completions.create(**fields, logprobs=top).choices[0].logprobs
-        assert said is not None and said.tokens is not None and said.top_logprobs is not None
-        assert said.token_logprobs is not None
-        for token, logprob, others in zip(said.tokens, said.token_logprobs, said.top_logprobs, strict=True):
+        logprobs = client.completions.create(**fields, logprobs=top).choices[0].logprobs
+        assert logprobs is not None and logprobs.tokens is not None and logprobs.top_logprobs is not None
+        assert logprobs.token_logprobs is not None
+        for token, logprob, others in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
             assert others[token] == logprob and len(others) <= top + 1
     none = client.completions.create(**fields, logprobs=0).choices[0].logprobs
     assert none is not None and none.top_logprobs is None and none.token_logprobs
@@ -288,7 +288,7 @@ def test_an_empty_prompt_is_the_beginning_of_a_text(client: openai.OpenAI) -> No
     assert answer.usage is not None and (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (1, 4)
 
 
-def test_our_report_comes_where_it_is_asked_for(client: openai.OpenAI) -> None:
+def test_the_report_comes_where_it_is_requested(client: openai.OpenAI) -> None:
     report = {"paceline": {"report": True}}
     whole = client.completions.create(**asked(), extra_body=report)
     assert (whole.model_extra or {})["paceline"]["why"].startswith("raw tokens")
@@ -328,7 +328,7 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
 
 
 @pytest.mark.parametrize(("more", "param", "words"), REFUSED, ids=[str(case[0])[:40] for case in REFUSED])
-def test_what_cannot_be_served_is_refused_by_name(
+def test_unsupported_requests_are_refused_by_name(
     http: httpx.Client, more: dict[str, object], param: str, words: str
 ) -> None:
     refused = fault(http.post(ROUTE, json={"model": "fake", "prompt": "a"} | more), 400)

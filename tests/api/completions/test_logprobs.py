@@ -1,4 +1,4 @@
-"""Offsets and names of tokens in `/v1/completions`, however characters are spread over tokens."""
+"""Offsets and names of tokens in `/v1/completions`, with characters split over tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def logprobs(data: bytes) -> Logprobs:
 
 @st.composite
 def cut(draw: st.DrawFn) -> tuple[str, list[bytes]]:
-    """A text and its bytes cut into tokens anywhere."""
+    """A text, and its bytes split into tokens at random."""
     text = draw(st.text(min_size=1, max_size=40))
     data = text.encode()
     places = sorted(draw(st.sets(st.integers(1, max(len(data) - 1, 1)), max_size=20)) & set(range(1, len(data))))
@@ -30,9 +30,9 @@ def cut(draw: st.DrawFn) -> tuple[str, list[bytes]]:
 @given(cut())
 def test_a_token_begins_where_its_first_character_stands(case: tuple[str, list[bytes]]) -> None:
     text, tokens = case
-    said = entries([logprobs(token) for token in tokens], Offsets())
+    result = entries([logprobs(token) for token in tokens], Offsets())
     before = b""
-    for token, offset, name in zip(tokens, said.text_offset, said.tokens, strict=True):
+    for token, offset, name in zip(tokens, result.text_offset, result.tokens, strict=True):
         assert offset == len(before.decode("utf-8", "ignore"))
         try:
             whole = token.decode()
@@ -40,18 +40,18 @@ def test_a_token_begins_where_its_first_character_stands(case: tuple[str, list[b
             assert name == "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
         else:
             assert name == whole
-            if before.decode("utf-8", "ignore").encode() == before:  # not in the midst of a character
+            if before.decode("utf-8", "ignore").encode() == before:  # not inside a character
                 assert text[offset : offset + len(whole)] == whole
         before += token
-    assert said.text_offset == sorted(said.text_offset)
+    assert result.text_offset == sorted(result.text_offset)
 
 
 @given(st.lists(st.binary(min_size=0, max_size=4), min_size=1, max_size=20))
 def test_offsets_never_leave_the_text_whatever_the_bytes(tokens: list[bytes]) -> None:
     detokeniser = Detokenizer(lambda token: tokens[token])
     text = ""
-    said = entries([logprobs(token) for token in tokens], Offsets())
-    for index, offset in enumerate(said.text_offset):
+    result = entries([logprobs(token) for token in tokens], Offsets())
+    for index, offset in enumerate(result.text_offset):
         assert offset == len(text)
         text += detokeniser.push(index)
 
@@ -64,8 +64,8 @@ def test_offsets_go_on_from_the_prompt_and_from_part_to_part(
     _, tokens = second
     offsets = Offsets()
     echo = EchoedPrompt.of(prompt, tuple(spelled), tuple(logprobs(token) for token in spelled[1:]))
-    said = echo.entries(offsets)
-    assert said.text_offset[0] == 0 and said.token_logprobs[0] is None and said.top_logprobs[0] is None
+    result = echo.entries(offsets)
+    assert result.text_offset[0] == 0 and result.token_logprobs[0] is None and result.top_logprobs[0] is None
     offsets.restart(len(prompt))
     parts = [
         entries([logprobs(token) for token in tokens[at : at + size]], offsets) for at in range(0, len(tokens), size)
@@ -77,13 +77,13 @@ def test_offsets_go_on_from_the_prompt_and_from_part_to_part(
 def test_a_beginning_that_the_text_does_not_show_takes_no_place_in_it() -> None:
     spelled = (b"<s>", b" Good", b" day")
     rest = (logprobs(b" Good"), logprobs(b" day"))
-    said = EchoedPrompt.of("Good day", spelled, rest).entries(Offsets())  # a tokenizer that puts a space in front
-    assert said.text_offset == [0, 0, 4]
-    said = EchoedPrompt.of(None, spelled, rest).entries(Offsets())
-    assert EchoedPrompt.of(None, spelled, rest).text == "<s> Good day" and said.text_offset == [0, 3, 8]
+    result = EchoedPrompt.of("Good day", spelled, rest).entries(Offsets())  # a tokenizer that puts a space in front
+    assert result.text_offset == [0, 0, 4]
+    result = EchoedPrompt.of(None, spelled, rest).entries(Offsets())
+    assert EchoedPrompt.of(None, spelled, rest).text == "<s> Good day" and result.text_offset == [0, 3, 8]
 
 
 def test_alternatives_of_one_name_keep_the_likelier() -> None:
     chosen = TokenLogprob("a", -3.0, (97,))
-    said = entries([(chosen, (TokenLogprob("a", -1.0, (97,)), TokenLogprob("b", -math.inf, (98,))))], Offsets())
-    assert said.top_logprobs == [{"a": -1.0, "b": -9999.0}]
+    result = entries([(chosen, (TokenLogprob("a", -1.0, (97,)), TokenLogprob("b", -math.inf, (98,))))], Offsets())
+    assert result.top_logprobs == [{"a": -1.0, "b": -9999.0}]

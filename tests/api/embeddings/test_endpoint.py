@@ -1,4 +1,4 @@
-"""`/v1/embeddings` with the official client on a real node, whose store hashes words."""
+"""`/v1/embeddings` with the official client on a real node with hashed vectors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def client(served: str) -> Iterator[openai.OpenAI]:
 
 
 def test_the_clients_default_gives_the_embedders_vectors_in_order(client: openai.OpenAI) -> None:
-    """The official client asks for base64 unless it is told otherwise, and decodes it."""
+    """The official client requests base64 by default, and decodes it."""
     expected = HashEmbedder().embed(TEXTS)
     answer = client.embeddings.create(model="hash", input=TEXTS)
     assert [item.index for item in answer.data] == [0, 1, 2]
@@ -61,9 +61,9 @@ def test_floats_are_the_default_and_base64_is_little_endian_float32(http: httpx.
     body = {"model": "hash", "input": TEXTS[0]}
     floats = http.post(ROUTE, json=body).json()["data"][0]["embedding"]
     assert http.post(ROUTE, json=body | {"encoding_format": "float"}).json()["data"][0]["embedding"] == floats
-    said = http.post(ROUTE, json=body | {"encoding_format": "base64"}).json()
-    assert list(struct.unpack("<256f", base64.b64decode(said["data"][0]["embedding"]))) == floats
-    assert set(said["usage"]) == {"prompt_tokens", "total_tokens"}
+    encoded = http.post(ROUTE, json=body | {"encoding_format": "base64"}).json()
+    assert list(struct.unpack("<256f", base64.b64decode(encoded["data"][0]["embedding"]))) == floats
+    assert set(encoded["usage"]) == {"prompt_tokens", "total_tokens"}
 
 
 def test_as_many_inputs_as_openai_takes(client: openai.OpenAI) -> None:
@@ -98,7 +98,7 @@ def test_dimensions_may_only_be_the_models_own(client: openai.OpenAI, http: http
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_cannot_be_embedded_is_refused_by_name(
+def test_invalid_inputs_are_refused_by_name(
     http: httpx.Client, more: dict[str, object], param: str, words: str
 ) -> None:
     refused = fault(http.post(ROUTE, json={"model": "hash", "input": "a"} | more), 400)
@@ -120,7 +120,7 @@ def test_a_body_may_be_larger_than_a_chats_but_not_without_bound(http: httpx.Cli
     assert refused["code"] == "request_too_large"
 
 
-def test_the_embedder_stands_in_the_list_of_models(client: openai.OpenAI) -> None:
+def test_the_embedder_is_in_the_list_of_models(client: openai.OpenAI) -> None:
     kinds = {model.id: (model.model_extra or {})["paceline"]["kind"] for model in client.models.list()}
     assert kinds == {"fake": "chat", "hash": "embedding"}
     assert (client.models.retrieve("hash").model_extra or {})["meta"] == {"n_embd": 256}
@@ -153,9 +153,7 @@ def test_a_vocabulary_that_is_not_the_known_one_is_not_used(tmp_path: Path) -> N
         OpenAIIds(tmp_path / "broken").decode([0], "input")
 
 
-def test_without_the_vocabulary_the_client_is_told_what_to_do(
-    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_vocabulary_the_error_names_the_remedy(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     for value in ([791, 9522], [[791], [9522]]):
         refused = fault(http.post(ROUTE, json={"model": "hash", "input": value}), 400)
@@ -164,6 +162,6 @@ def test_without_the_vocabulary_the_client_is_told_what_to_do(
 
 def test_ids_and_their_text_have_the_same_vector(tmp_path: Path) -> None:
     ids = vocabulary(tmp_path, {0: b"The", 1: b" tide"})
-    endpoint = EmbeddingsEndpoint(None, ids)  # type: ignore[arg-type]  # reading asks nothing of the service
+    endpoint = EmbeddingsEndpoint(None, ids)  # type: ignore[arg-type]  # reading does not use the service
     _, texts = endpoint._read({"model": "hash", "input": [[0, 1], [1]]})
     assert texts == ["The tide", " tide"]

@@ -1,4 +1,4 @@
-"""What goes wrong before, during and around an answer, and who notices."""
+"""Failures before, during and around an answer, and clients that leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.runtime.service import TextDelta
 from tests.api.chat.test_output import events
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
-from tests.api.scripted import Script, ScriptedService, Signal, done, said
+from tests.api.scripted import Script, ScriptedService, Signal, answering, done
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -60,13 +60,13 @@ def test_a_failure_before_the_first_token_is_a_plain_answer(
     http: httpx.Client, service: ScriptedService, error: Exception, status: int, shown: bool, stream: bool
 ) -> None:
     service.script = Script([error])
-    told = fault(post(http, stream=stream), status)
-    assert (told["message"] == str(error)) is shown
-    assert "secret" not in str(told)
+    error_body = fault(post(http, stream=stream), status)
+    assert (error_body["message"] == str(error)) is shown
+    assert "secret" not in str(error_body)
 
 
 @pytest.mark.parametrize("error", [LinkClosed("The device has gone."), ZeroDivisionError("secret")])
-def test_a_failure_after_the_first_token_is_told_in_the_stream(
+def test_a_failure_after_the_first_token_is_an_event_in_the_stream(
     http: httpx.Client, service: ScriptedService, error: Exception
 ) -> None:
     service.script = Script([TextDelta("a", 1), error])
@@ -96,7 +96,7 @@ def test_a_choice_that_fails_ends_the_others(http: httpx.Client, service: Script
 
 
 def send_and_leave(url: str, body: dict[str, object], until: Signal) -> None:
-    """Ask, wait for `until`, and go away without reading."""
+    """Send a request, wait for `until`, and leave without reading."""
     parts = urlsplit(url)
     payload = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(payload)}\r\n\r\n"
@@ -122,7 +122,7 @@ def test_a_client_that_leaves_ends_all_choices(url: str, service: ScriptedServic
 
 
 def test_a_client_that_leaves_while_its_request_waits_is_not_admitted(url: str, service: ScriptedService) -> None:
-    script = service.script = Script(said("a"), hold=Signal())
+    script = service.script = Script(answering("a"), hold=Signal())
     send_and_leave(url, BODY, script.began)
     assert script.cancelled.wait()
     assert not service.requests

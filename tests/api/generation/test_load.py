@@ -45,5 +45,5 @@ async def test_two_hundred_streams_are_open_at_once_and_all_end() -> None:
 
 
 def test_a_thousand_streams_fit_below_every_limit() -> None:
-    """Each limit is above the one inside it, so that the innermost speaks, with a sentence of its own."""
+    """Each limit is above the one inside it, so that the innermost refuses, with its own message."""
     assert 1000 <= MAX_ANSWERS < MAX_ACTIVE < MAX_CONNECTIONS < MAX_FILES

@@ -1,4 +1,4 @@
-"""What a request may say: accepted as OpenAI's clients send it, or refused by name in OpenAI's shape."""
+"""Request fields: accepted as OpenAI's clients send them, or refused by name in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_where_the_request_is_silent_the_model_s_recommendations_hold(
     post(http, **more)
     post(http, **more, temperature=0, top_k=-1, repetition_penalty=1.0)
     post(http)
-    silent, said, plain = (request.sampling for request in service.requests)
+    silent, explicit, plain = (request.sampling for request in service.requests)
     assert (silent.temperature, silent.top_p, silent.top_k, silent.min_p) == (0.7, 0.8, 20, 0.0)
     assert silent.repetition_penalty == 1.05
-    assert (said.temperature, said.top_p, said.top_k, said.repetition_penalty) == (0.0, 0.8, 0, 1.0)
+    assert (explicit.temperature, explicit.top_p, explicit.top_k, explicit.repetition_penalty) == (0.0, 0.8, 0, 1.0)
     assert (plain.temperature, plain.top_p, plain.top_k, plain.repetition_penalty) == (1.0, 1.0, 0, 1.0)
 
 
-def test_a_response_says_what_it_was_sampled_with(http: httpx.Client) -> None:
+def test_a_response_has_its_sampling_parameters(http: httpx.Client) -> None:
     made = http.post("/v1/responses", json={"model": "org/second", "input": "x", "top_p": 0.5}).json()
     assert (made["temperature"], made["top_p"]) == (0.7, 0.5)
 
@@ -134,7 +134,7 @@ def test_hints_and_fields_of_other_servers_are_accepted(http: httpx.Client, fiel
         ("web_search_options", {"web_search_options": {}}),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(
+def test_unsupported_fields_are_refused_by_name(
     http: httpx.Client, service: ScriptedService, param: str, fields: Json
 ) -> None:
     error = fault(post(http, **fields))
@@ -253,8 +253,8 @@ def test_an_agents_earlier_tool_calls_are_kept_as_text(http: httpx.Client, servi
     ]
     assert post(http, messages=messages).status_code == 200
     assistant, tool = service.requests[0].messages[1:]
-    said = '<tool_call>\n{"name": "weather", "arguments": {"city":"Rome"}}\n</tool_call>'
-    assert assistant == {"role": "assistant", "content": said}
+    expected = '<tool_call>\n{"name": "weather", "arguments": {"city":"Rome"}}\n</tool_call>'
+    assert assistant == {"role": "assistant", "content": expected}
     assert tool == {"role": "tool", "content": "<tool_response>\nSunny\n</tool_response>"}
 
 

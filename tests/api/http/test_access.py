@@ -1,4 +1,4 @@
-"""Who may ask: keys, the devices bound to them, origins; and what is never written down."""
+"""Access: keys, the devices bound to them, hosts and origins; and secrets that are never logged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.api.http.cors import is_local_host
 from paceline.errors import ConfigError
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
-from tests.api.scripted import WAIT, Script, ScriptedService, client_of, request, said, serving
+from tests.api.scripted import WAIT, Script, ScriptedService, answering, client_of, request, serving
 
 CHAT = "/v1/chat/completions"
 
@@ -176,7 +176,7 @@ FOREIGN_HOSTS = [
 
 
 def test_without_keys_only_names_of_this_machine_are_answered_to(url: str, service: ScriptedService) -> None:
-    """A page whose name points to this machine by now asks as if it were at home: browsers name no origin then."""
+    """DNS rebinding: a page whose name now points to this machine sends same-origin requests, without an origin."""
     for host in LOCAL_HOSTS:
         assert request("GET", url + "/v1/models", headers={"host": host}).status_code == 200, host
     for host in FOREIGN_HOSTS:
@@ -204,7 +204,7 @@ def test_with_keys_a_server_has_any_name(keyed: tuple[ScriptedService, str]) -> 
     assert request("GET", keyed[1] + "/v1/models", headers=headers).status_code == 200
 
 
-# ---- what is not said -----------------------------------------------------------------------------------------------
+# ---- logging --------------------------------------------------------------------------------------------------------
 def test_the_log_has_no_prompt_and_no_key(keyed: tuple[ScriptedService, str], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with client_of(keyed[1], "sk-open") as http:
@@ -212,6 +212,6 @@ def test_the_log_has_no_prompt_and_no_key(keyed: tuple[ScriptedService, str], ca
         fault(post(http, messages=[{"role": "CANARY-2", "content": "CANARY-3"}]))
         keyed[0].script = Script([ZeroDivisionError()])
         fault(post(http, messages=[{"role": "user", "content": "CANARY-4"}]), 500)
-    keyed[0].script = Script(said("a"))
+    keyed[0].script = Script(answering("a"))
     assert "req_" in caplog.text
     assert "CANARY" not in caplog.text and "sk-open" not in caplog.text

@@ -1,4 +1,4 @@
-"""What every route has in common: bodies nobody should send, who asks from where, and what every answer carries."""
+"""Rules common to all routes: limits on bodies, origins, and headers of every answer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def json_routes(app: FastAPI) -> list[Route]:
 
 
 @pytest.mark.parametrize("body", NO_OBJECTS, ids=lambda body: repr(body[:20]))
-def test_no_route_takes_what_is_no_json_object(served: tuple[FastAPI, httpx.Client], body: bytes) -> None:
+def test_no_route_takes_a_body_that_is_not_a_json_object(served: tuple[FastAPI, httpx.Client], body: bytes) -> None:
     app, http = served
     routes = json_routes(app)
     assert len(routes) >= 5
@@ -75,7 +75,7 @@ def test_no_route_takes_a_json_body_beyond_the_limit(served: tuple[FastAPI, http
 
 
 def test_every_answer_of_every_route_has_an_id_a_time_and_its_origin(served: tuple[FastAPI, httpx.Client]) -> None:
-    """Also errors, unknown paths and methods that are not taken."""
+    """Includes errors, unknown paths and methods."""
     app, http = served
     asked = [(route.method, concrete(route)) for route in app.state.routes]
     asked += [
@@ -113,8 +113,8 @@ def test_a_preflight_for_any_route_needs_no_key_and_allows_what_official_clients
         assert route.method in answer.headers["access-control-allow-methods"].split(", ")
 
 
-def test_continue_is_said_before_the_body_is_sent(served: tuple[FastAPI, httpx.Client]) -> None:
-    """As curl asks for long bodies."""
+def test_continue_is_sent_before_the_body_is_received(served: tuple[FastAPI, httpx.Client]) -> None:
+    """curl expects it before long bodies."""
     address = urlsplit(str(served[1].base_url))
     body = b"{}"
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key\r\nexpect: 100-continue\r\n"

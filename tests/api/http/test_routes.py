@@ -181,7 +181,7 @@ def test_too_many_requests_at_once_are_refused_at_once() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_draining_gate_lets_nobody_in_and_waits_for_those_inside() -> None:
+async def test_draining_refuses_new_requests_and_waits_for_active_ones() -> None:
     admission = AdmissionControl(Keyring({}), max_active=2)
     assert admission.enter() is None and admission.enter() is None
     full = admission.enter()
@@ -211,7 +211,7 @@ def test_a_stopping_server_finishes_its_answers() -> None:
 
 def test_curl_reads_the_stream(url: str) -> None:
     curl = shutil.which("curl")
-    if curl is None:  # what curl would show is covered by the other tests
+    if curl is None:  # the other tests cover the same
         return
     command = [curl, "-sS", "-N", url + CHAT, "-d", json.dumps(BODY | {"stream": True})]  # with curl's form type
     shown = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout

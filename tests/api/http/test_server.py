@@ -1,4 +1,4 @@
-"""Running until somebody says stop."""
+"""Running until a signal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.api.http.server import listen, serve
 from tests.api.scripted import ScriptedService
 
 
-def test_what_is_there_from_the_start_is_not_looked_through_for_garbage_while_serving() -> None:
+def test_the_heap_is_frozen_while_serving() -> None:
     app = create_app(ScriptedService(), keyring=Keyring({}))
     spared: list[int] = []
 

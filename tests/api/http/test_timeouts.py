@@ -1,4 +1,4 @@
-"""Connections that say nothing, or nearly nothing: none is held for them. Those that are waited for are."""
+"""The time limit on a request's head: slow and silent connections are closed, slow answers are not."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from websockets.sync.client import connect
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.api.http.timeouts import HttpConnection
-from tests.api.scripted import WAIT, Script, ScriptedService, Signal, running, said
+from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, running
 
 ONE = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch, service: ScriptedService) -> Iterator[tuple[str, int]]:
-    """Of a server with little patience."""
+    """The address of a server with a short limit."""
     monkeypatch.setattr(HttpConnection, "head_s", 0.5)
     app = create_app(service, keyring=Keyring({}))
 
@@ -37,7 +37,7 @@ def address(monkeypatch: pytest.MonkeyPatch, service: ScriptedService) -> Iterat
 
 
 def is_closed(client: socket.socket, wait: float) -> bool:
-    """By the server, within so many s."""
+    """Whether the server closes the connection within `wait` seconds."""
     readable, _, _ = select.select([client], [], [], wait)
     try:
         return bool(readable) and client.recv(65_536) == b""
@@ -46,7 +46,7 @@ def is_closed(client: socket.socket, wait: float) -> bool:
 
 
 def dribble(client: socket.socket, byte: bytes = b"x") -> bool:
-    """A byte now and then until the server has had enough."""
+    """Send single bytes until the server closes the connection. False after WAIT seconds."""
     end = time.monotonic() + WAIT
     while time.monotonic() < end:
         try:
@@ -66,18 +66,18 @@ def answered(client: socket.socket) -> bytes:
     return answer
 
 
-def test_who_connects_and_says_nothing_is_let_go(address: tuple[str, int]) -> None:
+def test_a_silent_connection_is_closed(address: tuple[str, int]) -> None:
     with socket.create_connection(address, WAIT) as client:
         assert is_closed(client, WAIT)
 
 
-def test_a_head_that_comes_byte_by_byte_is_not_waited_for(address: tuple[str, int]) -> None:
+def test_a_head_that_comes_byte_by_byte_is_cut_off(address: tuple[str, int]) -> None:
     with socket.create_connection(address, WAIT) as client:
         client.sendall(b"GET /")
         assert dribble(client)
 
 
-def test_nor_is_that_of_a_later_request(address: tuple[str, int]) -> None:
+def test_a_later_head_that_comes_byte_by_byte_is_cut_off(address: tuple[str, int]) -> None:
     with socket.create_connection(address, WAIT) as client:
         for _ in range(3):
             assert answered(client).startswith(b"HTTP/1.1 200 ")
@@ -85,16 +85,16 @@ def test_nor_is_that_of_a_later_request(address: tuple[str, int]) -> None:
         assert dribble(client)
 
 
-def test_nor_what_is_left_of_a_body_after_its_answer(address: tuple[str, int]) -> None:
+def test_the_rest_of_a_body_after_its_answer_is_cut_off(address: tuple[str, int]) -> None:
     with socket.create_connection(address, WAIT) as client:
         client.sendall(b"POST /nothing/here HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n")
         assert client.recv(65_536).startswith(b"HTTP/1.1 404 ")
         assert dribble(client)
 
 
-def test_an_answer_takes_the_time_it_takes(address: tuple[str, int], service: ScriptedService) -> None:
+def test_a_slow_answer_is_not_cut_off(address: tuple[str, int], service: ScriptedService) -> None:
     go_on = Signal()
-    service.script = Script([go_on, *said("at last")])
+    service.script = Script([go_on, *answering("at last")])
     body = b'{"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}'
     with socket.create_connection(address, WAIT) as client, socket.create_connection(address, WAIT) as silent:
         client.sendall(
@@ -102,7 +102,7 @@ def test_an_answer_takes_the_time_it_takes(address: tuple[str, int], service: Sc
         )
         client.sendall(body)
         assert service.script.began.wait()
-        assert is_closed(silent, WAIT), "so that much time has gone by"
+        assert is_closed(silent, WAIT), "the limit has passed"
         with socket.create_connection(address, WAIT) as later:
             assert is_closed(later, WAIT)
         go_on.set()
@@ -122,7 +122,7 @@ def test_an_idle_connection_is_kept_for_the_next_request(address: tuple[str, int
         assert answered(client).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_websocket_is_not_hurried(address: tuple[str, int]) -> None:
+def test_a_websocket_has_no_limit_on_the_head(address: tuple[str, int]) -> None:
     with connect(f"ws://{address[0]}:{address[1]}/echo", proxy=None, ping_interval=None) as websocket:
         with socket.create_connection(address, WAIT) as silent:
             assert is_closed(silent, WAIT)

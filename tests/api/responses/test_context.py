@@ -1,4 +1,4 @@
-"""What a response continues, what is left out of it, and that a place is never kept for what was only tried."""
+"""The conversation a response continues, its truncation, and that a trial holds no admission."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LONG = [{"role": "user", "content": str(number)} for number in range(40)]
 
 
 class Places:
-    """Wraps a service: conversations of more than `fit` messages are too long, and every place taken is counted."""
+    """Wraps a service: refuses conversations of more than `fit` messages, and counts admissions."""
 
     def __init__(self, service: ScriptedService, monkeypatch: pytest.MonkeyPatch, fit: int = 7) -> None:
-        self.held = self.most = self.admitted = 0
-        self.busy_after = 1000  # admissions until there is too much to do
+        self.held = self.max_held = self.admitted = 0
+        self.busy_after = 1000  # admissions until it refuses with 429
         self.hold: Signal | None = None  # awaited by the admission after the first
         self.waiting, self.left = Signal(), Signal()
         self._fit = fit
@@ -45,7 +45,7 @@ class Places:
         place = Place(self, await self._prepare(request))
         self.admitted += 1
         self.held += 1
-        self.most = max(self.most, self.held)
+        self.max_held = max(self.max_held, self.held)
         return place
 
 
@@ -75,7 +75,7 @@ def test_one_place_at_a_time_is_held_while_a_conversation_is_cut(
 ) -> None:
     assert post(http, input=LONG, truncation="auto").status_code == 200
     assert [m["content"] for m in service.requests[-1].messages] == [str(number) for number in range(33, 40)]
-    assert (places.held, places.most) == (0, 1)
+    assert (places.held, places.max_held) == (0, 1)
 
 
 def test_a_refusal_while_a_conversation_is_cut_leaves_no_place_taken(http: httpx.Client, places: Places) -> None:
@@ -94,7 +94,9 @@ def test_leaving_while_a_conversation_is_cut_leaves_no_place_taken(url: str, pla
     assert places.held == 0
 
 
-def test_what_cannot_be_cut_is_too_long(http: httpx.Client, places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_that_cannot_be_truncated_is_too_long(
+    http: httpx.Client, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(places, "_fit", 0)
     assert error_of(post(http, input=LONG, truncation="auto")) == (400, "input", "context_length_exceeded")
     assert error_of(post(http, truncation="auto")) == (400, "input", "context_length_exceeded")
@@ -103,22 +105,24 @@ def test_what_cannot_be_cut_is_too_long(http: httpx.Client, places: Places, monk
 
 # ---- earlier turns --------------------------------------------------------------------------------------------------
 def test_a_chain_of_many_items_goes_on_without_the_oldest(http: httpx.Client, service: ScriptedService) -> None:
-    def said(first: int) -> list[dict[str, str]]:
+    def numbered(first: int) -> list[dict[str, str]]:
         return [{"role": "user", "content": str(number)} for number in range(first, first + 600)]
 
-    one = post(http, input=said(0)).json()["id"]
-    two = post(http, input=said(600), previous_response_id=one)
+    one = post(http, input=numbered(0)).json()["id"]
+    two = post(http, input=numbered(600), previous_response_id=one)
     assert error_of(two) == (400, "input", None)
-    two = post(http, input=said(600), previous_response_id=one, truncation="auto", instructions="Be brief.")
+    two = post(http, input=numbered(600), previous_response_id=one, truncation="auto", instructions="Be brief.")
     assert two.status_code == 200, two.text
-    told = [message["content"] for message in service.requests[-1].messages]
-    assert len(told) == MAX_MESSAGES and told[0] == "Be brief."
-    assert told[1:3] == ["202", "203"] and told[-1] == "1199" and "Hello there." in told
-    full = post(http, input=said(0) + said(0)[:400], previous_response_id="resp_0", truncation="auto", instructions="x")
+    received = [message["content"] for message in service.requests[-1].messages]
+    assert len(received) == MAX_MESSAGES and received[0] == "Be brief."
+    assert received[1:3] == ["202", "203"] and received[-1] == "1199" and "Hello there." in received
+    full = post(
+        http, input=numbered(0) + numbered(0)[:400], previous_response_id="resp_0", truncation="auto", instructions="x"
+    )
     assert error_of(full)[1:] == ("previous_response_id", "previous_response_not_found"), "though it has no room"
     three = post(http, input="And now?", previous_response_id=two.json()["id"], truncation="auto")
-    told = [message["content"] for message in service.requests[-1].messages]
-    assert three.status_code == 200 and len(told) == MAX_MESSAGES and told[-1] == "And now?"
+    received = [message["content"] for message in service.requests[-1].messages]
+    assert three.status_code == 200 and len(received) == MAX_MESSAGES and received[-1] == "And now?"
 
 
 def test_a_chain_is_read_no_further_than_there_is_room(
@@ -133,13 +137,11 @@ def test_a_chain_is_read_no_further_than_there_is_room(
     refused = post(http, previous_response_id=previous)
     assert error_of(refused) == (400, "previous_response_id", "context_length_exceeded")
     assert post(http, previous_response_id=previous, truncation="auto").status_code == 200
-    told = [message["content"] for message in service.requests[-1].messages]
-    assert told == ["2" * 1000, "Hello there.", "3" * 1000, "Hello there.", "Hi"]
+    received = [message["content"] for message in service.requests[-1].messages]
+    assert received == ["2" * 1000, "Hello there.", "3" * 1000, "Hello there.", "Hi"]
 
 
-def test_what_is_said_beside_a_conversation_takes_no_room_in_it(
-    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_instructions_take_no_room_in_the_conversation(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses_context, "MAX_EARLIER", 3_500)
     first = post(http, instructions="Be brief. " * 1000).json()["id"]
     assert post(http, previous_response_id=first).status_code == 200

@@ -1,4 +1,4 @@
-"""`/v1/responses` over a real server: shapes, state, errors, and who may see what."""
+"""`/v1/responses` over a real server: shapes, state, errors and ownership."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.api.responses.event_store import EventStore
 from paceline.errors import ConfigError, LinkClosed, RequestError
 from paceline.runtime.service import TextDelta, TokenLogprob
 from tests.api.responses.test_events import CALL
-from tests.api.scripted import Script, ScriptedService, Signal, client_of, done, said, serving
+from tests.api.scripted import Script, ScriptedService, Signal, answering, client_of, done, serving
 
 ASK: dict[str, object] = {"model": "scripted", "input": "Hi"}
 TOOL: dict[str, object] = {
@@ -80,7 +80,7 @@ class City(BaseModel):
 
 
 def test_the_helpers_parse_and_accumulate(client: openai.OpenAI, service: ScriptedService) -> None:
-    service.script = Script(said('{"name"', ': "Ulm"}'))
+    service.script = Script(answering('{"name"', ': "Ulm"}'))
     parsed = client.responses.parse(model="scripted", input="Where?", text_format=City)
     assert parsed.output_parsed == City(name="Ulm")
     constraint = service.requests[-1].constraint
@@ -91,7 +91,7 @@ def test_the_helpers_parse_and_accumulate(client: openai.OpenAI, service: Script
 
 
 def test_a_call_goes_out_and_its_output_comes_back(client: openai.OpenAI, service: ScriptedService) -> None:
-    service.script = Script(said(CALL[:30], CALL[30:]))
+    service.script = Script(answering(CALL[:30], CALL[30:]))
     asked = client.responses.create(
         model="scripted",
         input="Where is it?",
@@ -101,7 +101,7 @@ def test_a_call_goes_out_and_its_output_comes_back(client: openai.OpenAI, servic
     (call,) = asked.output
     assert call.type == "function_call" and call.name == "look_up" and json.loads(call.arguments) == {"city": "Ulm"}
     assert [tool.type for tool in asked.tools] == ["function"]
-    service.script = Script(said("In Ulm."))
+    service.script = Script(answering("In Ulm."))
     answered = client.responses.create(
         model="scripted",
         previous_response_id=asked.id,
@@ -117,16 +117,16 @@ def test_a_conversation_goes_on_but_instructions_do_not(client: openai.OpenAI, s
     first = client.responses.create(model="scripted", input="One?", instructions="Be brief.")
     second = client.responses.create(model="scripted", input="Two?", previous_response_id=first.id)
     client.responses.create(model="scripted", input="Three?", previous_response_id=second.id, instructions="Be long.")
-    told = [(message["role"], message["content"]) for message in service.requests[-1].messages]
+    received = [(message["role"], message["content"]) for message in service.requests[-1].messages]
     answer = ("assistant", "Hello there.")
-    assert told == [("system", "Be long."), ("user", "One?"), answer, ("user", "Two?"), answer, ("user", "Three?")]
+    assert received == [("system", "Be long."), ("user", "One?"), answer, ("user", "Two?"), answer, ("user", "Three?")]
     client.responses.delete(first.id)
     with pytest.raises(openai.BadRequestError) as gone:
         client.responses.create(model="scripted", input="Four?", previous_response_id=second.id)
     assert (gone.value.param, gone.value.code) == ("previous_response_id", "previous_response_not_found")
 
 
-def test_what_a_response_said_may_be_sent_back(client: openai.OpenAI, service: ScriptedService) -> None:
+def test_output_items_may_be_sent_back(client: openai.OpenAI, service: ScriptedService) -> None:
     first = client.responses.create(model="scripted", input="One?")
     given = [{"role": "user", "content": "One?"}, *(item.model_dump() for item in first.output)]
     given += [{"type": "reasoning", "id": "rs_1", "summary": []}, {"role": "user", "content": "Two?"}]
@@ -134,7 +134,7 @@ def test_what_a_response_said_may_be_sent_back(client: openai.OpenAI, service: S
     assert [m["content"] for m in service.requests[-1].messages] == ["One?", "Hello there.", "Two?"]
 
 
-def test_one_in_the_background_runs_without_its_client_and_can_be_cancelled(
+def test_a_background_response_runs_without_its_client_and_can_be_cancelled(
     client: openai.OpenAI, service: ScriptedService
 ) -> None:
     go = Signal()
@@ -193,7 +193,7 @@ def test_leaving_while_a_whole_answer_is_written_ends_it(url: str, service: Scri
     assert script.ended.wait()
 
 
-def test_one_that_is_deleted_while_it_runs_ends(http: httpx.Client, service: ScriptedService) -> None:
+def test_a_running_response_that_is_deleted_ends(http: httpx.Client, service: ScriptedService) -> None:
     script = service.script = Script([TextDelta("Hello", 1), Signal()])
     made = post(http, background=True).json()["id"]
     assert http.delete(f"/v1/responses/{made}").json() == {"id": made, "object": "response", "deleted": True}
@@ -201,8 +201,8 @@ def test_one_that_is_deleted_while_it_runs_ends(http: httpx.Client, service: Scr
     assert http.get(f"/v1/responses/{made}").status_code == 404
 
 
-# ---- what is kept ---------------------------------------------------------------------------------------------------
-def test_what_is_not_stored_is_nowhere_afterwards(http: httpx.Client) -> None:
+# ---- storage --------------------------------------------------------------------------------------------------------
+def test_a_response_that_is_not_stored_is_not_found_afterwards(http: httpx.Client) -> None:
     made = post(http, store=False).json()
     assert made["status"] == "completed" and made["store"] is False
     assert error_of(http.get(f"/v1/responses/{made['id']}"))[0] == 404
@@ -315,12 +315,12 @@ def test_a_conversation_that_is_too_long_is_cut_only_if_that_was_asked_for(
         ({"paceline": {"unknown": 1}}, "paceline.unknown"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(http: httpx.Client, fields: dict[str, object], param: str) -> None:
+def test_unsupported_requests_are_refused_by_name(http: httpx.Client, fields: dict[str, object], param: str) -> None:
     answer = post(http, **fields)
     assert error_of(answer)[:2] == (400, param), answer.text
 
 
-def test_what_is_not_here_is_not_found(http: httpx.Client) -> None:
+def test_an_unknown_response_is_not_found(http: httpx.Client) -> None:
     assert error_of(post(http, model="gpt-9")) == (404, "model", "model_not_found")
     for method, where in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
         assert error_of(http.request(method, f"/v1/responses/resp_unknown{where}")) == (404, "response_id", None)
@@ -382,8 +382,8 @@ def test_a_disk_that_refuses_ends_the_answer_and_not_the_server(
     assert post(http).json()["status"] == "completed"
 
 
-def test_what_an_agent_on_a_command_line_sends_is_served(http: httpx.Client, service: ScriptedService) -> None:
-    """As coding agents send it: tools of other hosts, no store, reasoning to be carried along."""
+def test_requests_of_command_line_agents_are_served(http: httpx.Client, service: ScriptedService) -> None:
+    """Coding agents send tools of other hosts, no store, and reasoning items of earlier answers."""
     given = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be careful."}]},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List the files."}]},

@@ -1,4 +1,4 @@
-"""The order of events, what they add up to, and what is left of a response that was cut anywhere."""
+"""Response events: their order, their replay, and responses that are interrupted anywhere."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_call_has_events_of_its_own_and_ids_of_its_own() -> None:
     assert call["id"].startswith("fc_") and call["call_id"].startswith("call_") and call["status"] == "completed"
 
 
-def test_what_looks_like_a_call_is_text_where_nothing_may_be_called() -> None:
+def test_a_call_is_text_where_nothing_may_be_called() -> None:
     assert text_of(final_of(events_of([TextDelta(CALL, 9), done()]))) == CALL
 
 
@@ -117,12 +117,12 @@ def test_an_answer_cut_by_its_limit_is_incomplete_and_says_why() -> None:
     assert final["output"][0]["status"] == "incomplete" and final["completed_at"] is None
 
 
-def test_an_answer_of_no_words_is_still_a_message() -> None:
+def test_an_empty_answer_is_still_a_message() -> None:
     final = final_of(events_of([done()]))
     assert [item["type"] for item in final["output"]] == ["message"] and text_of(final) == ""
 
 
-def test_citations_and_logprobs_are_told_in_events_and_in_the_end() -> None:
+def test_citations_and_logprobs_are_in_their_events_and_in_the_last_one() -> None:
     one = TokenLogprob("Hi", -0.5, (72, 105))
     cited = done("stop", citations=(Citation("cloud", "a b.md", "text", 0.5),), degraded="device_lost")
     events = events_of([TextDelta("Hi", 1, logprobs=((one, (one,)),)), cited])
@@ -181,7 +181,7 @@ def test_deltas_add_up_however_the_text_was_cut(answer: tuple[list[str], list[in
 
 
 @given(ANSWERS, st.data())
-def test_what_is_left_of_a_cut_response_is_what_was_told(
+def test_an_interrupted_response_keeps_the_text_of_its_events(
     answer: tuple[list[str], list[int], bool, str], data: st.DataObject
 ) -> None:
     texts, borders, calls, reason = answer
@@ -194,8 +194,8 @@ def test_what_is_left_of_a_cut_response_is_what_was_told(
     response = json.loads(last.data)["response"]
     assert (last.sequence, last.type) == (len(kept), "response.failed")
     assert response["status"] == "failed" and response["error"]["code"] == "server_error"
-    said = "".join(str(body["delta"]) for kind, body in events[: len(kept)] if kind == "response.output_text.delta")
-    assert text_of(response) == said
+    written = "".join(str(body["delta"]) for kind, body in events[: len(kept)] if kind == "response.output_text.delta")
+    assert text_of(response) == written
     assert all(item["status"] != "in_progress" for item in response["output"])
 
 

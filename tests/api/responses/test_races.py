@@ -1,4 +1,4 @@
-"""Questions about a response that ends, goes or stays unfinished while they are answered."""
+"""Requests for a response that meanwhile ends, is deleted or stays unfinished."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ T = TypeVar("T")
 
 
 class Ending:
-    """Lets a response end after the n-th question to its log has been answered, and before that answer is used."""
+    """Lets a response end after the n-th query to its log has returned, and before the result is used."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, service: ScriptedService) -> None:
         self.after = 0
         self.go = Signal()
         service.script = Script([TextDelta("Hello", 1), self.go, TextDelta(" there.", 1), done()])
-        ask = EventLog.query
+        query = EventLog.query
 
-        async def asked(log: EventLog, question: Callable[[], T]) -> T:
-            answer = await ask(log, question)
+        async def observed(log: EventLog, run: Callable[[], T]) -> T:
+            answer = await query(log, run)
             self.after -= 1
             if self.after == 0:
                 self.go.set()
@@ -40,11 +40,11 @@ class Ending:
                         await asyncio.sleep(0.001)
             return answer
 
-        monkeypatch.setattr(EventLog, "query", asked)
+        monkeypatch.setattr(EventLog, "query", observed)
 
 
 def begun(http: httpx.Client) -> str:
-    """A response in the background, which has said something."""
+    """The id of a background response that has written some text."""
     made = str(post(http, background=True, stream=False).json()["id"])
     with http.stream("GET", f"/v1/responses/{made}", params={"stream": "true"}) as stream:
         assert any("Hello" in part for part in stream.iter_text())
@@ -53,7 +53,7 @@ def begun(http: httpx.Client) -> str:
 
 @pytest.mark.parametrize("after", [1, 2])
 @pytest.mark.parametrize(("method", "where"), [("GET", ""), ("POST", "/cancel")])
-def test_one_that_ends_while_it_is_fetched_has_not_failed(
+def test_a_response_that_ends_while_it_is_fetched_has_not_failed(
     http: httpx.Client,
     service: ScriptedService,
     monkeypatch: pytest.MonkeyPatch,
@@ -73,7 +73,7 @@ def test_one_that_ends_while_it_is_fetched_has_not_failed(
     assert http.get(f"/v1/responses/{made}").json()["status"] == "completed"
 
 
-def test_one_that_ends_while_it_is_continued_is_not_mistaken(
+def test_a_response_that_ends_while_it_is_continued_has_not_failed(
     http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ending = Ending(monkeypatch, service)
@@ -84,7 +84,7 @@ def test_one_that_ends_while_it_is_continued_is_not_mistaken(
 
 
 @pytest.mark.parametrize(("method", "where"), [("GET", ""), ("POST", "/cancel")])
-def test_one_that_is_deleted_while_it_is_fetched_is_not_found(
+def test_a_response_that_is_deleted_while_it_is_fetched_is_not_found(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch, method: str, where: str
 ) -> None:
     made = post(http, background=True).json()["id"]
@@ -92,9 +92,9 @@ def test_one_that_is_deleted_while_it_is_fetched_is_not_found(
     find = EventLog.find
 
     async def deleted(log: EventLog, response: str, **options: bool) -> ResponseRecord | None:
-        header = await find(log, response, **options)
+        record = await find(log, response, **options)
         await log.delete(response)
-        return header
+        return record
 
     monkeypatch.setattr(EventLog, "find", deleted)
     assert error_of(http.request(method, f"/v1/responses/{made}{where}")) == (404, "response_id", None)
@@ -113,7 +113,7 @@ def test_a_stream_may_begin_beyond_any_end(http: httpx.Client, service: Scripted
     assert http.get(f"/v1/responses/{made}", params=query).content == b""
 
 
-def test_one_whose_writing_failed_midway_has_an_end_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_whose_writing_failed_midway_has_an_end_for_every_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     service = ScriptedService()
     go = Signal()
     service.script = Script([TextDelta("Hello", 1), go, TextDelta(" there.", 1), done()])
@@ -142,7 +142,7 @@ def test_one_whose_writing_failed_midway_has_an_end_for_all_who_ask(monkeypatch:
         assert service.requests[-1].messages[1]["content"] == "Hello"
 
 
-def test_one_that_is_too_old_to_be_shown_can_be_deleted() -> None:
+def test_an_expired_response_can_be_deleted() -> None:
     with serving(ScriptedService(), retention=Retention(max_age=0.05)) as url, client_of(url) as http:
         path = f"/v1/responses/{post(http).json()['id']}"
         while http.get(path).status_code == 200:

@@ -1,4 +1,4 @@
-"""A response outlives its clients, and what was said outlives the server: every event exactly once."""
+"""Responses survive the loss of clients and of the server: every event is received exactly once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from paceline.runtime.service import TextDelta
-from tests.api.scripted import WAIT, Script, ScriptedService, Signal, client_of, done, said, serving
+from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, client_of, done, serving
 from tests.server.test_programs import ROOT, command
 
 INTERRUPTIONS = 100
@@ -25,7 +25,7 @@ EVENT = re.compile(rb"event: (\S+)\ndata: ([^\n]*)\n\n")
 
 
 def events_in(received: bytes) -> list[dict[str, Any]]:
-    """The whole events among these bytes; what was cut is nobody's."""
+    """The complete events in these bytes."""
     events = []
     for match in EVENT.finditer(received):
         event = json.loads(match[2])
@@ -35,7 +35,7 @@ def events_in(received: bytes) -> list[dict[str, Any]]:
 
 
 def read(answer: httpx.Response, events: int, extra: int = 0) -> list[dict[str, Any]]:
-    """Reads until there are so many whole events and `extra` bytes more, or the stream ends."""
+    """Read that many complete events and `extra` bytes more, or up to the end of the stream."""
     received = bytearray()
     enough: int | None = None
     for part in answer.iter_raw(chunk_size=7):
@@ -69,7 +69,7 @@ def test_interrupted_a_hundred_times_at_random_every_event_comes_exactly_once(tm
             with asking as answer:
                 gate.set()
                 written += len(group) + (2 if interruption == 0 else 0)  # output_item.added, content_part.added
-                # Cut between two events or within one, of those that are there by now.
+                # Disconnect between two events or within one, of those already sent.
                 wanted = chance.randint(1 if interruption == 0 else 0, written - len(received))
                 more = written - len(received) - wanted
                 if wanted:
@@ -88,7 +88,7 @@ def test_interrupted_a_hundred_times_at_random_every_event_comes_exactly_once(tm
 def test_many_at_once_do_not_mix(tmp_path: Path) -> None:
     service = ScriptedService()
     texts = [f"{number} " for number in range(50)]
-    service.script = Script(said(*texts))
+    service.script = Script(answering(*texts))
     with serving(service, state=tmp_path) as url, client_of(url) as http, ThreadPoolExecutor(16) as threads:
 
         def ask(number: int) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def test_many_at_once_do_not_mix(tmp_path: Path) -> None:
 # ---- real programs --------------------------------------------------------------------------------------------------
 @contextmanager
 def server(state: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A program with the fake model, killed at the end."""
+    """The server program with the fake model, killed at the end."""
     process = subprocess.Popen(
         command("serve", "--model", "fake", "--port", "0", "--state-dir", str(state), *arguments),
         cwd=ROOT,
@@ -125,7 +125,7 @@ def server(state: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str]
         process.communicate(timeout=WAIT)
 
 
-def test_a_killed_server_keeps_what_it_said_and_says_that_it_was_restarted(tmp_path: Path) -> None:
+def test_a_killed_server_keeps_its_responses_and_marks_the_interrupted_one(tmp_path: Path) -> None:
     body = {"model": "fake", "input": "Hi", "stream": True, "background": True, "max_output_tokens": 500, "seed": 1}
     with server(tmp_path, "--emulate", "forward=20ms") as (process, http):
         finished = http.post(
@@ -149,7 +149,7 @@ def test_a_killed_server_keeps_what_it_said_and_says_that_it_was_restarted(tmp_p
         assert http.get(f"/v1/responses/{finished.json()['id']}").json() == finished.json()
 
 
-def test_a_stopped_server_ends_what_runs_in_the_background_first(tmp_path: Path) -> None:
+def test_a_stopped_server_ends_background_responses_first(tmp_path: Path) -> None:
     with server(tmp_path, "--emulate", "forward=5ms") as (process, http):
         body = {"model": "fake", "input": "Hi", "background": True, "max_output_tokens": 50, "seed": 1}
         made = http.post("/v1/responses", json=body).json()

@@ -1,4 +1,4 @@
-"""`file_search`: the vector stores an answer reads, and what it says of its search."""
+"""`file_search`: the vector stores an answer reads, and the results it returns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def raw(reading: tuple[ScriptedService, str]) -> Iterator[httpx.Client]:
         yield made
 
 
-def test_an_answer_reads_the_stores_it_is_told_to_and_cites_their_files(
+def test_an_answer_reads_the_named_stores_and_cites_their_files(
     reading: tuple[ScriptedService, str], ann: openai.OpenAI
 ) -> None:
     service, url = reading
@@ -76,7 +76,7 @@ def test_an_answer_reads_the_stores_it_is_told_to_and_cites_their_files(
         assert again.status_code == 200 and json.loads(again.content)["tools"][0]["vector_store_ids"] == [store.id]
 
 
-def test_what_was_found_is_told_whichever_side_decided_the_answer(
+def test_search_results_are_returned_whichever_side_decides_the_answer(
     reading: tuple[ScriptedService, str], ann: openai.OpenAI
 ) -> None:
     service, _ = reading

@@ -1,4 +1,4 @@
-"""Answers that read vector stores, and say so: a real node with the fake model behind a real server."""
+"""Answers that read and cite vector stores: a real node with the fake model behind a real server."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_store_of_another_key_is_not_there(bert: openai.OpenAI, store: tuple[s
         )
 
 
-def test_what_a_deleted_file_said_is_read_no_more(ann: openai.OpenAI) -> None:
+def test_a_deleted_file_is_not_read_any_more(ann: openai.OpenAI) -> None:
     vector_store = ann.vector_stores.create().id
     file = ann.vector_stores.files.upload_and_poll(
         vector_store_id=vector_store, file=("boat.txt", BOAT.encode()), poll_interval_ms=POLL

@@ -1,4 +1,4 @@
-"""`/v1/files` and `/v1/vector_stores` by OpenAI's own client against a real server, and what is refused."""
+"""`/v1/files` and `/v1/vector_stores` with OpenAI's own client against a real server, and refused requests."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_static_chunking_is_honoured(ann: openai.OpenAI) -> None:
     assert numbers[0] >= 15 > numbers[1] >= 4
 
 
-def test_what_one_key_made_another_does_not_find(ann: openai.OpenAI, bert: openai.OpenAI) -> None:
+def test_objects_of_one_key_are_not_found_by_another(ann: openai.OpenAI, bert: openai.OpenAI) -> None:
     file = ann.files.create(file=("boat.txt", BOAT.encode()), purpose="assistants")
     store = ann.vector_stores.create(file_ids=[file.id])
     ann.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=POLL)
@@ -238,7 +238,7 @@ def test_a_file_beyond_the_limit_is_refused_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(uploads, "MAX_FILE_BYTES", 100_000)
     before = raw.get("/v1/files").json()["data"]
-    for size in (100_001, 300_000):  # seen when it is whole; seen by what is declared
+    for size in (100_001, 300_000):  # found when the file is complete; found by content-length
         answer = raw.post("/v1/files", files={"file": ("x", b"x" * size)}, data={"purpose": "batch"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
     boundary = {"content-type": "multipart/form-data; boundary=b"}
@@ -261,7 +261,7 @@ def test_an_upload_that_is_cut_off_leaves_nothing(raw: httpx.Client, library_url
     assert raw.get("/v1/files").json()["data"] == before
 
 
-def test_what_cannot_be_an_upload_is_refused_by_name(raw: httpx.Client) -> None:
+def test_an_invalid_upload_is_refused_by_name(raw: httpx.Client) -> None:
     x, form = {"file": ("x", b"x")}, {"content-type": "multipart/form-data; boundary=b"}
     part = b'--b\r\ncontent-disposition: form-data; name="%s"; filename="x"\r\n\r\nx\r\n'
     cases = [
@@ -321,7 +321,7 @@ def test_what_cannot_be_an_upload_is_refused_by_name(raw: httpx.Client) -> None:
         ("/{store}/search", {"query": "x", "filters": {"type": "and", "filters": []}}, "filters.filters"),
     ],
 )
-def test_what_cannot_be_asked_of_a_store_is_refused_by_name(
+def test_an_invalid_store_request_is_refused_by_name(
     raw: httpx.Client, path: str, body: dict[str, object], param: str
 ) -> None:
     store = raw.post("/v1/vector_stores", json={}).json()["id"]
@@ -345,7 +345,7 @@ def test_filters_have_a_size(raw: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=101", "limit=x", "limit=", "order=up", "after=vs_0", "before=vs_0"]
 )
-def test_what_cannot_be_a_page_is_refused(raw: httpx.Client, query: str) -> None:
+def test_an_invalid_page_query_is_refused(raw: httpx.Client, query: str) -> None:
     answer = raw.get(f"/v1/vector_stores?{query}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.partition("=")[0])
 
