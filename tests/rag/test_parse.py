@@ -1,3 +1,5 @@
+"""Parsing: titles, refusals, and finding files in folders."""
+
 from __future__ import annotations
 
 import os
@@ -41,7 +43,7 @@ def test_a_byte_order_mark_and_other_line_ends_do_not_change_the_document() -> N
         ("a.txt", "word " * 40 + "\n\nrest", ""),
     ],
 )
-def test_the_title_is_a_heading_or_a_short_first_line_that_stands_alone(name: str, text: str, title: str) -> None:
+def test_the_title_is_a_heading_or_a_short_separate_first_line(name: str, text: str, title: str) -> None:
     assert parse(name, text.encode()).title == title
 
 
@@ -58,12 +60,12 @@ def test_the_title_is_a_heading_or_a_short_first_line_that_stands_alone(name: st
     ],
     ids=["blanks", "words", "marks", "hashes", "setext", "setext blanks", "setext tabs"],
 )
-def test_the_largest_hostile_first_lines_are_read_at_once(hostile: bytes) -> None:
-    """What backtracks over them, even once a character, does not end within the time that a test may take."""
+def test_the_largest_hostile_first_lines_are_parsed_quickly(hostile: bytes) -> None:
+    """A parser that backtracks, even once per character, exceeds the time limit of a test."""
     assert len(parse("notes.md", hostile).title) <= MAX_TITLE
 
 
-def test_each_unreadable_content_is_refused_with_what_to_do() -> None:
+def test_unreadable_content_is_refused_with_advice() -> None:
     assert "save it as UTF-8" in refusal("a.txt", "Grüße".encode("latin-1"))
     assert "save it as UTF-8" in refusal("a.txt", "text".encode("utf-16"))
     assert "convert it" in refusal("a.txt", b"PK\0\0\0")
@@ -91,7 +93,7 @@ def test_a_missing_huge_or_special_file_is_refused_without_reading_it_whole(tmp_
             read_file(FoundFile(path, path.name))
 
 
-def test_folders_are_walked_and_what_is_left_out_is_reported(tmp_path: Path) -> None:
+def test_folders_are_walked_and_skipped_entries_are_reported(tmp_path: Path) -> None:
     root, outside = tmp_path / "notes", tmp_path / "secret.txt"
     (root / "deep" / "er").mkdir(parents=True)
     (root / ".git").mkdir()

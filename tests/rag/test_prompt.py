@@ -1,3 +1,5 @@
+"""Queries from conversations, and documents truncated to fit their prompts."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +41,7 @@ def said(*texts: str) -> list[dict[str, object]]:
         ([], ""),
     ],
 )
-def test_the_query_is_the_last_question_with_what_it_points_back_to(
+def test_the_query_is_the_last_question_with_the_one_it_depends_on(
     messages: Sequence[Mapping[str, object]], query: str
 ) -> None:
     assert query_of(messages) == query
@@ -59,7 +61,7 @@ def test_relevance_is_the_cosine_over_one_temperature() -> None:
     assert relevance(PASSAGE, 0.25) == pytest.approx(2.0)
 
 
-def test_a_passage_reads_as_its_title_and_its_text() -> None:
+def test_a_passage_stands_in_the_prompt_as_title_and_text() -> None:
     assert passages_text(PASSAGE) == "Harbour rules\nNo swimming after dusk. Dogs stay on a lead."
     assert passages_text(Passage("a", 1, "", " text\n", 0.1)) == "text"
 

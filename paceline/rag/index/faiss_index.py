@@ -1,7 +1,7 @@
-"""Vectors to nearest ids: FAISS, and the file it is kept in between runs.
+"""Vector search: a FAISS index, and the file that stores it between runs.
 
-Derived data: whatever is wrong with the file, it is built again from the rows it came from. Knows neither texts nor
-SQLite. Flat up to IVF_ROWS vectors, where a search takes some 10 ms; an inverted file beyond.
+Derived data: a missing, stale or damaged file is rebuilt from the rows. Knows nothing of texts or SQLite. Flat up to
+IVF_ROWS vectors, where a search takes about 10 ms; an inverted file (IVF) above.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _logger = logging.getLogger("paceline.rag")
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """For one query: FAISS wakes a team of threads even for that, and waits for milliseconds where cores are taken.
+    """Limit FAISS to the calling thread: for a single query, waking its thread team takes milliseconds on busy cores.
 
-    OpenMP keeps the number per calling thread.
+    OpenMP keeps the number of threads per calling thread.
     """
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
@@ -50,7 +50,7 @@ class VectorIndex:
             self._index = faiss.IndexIDMap2(flat)
         else:
             lists = 2 * math.isqrt(len(ids))
-            # An IVF keeps ids of its own; under an id map it could not remove any.
+            # An IVF stores ids itself; inside an id map it could not remove any.
             self._index = faiss.IndexIVFFlat(flat, vectors.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
             self._index.train(vectors[:: max(1, len(vectors) // (_SAMPLE * lists))])
             self._index.nprobe = max(1, lists // 8)
@@ -59,7 +59,7 @@ class VectorIndex:
 
     @property
     def fits(self) -> bool:
-        """False once it has grown or shrunk so much that it should be built anew."""
+        """False once the number of vectors calls for the other kind of index, so that it should be rebuilt."""
         flat = isinstance(self._index, faiss.IndexIDMap2)
         return len(self.ids) <= 2 * IVF_ROWS if flat else len(self.ids) > IVF_ROWS // 2
 
@@ -68,23 +68,23 @@ class VectorIndex:
         self.ids.update(ids.tolist())
 
     def remove(self, ids: Iterable[int]) -> None:
-        gone = np.fromiter(ids, np.int64)
-        self._index.remove_ids(faiss.IDSelectorBatch(gone))
-        self.ids.difference_update(gone.tolist())
+        removed = np.fromiter(ids, np.int64)
+        self._index.remove_ids(faiss.IDSelectorBatch(removed))
+        self.ids.difference_update(removed.tolist())
 
     def search(
-        self, vector: NDArray[np.float32], k: int, among: NDArray[np.int64] | None = None
+        self, vector: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None = None
     ) -> list[tuple[int, float]]:
-        """(id, cosine similarity), best first; fewer than k if there are not as many. `among`: no others than these."""
-        k = min(k, len(self.ids) if among is None else len(among))
+        """At most k pairs (id, cosine similarity), best first. `allowed`: only these ids, all indexed; None: all."""
+        k = min(k, len(self.ids) if allowed is None else len(allowed))
         if k < 1:
             return []
         parameters = None
-        selector = None if among is None else faiss.IDSelectorBatch(among)  # held here while faiss reads it
+        selector = None if allowed is None else faiss.IDSelectorBatch(allowed)  # referenced here while faiss reads it
         if selector is not None:
             if isinstance(self._index, faiss.IndexIDMap2):
                 parameters = faiss.SearchParameters()
-            else:  # few wanted of many could all lie in lists that are not looked at: then look at all
+            else:  # the few allowed ids could all be in lists that are not probed: probe all
                 parameters = faiss.SearchParametersIVF()
                 parameters.nprobe = self._index.nlist
             parameters.sel = selector
@@ -93,7 +93,7 @@ class VectorIndex:
         return [(int(i), float(score)) for i, score in zip(ids[0], scores[0], strict=True) if i >= 0]
 
     def image(self, stamp: str) -> IndexImage:
-        """For its file. `stamp`: of which rows it is made."""
+        """A copy of the index for its file. `stamp`: identifies the rows it was built from."""
         return IndexImage(stamp, faiss.serialize_index(self._index))
 
     def save(self, path: Path, stamp: str) -> None:
@@ -103,7 +103,7 @@ class VectorIndex:
 
     @classmethod
     def load(cls, path: Path, stamp: str) -> VectorIndex | None:
-        """None when there is no file, or it is of other rows, or damaged."""
+        """The index in a file; None when the file is missing, damaged, or built from rows of another stamp."""
         try:
             data = path.read_bytes()
         except OSError:
@@ -126,46 +126,46 @@ class VectorIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexImage:
-    """A copy of an index as its file holds it. A failure is logged only: the index can always be built again."""
+    """A serialised index. Failures to write are only logged, since the index can always be rebuilt."""
 
     stamp: str
     payload: NDArray[np.uint8]
 
     def write(self, path: Path) -> bool:
-        """Beside the file, which `publish` replaces in one step."""
+        """Write a temporary file, which `publish` renames to `path`. False if that failed."""
         try:
-            descriptor = os.open(_aside(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            descriptor = os.open(_temporary(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(_seal(self.stamp, self.payload.data))
                 stream.write(self.payload.data)
         except OSError as error:
-            _complain(path, error)
+            _log_failure(path, error)
             return False
         return True
 
     def publish(self, path: Path) -> None:
         try:
-            _aside(path).replace(path)
+            _temporary(path).replace(path)
         except OSError as error:
-            _complain(path, error)
+            _log_failure(path, error)
 
 
 def remove(path: Path) -> None:
-    """The file, and one that is being written beside it."""
-    for file in (path, _aside(path)):
+    """Remove the index file, and the temporary one beside it."""
+    for file in (path, _temporary(path)):
         file.unlink(missing_ok=True)
 
 
-def _aside(path: Path) -> Path:
-    return path.with_suffix(".new")  # a fixed name: what a crash leaves behind is overwritten next time
+def _temporary(path: Path) -> Path:
+    return path.with_suffix(".new")  # a fixed name, so that the remains of a crash are overwritten
 
 
-def _complain(path: Path, error: OSError) -> None:
+def _log_failure(path: Path, error: OSError) -> None:
     _logger.warning("the index file %s was not written (%s); it will be built again", path, error.strerror)
 
 
 def _seal(stamp: str, payload: bytes | memoryview) -> bytes:
-    """32 bytes that say of which rows the payload was built, and that it is whole."""
+    """A 32-byte hash of stamp and payload: detects damage and other rows."""
     digest = hashlib.sha256(stamp.encode() + b"\0")
     digest.update(payload)
     return digest.digest()

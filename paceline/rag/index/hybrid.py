@@ -1,7 +1,7 @@
-"""Query vector and words to chunk ids: keeps the FAISS and BM25 indexes in step with the rows.
+"""Hybrid search: chunk ids for a query, from FAISS and BM25 indexes kept consistent with the rows.
 
-Rows may change under it, by this process or another: `refresh` compares generations and takes in the difference.
-Everything here must be called while the database is being read, so that indexes and rows are of one moment.
+This or another process may change the rows at any time: `refresh` compares generations and applies the difference.
+Everything here must be called inside a read transaction, so that indexes and rows are of the same snapshot.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from paceline.rag.index.faiss_index import IndexImage, VectorIndex, remove
 from paceline.rag.records import Selection, titled
 
 FILE = "index.faiss"
-_KEPT = 8  # selections whose word indexes are kept
+_MAX_CACHED = 8  # selections whose ids and word indexes are cached
 
 
 @dataclass(slots=True)
 class _Words:
-    """The BM25 index of some collections, alone: what others hold changes no rank in it."""
+    """The BM25 index of one selection of collections; the content of others does not affect its ranks."""
 
-    ids: NDArray[np.int64]  # of their chunks
+    ids: NDArray[np.int64]  # of the indexed chunks
     index: BM25Index
 
 
 class HybridIndex:
-    """One thread at a time."""
+    """The vector index of a whole store and the word indexes of recently searched collections. One thread at a time."""
 
     def __init__(self, path: Path, database: Database, dimensions: int) -> None:
         self._path = path  # of the index file
         self._database = database
         self._dimensions = dimensions
         self._vector_index = VectorIndex(np.empty(0, np.int64), np.empty((0, dimensions), np.float32))
-        self._ids: dict[tuple[str, ...], NDArray[np.int64]] = {}  # of the chunks of collections, until the next change
-        self._words: dict[tuple[str, ...], _Words] = {}  # built by the first search after a change; last used last
-        self._stamp = ""  # of which rows the vector index was made: store and generation
-        self._stamp_of_file = ""
+        self._ids: dict[tuple[str, ...], NDArray[np.int64]] = {}  # chunk ids by collections, until the next change
+        self._words: dict[tuple[str, ...], _Words] = {}  # by collections, rebuilt after changes; last used last
+        self._stamp = ""  # store and generation of the rows that the vector index was built from
+        self._file_stamp = ""  # the same of the index file
 
     @property
     def num_chunks(self) -> int:
         return len(self._vector_index.ids)
 
     def refresh(self) -> None:
-        """Raises ConfigError when the store was meanwhile indexed again with another embedder."""
+        """Apply changes of the rows. Raises ConfigError when the store was meanwhile indexed with another embedder."""
         meta = self._database.meta()
         self._database.check_embedder(meta)
         stamp = f"{meta['store']} {meta['generation']}"
@@ -58,35 +58,36 @@ class HybridIndex:
         if self._stamp.startswith(meta["store"]):
             self._update()
         elif loaded := VectorIndex.load(self._path, stamp):
-            self._vector_index, self._stamp_of_file = loaded, stamp
+            self._vector_index, self._file_stamp = loaded, stamp
         else:
             self._vector_index = VectorIndex(*self._vectors(""))
         self._stamp = stamp
         self._ids.clear()
 
     def image(self) -> IndexImage | None:
-        """What the index file should hold; None where it does."""
-        return None if self._stamp == self._stamp_of_file else self._vector_index.image(self._stamp)
+        """The content for the index file; None if the file is up to date."""
+        return None if self._stamp == self._file_stamp else self._vector_index.image(self._stamp)
 
     def publish(self, image: IndexImage) -> bool:
-        """What was written beside the index file takes its place. False, and nothing done, if rows changed meanwhile:
-        what has gone must not come back in a file."""
+        """Replace the index file by the image written beside it. False, and nothing done, if rows changed meanwhile:
+        removed vectors must not return to the disk.
+        """
         if image.stamp != self._stamp:
             return False
         image.publish(self._path)
-        self._stamp_of_file = image.stamp
+        self._file_stamp = image.stamp
         return True
 
     def drop_file(self) -> None:
-        """No vector is in an index file then; without one it is built from the rows."""
+        """Remove the index file, so that no vector is left in it. Without a file, the index is built from the rows."""
         remove(self._path)
-        self._stamp_of_file = ""
+        self._file_stamp = ""
 
     def selected(self, selection: Selection) -> NDArray[np.int64]:
-        """(n,) ids of the chunks that are searched."""
+        """(n,) ids of the chunks in a selection."""
         if selection.document_ids is None:
             if selection.collections not in self._ids:
-                for oldest in list(self._ids)[: 1 - _KEPT]:
+                for oldest in list(self._ids)[: 1 - _MAX_CACHED]:
                     del self._ids[oldest]
                 self._ids[selection.collections] = self._select(selection)
             return self._ids[selection.collections]
@@ -101,35 +102,36 @@ class HybridIndex:
         return np.fromiter((row[0] for row in rows), np.int64)
 
     def candidates(
-        self, query: str, vector: NDArray[np.float32], wanted: int, selection: Selection, among: NDArray[np.int64]
+        self, query: str, vector: NDArray[np.float32], limit: int, selection: Selection, selected: NDArray[np.int64]
     ) -> tuple[list[tuple[int, float]], float]:
-        """(chunk id, cosine), best first by both kinds of search; up to `wanted` of each. `among`: `selected` of it.
+        """Pairs (chunk id, cosine), best first by rank fusion, from at most `limit` hits of each kind of search; and an
+        upper bound of the cosines of all other chunks, exact unless an inverted file was searched.
 
-        And the greatest cosine that any other chunk may have: exact unless an inverted file was searched.
+        selected: `self.selected(selection)`.
         """
-        found = self._vector_index.search(vector, wanted, None if len(among) == self.num_chunks else among)
-        others = found[-1][1] if found and len(found) == wanted < len(among) else -math.inf
+        found = self._vector_index.search(vector, limit, None if len(selected) == self.num_chunks else selected)
+        others = found[-1][1] if found and len(found) == limit < len(selected) else -math.inf
         scores = dict(found)
         index = self._word_index(selection.collections)
         if index is None:
             return found, others
         order = rank_fusion(
-            list(scores), index.search(query, wanted, None if selection.document_ids is None else set(among.tolist()))
+            list(scores), index.search(query, limit, None if selection.document_ids is None else set(selected.tolist()))
         )
         return [(i, scores[i] if i in scores else self._cosine(vector, i)) for i in order], others
 
     def _word_index(self, collections: tuple[str, ...]) -> BM25Index | None:
-        """None where there are too many chunks for it."""
-        there = self.selected(Selection(collections))
+        """The BM25 index of these collections; None where they have more than MAX_ROWS chunks."""
+        ids = self.selected(Selection(collections))
         known = self._words.pop(collections, None)
-        if known is None or not np.array_equal(known.ids, there):  # ids are never used twice: equal ids, equal texts
-            if len(there) > MAX_ROWS:
+        if known is None or not np.array_equal(known.ids, ids):  # ids are never reused: equal ids mean equal texts
+            if len(ids) > MAX_ROWS:
                 return None
             where, parameters = _collections(collections)
             rows = self._database.execute(f"SELECT title, text FROM {where} ORDER BY chunks.id", *parameters).fetchall()
-            known = _Words(there, BM25Index(there.tolist(), [titled(title, text) for title, text in rows]))
+            known = _Words(ids, BM25Index(ids.tolist(), [titled(title, text) for title, text in rows]))
         self._words[collections] = known
-        for oldest in list(self._words)[:-_KEPT]:
+        for oldest in list(self._words)[:-_MAX_CACHED]:
             del self._words[oldest]
         return known.index
 
@@ -138,11 +140,12 @@ class HybridIndex:
         return float(vector @ np.frombuffer(blob, "<f4"))
 
     def _update(self) -> None:
-        there = {row[0] for row in self._database.execute("SELECT id FROM chunks")}
-        if gone := self._vector_index.ids - there:
-            self._vector_index.remove(gone)
-        if new := there - self._vector_index.ids:
-            # Ids only grow, so the new ones are the last.
+        """Bring the vector index in line with the rows, or rebuild it where it no longer fits their number."""
+        ids = {row[0] for row in self._database.execute("SELECT id FROM chunks")}
+        if removed := self._vector_index.ids - ids:
+            self._vector_index.remove(removed)
+        if new := ids - self._vector_index.ids:
+            # Ids only grow, so the new ones are the largest.
             self._vector_index.add(*self._vectors("WHERE id >= ?", min(new)))
         if not self._vector_index.fits:
             self._vector_index = VectorIndex(*self._vectors(""))
@@ -154,6 +157,6 @@ class HybridIndex:
 
 
 def _collections(names: tuple[str, ...]) -> tuple[str, list[object]]:
-    """The chunks of these collections: what follows FROM, and its parameters."""
+    """SQL after FROM for the chunks of these collections, and its parameters."""
     marks = ", ".join("?" * len(names))
     return f"chunks JOIN documents ON documents.id = document WHERE collection IN ({marks})", list(names)

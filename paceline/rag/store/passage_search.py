@@ -39,14 +39,14 @@ class PassageSearch:
         vector = self._embedder.embed([query])[0]
         with self._connection.reading() as database:
             self._index.refresh()
-            chunk_ids = self._index.selected(selection)
-            num_candidates = max(_CANDIDATES, 4 * k)
+            selected = self._index.selected(selection)
+            limit = max(_CANDIDATES, 4 * k)
             while True:
-                candidates, others = self._index.candidates(query, vector, num_candidates, selection, chunk_ids)
+                candidates, others = self._index.candidates(query, vector, limit, selection, selected)
                 passages = _passages(database, [hit for hit in candidates if hit[1] >= min_score], k)
                 if len(passages) == k or others < min_score:
                     return passages
-                num_candidates *= 4  # many copies of one text
+                limit *= 4  # many copies of one text
 
     def save_index(self) -> bool:
         """As `DocumentStore.save_index`."""

@@ -1,3 +1,5 @@
+"""Search quality of MiniLM with BM25 on a small corpus."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,7 +9,7 @@ import pytest
 from paceline.rag.minilm import MiniLMEmbedder
 from paceline.rag.store.documents import DocumentStore
 
-# Twelve documents in four groups that are easy to mistake for each other, and a question to each in other words.
+# Twelve documents in four groups of similar ones, each with a question in other words.
 CORPUS = {
     "flat.md": (
         "# Tenancy agreement\n\nThe flat at 14 Mill Lane is let to Ann Bell from 1 March. The rent is 820 euros a "

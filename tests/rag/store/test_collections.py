@@ -1,4 +1,4 @@
-"""Collections in one store: each is searched alone, and a store of the format before has only the first."""
+"""Collections in one store: each is searched separately. Stores of versions 1 and 2 are migrated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> Iterator[DocumentStore]:
 
 
 def put(folder: Path, collection: str, file: str, *texts: str) -> None:
-    """A document of an uploaded file, by a connection of its own."""
+    """Insert a document of an uploaded file through a separate connection."""
     embedder = HashEmbedder()
     database = Database(folder, embedder=embedder.name, dimensions=embedder.dimensions)
     chunks = [Chunk(0, len(text), text, "") for text in texts]
@@ -55,27 +55,29 @@ def put(folder: Path, collection: str, file: str, *texts: str) -> None:
     database.close()
 
 
-def test_an_answer_reads_what_it_is_told_to(store: DocumentStore, tmp_path: Path) -> None:
+def test_a_search_covers_exactly_its_selection(store: DocumentStore, tmp_path: Path) -> None:
     own = store.add_text("boat.txt", BOAT, zone="device")
     for collection, file in (("a", "file-1"), ("a", "file-2"), ("b", "file-1")):
         put(tmp_path, collection, file, f"The red boat in {collection} of {file}.")
 
-    def found(*collections: str, among: frozenset[str] | None = None) -> set[tuple[str, str]]:
-        passages = store.search("the red boat", 10, Selection(collections, among), min_score=-1.0)
+    def found(*collections: str, document_ids: frozenset[str] | None = None) -> set[tuple[str, str]]:
+        passages = store.search("the red boat", 10, Selection(collections, document_ids), min_score=-1.0)
         return {(passage.file_id, passage.text) for passage in passages}
 
     assert [passage.file_id for passage in store.search("the red boat", 10)] == [own.id]
     assert found("a") == {(f"file-{i}", f"The red boat in a of file-{i}.") for i in (1, 2)}
     assert found("b", "default") == {("file-1", "The red boat in b of file-1."), (own.id, BOAT)}
-    assert found("a", among=frozenset({"doc-a-file-2", "doc-b-file-1"})) == {("file-2", "The red boat in a of file-2.")}
-    assert found("a", among=frozenset()) == found("nothing") == found() == set()
+    assert found("a", document_ids=frozenset({"doc-a-file-2", "doc-b-file-1"})) == {
+        ("file-2", "The red boat in a of file-2.")
+    }
+    assert found("a", document_ids=frozenset()) == found("nothing") == found() == set()
     assert [store.count(Selection(names)) for names in (("default",), ("a",), ("a", "b"), ())] == [1, 2, 3, 0]
     assert store.count(Selection(("a",), frozenset({"doc-a-file-1", "doc-b-file-1"}))) == 1
     assert [document.name for document in store.documents()] == ["boat.txt"]
     assert store.remove("note.txt") == 0, "an upload is not removed by its name"
 
 
-def test_what_others_hold_changes_no_rank_and_no_score(store: DocumentStore, tmp_path: Path) -> None:
+def test_other_collections_do_not_affect_ranks_and_scores(store: DocumentStore, tmp_path: Path) -> None:
     for i in range(12):
         store.add_text(f"{i}.txt", f"The boat number {i} of Ann is {'red' if i % 3 else 'blue'}.", zone="device")
     before = [(p.text, p.score) for p in store.search("red boat of Ann", 12)]
@@ -83,7 +85,7 @@ def test_what_others_hold_changes_no_rank_and_no_score(store: DocumentStore, tmp
     assert [(p.text, p.score) for p in store.search("red boat of Ann", 12)] == before
 
 
-def test_a_small_collection_is_searched_whole_in_an_inverted_file(
+def test_a_small_collection_in_an_inverted_file_is_searched_completely(
     store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_module, "IVF_ROWS", 400)
@@ -94,7 +96,7 @@ def test_a_small_collection_is_searched_whole_in_an_inverted_file(
     assert {passage.text for passage in found} == texts
 
 
-def test_a_store_of_the_format_before_opens_and_keeps_its_documents(tmp_path: Path) -> None:
+def test_a_store_of_version_1_opens_and_keeps_its_documents(tmp_path: Path) -> None:
     vector = HashEmbedder().embed([BOAT])[0].astype("<f4").tobytes()
     with closing(sqlite3.connect(tmp_path / database_module.FILE)) as connection:
         connection.executescript(FORMAT_1)
@@ -102,7 +104,7 @@ def test_a_store_of_the_format_before_opens_and_keeps_its_documents(tmp_path: Pa
         connection.commit()
     opened: list[list[str]] = []
 
-    def look() -> None:  # two at once: one of them brings it forward
+    def look() -> None:  # two at once: one of them migrates the store
         with DocumentStore.open(tmp_path, HashEmbedder()) as store:
             opened.append([passage.file_id for passage in store.search("the red boat", 3)])
 
@@ -116,11 +118,13 @@ def test_a_store_of_the_format_before_opens_and_keeps_its_documents(tmp_path: Pa
         assert store.add_text("boat.txt", BOAT, zone="device").status == "replaced"
         assert store.remove("boat.txt") == 1
         with closing(sqlite3.connect(tmp_path / database_module.FILE)) as connection:
-            assert connection.execute("SELECT count(*) FROM chunks").fetchone() == (0,), "they go with their document"
+            assert connection.execute("SELECT count(*) FROM chunks").fetchone() == (0,), (
+                "chunks are removed with their document"
+            )
             assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
 
 
-def test_a_store_of_version_2_keeps_its_documents_and_what_was_waiting(tmp_path: Path) -> None:
+def test_a_store_of_version_2_keeps_its_documents_and_pending_files(tmp_path: Path) -> None:
     with DocumentStore.open(tmp_path, HashEmbedder()) as store:
         store.add_text("boat.txt", BOAT, zone="device")
         library = Library(store, "device")

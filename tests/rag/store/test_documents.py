@@ -1,3 +1,5 @@
+"""The document store: adding, replacing, removing, searching, and its index file."""
+
 from __future__ import annotations
 
 import os
@@ -41,7 +43,7 @@ def names(store: DocumentStore, query: str, k: int = 5) -> list[str]:
     return [passage.document for passage in store.search(query, k)]
 
 
-def test_a_document_comes_back_as_it_was_also_after_a_restart(store: DocumentStore, folder: Path) -> None:
+def test_a_document_is_stored_unchanged_also_after_a_restart(store: DocumentStore, folder: Path) -> None:
     added = store.add_text("boat.txt", BOAT, zone="device")
     assert (added.status, added.num_chunks) == ("added", 1)
     for opened in (store, DocumentStore.open(folder, HashEmbedder())):
@@ -88,7 +90,7 @@ def test_a_document_is_removed_by_id_or_name(store: DocumentStore) -> None:
     assert store.search("red boat", 3) == []
 
 
-def test_a_folder_is_added_with_a_report_of_all_that_was_in_it(store: DocumentStore, tmp_path: Path) -> None:
+def test_a_folder_is_added_with_a_result_for_every_entry(store: DocumentStore, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     (notes / "sub").mkdir(parents=True)
     (notes / "boat.txt").write_text(BOAT)
@@ -125,7 +127,7 @@ def test_bad_names_zones_and_texts_are_refused(store: DocumentStore) -> None:
         with pytest.raises(ConfigError, match="cannot name"):
             store.add_text(name, BOAT, zone="device")
     with pytest.raises(ConfigError, match="device, edge, cloud"):
-        store.add_text("x.txt", BOAT, zone="moon")  # type: ignore[arg-type]  # what a user may type
+        store.add_text("x.txt", BOAT, zone="moon")  # type: ignore[arg-type]  # as a user may type it
     with pytest.raises(ConfigError, match="not UTF-8"):
         store.add_text("x.txt", "lone \ud800 surrogate", zone="device")
     assert store.count() == 0
@@ -151,15 +153,15 @@ def test_only_relevant_passages_are_found_best_first(store: DocumentStore) -> No
     assert store.search("quarterly tax report", 3) == []
 
 
-def test_a_question_that_nothing_answers_is_looked_up_once_and_nothing_is_missed(
+def test_a_search_without_hits_takes_one_round_and_no_hit_is_ever_missed(
     store: DocumentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    limits: list[int] = []
     candidates = HybridIndex.candidates
 
-    def counted(self: HybridIndex, query: str, vector: Vectors, wanted: int, *rest: object) -> object:
-        asked.append(wanted)
-        return candidates(self, query, vector, wanted, *rest)  # type: ignore[arg-type]  # passed on as it came
+    def counted(self: HybridIndex, query: str, vector: Vectors, limit: int, *rest: object) -> object:
+        limits.append(limit)
+        return candidates(self, query, vector, limit, *rest)  # type: ignore[arg-type]  # passed on unchanged
 
     text = " ".join(f"word{i} of{i % 7} line{i % 11}." for i in range(9000))
     store.add_text("words.txt", text, zone="device")
@@ -167,13 +169,13 @@ def test_a_question_that_nothing_answers_is_looked_up_once_and_nothing_is_missed
     assert len(passages) > 200
     monkeypatch.setattr(HybridIndex, "candidates", counted)
     assert store.search("quarterly tax report", 3) == []
-    assert asked == [50]
+    assert limits == [50]
     for query in ("word17 of3 line4", "of1 of2 of3 line1 line2 line3", "word5"):
         vector = HashEmbedder().embed([query])[0]
-        for least in (0.05, 0.1, 0.2):
+        for min_score in (0.05, 0.1, 0.2):
             scores = [float(vector @ HashEmbedder().embed([passage.titled])[0]) for passage in passages]
-            right = {one.chunk_id for one, score in zip(passages, scores, strict=True) if score >= least}
-            assert {one.chunk_id for one in store.search(query, 10_000, min_score=least)} == right
+            right = {one.chunk_id for one, score in zip(passages, scores, strict=True) if score >= min_score}
+            assert {one.chunk_id for one in store.search(query, 10_000, min_score=min_score)} == right
 
 
 def test_words_and_vectors_decide_the_order_together_but_the_score_is_the_cosine(store: DocumentStore) -> None:
@@ -280,7 +282,7 @@ def test_a_large_store_uses_an_inverted_file_and_still_adds_removes_and_reloads(
     assert not loaded.fits
 
 
-def test_a_folder_that_is_no_store_is_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_store_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="Choose another"):
         DocumentStore.open(tmp_path / "file" / "below", HashEmbedder())
@@ -299,7 +301,7 @@ def test_a_folder_that_is_no_store_is_a_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_full_disk_is_a_sentence_and_leaves_the_store_as_it_was(store: DocumentStore) -> None:
+def test_a_full_disk_is_a_config_error_and_leaves_the_store_unchanged(store: DocumentStore) -> None:
     store.add_text("boat.txt", BOAT, zone="device")
     with store._connection.reading() as database:
         pages = database.execute("PRAGMA page_count").fetchone()[0]
@@ -333,7 +335,7 @@ def test_threads_may_search_while_others_add_and_remove(store: DocumentStore) ->
     assert not failures
 
 
-def test_a_read_only_index_file_does_not_stop_anything(
+def test_a_failure_to_write_the_index_file_stops_nothing(
     store: DocumentStore, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real = os.open
@@ -352,22 +354,22 @@ def test_a_read_only_index_file_does_not_stop_anything(
 
 
 @pytest.mark.parametrize(
-    ("zones", "holder"), [(["device"], "device"), (["cloud"], "cloud"), (["cloud", "device"], "device"), ([], None)]
+    ("zones", "owner"), [(["device"], "device"), (["cloud"], "cloud"), (["cloud", "device"], "device"), ([], None)]
 )
-def test_a_store_of_before_sides_belongs_to_whose_documents_it_holds(
-    tmp_path: Path, zones: list[Zone], holder: Side | None
+def test_a_store_without_a_recorded_side_belongs_to_the_side_of_its_documents(
+    tmp_path: Path, zones: list[Zone], owner: Side | None
 ) -> None:
-    """One that both sides were given belongs to the device: what is private must not become public."""
+    """A store with documents of both sides belongs to the device: private ones must not become public."""
     with DocumentStore.open(tmp_path, HashEmbedder()) as store:
         for zone in zones:
             store.add_text(f"{zone}.txt", f"A text of the {zone}.", zone=zone)
-    holder = holder or "cloud"  # an empty one is whoever's comes first
+    owner = owner or "cloud"  # an empty one belongs to the first side that opens it
     if zones:
-        with pytest.raises(ConfigError, match=f"of a {holder}: the {other(holder)} keeps its own in another folder"):
-            DocumentStore.open(tmp_path, HashEmbedder(), side=other(holder))
-    DocumentStore.open(tmp_path, HashEmbedder(), side=holder).close()
-    with pytest.raises(ConfigError, match=f"of a {holder}"):
-        DocumentStore.open(tmp_path, HashEmbedder(), side=other(holder))
+        with pytest.raises(ConfigError, match=f"of a {owner}: the {other(owner)} keeps its own in another folder"):
+            DocumentStore.open(tmp_path, HashEmbedder(), side=other(owner))
+    DocumentStore.open(tmp_path, HashEmbedder(), side=owner).close()
+    with pytest.raises(ConfigError, match=f"of a {owner}"):
+        DocumentStore.open(tmp_path, HashEmbedder(), side=other(owner))
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -394,7 +396,7 @@ def test_files_of_one_name_in_two_folders_are_two_documents(store: DocumentStore
     }
 
 
-def test_only_the_same_file_replaces_a_document_wherever_it_is_named_from(
+def test_only_the_same_file_replaces_a_document_by_whatever_path_it_is_named(
     store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = written(tmp_path / "a" / "b", "notes.md", BOAT)
@@ -411,7 +413,7 @@ def test_only_the_same_file_replaces_a_document_wherever_it_is_named_from(
     assert [each.name for each in store.documents()] == ["b/notes.md"]
 
 
-def test_a_folder_twice_is_unchanged_though_names_had_to_be_longer(store: DocumentStore, tmp_path: Path) -> None:
+def test_adding_folders_again_changes_nothing_even_with_prefixed_names(store: DocumentStore, tmp_path: Path) -> None:
     for project in ("a", "b"):
         for name in ("notes.md", "sub/notes.md"):
             written(tmp_path / project, name, f"{project} {name}")
@@ -432,7 +434,7 @@ def test_names_too_long_for_their_folders_stay_distinct(store: DocumentStore, tm
     assert len(set(names)) == 3 and all(len(each) <= 255 for each in names)
 
 
-def test_a_store_of_before_sources_takes_the_same_text_for_the_same_file(tmp_path: Path) -> None:
+def test_in_a_store_without_recorded_sources_the_same_text_is_the_same_file(tmp_path: Path) -> None:
     same, other_text = written(tmp_path / "x", "same.md", BOAT), written(tmp_path / "x", "other.md", TRAIN)
     with DocumentStore.open(tmp_path / "docs", HashEmbedder()) as store:
         store.add_text("same.md", BOAT, zone="device")

@@ -1,4 +1,4 @@
-"""Real processes: killed in the middle of changes, and two at once."""
+"""Document stores in real processes: killed during changes, and two at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 
-# Changes the store for ever and kills itself, by a real SIGKILL, just before its n-th step. A step is an SQL statement
-# or one of the calls that write the index file.
+# Changes the store in a loop and sends itself SIGKILL just before its n-th step. A step is an SQL statement or one of
+# the calls that write the index file.
 CHANGER = """
 import os, signal, sqlite3, sys
 from pathlib import Path
@@ -72,12 +72,12 @@ with DocumentStore.open(Path(sys.argv[1]), HashEmbedder()) as store:
 
 
 def check(folder: Path) -> int:
-    """Every document is whole, and the index is of exactly these rows. Returns how many documents there are."""
+    """Assert that every document is whole and the index matches the rows. Returns the number of documents."""
     with closing(sqlite3.connect(folder / "documents.sqlite")) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
     with (
-        DocumentStore.open(folder, HashEmbedder()) as store,  # makes the tables if the kill came before
+        DocumentStore.open(folder, HashEmbedder()) as store,  # creates the tables if the process was killed before that
         closing(sqlite3.connect(folder / "documents.sqlite")) as connection,
     ):
         ids = {row[0] for row in connection.execute("SELECT id FROM chunks")}
@@ -109,7 +109,7 @@ def test_a_killed_process_leaves_each_document_whole_or_absent(tmp_path: Path) -
     assert len(seen) > 1, "the kills hit nothing"
 
 
-def test_a_removal_that_was_killed_leaves_no_text_behind_once_it_is_opened_again(tmp_path: Path) -> None:
+def test_text_of_a_killed_removal_is_erased_when_the_store_is_opened_again(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     with DocumentStore.open(folder, HashEmbedder()) as store:
         store.add_text("secret.txt", "The quixotic plan.", zone="device")
@@ -131,7 +131,7 @@ store.remove("secret.txt")
 
 
 def test_an_open_store_sees_what_two_other_processes_add_at_once(tmp_path: Path) -> None:
-    folder = tmp_path / "store"  # made by whoever of the two is first
+    folder = tmp_path / "store"  # created by the first of the two
     adders = [
         subprocess.Popen(
             [sys.executable, "-c", ADDER, str(folder), who], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -148,7 +148,7 @@ def test_an_open_store_sees_what_two_other_processes_add_at_once(tmp_path: Path)
                 assert adder.stdin is not None
                 adder.stdin.write("go\n")
                 adder.stdin.flush()
-            while any(adder.poll() is None for adder in adders):  # whatever is there meanwhile is whole
+            while any(adder.poll() is None for adder in adders):  # every passage found meanwhile is whole
                 assert all(passage.text for passage in store.search("Fact 9 that anna wrote", 5))
             for adder in adders:
                 assert adder.wait(60) == 0

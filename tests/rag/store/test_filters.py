@@ -1,4 +1,4 @@
-"""Filters against the laws they are said to keep."""
+"""Filters: algebraic properties of comparisons and their combinations."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FILTERS: st.SearchStrategy[Filter] = st.recursive(
 
 
 @given(FILTERS, FILTERS, ATTRIBUTES)
-def test_and_and_or_are_what_they_say(one: Filter, other: Filter, attributes: dict[str, Value]) -> None:
+def test_and_holds_if_both_hold_and_or_if_either_does(one: Filter, other: Filter, attributes: dict[str, Value]) -> None:
     first, second = matches(one, attributes), matches(other, attributes)
     assert matches(Compound("and", (one, other)), attributes) == (first and second)
     assert matches(Compound("or", (one, other)), attributes) == (first or second)
 
 
 @given(KEYS, VALUES, st.lists(VALUES, max_size=3).map(tuple), ATTRIBUTES)
-def test_each_equality_has_its_opposite(
+def test_ne_and_nin_negate_eq_and_in(
     key: str, value: Value, values: tuple[Value, ...], attributes: dict[str, Value]
 ) -> None:
     assert matches(Comparison("eq", key, value), attributes) != matches(Comparison("ne", key, value), attributes)
@@ -41,7 +41,7 @@ def test_each_equality_has_its_opposite(
 
 
 @given(KEYS, VALUES, ATTRIBUTES)
-def test_values_of_one_kind_are_in_order_and_others_in_none(
+def test_values_of_one_kind_are_ordered_and_mixed_kinds_are_not(
     key: str, value: Value, attributes: dict[str, Value]
 ) -> None:
     holds = {
@@ -60,7 +60,5 @@ def test_values_of_one_kind_are_in_order_and_others_in_none(
 
 
 @given(FILTERS, ATTRIBUTES, st.dictionaries(st.sampled_from("xyz"), VALUES))
-def test_what_is_not_asked_about_does_not_matter(
-    one: Filter, attributes: dict[str, Value], more: dict[str, Value]
-) -> None:
+def test_other_attributes_do_not_matter(one: Filter, attributes: dict[str, Value], more: dict[str, Value]) -> None:
     assert matches(one, attributes) == matches(one, attributes | more)

@@ -36,7 +36,7 @@ ANN, BERT = "ann", "bert"
 
 
 class Gated(HashEmbedder):
-    """Embeds passages when it is let; says when it has been asked to."""
+    """Embeds only while `go` is set; sets `asked` at each call."""
 
     def __init__(self) -> None:
         self.asked, self.go = threading.Event(), threading.Event()
@@ -75,7 +75,7 @@ def upload(library: Library, text: str | bytes, name: str = "note.txt", owner: s
 
 
 def settled(library: Library, store: str, owner: str = ANN) -> Counts:
-    """When everything has been read. The reader says nothing, so it is asked; a test's time limit ends it."""
+    """Poll until every file has been read, and return the counts. The test's time limit ends an endless wait."""
     while (counts := library.stores.get(owner, store).counts).in_progress:
         pass
     return counts
@@ -85,7 +85,9 @@ def texts(library: Library, store: str, query: str = "boat train", owner: str = 
     return [hit.passage.text for hit in library.search(owner, [store], [query], 10)]
 
 
-def test_a_file_is_read_into_a_store_and_leaves_with_it(library: Library, documents: DocumentStore) -> None:
+def test_a_file_can_be_found_in_a_store_until_it_is_detached_or_deleted(
+    library: Library, documents: DocumentStore
+) -> None:
     boat, train = upload(library, BOAT, "boat.txt"), upload(library, TRAIN, "train.txt")
     store = library.create_store(ANN, "mine", {}, [FileSpec(boat, {"year": 1999}), FileSpec(train)]).id
     assert settled(library, store) == Counts(completed=2)
@@ -93,7 +95,7 @@ def test_a_file_is_read_into_a_store_and_leaves_with_it(library: Library, docume
     assert (hit.passage.file_id, hit.passage.document, hit.attributes) == (boat, "boat.txt", {"year": 1999})
     assert 0 < hit.passage.score <= 1
     assert library.stores.get(ANN, store).usage_bytes > 2 * 256 * 4
-    assert documents.count() == 0, "answers do not read it unless they are told to"
+    assert documents.count() == 0, "the default selection does not include vector stores"
     assert documents.count(library.selection(ANN, [store])[0]) == 2
     library.detach(ANN, store, train)
     assert texts(library, store) == [BOAT]
@@ -105,7 +107,7 @@ def test_a_file_is_read_into_a_store_and_leaves_with_it(library: Library, docume
     assert [file.id for file in library.uploads.page(ANN, Paging())[0]] == [train]
 
 
-def test_what_is_removed_leaves_the_files(library: Library, documents: DocumentStore) -> None:
+def test_removed_text_is_erased_from_the_disk(library: Library, documents: DocumentStore) -> None:
     file = upload(library, "The quixotic plan.")
     store = library.create_store(ANN, "", {}, [FileSpec(file)]).id
     settled(library, store)
@@ -114,7 +116,7 @@ def test_what_is_removed_leaves_the_files(library: Library, documents: DocumentS
     assert left == []
 
 
-def test_what_models_made_of_a_file_goes_with_it(library: Library, documents: DocumentStore) -> None:
+def test_stored_kv_of_a_file_is_removed_with_it(library: Library, documents: DocumentStore) -> None:
     file = upload(library, BOAT)
     store = library.create_store(ANN, "", {}, [FileSpec(file)]).id
     settled(library, store)
@@ -139,7 +141,7 @@ def test_one_text_in_two_stores_under_one_name(library: Library) -> None:
         texts(library, stores[0])
 
 
-def test_others_find_nothing_of_it(library: Library) -> None:
+def test_other_owners_get_404_for_everything(library: Library) -> None:
     file = upload(library, BOAT)
     store = library.create_store(ANN, "", {}, [FileSpec(file)])
     batch = library.create_batch(ANN, store.id, [FileSpec(file)])
@@ -168,7 +170,7 @@ def test_others_find_nothing_of_it(library: Library) -> None:
     assert texts(library, store.id) == [BOAT]
 
 
-def test_filters_hold_for_the_store_they_were_said_in(library: Library) -> None:
+def test_attributes_belong_to_a_file_in_one_store(library: Library) -> None:
     file = upload(library, BOAT)
     stores = [library.create_store(ANN, "", {}, [FileSpec(file, {"side": side})]).id for side in ("port", "lee")]
     for store in stores:
@@ -195,7 +197,7 @@ def test_files_that_cannot_be_read_fail_with_a_reason(library: Library) -> None:
             library.text(ANN, store, file)
 
 
-def test_a_file_that_is_taken_away_while_it_is_read_leaves_nothing(library: Library, embedder: Gated) -> None:
+def test_a_file_removed_or_cancelled_while_it_is_read_leaves_nothing(library: Library, embedder: Gated) -> None:
     kept, gone, cancelled = (upload(library, f"{BOAT} {i}") for i in range(3))
     embedder.go.clear()
     embedder.asked.clear()
@@ -210,11 +212,11 @@ def test_a_file_that_is_taken_away_while_it_is_read_leaves_nothing(library: Libr
     assert texts(library, store) == [f"{BOAT} 0"]
 
 
-def test_what_was_not_finished_is_read_after_a_restart(documents: DocumentStore) -> None:
+def test_pending_files_are_read_after_a_restart(documents: DocumentStore) -> None:
     first = Library(documents, "cloud")
     file = upload(first, BOAT)
     store = first.create_store(ANN, "", {}, [FileSpec(file)]).id
-    first.close()  # it was never started
+    first.close()  # without having been started
     second = Library(documents, "cloud")
     second.start()
     assert settled(second, store) == Counts(completed=1)
@@ -222,7 +224,7 @@ def test_what_was_not_finished_is_read_after_a_restart(documents: DocumentStore)
     second.close()
 
 
-def test_attaching_again_reads_anew(library: Library) -> None:
+def test_attaching_again_reads_the_file_anew(library: Library) -> None:
     text = " ".join(f"Sentence {i} of the boat." for i in range(60))
     file = upload(library, text)
     store = library.create_store(ANN, "", {}, [FileSpec(file, chunk_tokens=160)]).id
@@ -233,7 +235,7 @@ def test_attaching_again_reads_anew(library: Library) -> None:
     assert len(texts(library, store)) > before
 
 
-def test_bytes_of_an_upload_that_never_ended_go_at_the_next_start(
+def test_bytes_of_an_unfinished_upload_are_removed_at_the_next_start(
     documents: DocumentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = Library(documents, "cloud")
@@ -243,15 +245,15 @@ def test_bytes_of_an_upload_that_never_ended_go_at_the_next_start(
         path.write_bytes(b"half")
     library.close()
     Library(documents, "cloud").close()
-    assert not orphan.exists(), "its row was never made, or has gone"
-    assert half.exists(), "it may be another process's upload"
+    assert not orphan.exists(), "it has no row"
+    assert half.exists(), "it may be an upload of another process"
     monkeypatch.setattr(uploads_module, "_STALE_S", -1.0)
     Library(documents, "cloud").close()
     assert [path.name for path in library.uploads.path("x").parent.iterdir()] == [whole]
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-def test_pages_put_together_are_the_whole(library: Library, order: str) -> None:
+def test_pages_together_are_the_whole_list(library: Library, order: str) -> None:
     files = [upload(library, str(i)) for i in range(7)]
     wanted = files if order == "asc" else files[::-1]
     seen: list[str] = []
@@ -275,7 +277,7 @@ def test_names_become_harmless() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "limit", "most"),
+    ("module", "limit", "value"),
     [
         (uploads_module, "MAX_FILES", 2),
         (uploads_module, "MAX_OWNED_BYTES", 2 * len(BOAT)),
@@ -283,10 +285,10 @@ def test_names_become_harmless() -> None:
         (vector_stores_module, "MAX_STORE_FILES", 2),
     ],
 )
-def test_an_owner_has_limits_and_others_their_own(
-    library: Library, monkeypatch: pytest.MonkeyPatch, module: ModuleType, limit: str, most: int
+def test_limits_apply_to_each_owner_separately(
+    library: Library, monkeypatch: pytest.MonkeyPatch, module: ModuleType, limit: str, value: int
 ) -> None:
-    monkeypatch.setattr(module, limit, most)
+    monkeypatch.setattr(module, limit, value)
 
     def fill(owner: str) -> None:
         files = [upload(library, BOAT, owner=owner) for _ in range(2 if module is uploads_module else 3)]
@@ -303,7 +305,7 @@ def test_an_owner_has_limits_and_others_their_own(
         assert (refused.value.status, refused.value.code) == (400, "limit_exceeded")
 
 
-def test_reading_goes_on_after_what_is_no_fault_of_a_file(
+def test_reading_is_retried_after_an_error_that_no_file_caused(
     library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ingest_module, "RETRY_S", 0.01)
@@ -322,7 +324,7 @@ def test_reading_goes_on_after_what_is_no_fault_of_a_file(
     assert caplog.text.count("trying again") == 2
 
 
-def test_an_owner_s_stores_hold_so_much_and_others_their_own(
+def test_the_usage_limit_applies_to_each_owner_s_stores_together(
     library: Library, monkeypatch: pytest.MonkeyPatch, embedder: Gated
 ) -> None:
     usage = 4 * embedder.dimensions + len(BOAT)
@@ -338,12 +340,12 @@ def test_an_owner_s_stores_hold_so_much_and_others_their_own(
     assert settled(library, theirs, BERT) == Counts(completed=1)
 
     library.attach(ANN, first, FileSpec(files[0]))
-    assert settled(library, first) == Counts(completed=1), "what is read anew takes the place of what was read"
+    assert settled(library, first) == Counts(completed=1), "a new reading replaces the usage of the old one"
     embedder.go.clear()
     batch = library.create_batch(ANN, first, [FileSpec(files[0])])
     library.stores.cancel_batch(ANN, first, batch.id)
     embedder.go.set()
-    assert library.stores.get(ANN, first).usage_bytes == usage, "what can be found is counted"
+    assert library.stores.get(ANN, first).usage_bytes == usage, "chunks that can still be found are counted"
     library.attach(ANN, second, FileSpec(files[1]))
     assert settled(library, second) == Counts(completed=1, failed=2)
     library.detach(ANN, first, files[0])
@@ -351,7 +353,9 @@ def test_an_owner_s_stores_hold_so_much_and_others_their_own(
     assert settled(library, second) == Counts(completed=2, failed=1)
 
 
-def test_what_has_no_room_is_not_embedded(library: Library, monkeypatch: pytest.MonkeyPatch, embedder: Gated) -> None:
+def test_a_file_without_room_is_not_embedded(
+    library: Library, monkeypatch: pytest.MonkeyPatch, embedder: Gated
+) -> None:
     monkeypatch.setattr(ingest_module, "MAX_OWNED_USAGE", 100)
     embedder.asked.clear()
     store = library.create_store(ANN, "", {}, [FileSpec(upload(library, BOAT))]).id
@@ -386,7 +390,7 @@ def test_owners_are_served_in_turn(documents: DocumentStore, monkeypatch: pytest
 
 # ---- the index file -------------------------------------------------------------------------------------------------
 def stored_ids(documents: DocumentStore) -> tuple[set[int], set[int]]:
-    """Ids of the chunks in the rows, and in the index file if it is of these rows."""
+    """Chunk ids in the rows, and in the index file if it matches the rows."""
     with closing(sqlite3.connect(documents.directory / "documents.sqlite")) as rows:
         ids = {row[0] for row in rows.execute("SELECT id FROM chunks")}
     loaded = VectorIndex.load(documents.directory / FILE, documents.generation())
@@ -394,14 +398,14 @@ def stored_ids(documents: DocumentStore) -> tuple[set[int], set[int]]:
 
 
 def filled(library: Library, *bodies: str) -> tuple[str, list[str]]:
-    """(store, its files), read."""
+    """A store of these texts after reading them: (store, its files)."""
     files = [upload(library, body, f"{i}.txt") for i, body in enumerate(bodies)]
     store = library.create_store(ANN, "", {}, [FileSpec(file) for file in files]).id
     settled(library, store)
     return store, files
 
 
-def test_a_removal_writes_no_index_file_and_its_vectors_are_in_none(
+def test_a_removal_drops_the_index_file_and_leaves_writing_it_to_the_ingester(
     library: Library, documents: DocumentStore, embedder: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, (boat, _) = filled(library, BOAT, TRAIN)
@@ -411,13 +415,15 @@ def test_a_removal_writes_no_index_file_and_its_vectors_are_in_none(
     writers: list[str] = []
     monkeypatch.setattr(IndexImage, "write", lambda *_: bool(writers.append(threading.current_thread().name)))
     library.detach(ANN, store, boat)
-    assert threading.current_thread().name not in writers, "whoever removes does not wait for that"
+    assert threading.current_thread().name not in writers, "a removal does not wait for the index file"
     assert not (documents.directory / FILE).exists()
     assert texts(library, store) == [TRAIN]
     assert all(vector not in path.read_bytes() for path in documents.directory.glob("*.*"))
 
 
-def test_many_changes_make_one_index_file(documents: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_changes_share_one_write_of_the_index_file(
+    documents: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ingest_module, "SAVE_S", 0.2)
     written: list[str] = []
     write = IndexImage.write
@@ -442,9 +448,7 @@ def test_many_changes_make_one_index_file(documents: DocumentStore, monkeypatch:
     assert ids == in_file and len(ids) == 1
 
 
-def test_an_index_file_that_is_due_makes_no_retry_come_sooner(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_due_index_file_does_not_shorten_the_retry_delay(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_module, "SAVE_S", 0.0)
     tries: list[float] = []
 
@@ -459,7 +463,7 @@ def test_an_index_file_that_is_due_makes_no_retry_come_sooner(
     assert 1 <= len(tries) <= 3
 
 
-def test_what_is_removed_while_the_index_file_is_written_is_not_in_it(
+def test_an_index_file_written_during_a_removal_is_discarded(
     library: Library, documents: DocumentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, (boat, _) = filled(library, BOAT, TRAIN)
@@ -502,14 +506,14 @@ def test_searches_go_on_while_the_index_file_is_written(
     assert not saver.is_alive()
 
 
-def test_an_index_file_of_before_a_removal_brings_nothing_back(documents: DocumentStore, tmp_path: Path) -> None:
+def test_an_index_file_from_before_a_removal_restores_nothing(documents: DocumentStore, tmp_path: Path) -> None:
     library = Library(documents, "cloud")
     library.start()
     store, (boat, _) = filled(library, BOAT, TRAIN)
     library.close()
     path = documents.directory / FILE
     before = path.read_bytes()
-    library = Library(documents, "cloud")  # without the thread that would write another: the process dies
+    library = Library(documents, "cloud")  # not started, so no thread writes another index file: as if the process died
     library.detach(ANN, store, boat)
     library.close()
     for left in (None, before):

@@ -1,4 +1,4 @@
-"""A process that uploads, reads, takes away and is killed anywhere: what is left is whole, and is read to the end."""
+"""A library in a process that is killed anywhere: what is left is consistent, and pending files are read later."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ OWNER = "ann"
 PAGING = Paging(100)
 SENTENCES = 40
 
-# Changes the library for ever and kills itself, by a real SIGKILL, just before its n-th step. A step is an SQL
-# statement of any thread or a call that makes or removes a file.
+# Changes the library in a loop and sends itself SIGKILL just before its n-th step. A step is an SQL statement of any
+# thread or a call that creates or removes a file.
 CHANGER = """
 import io, os, signal, sqlite3, sys
 from pathlib import Path
@@ -78,7 +78,7 @@ while True:
 
 
 def check(folder: Path) -> tuple[int, int]:
-    """(files, files left to read) as they were found; then all is read."""
+    """Assert consistency, then read all pending files. Returns the numbers of files and of pending ones before."""
     with (
         DocumentStore.open(folder, HashEmbedder()) as documents,
         closing(sqlite3.connect(folder / "documents.sqlite")) as rows,
@@ -102,12 +102,14 @@ def check(folder: Path) -> tuple[int, int]:
         assert documents.count(Selection(tuple(stores))) == sum(count.total for count in counts)
         library.close()
         on_disk = {path.name for path in library.uploads.path("x").parent.iterdir()}
-        assert on_disk == set(files), "what a killed upload left has gone"
+        assert on_disk == set(files), "bytes of a killed upload are removed"
     return len(files), left
 
 
 def whole(rows: sqlite3.Connection) -> int:
-    """A file that has been read is there with all its chunks, one that has not with none or those of before."""
+    """Assert that read files have all their chunks and pending ones none or those of an earlier reading. Returns the
+    number of pending files.
+    """
     read = """SELECT status, documents.id, num_chunks FROM attached
         LEFT JOIN documents ON collection = store AND documents.file = attached.file"""
     left = 0
@@ -126,7 +128,7 @@ def whole(rows: sqlite3.Connection) -> int:
     return left
 
 
-def test_a_killed_process_leaves_files_whole_and_what_was_begun_is_finished(
+def test_a_killed_process_leaves_files_whole_and_pending_readings_are_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads_module, "_STALE_S", -1.0)
@@ -141,7 +143,7 @@ def test_a_killed_process_leaves_files_whole_and_what_was_begun_is_finished(
     assert any(left for _, left in seen), "nothing was being read"
 
 
-# Reads what there is to read, and dies by a real SIGKILL as soon as the poisonous text is embedded.
+# Reads pending files, and sends itself SIGKILL when the poisonous text is embedded.
 READER = """
 import os, signal, sys
 from pathlib import Path
@@ -166,7 +168,7 @@ documents.close()
 """
 
 
-def test_a_file_that_ends_the_program_is_given_up_and_the_others_are_read(tmp_path: Path) -> None:
+def test_a_file_that_crashes_the_program_fails_and_the_others_are_read(tmp_path: Path) -> None:
     with DocumentStore.open(tmp_path, HashEmbedder()) as documents:
         library = Library(documents, "cloud")
         names = {"poison.txt": "This is poison.", "wholesome.txt": "This is wholesome."}
@@ -191,7 +193,7 @@ def test_a_file_that_ends_the_program_is_given_up_and_the_others_are_read(tmp_pa
 
 
 class Waiting(HashEmbedder):
-    """Embeds when it is let."""
+    """Embeds only while `go_on` is set."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
@@ -202,8 +204,8 @@ class Waiting(HashEmbedder):
         return super().embed(texts)
 
 
-def test_stopping_in_the_middle_is_no_failed_start(tmp_path: Path) -> None:
-    """However often a program is stopped in order while it reads a file, the file is read in the end."""
+def test_stopping_during_a_reading_does_not_count_as_a_crash(tmp_path: Path) -> None:
+    """A file is read in the end, however often the program is stopped properly while reading it."""
     embedder = Waiting()
     with DocumentStore.open(tmp_path, embedder) as documents:
         library = Library(documents, "cloud")
