@@ -1,4 +1,4 @@
-"""Chat bodies to the generations they ask for: validated, defaults filled in, one seed per choice."""
+"""Conversion of chat bodies to generations: validated, defaults filled in, one seed per choice."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from paceline.runtime.service import GenerateRequest, Service
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """One HTTP call: what its answer looks like, and the generations it is made of."""
+    """One HTTP call: its generations, and the form of its answer."""
 
-    model: str  # as asked for, and echoed
+    model: str  # name as in the request, and echoed
     stream: bool
     include_usage: bool
     report: bool
-    vector_stores: tuple[str, ...] | None  # what this side reads in place of its own documents
-    tools: ToolUse | None  # that may be called
-    service_tier: bool  # whether one was asked for
+    vector_stores: tuple[str, ...] | None  # read instead of this side's own collection
+    tools: ToolUse | None  # None: none may be called
+    service_tier: bool  # whether one was requested
     generations: tuple[GenerateRequest, ...]  # one per choice
 
 
@@ -41,10 +41,10 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
     limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     tools = tool_use(asked)
     wanted = format_constraint(asked)
-    told = [text for text in (tools and tools.instructions(), format_instructions(asked, tools)) if text]
+    instructions = [text for text in (tools and tools.instructions(), format_instructions(asked, tools)) if text]
     generation = replace(
         generation_of(asked, model, service, identity, documents=documents, limit=limit),
-        messages=conversation(asked.messages, told),
+        messages=conversation(asked.messages, instructions),
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         constraint=wanted if tools is None else tools.constraint(wanted),
     )

@@ -1,4 +1,4 @@
-"""Common fields of a request to a `GenerateRequest`: defaults filled in, one seed per choice.
+"""Conversion of the common request fields to a `GenerateRequest`: defaults filled in, one seed per choice.
 
 Knows what the service can do (models, strategies, vocabulary), starts nothing.
 """
@@ -23,9 +23,9 @@ _SEEDS = 2**64
 def generation_of(
     asked: SamplingFields, model: ModelInfo, service: Service, identity: Identity, *, documents: int, limit: int | None
 ) -> GenerateRequest:
-    """What every endpoint's fields say of a generation; what it continues is the caller's to add.
+    """The generation that the common fields describe; the caller adds its messages or prompt.
 
-    `documents`: passages per side unless the request says. `limit`: tokens at most, None up to the context.
+    `documents`: passages per side where the request sets none. `limit`: maximum of tokens; None: up to the context.
     """
     extension = asked.paceline
     return GenerateRequest(
@@ -49,8 +49,10 @@ def generation_of(
 
 
 def sampling_of(asked: SamplingFields, model: ModelInfo) -> SamplingParams:
-    """What the request says, then what this side is set to, then what the model recommends. Without a seed one is
-    drawn."""
+    """Sampling parameters of the request, then of this side's settings, then of the model's recommendation.
+
+    Without a seed one is drawn.
+    """
     wanted = SamplingDefaults(
         temperature=asked.temperature,
         top_p=asked.top_p,
@@ -109,7 +111,7 @@ def device_of(name: str | None, service: Service, identity: Identity) -> str | N
 
 
 def choices_of(generation: GenerateRequest, count: int) -> tuple[GenerateRequest, ...]:
-    """Choice i has the seed of the first plus i, so that one choice can be asked for again alone."""
+    """Choice i has the first seed plus i, so that any one choice can be requested again alone."""
     first = generation.sampling
     return tuple(
         replace(generation, sampling=replace(first, seed=seed_of(first.seed, index))) for index in range(count)
@@ -118,4 +120,4 @@ def choices_of(generation: GenerateRequest, count: int) -> tuple[GenerateRequest
 
 def seed_of(seed: int | None, offset: int) -> int:
     drawn = secrets.randbits(63) if seed is None else seed
-    return (drawn + offset + 2**63) % _SEEDS - 2**63  # wraps like the int64 it is
+    return (drawn + offset + 2**63) % _SEEDS - 2**63  # wraps like an int64

@@ -1,4 +1,4 @@
-"""Fields that every endpoint that generates text has in common, with OpenAI's names and ranges.
+"""Request fields common to every endpoint that generates text, with OpenAI's names and ranges.
 
 Fields inside `paceline` that are unknown are refused, since they can only be meant for this server. Source:
 openai-openapi 2.3.0, CreateChatCompletionRequest.
@@ -23,14 +23,14 @@ MAX_DOCUMENTS = 64
 MAX_TOOLS = 128
 MAX_METADATA = 16  # pairs
 MAX_SEARCHED = 8  # vector stores in one search
-MAX_HINT = 1024  # characters of a field that is read by nobody
+MAX_HINT = 1024  # characters of a field that has no effect
 NAME_PATTERN = "^[a-zA-Z0-9_-]{1,64}$"  # of functions and of response formats
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Hint = Annotated[str, Field(max_length=MAX_HINT)]
 StoreId = Annotated[str, Field(min_length=1, max_length=64)]
 StoreIds = Annotated[list[StoreId], Field(min_length=1, max_length=MAX_SEARCHED)]
-JsonObject = dict[str, object]  # a JSON schema, whatever it says
+JsonObject = dict[str, object]  # a JSON schema, unchecked
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -49,7 +49,7 @@ class StreamOptions(Schema):
 
 
 class Extension(Schema):
-    """The one object that holds our additions."""
+    """All fields that Paceline adds to OpenAI's API."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -57,7 +57,7 @@ class Extension(Schema):
     device: str | None = None
     privacy: Privacy = "document-private"
     documents: Annotated[int, Field(ge=0, le=MAX_DOCUMENTS)] | None = None
-    vector_stores: StoreIds | None = None  # what this side reads in place of its own documents, named `default`
+    vector_stores: StoreIds | None = None  # read instead of this side's own collection, which is named `default`
     aggregator: AggregatorName | None = None
     drafts: DraftMode = "tree"
     rescoring: bool = True
@@ -66,9 +66,9 @@ class Extension(Schema):
 
 
 class SamplingFields(Schema):
-    """How tokens are drawn and where an answer ends: the same in every endpoint that generates text.
+    """Sampling parameters and the end of an answer: the same in every endpoint that generates text.
 
-    Where None, what the server is set to counts, then what the model recommends, then OpenAI's default.
+    The default of a field that may be null is the server's setting, then the model's recommendation, then OpenAI's.
     """
 
     temperature: Temperature | None = None

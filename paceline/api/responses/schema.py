@@ -43,7 +43,7 @@ MetadataValue = Annotated[str, Field(max_length=512)]
 
 
 class InputItem(Schema):
-    """One item of the input. `items.input_items` checks that the fields its type needs are present."""
+    """One item of the input. Which fields are required depends on its type."""
 
     type: str = "message"
     id: Annotated[str, Field(max_length=MAX_ID)] | None = None
