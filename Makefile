@@ -9,7 +9,7 @@ NODE   := tests/e2e/clients
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clients demo test lint types imports format wheel docs clean
+.PHONY: help venv clients demo check test lint types imports format wheel docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ clients: $(CLIENTS)/.installed $(NODE)/node_modules/.installed ## install the cl
 
 demo: $(VENV)/.runtime ## a server and a device answer three questions together; CHECK=1: check the answers and stop
 	@$(BIN)/paceline demo $(if $(CHECK),--check)
+
+check: venv ## the inner loop: lint, types, import contracts, fast tests
+	@scripts/check
+	@scripts/test -m 'not slow and not gpu and not net'
 
 test: venv clients ## lint, types, import contracts, all tests
 	@scripts/check
