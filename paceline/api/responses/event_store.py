@@ -89,7 +89,7 @@ class EventStore:
         self._lock: int | None = None
         self.alone = True  # no other process has the file open: an unfinished response was interrupted
         try:
-            with self.speaking():
+            with self._readable_errors():
                 self._connection = self._open()
         except OSError as error:
             raise ConfigError(f"The state folder {directory} cannot be used: {error}. Choose another.") from error
@@ -147,7 +147,8 @@ class EventStore:
             os.close(self._lock)
             self._lock = None
 
-    def speaking(self) -> AbstractContextManager[None]:
+    def _readable_errors(self) -> AbstractContextManager[None]:
+        """Turn SQLite's errors into ConfigErrors that name the file."""
         return nullcontext() if self._file is None else sqlite.speaking(self._file, "a token log")
 
     # ---- writing ----------------------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ class EventStore:
         self, begun: Sequence[ResponseRecord], events: Sequence[StoredEvent], ended: Sequence[tuple[str, int]]
     ) -> None:
         """Write everything in one transaction. `ended`: responses with the bytes of their events."""
-        with self.speaking(), sqlite.transaction(self._connection):
+        with self._readable_errors(), sqlite.transaction(self._connection):
             if begun:
                 self._connection.executemany(
                     "INSERT INTO responses (id, owner, created, previous, request) VALUES (?, ?, ?, ?, ?)",
@@ -174,13 +175,13 @@ class EventStore:
 
     def delete(self, response: str) -> None:
         """Delete a response with its events, and overwrite their pages in the file."""
-        with self.speaking():
+        with self._readable_errors():
             self._connection.execute("DELETE FROM responses WHERE id = ?", (response,))
             sqlite.checkpoint(self._connection)
 
     def sweep(self, *, before: float, abandoned: Sequence[str] = ()) -> None:
         """Delete the responses that ended and are older than `before`, and the `abandoned` ones."""
-        with self.speaking():
+        with self._readable_errors():
             with sqlite.transaction(self._connection):
                 count = self._connection.execute(
                     "DELETE FROM responses WHERE ended AND created < ?", (before,)
@@ -194,7 +195,7 @@ class EventStore:
 
         An owner below an equal share loses nothing to owners that hold more.
         """
-        with self.speaking():
+        with self._readable_errors():
             with sqlite.transaction(self._connection):
                 held = dict(
                     self._connection.execute("SELECT owner, sum(bytes) FROM responses WHERE ended GROUP BY owner")
@@ -224,14 +225,14 @@ class EventStore:
     # ---- reading ----------------------------------------------------------------------------------------------------
     def total(self) -> int:
         """Bytes of the responses that have ended."""
-        with self.speaking():
+        with self._readable_errors():
             total: int = self._connection.execute(
                 "SELECT coalesce(sum(bytes), 0) FROM responses WHERE ended"
             ).fetchone()[0]
         return total
 
     def find(self, response: str) -> ResponseRecord | None:
-        with self.speaking():
+        with self._readable_errors():
             found = self._connection.execute(
                 "SELECT id, owner, created, previous, request FROM responses WHERE id = ?", (response,)
             ).fetchone()
@@ -239,7 +240,7 @@ class EventStore:
 
     def read(self, response: str, after: int, limit: int) -> list[EventRow]:
         """The first `limit` events whose sequence number is above `after`."""
-        with self.speaking():
+        with self._readable_errors():
             rows = self._connection.execute(
                 "SELECT sequence, type, data FROM events WHERE response = ? AND sequence > ? ORDER BY sequence LIMIT ?",
                 (response, after, limit),
@@ -247,7 +248,7 @@ class EventStore:
             return [EventRow(*row) for row in rows]
 
     def last(self, response: str) -> EventRow | None:
-        with self.speaking():
+        with self._readable_errors():
             row = self._connection.execute(
                 "SELECT sequence, type, data FROM events WHERE response = ? ORDER BY sequence DESC LIMIT 1", (response,)
             ).fetchone()
@@ -258,7 +259,7 @@ class EventStore:
 
         The rest of the event, which may be many times as long, is not read into Python.
         """
-        with self.speaking():
+        with self._readable_errors():
             row = self._connection.execute(
                 """SELECT type, coalesce(json_extract(CAST(data AS TEXT), '$.response.output'), '') FROM events
                 WHERE response = ? ORDER BY sequence DESC LIMIT 1""",
@@ -267,13 +268,13 @@ class EventStore:
         return None if row is None else (row[0], row[1])
 
     def is_unfinished(self, response: str) -> bool:
-        with self.speaking():
+        with self._readable_errors():
             row = self._connection.execute("SELECT 1 FROM responses WHERE id = ? AND NOT ended", (response,)).fetchone()
         return row is not None
 
     def unfinished(self, before: float = math.inf) -> list[str]:
         """Responses without an end that were begun before that time, in s since 1970."""
-        with self.speaking():
+        with self._readable_errors():
             rows = self._connection.execute("SELECT id FROM responses WHERE NOT ended AND created < ?", (before,))
             return [row[0] for row in rows]
 
