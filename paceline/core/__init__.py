@@ -1,1 +1,9 @@
-"""Pure algorithms on numpy and the standard library: no clock, socket, thread, global randomness or model inside."""
+"""Pure algorithms on numpy and the standard library: no clock, socket, thread, global randomness or model inside.
+
+sampling: next-token distributions, logits processors, the sampler and its noise
+batching: segments, the scheduler, the block manager
+drafting: drafts without a draft model, and how many draft tokens pay
+aggregation: DRAGON's weights, the aggregators, and the side that aggregates
+estimation: running estimates of times, bandwidth and acceptance
+side: the names of the two sides
+"""

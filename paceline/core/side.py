@@ -1,4 +1,4 @@
-"""The two sides of one answer. Absolute, never "local" and "remote": a name means the same on both machines."""
+"""The two sides of a request: absolute names, never "local" and "remote", so that both machines mean the same."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Closed forms: how often each aggregator accepts both sides' drafts, and which law its target has (specs 1.1, 1.6).
+"""Closed forms of the aggregators' acceptance rates and target distributions (specs 1.1, 1.6): oracles for tests.
 
-Oracles for tests and benches, and what a placement can be planned with. All take the laws the drafts were drawn from,
-whole (no tail), and weights that sum to 1; nothing here draws anything.
+All take the distributions that the drafts were drawn from, whole (no tail), and weights that sum to 1. Nothing is drawn
+here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist, IdArray, ProbArray, total_variation
 from paceline.core.side import SIDES, Side, other
 
-Laws = Mapping[Side, Dist]
+Dists = Mapping[Side, Dist]
 Weights = Mapping[Side, float]
 
 
@@ -29,13 +29,13 @@ class Acceptance:
     neither: float
 
 
-def paper_acceptance(laws: Laws, weights: Weights, gamma: float = 0.5) -> Acceptance:
-    """Of Algorithm 1 with independent drafts: equation 5, and the joint probabilities that follow from it.
+def paper_acceptance(dists: Dists, weights: Weights, gamma: float = 0.5) -> Acceptance:
+    """Acceptance of Algorithm 1 with independent drafts: equation 5, and the joint probabilities that follow from it.
 
-    gamma: with what probability the cloud's token is picked.
+    gamma: probability that the cloud's token is picked.
     """
-    _, probs, mixed = _aligned(laws, weights)
-    delta = total_variation(laws["cloud"], laws["device"])
+    _, probs, mixed = _aligned(dists, weights)
+    delta = total_variation(dists["cloud"], dists["device"])
     picks = _picks(gamma)
     alpha = {
         side: picks[side] * (1.0 - weights[other(side)] * delta) + picks[other(side)] * float(probs[side] @ mixed)
@@ -45,44 +45,45 @@ def paper_acceptance(laws: Laws, weights: Weights, gamma: float = 0.5) -> Accept
     return _acceptance(alpha, both)
 
 
-def coin_acceptance(laws: Laws, weights: Weights) -> Acceptance:
-    """Of the coin with independent drafts. The two alphas sum to 1 + the probability that the drafts agree."""
-    _, probs, _ = _aligned(laws, weights)
+def coin_acceptance(dists: Dists, weights: Weights) -> Acceptance:
+    """Acceptance of the coin with independent drafts. The two alphas sum to 1 + P(the drafts agree)."""
+    _, probs, _ = _aligned(dists, weights)
     agree = float(probs["cloud"] @ probs["device"])
     return _acceptance({side: weights[side] + weights[other(side)] * agree for side in SIDES}, agree)
 
 
-def shared_coin_bound(laws: Laws, weights: Weights) -> dict[Side, float]:
-    """Least acceptance of the coin where both sides draft with the same Gumbel noise."""
-    delta = total_variation(laws["cloud"], laws["device"])
+def shared_coin_bound(dists: Dists, weights: Weights) -> dict[Side, float]:
+    """Lower bound for the acceptance of the coin with common Gumbel noise."""
+    delta = total_variation(dists["cloud"], dists["device"])
     return {side: weights[side] + weights[other(side)] * (1.0 - delta) / (1.0 + delta) for side in SIDES}
 
 
-def gumbel_bound(laws: Laws, weights: Weights) -> dict[Side, float]:
-    """Least acceptance of the mixture by common Gumbel noise (Daliri, Musco, Suresh, arXiv 2408.07978)."""
-    delta = total_variation(laws["cloud"], laws["device"])
-    apart = {side: weights[other(side)] * delta for side in SIDES}  # total variation of the side's law and the target's
+def gumbel_bound(dists: Dists, weights: Weights) -> dict[Side, float]:
+    """Lower bound for the acceptance of the mixture with common Gumbel noise (Daliri, Musco, Suresh, arXiv
+    2408.07978)."""
+    delta = total_variation(dists["cloud"], dists["device"])
+    apart = {side: weights[other(side)] * delta for side in SIDES}  # total variation between side and target
     return {side: (1.0 - apart[side]) / (1.0 + apart[side]) for side in SIDES}
 
 
-def ceiling(laws: Laws) -> float:
-    """No rule of whatever kind accepts more than this of both sides' drafts together."""
-    return 2.0 - total_variation(laws["cloud"], laws["device"])
+def ceiling(dists: Dists) -> float:
+    """Upper bound for the sum of both sides' acceptance under any aggregator."""
+    return 2.0 - total_variation(dists["cloud"], dists["device"])
 
 
-def paper_law(laws: Laws, weights: Weights, gamma: float = 0.5) -> Dist:
-    """The law of Algorithm 1's target by summing over drafts and coins. Theorem 1 says that it is the mixture."""
-    ids, probs, _ = _aligned(laws, weights)
+def paper_target_dist(dists: Dists, weights: Weights, gamma: float = 0.5) -> Dist:
+    """The distribution of Algorithm 1's target, summed over drafts and coins. By Theorem 1 it is the mixture."""
+    ids, probs, _ = _aligned(dists, weights)
     picks = _picks(gamma)
-    law: ProbArray = np.zeros(len(ids))
+    target: ProbArray = np.zeros(len(ids))
     for side in SIDES:
         ours, theirs = probs[side], probs[other(side)]
         rejected = weights[other(side)] * np.maximum(ours - theirs, 0.0)  # drafted and rejected
         more = np.maximum(theirs - ours, 0.0)
         missing = float(more.sum())
         recovered = float(rejected.sum()) * more / missing if missing > 0.0 else np.zeros(len(ids))
-        law += picks[side] * (ours - rejected + recovered)
-    return Dist(ids, law)
+        target += picks[side] * (ours - rejected + recovered)
+    return Dist(ids, target)
 
 
 def _acceptance(alpha: Mapping[Side, float], both: float) -> Acceptance:
@@ -94,12 +95,12 @@ def _picks(gamma: float) -> dict[Side, float]:
     return {"cloud": gamma, "device": 1.0 - gamma}
 
 
-def _aligned(laws: Laws, weights: Weights) -> tuple[IdArray, dict[Side, ProbArray], ProbArray]:
+def _aligned(dists: Dists, weights: Weights) -> tuple[IdArray, dict[Side, ProbArray], ProbArray]:
     """(n,) the union of ids, each side's probabilities on it, and the mixture's."""
-    ids = np.union1d(laws["cloud"].ids, laws["device"].ids)
+    ids = np.union1d(dists["cloud"].ids, dists["device"].ids)
     probs: dict[Side, ProbArray] = {}
     for side in SIDES:
         probs[side] = np.zeros(len(ids))
-        probs[side][np.searchsorted(ids, laws[side].ids)] = laws[side].probs
+        probs[side][np.searchsorted(ids, dists[side].ids)] = dists[side].probs
     mixed = mix_weighted([Dist(ids, probs[side]) for side in SIDES], [weights[side] for side in SIDES])
     return ids, probs, mixed.probs

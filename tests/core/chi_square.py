@@ -1,4 +1,4 @@
-"""Pearson's test without a statistics library. The samples in these tests are seeded, so a pass stays a pass."""
+"""Pearson's chi-square test without a statistics library. The tests' samples are seeded, so results are repeatable."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def assert_drawn_from(
     observed: Sequence[int] | NDArray[np.int64], probs: Sequence[float] | NDArray[np.float64]
 ) -> None:
     """observed: counts per outcome; probs: of the same outcomes, summing to 1. Fails beyond four sigma (p < 4e-5)."""
-    counts, law = np.asarray(observed, dtype=float), np.asarray(probs, dtype=float)
-    expected = law * counts.sum()
+    counts = np.asarray(observed, dtype=float)
+    expected = np.asarray(probs, dtype=float) * counts.sum()
     assert counts[expected == 0.0].sum() == 0, "an impossible outcome was drawn"
     rare = expected < 8.0  # too few for the approximation: pooled
     if rare.any():

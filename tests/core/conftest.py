@@ -1,4 +1,4 @@
-"""Properties are checked on the same examples in every run, and a slow machine fails none of them."""
+"""Hypothesis profile: the same examples in every run, and no deadlines for slow machines."""
 
 from __future__ import annotations
 

@@ -1,1 +1,9 @@
-"""DRAGON's arithmetic: weights of documents and sides, the aggregators, and where the aggregator runs. Pure."""
+"""DRAGON's aggregation of two sides' distributions.
+
+registry: the aggregators by name
+aggregator: the interface, and what the sides exchange
+mixture, coin, dragon: the three aggregators
+exactness: tests whether a truncated distribution settles the token
+weights: mixtures over documents and sides
+placement: which side should aggregate
+"""

@@ -1,7 +1,7 @@
-"""What an aggregation rule is, and what two sides tell each other under one. The rules: `mixture`, `coin`, `paper`.
+"""The interface of the aggregators `mixture`, `coin` and `dragon`, and what the two sides send each other under one.
 
-Every decision is a function of the seed, the position, both laws and the weights alone, the same whichever of the two
-sides takes it: handing the aggregator over changes no token.
+Every target is a function of the seed, the position, both distributions and the weights alone, whichever side
+aggregates: a hand-over changes no token.
 """
 
 from __future__ import annotations
@@ -14,68 +14,68 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.side import Side
 
 AggregatorName = Literal["mixture", "coin", "paper"]
-LAST_LEVEL = 2  # levels of detail: 0 a small head, 1 a larger one with exact float64 probabilities, 2 nearly everything
-DIST_TOP_P, DIST_MAX_IDS = 0.999, 512  # a law that is shipped whole (`wide`, `paper`) is cut to this
-CLEAR_MARGIN = 2.0  # a token is one side's when that side thought it so many times as likely as the other did
+LAST_LEVEL = 2  # levels of detail: 0 a small head, 1 a larger one with exact float64 probabilities, 2 nearly all ids
+DIST_TOP_P, DIST_MAX_IDS = 0.999, 512  # truncation of a distribution that is sent whole (`needs_dists`, `paper`)
+CLEAR_MARGIN = 2.0  # a token belongs to the side whose probability is at least this multiple of the other side's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerDist:
-    """What one side tells the other of its law after one prefix."""
+    """The part of a side's distribution after one prefix that it sends to the other."""
 
-    token: int  # what this side alone would choose there: its draft, as far as the head shows it
+    token: int  # the side's own draft, as far as the head determines it
     head: Dist | None  # None under `coin`
     level: int = 0
-    log_evidence: float | None = None  # of its documents after this prefix, where scores follow the text
+    log_evidence: float | None = None  # of its documents after this prefix, where documents are rescored
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetToken:
     token: int
     dist: Dist | None  # the target's distribution as far as it is known, after top-k, top-p, min-p; None under `coin`
-    lane: Side | None  # whose documents decided it; None where both sides would have said much the same
+    lane: Side | None  # the side whose documents decided it; None if both sides find it about equally likely
 
 
 class Aggregator(Protocol):
-    """`dist` and `own` are a side's mixed distribution over its documents: dense, warped, not truncated."""
+    """`dist` and `own` are a side's mixture over its documents: dense, after `process_logits`, before `filter_top`."""
 
     @property
     def name(self) -> AggregatorName: ...
 
     def to_wire(self, side: Side, dist: Dist, position: int, level: int = 0) -> PeerDist:
-        """What `side` ships of its law. level: 0 to `LAST_LEVEL`."""
+        """The part of its distribution that `side` sends. level: 0 to `LAST_LEVEL`."""
         ...
 
     def from_wire(
         self, side: Side, head: Dist | None, choice: int | None, position: int, level: int
     ) -> PeerDist | None:
-        """The share of `side` from what the wire carried of it; None when that is of no use, as good as lost."""
+        """Rebuild what `side` sent from the payload; None if the payload is unusable, which is treated as lost."""
         ...
 
     def decide(
         self, side: Side, own: Dist | None, theirs: PeerDist | None, weights: Mapping[Side, float], position: int
     ) -> TargetToken | None:
-        """The target, or None: ask the peer for its share at the next level. At `LAST_LEVEL` it always decides.
+        """The target; None if the peer's distribution is needed at the next level. At `LAST_LEVEL` never None.
 
-        side: whose `own` it is. weights: of both sides, summing to 1. own, theirs: may be None where that side's
-        weight is 0, or where the rule does not need it; where it does, None is the answer too.
+        side: the side that `own` belongs to. weights: of both sides, summing to 1. own, theirs: may be None if that
+        side's weight is 0 or the aggregator does not need it; if one that is needed is None, the result is None too.
         """
         ...
 
     def draft_tokens(
         self, side: Side, dist: Dist, weights: Mapping[Side, float] | None, position: int, count: int
     ) -> list[int]:
-        """At most `count` distinct tokens, best first, that this side would draft after this prefix."""
+        """At most `count` distinct draft tokens of this side after this prefix, best first."""
         ...
 
 
-def lane_of(token: int, laws: Mapping[Side, Dist]) -> Side | None:
-    """Whose documents a target came from: None where both sides would have said much the same.
+def lane_of(token: int, dists: Mapping[Side, Dist]) -> Side | None:
+    """The side whose documents decided the target; None if both sides find it about equally likely.
 
-    Of a head, a token left off counts as impossible. So near the boundary, a factor of `CLEAR`, the two sides may see
-    it differently; tokens never differ.
+    A token missing from a head counts as probability 0, so near the boundary (`CLEAR_MARGIN`) the two sides may get
+    different lanes; their tokens never differ.
     """
-    probs = {side: dist.prob(token) for side, dist in laws.items()}
+    probs = {side: dist.prob(token) for side, dist in dists.items()}
     best = max(probs, key=lambda side: probs[side])
     rest = max((prob for side, prob in probs.items() if side != best), default=0.0)
     return best if probs[best] >= CLEAR_MARGIN * rest else None

@@ -1,10 +1,11 @@
-"""`coin`: the target is the token of one side, which a coin weighted with eta picks (specs 1.6, mode B).
+"""`coin`: the target is the token of one side, picked by a coin weighted with eta (specs 1.6, mode B).
 
-The target's law is the mixture, and no distribution leaves a side. Both sides draw with the same noise, so that their
-tokens mostly agree whichever the coin takes. With top-k, top-p or min-p each side truncates its own law before the
-mixture, not after it. At temperature 0 it is a lottery between two argmaxes: `default_rule` never takes it there.
+The target follows the mixture, and neither side sends a distribution. Both sides sample with the same noise, so that
+their tokens mostly agree whichever side is picked. Each side applies top-k, top-p and min-p to its own distribution,
+before the mixture. At temperature 0 the target is a random choice between two argmaxes, so `default_aggregator` never
+picks `coin` there.
 """
-# ruff: noqa: ARG002  # the signatures are those of `shares.Rule`
+# ruff: noqa: ARG002  # the signatures are those of `aggregator.Aggregator`
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from paceline.core.side import Side, other
 
 
 class Coin:
-    """One request's rule."""
+    """Aggregator of one request."""
 
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
@@ -39,25 +40,25 @@ class Coin:
     def decide(
         self, side: Side, own: Dist | None, theirs: PeerDist | None, weights: Mapping[Side, float], position: int
     ) -> TargetToken | None:
-        fallen = self.fallen(weights, position)
+        picked = self.flip(weights, position)
         ours = None if own is None or weights[side] <= 0.0 else self._token(own, position)
-        token = ours if fallen == side else None if theirs is None else theirs.token
+        token = ours if picked == side else None if theirs is None else theirs.token
         if token is None:
             return None
         agree = ours is not None and theirs is not None and weights[other(side)] > 0.0 and ours == theirs.token
-        return TargetToken(token, None, None if agree else fallen)
+        return TargetToken(token, None, None if agree else picked)
 
     def draft_tokens(
         self, side: Side, dist: Dist, weights: Mapping[Side, float] | None, position: int, count: int
     ) -> list[int]:
-        if weights is not None and self.fallen(weights, position) == side:
+        if weights is not None and self.flip(weights, position) == side:
             return [self._token(dist, position)][:count]
         final = filter_top(dist, self._sampling)
         places = top_by_score(final, self._sampling, position, count)
         return [int(token) for token in final.ids[places[final.probs[places] > 0.0]]]
 
-    def fallen(self, weights: Mapping[Side, float], position: int) -> Side:
-        """On which side the coin falls. Never on one of weight 0."""
+    def flip(self, weights: Mapping[Side, float], position: int) -> Side:
+        """The side that the coin picks; never one of weight 0."""
         return "cloud" if uniform(self._sampling.seed, position, "coin") < weights["cloud"] else "device"
 
     def _token(self, dist: Dist, position: int) -> int:

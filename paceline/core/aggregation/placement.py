@@ -1,10 +1,10 @@
-"""Where the aggregator belongs: DRAGON's model of the time per token, its greedy rule, and hysteresis around the rule.
+"""Placement of the aggregator: DRAGON's model of the time per token, its greedy rule, and hysteresis around the rule.
 
-`l` of the paper is the side that aggregates (`here`), `r` the other (`there`). All times are seconds. Knows nothing of
-clocks or messages: speeds, delays and acceptance are brought by the caller, see `profile` for where they come from.
+The paper's `l` is the side that aggregates (`here`), `r` the other (`there`). All times are seconds. Knows nothing of
+clocks or messages: the caller supplies speeds, delays and acceptance (see `estimation.timing`).
 
 Not modelled, as in the paper: that a rejection of the holder's own drafts costs its queue even where the other side is
-the bottleneck, bounds on drafting ahead, and trees (a tree's second guesses count as accepted: measure them so).
+the bottleneck; bounds on drafting ahead; trees (a tree's second-ranked drafts count as accepted: measure them so).
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from dataclasses import dataclass, field
 from paceline.core.estimation.timing import AcceptanceRate, DecodeSpeed
 from paceline.core.side import SIDES, Side, other
 
-# A move must promise this share of the time per token: the model leaves out terms of second order, and its inputs are
-# measured. In replays (bench/rules), 5 and 10 % did equally well on five links; 0 and 2 % moved more often for nothing.
+# Share of the time per token that a move must gain: the model leaves out second-order terms, and its inputs are
+# measured. In replays (bench/aggregation), 5 and 10 % did equally well on five links; 0 and 2 % moved more often
+# without benefit.
 MARGIN = 0.05
-# Targets decided on one side before the aggregator may leave it again. A move silences it for one one-way delay: where
-# conditions change all the time that needs a bound. Rests from 0 to 16 differed by 1 % in replays; on a real link one
-# of 4 moved up to five times in 64 tokens, for the noise of an acceptance just begun to be measured.
+# Targets decided on one side before the aggregator may leave it again. A move stalls it for a one-way delay, so moves
+# must be bounded where conditions keep changing. Values from 0 to 16 differed by 1 % in replays; on a real link, with 4
+# it moved up to five times in 64 tokens, because of the noise of the first acceptance measurements.
 MIN_DWELL = 8
 
 
 def remaining(total: float, began: float, now: float) -> float:
-    """phi: how much of `total` seconds is left at `now` of what began at `began`."""
+    """phi: seconds left at `now` of a task of `total` seconds that began at `began`."""
     return max(0.0, total + began - now)
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """One step as seen from the holder of the aggregator. Delays are one-way: of `here`, from here to there."""
+    """Times of one step, seen from the aggregator's side. Delays are one-way: `delay_here` from here to there."""
 
     decode_here: float
     decode_there: float
@@ -48,43 +49,43 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class DraftStart:
-    """When the decoding of the next drafts began, for `waiting`; before `now` where it was not interrupted."""
+    """Start times of the next drafts' decoding, for `waiting`; before `now` if it was not interrupted."""
 
     here: float
     there: float
     now: float
 
 
-def waiting(speeds: Speeds, begun: DraftStart, accepted_here: bool, accepted_there: bool) -> float:
+def waiting(speeds: Speeds, draft_start: DraftStart, accepted_here: bool, accepted_there: bool) -> float:
     """Seconds until both drafts of the next step are at the holder (Table 1).
 
-    A rejected side starts afresh: the holder at once, the other when the target has reached it.
+    A rejected side restarts: the holder at once, the other when it has received the target.
     """
-    own = remaining(speeds.decode_here, begun.here, begun.now) if accepted_here else speeds.decode_here
+    own = remaining(speeds.decode_here, draft_start.here, draft_start.now) if accepted_here else speeds.decode_here
     incoming = speeds.decode_there + speeds.delay_there
-    theirs = remaining(incoming, begun.there, begun.now) if accepted_there else speeds.delay_here + incoming
+    theirs = remaining(incoming, draft_start.there, draft_start.now) if accepted_there else speeds.delay_here + incoming
     return max(own, theirs)
 
 
 def token_seconds(here: float, there: float, round_trip: float, acceptance_there: float) -> float:
     """Z of the side whose decode time is `here`: expected seconds per token while it aggregates.
 
-    Equation 7 with its last term read as c_trans^l + c_trans^r, as Table 1 and equation 8 have it; printed is twice
+    Equation 7 with its last term read as c_trans^l + c_trans^r, as in Table 1 and equation 8; the paper prints twice
     c_trans^l.
     """
-    kept, redone = max(here, there), max(here, there + round_trip)
-    return acceptance_there * kept + (1.0 - acceptance_there) * redone
+    accepted, rejected = max(here, there), max(here, there + round_trip)
+    return acceptance_there * accepted + (1.0 - acceptance_there) * rejected
 
 
 def synchronous_seconds(here: float, there: float, round_trip: float) -> float:
-    """Z~: seconds per token when every token waits for both sides, equation 7 with nothing accepted."""
+    """Z~: seconds per token if every token waits for both sides, equation 7 with acceptance 0."""
     return token_seconds(here, there, round_trip, 0.0)
 
 
 def speed_up(here: float, there: float, round_trip: float, acceptance_there: float) -> float:
-    """S = Z~ / Z of Theorem 3, at least 1; 1 where nothing is accepted or `here` hides the round trip.
+    """S = Z~ / Z of Theorem 3, at least 1; 1 if the acceptance is 0 or `here` hides the round trip.
 
-    Raises ValueError where nothing takes any time.
+    Raises ValueError if both decode times are 0.
     """
     if max(here, there) <= 0.0:
         raise ValueError("a speed-up needs a side that takes time")
@@ -102,12 +103,14 @@ class ExpectedTokenTime:
         return self.cloud if side == "cloud" else self.device
 
     def gain(self, holder: Side) -> float:
-        """Delta Z (equation 8): what a token gains if the aggregator leaves `holder`; negative: it loses."""
+        """Delta Z (equation 8): seconds gained per token if the aggregator leaves `holder`; negative for a loss."""
         return self.on(holder) - self.on(other(holder))
 
 
-def outlook(decode: Mapping[Side, float], round_trip: float, acceptance: Mapping[Side, float]) -> ExpectedTokenTime:
-    """Z with the aggregator on each side (equation 7)."""
+def expected_token_time(
+    decode: Mapping[Side, float], round_trip: float, acceptance: Mapping[Side, float]
+) -> ExpectedTokenTime:
+    """Z (equation 7) with the aggregator on either side."""
     cloud, device = (
         token_seconds(decode[side], decode[other(side)], round_trip, acceptance[other(side)]) for side in SIDES
     )
@@ -116,11 +119,11 @@ def outlook(decode: Mapping[Side, float], round_trip: float, acceptance: Mapping
 
 @dataclass(slots=True)
 class Placement:
-    """One side's opinion of where the aggregator belongs. The holder asks it after each burst of targets.
+    """The choice of the aggregating side, made by the holder after each burst of targets.
 
-    Both sides see every target and so may keep one each; only the holder's is asked. Without margin and rest it is the
-    paper's rule: hand over as soon as Delta Z > 0. `fixed` says that privacy leaves no choice: the holder is that side.
-    While a speed or the round trip is not known, nothing moves.
+    Both sides see every target and may keep one each; only the holder's decides. With `margin` and `min_dwell` 0 it is
+    the paper's rule: hand over as soon as Delta Z > 0. `fixed`: privacy pins the aggregator to that side. Never moves
+    while a speed or the round trip is unknown.
     """
 
     holder: Side
@@ -136,27 +139,29 @@ class Placement:
         if self.fixed is not None:
             self.holder = self.fixed
 
-    def observe_speed(self, side: Side, pace: DecodeSpeed, rows: int = 1) -> None:
-        """What one of its drafting steps takes now; `rows` as it drafts."""
-        self._decode[side] = pace.forward(rows)
+    def observe_speed(self, side: Side, speed: DecodeSpeed, rows: int = 1) -> None:
+        """Set the time of one of the side's drafting steps, of `rows` rows."""
+        self._decode[side] = speed.forward(rows)
 
     def observe_round_trip(self, seconds: float) -> None:
         self._round_trip = seconds
 
     def observe_target(self, accepted: Mapping[Side, bool]) -> None:
-        """One target was decided; a side is True when its drafting went on without a round trip."""
-        for side, kept in accepted.items():
-            self.acceptance[side].add(kept)
+        """Record one target; True for a side whose drafting continued without a round trip."""
+        for side, was_accepted in accepted.items():
+            self.acceptance[side].add(was_accepted)
 
-    def outlook(self) -> ExpectedTokenTime | None:
-        """None while a speed or the round trip is not known."""
+    def expected_token_time(self) -> ExpectedTokenTime | None:
+        """None while a speed or the round trip is unknown."""
         if self._round_trip is None or len(self._decode) < len(SIDES):
             return None
-        return outlook(self._decode, self._round_trip, {side: self.acceptance[side].value for side in SIDES})
+        return expected_token_time(
+            self._decode, self._round_trip, {side: self.acceptance[side].value for side in SIDES}
+        )
 
     def choose(self, position: int) -> Side:
-        """Where the target after `position` decided ones should be made. Changes nothing: say `moved` if it is done."""
-        expected = self.outlook()
+        """The side that should decide the target after `position` targets. Changes no state: call `moved` on a move."""
+        expected = self.expected_token_time()
         if self.fixed is not None or expected is None:
             return self.holder
         if self._moved is not None and position - self._moved < self.min_dwell:
@@ -165,6 +170,6 @@ class Placement:
         return other(self.holder) if gain > 0.0 and gain >= self.margin * expected.on(self.holder) else self.holder
 
     def moved(self, holder: Side, position: int) -> None:
-        """The aggregator is on `holder` from `position` on, however that came about."""
+        """Record that the aggregator is on `holder` from `position` on, for whatever reason."""
         if holder != self.holder:
             self.holder, self._moved = holder, position

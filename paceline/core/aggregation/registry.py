@@ -1,8 +1,9 @@
-"""The three aggregators as pure rules: from both sides' laws after one prefix to the target (DRAGON; specs 1.1, 1.6).
+"""The three aggregators by name: from both sides' distributions after one prefix to the target (DRAGON; specs 1.1,
+1.6).
 
-A rule says what a side ships of its law (`share`), when that is enough and which token follows (`decide`), and what to
-draft (`guesses`). This is where machines find them; each rule has its own module, what they have in common is `shares`.
-Knows nothing of trees, epochs or messages; how a share is packed is for `wire.dist_codec` and `wire.tree_codec`.
+An aggregator determines what a side sends of its distribution (`to_wire`), when that suffices and which token follows
+(`decide`), and what to draft (`draft_tokens`). Each has its own module; `aggregator` holds their interface. Knows
+nothing of trees, epochs or messages; `wire.dist_codec` and `wire.tree_codec` encode what is sent.
 """
 
 from __future__ import annotations
@@ -38,18 +39,19 @@ def make_aggregator(
     name: AggregatorName,
     sampling: SamplingParams,
     *,
-    wide: bool = False,
+    needs_dists: bool = False,
     gamma: float = 0.5,
     vocab_size: int | None = None,
 ) -> Aggregator:
-    """Both sides must make it of the same values.
+    """The aggregator of one request; both sides must use the same values.
 
-    wide: distributions are wanted too, for logprobs; of use to `mixture` only. gamma: of `paper`, with what probability
-    the cloud's token is picked. vocab_size: spares a side that has no law of its own from asking for the whole row.
+    needs_dists: the target's distribution is needed too, for logprobs; used by `mixture` only. gamma: of `paper`, the
+    probability that the cloud's token is picked. vocab_size: saves a side without a distribution of its own from
+    requesting the whole row.
     """
     match name:
         case "mixture":
-            return Mixture(sampling, wide=wide, vocab_size=vocab_size)
+            return Mixture(sampling, needs_dists=needs_dists, vocab_size=vocab_size)
         case "coin":
             return Coin(sampling)
         case "paper":
@@ -57,12 +59,12 @@ def make_aggregator(
 
 
 def default_aggregator(sampling: SamplingParams, *, logprobs: bool, seeded: bool) -> AggregatorName:
-    """Which rule an answer gets that names none (specs 1.6).
+    """The aggregator of a request that names none (specs 1.6).
 
-    `coin`, whose messages are smallest and whose drafts are accepted as often, unless that is not what was asked for:
-    at temperature 0 the target is the mixture's argmax, which a coin between two argmaxes is not; logprobs need the
-    mixture's distribution; top-k, top-p and min-p mean the mixture's head, not each side's; and a seed promises the
-    same text as every other strategy gives, the mixture's by common noise. `paper` is only for who asks for it.
+    `coin`, whose messages are smallest and whose drafts are accepted as often, unless the request rules it out: at
+    temperature 0 the target is the mixture's argmax, which a coin between two argmaxes is not; logprobs need the
+    mixture's distribution; top-k, top-p and min-p apply to the mixture, not to each side; and a seed promises the text
+    of every other strategy, which is the mixture's with common noise. `paper` must be requested by name.
     """
-    truncates = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
-    return "mixture" if sampling.temperature == 0.0 or logprobs or seeded or truncates else "coin"
+    filters = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
+    return "mixture" if sampling.temperature == 0.0 or logprobs or seeded or filters else "coin"

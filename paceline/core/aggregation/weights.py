@@ -1,8 +1,8 @@
-"""Mixing next-token distributions over documents and over sides: DRAGON, equations 2 and 4.
+"""Mixtures of next-token distributions over documents and over sides: DRAGON, equations 2 and 4.
 
-The mixture of a side weighs its documents with softmax(score); the two sides' weights follow from log h, the
-logsumexp of the scores on each side, so that the whole is one softmax over all documents wherever they lie.
-Knows nothing of drafts, epochs or messages. Whether a truncated row suffices is for `certificates`.
+A side's mixture weighs its documents with softmax(score); the two sides' weights follow from log h, the logsumexp of
+the scores on each side, so that the result is one softmax over all documents of both sides. Knows nothing of drafts,
+epochs or messages. `exactness` tests whether a truncated row suffices.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SideName = TypeVar("SideName", bound=str)
 
 
 def log_weight(scores: Sequence[float]) -> float:
-    """log h = logsumexp of the documents' scores. Never normalised per side: that would make all sides equal.
+    """log h, the logsumexp of the documents' scores. Not normalised per side, which would make all sides equal.
 
-    Raises ValueError for no scores: a side without a document has no log h at all.
+    Raises ValueError for no scores: a side without documents has no log h.
     """
     if not scores:
         raise ValueError("a side without documents has no weight")
@@ -32,7 +32,7 @@ def log_weight(scores: Sequence[float]) -> float:
 
 
 def softmax(log_weights: Sequence[float]) -> list[float]:
-    """Weights that sum to 1. If all are -inf: equal weights."""
+    """Weights that sum to 1; equal weights if all are -inf."""
     best = max(log_weights)
     if best == -math.inf:
         return [1.0 / len(log_weights)] * len(log_weights)
@@ -41,40 +41,41 @@ def softmax(log_weights: Sequence[float]) -> list[float]:
     return [power / total for power in powers]
 
 
-TRUST, FADING, DOUBT = 1.0, 0.5, 5.0  # chosen by measurement: bench/LOG.md
-UNLIKELY = 0.5 * math.exp(-DOUBT)  # probabilities up to here are all the same evidence, with room for rounding
+# Scale, decay per token and bound in nats of a token's evidence: chosen by measurement, see bench/LOG.md.
+EVIDENCE_SCALE, EVIDENCE_DECAY, MAX_SURPRISAL = 1.0, 0.5, 5.0
+NEGLIGIBLE_PROB = 0.5 * math.exp(-MAX_SURPRISAL)  # probabilities up to here are equal evidence, with room for rounding
 
 
 def decayed_evidence(before: float, log_probability: float) -> float:
-    """What is added to R of a document after one more token of text, to which its branch gave this log-probability.
+    """The term added to a document's score after a token to which its branch gave this log-probability.
 
-    DRAGON scores documents anew while the text grows. A branch that has just predicted the text well is a better
-    witness than another search: it costs nothing, and follows the text token by token. Older tokens count less, or soon
-    one document would be trusted for good (Bayes' rule for a text that is all of one document), and no single token
-    counts more than `DOUBT` nats, so that a document that lacks one fact may still tell the next.
+    DRAGON rescores documents while the text grows. How well a branch has predicted the text is better evidence than
+    another search: it is free, and follows the text token by token. Older tokens count less, otherwise one document
+    would soon dominate for good (Bayes' rule for a text that is all of one document). No token counts more than
+    `MAX_SURPRISAL` nats, so that a document that lacks one fact may still contribute the next.
     """
-    return FADING * before + TRUST * max(log_probability, -DOUBT)
+    return EVIDENCE_DECAY * before + EVIDENCE_SCALE * max(log_probability, -MAX_SURPRISAL)
 
 
 def evidence_head(dist: Dist) -> Dist:
-    """What `evidence` of this law can depend on: some hundred tokens at most, in place of a whole vocabulary."""
-    return dist.kept(dist.probs > UNLIKELY)
+    """The tokens that `decayed_evidence` can depend on: some hundred at most, in place of a whole vocabulary."""
+    return dist.kept(dist.probs > NEGLIGIBLE_PROB)
 
 
-_GRAIN = 256  # steps of a nat
+_SCORE_STEPS = 256  # per nat
 
 
 def quantize_score(score: float) -> int:
-    """A score as the wire carries it: whole steps of 1/256. Both sides must weigh with the rounded number."""
-    return round(score * _GRAIN)
+    """The score in steps of 1/256, as the wire carries it. Both sides must weigh with the rounded number."""
+    return round(score * _SCORE_STEPS)
 
 
 def dequantize_score(code: int) -> float:
-    return code / _GRAIN
+    return code / _SCORE_STEPS
 
 
 def side_weights(log_h: Mapping[SideName, float | None]) -> dict[SideName, float]:
-    """eta of each side, summing to 1. None: it found no document, weight 0; all None: equal weights."""
+    """eta of each side, summing to 1. None: a side without documents, weight 0; all None: equal weights."""
     if not log_h:
         return {}
     values = [-math.inf if value is None else value for value in log_h.values()]
@@ -84,8 +85,8 @@ def side_weights(log_h: Mapping[SideName, float | None]) -> dict[SideName, float
 def mix(dists: Sequence[Dist], log_weights: Sequence[float]) -> Dist:
     """The mixture with weights softmax(log_weights). A single distribution is returned as it is.
 
-    Sparse ones may take part: a token counts as 0 where it is not kept, and the tails are mixed, so that the tail says
-    how much mass is not placed. Raises ValueError when the lengths differ or there is nothing to mix.
+    Distributions may be sparse: a missing token counts as 0, and the tail is the mixture of the tails. Raises
+    ValueError if the lengths differ or are 0.
     """
     if not dists or len(dists) != len(log_weights):
         raise ValueError(f"{len(dists)} distributions and {len(log_weights)} weights")
@@ -95,9 +96,10 @@ def mix(dists: Sequence[Dist], log_weights: Sequence[float]) -> Dist:
 
 
 def mix_heads(dists: Sequence[Dist], log_weights: Sequence[float], k: int) -> Dist:
-    """Of their mixture the tokens that are among the k best of any one, for who wants its first few alone.
+    """The head of the mixture: the tokens that are among the k best of any of its parts.
 
-    It costs a search of each distribution and no sum over them. Only for dense ones of one vocabulary.
+    Cheaper than `mix` where only the first tokens are needed: searches each distribution, but does not add them up. For
+    dense distributions of one vocabulary only.
     """
     ids = np.unique(np.concatenate([best_indices(dist.probs, k) for dist in dists])).astype(np.int32)
     probs: ProbArray = np.zeros(len(ids))
@@ -107,14 +109,14 @@ def mix_heads(dists: Sequence[Dist], log_weights: Sequence[float], k: int) -> Di
 
 
 def mix_weighted(dists: Sequence[Dist], weights: Sequence[float]) -> Dist:
-    """The same with plain weights that sum to 1. A distribution of weight 1 is returned as it is."""
+    """The mixture with weights that sum to 1. A distribution of weight 1 is returned as it is."""
     parts = [(dist, weight) for dist, weight in zip(dists, weights, strict=True) if weight > 0.0]
     if len(parts) == 1:
         return parts[0][0]
     tail = math.fsum(weight * dist.tail for dist, weight in parts)
     widest = max((dist for dist, _ in parts), key=lambda dist: len(dist.ids))
     if widest.leading and all(not len(d.ids) or int(d.ids[-1]) < len(widest.ids) for d, _ in parts):
-        ids = widest.ids  # an id is its own index: no search, no sort
+        ids = widest.ids  # each id is its own index: no search, no sort
     else:
         ids = np.unique(np.concatenate([dist.ids for dist, _ in parts]))
     probs: ProbArray = np.zeros(len(ids))

@@ -1,1 +1,7 @@
-"""One ragged batch of many sequences: segments, the scheduler, KV blocks. Pure."""
+"""One ragged batch of many sequences.
+
+segment: rows of one sequence in a forward pass; the batch
+scheduler: which segments run next
+block_manager: KV blocks, block tables, copy on write
+kv_prefix: keys and values of a sequence's first rows, outside any engine
+"""

@@ -1,8 +1,8 @@
-"""Which block of the KV store holds which rows: tables per sequence, reference counts, copy on write.
+"""Allocation of KV blocks: block tables per sequence, reference counts, copy on write.
 
-Knows numbers only: the engine owns the memory and does the copies it is told of. One block is `block_size` rows; a
-row's slot is block * block_size + offset. Forks share every block, the last, partly filled one included, until one of
-them writes to it. After PagedAttention (Kwon et al. 2023).
+Knows block numbers only: the engine owns the memory and performs the copies. One block is `block_size` rows; a row's
+slot is block * block_size + offset. Forks share every block, including a partly filled last one, until one of them
+writes to it. After PagedAttention (Kwon et al. 2023).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SlotArray = NDArray[np.int64]
 
 
 class OutOfBlocks(EngineError):
-    """Not enough free blocks. Nothing has changed; it may fit once another sequence is released."""
+    """Not enough free blocks. Nothing has changed; the request may succeed once another sequence is released."""
 
 
 class BlockCopy(NamedTuple):
-    """To be done before anything else is written: the first `rows` rows of block `source` go to block `target`."""
+    """Copy of the first `rows` rows of block `source` to block `target`, to perform before any other write."""
 
     source: int
     target: int
@@ -31,10 +31,10 @@ class BlockCopy(NamedTuple):
 
 
 class BlockManager:
-    """Blocks 0..total-1 and the sequences that hold them.
+    """Blocks 0..total-1 and the block tables of sequences.
 
-    A sequence begins with its first `reserve`. Raises NoRoom for lack of blocks and ValueError for what makes no
-    sense (rows that were never reserved, a fork into an existing sequence); either leaves everything as it was.
+    A sequence begins with its first `reserve`. Raises OutOfBlocks for lack of blocks and ValueError for invalid
+    arguments (rows that were never reserved, a fork into an existing sequence); neither changes anything.
     """
 
     def __init__(self, total: int, block_size: int) -> None:
@@ -42,8 +42,8 @@ class BlockManager:
             raise ValueError(f"a pool needs blocks and rows in them, got {total} blocks of {block_size} rows")
         self.total = total
         self.block_size = block_size
-        self._free = list(range(total - 1, -1, -1))  # a stack: the lowest id is handed out first
-        self._ref_counts = [0] * total  # sequences that hold the block
+        self._free = list(range(total - 1, -1, -1))  # a stack: the lowest id is allocated first
+        self._ref_counts = [0] * total  # sequences that share the block
         self._tables: dict[SeqId, list[int]] = {}
         self._lengths: dict[SeqId, int] = {}
 
@@ -56,41 +56,41 @@ class BlockManager:
         return tuple(self._tables.get(seq, ()))
 
     def free_rows(self) -> int:
-        """Rows in free blocks. What is left over in the last blocks of sequences comes on top, for these alone."""
+        """Rows in free blocks, without the unused rows in the last blocks of sequences."""
         return len(self._free) * self.block_size
 
     def reserve(self, seq: SeqId, rows: int) -> list[BlockCopy]:
-        """Grow by `rows` rows and make them writable. Returns the copies to do first: one at most."""
+        """Allocate `rows` more rows and make them writable. Returns the copies to perform first: one at most."""
         if rows < 0:
             raise ValueError(f"cannot grow by {rows} rows")
         table, start = self._tables.get(seq, []), self.length(seq)
         shared = self._shared(table, start, start + rows)
-        grown = self._blocks(start + rows) - len(table)
-        self._demand(grown + len(shared))
-        copies = self._split(table, shared, start)
-        table.extend(self._take() for _ in range(grown))
+        grown = self._num_blocks(start + rows) - len(table)
+        self._require_free(grown + len(shared))
+        copies = self._copy_on_write(table, shared, start)
+        table.extend(self._allocate() for _ in range(grown))
         self._tables[seq], self._lengths[seq] = table, start + rows
         return copies
 
     def unshare(self, seq: SeqId, start: int, stop: int) -> list[BlockCopy]:
-        """Make rows start..stop-1, reserved before, writable again. Returns the copies to do first."""
-        self._within(seq, start, stop)
+        """Make the reserved rows start..stop-1 writable again. Returns the copies to perform first."""
+        self._check_range(seq, start, stop)
         table = self._tables.get(seq, [])
         shared = self._shared(table, start, stop)
-        self._demand(len(shared))
-        return self._split(table, shared, self.length(seq))
+        self._require_free(len(shared))
+        return self._copy_on_write(table, shared, self.length(seq))
 
     def truncate(self, seq: SeqId, length: int) -> None:
-        """Drop rows from `length` on; blocks left without a row go back unless another sequence holds them."""
-        self._within(seq, length, self.length(seq))
+        """Drop the rows from `length` on; blocks without rows are freed unless another sequence shares them."""
+        self._check_range(seq, length, self.length(seq))
         table = self._tables.get(seq, [])
-        while len(table) > self._blocks(length):
-            self._drop(table.pop())
+        while len(table) > self._num_blocks(length):
+            self._unref(table.pop())
         if seq in self._lengths:
             self._lengths[seq] = length
 
     def fork(self, seq: SeqId, into: SeqId) -> None:
-        """`into` begins with the rows of `seq`, sharing its blocks. Costs no block until one of them writes."""
+        """Create `into` with the rows of `seq`, sharing its blocks. Allocates no block until one of them writes."""
         if seq not in self._tables or into in self._tables:
             raise ValueError(f"cannot fork {seq} into {into}: the first must exist and the second must not")
         self._tables[into], self._lengths[into] = list(self._tables[seq]), self._lengths[seq]
@@ -98,64 +98,64 @@ class BlockManager:
             self._ref_counts[block] += 1
 
     def release(self, seq: SeqId) -> None:
-        """Forget the sequence. Unknown ones are ignored."""
+        """Free the sequence. Unknown ones are ignored."""
         for block in self._tables.pop(seq, []):
-            self._drop(block)
+            self._unref(block)
         self._lengths.pop(seq, None)
 
     def slot_mapping(self, seq: SeqId, start: int, stop: int) -> SlotArray:
-        """(stop - start,) where these rows lie. Valid until the sequence is next changed."""
-        self._within(seq, start, stop)
+        """(stop - start,) slots of these rows. Valid until the sequence changes."""
+        self._check_range(seq, start, stop)
         first = start // self.block_size
-        table = np.array(self._tables.get(seq, [])[first : self._blocks(stop)], dtype=np.int64)
+        table = np.array(self._tables.get(seq, [])[first : self._num_blocks(stop)], dtype=np.int64)
         rows = np.arange(start, stop, dtype=np.int64)
         return np.asarray(table[rows // self.block_size - first] * self.block_size + rows % self.block_size)
 
     def check(self) -> None:
-        users = [0] * self.total
+        ref_counts = [0] * self.total
         for table in self._tables.values():
             assert len(set(table)) == len(table), table
             for block in table:
-                users[block] += 1
-        assert users == self._ref_counts, (users, self._ref_counts)
-        assert sorted(self._free) == [block for block in range(self.total) if users[block] == 0], self._free
+                ref_counts[block] += 1
+        assert ref_counts == self._ref_counts, (ref_counts, self._ref_counts)
+        assert sorted(self._free) == [block for block in range(self.total) if ref_counts[block] == 0], self._free
         assert self._tables.keys() == self._lengths.keys(), (self._tables, self._lengths)
         for seq, table in self._tables.items():
-            assert len(table) == self._blocks(self._lengths[seq]), (seq, table, self._lengths[seq])
+            assert len(table) == self._num_blocks(self._lengths[seq]), (seq, table, self._lengths[seq])
 
-    def _blocks(self, rows: int) -> int:
+    def _num_blocks(self, rows: int) -> int:
         return -(-rows // self.block_size)
 
-    def _within(self, seq: SeqId, start: int, stop: int) -> None:
+    def _check_range(self, seq: SeqId, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.length(seq):
             raise ValueError(f"rows {start}..{stop} of sequence {seq}, which has {self.length(seq)}")
 
-    def _demand(self, blocks: int) -> None:
+    def _require_free(self, blocks: int) -> None:
         if blocks > len(self._free):
             raise OutOfBlocks(f"{blocks} blocks are needed, {len(self._free)} of {self.total} are free")
 
     def _shared(self, table: list[int], start: int, stop: int) -> list[int]:
-        """Places in the table of blocks that hold some of these rows and belong to others too."""
-        end = min(self._blocks(stop), len(table)) if stop > start else 0
+        """Indices into the table of the blocks of these rows that other sequences share."""
+        end = min(self._num_blocks(stop), len(table)) if stop > start else 0
         return [place for place in range(start // self.block_size, end) if self._ref_counts[table[place]] > 1]
 
-    def _split(self, table: list[int], shared: list[int], length: int) -> list[BlockCopy]:
+    def _copy_on_write(self, table: list[int], shared: list[int], length: int) -> list[BlockCopy]:
         copies = []
         for place in shared:
-            source, target = table[place], self._take()
+            source, target = table[place], self._allocate()
             rows = min(length - place * self.block_size, self.block_size)
             table[place] = target
-            self._drop(source)
+            self._unref(source)
             if rows > 0:
                 copies.append(BlockCopy(source, target, rows))
         return copies
 
-    def _take(self) -> int:
+    def _allocate(self) -> int:
         block = self._free.pop()
         self._ref_counts[block] = 1
         return block
 
-    def _drop(self, block: int) -> None:
+    def _unref(self, block: int) -> None:
         self._ref_counts[block] -= 1
         if self._ref_counts[block] == 0:
             self._free.append(block)

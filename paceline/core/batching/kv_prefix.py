@@ -1,7 +1,8 @@
-"""Keys and values of a sequence's first rows, outside any engine: one exports them, a file keeps them, one adopts them.
+"""Keys and values of a sequence's first rows, outside any engine: exported by one, stored in a file, imported by
+another.
 
-Plain arrays, so that neither a store nor a test needs torch. Only an engine of the same model can read anything in
-them. Knows nothing of files, blocks or attention.
+Plain arrays, so that neither a store nor a test needs torch. Valid only for engines of the same model. Knows nothing of
+files, blocks or attention.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-KvArray: TypeAlias = NDArray[np.generic]  # of the dtype that `CARRIERS` names
+KvArray: TypeAlias = NDArray[np.generic]  # of a dtype in `CARRIERS`
 
-# The model's number format → that of the arrays. numpy has no bfloat16: its 16 bits are carried as an integer.
+# The model's dtype → that of the arrays. numpy has no bfloat16: its 16 bits are stored as an integer.
 CARRIERS: dict[str, np.dtype[np.generic]] = {
     "bfloat16": np.dtype("<u2"),
     "float16": np.dtype("<f2"),
@@ -25,9 +26,9 @@ CARRIERS: dict[str, np.dtype[np.generic]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvPrefix:
-    """Rows 0 to n - 1 of a sequence, as after a prefill of `tokens`. Raises ValueError when the parts do not agree."""
+    """Rows 0 to n - 1 of a sequence, as after a prefill of `tokens`. Raises ValueError if shapes or dtypes disagree."""
 
-    model: str  # fingerprint; a span of a model's layers has one of its own
+    model: str  # fingerprint; each range of a model's layers has its own
     dtype: str  # the model's
     tokens: tuple[int, ...]  # (n,), n >= 1
     keys: KvArray  # (layers, n, kv heads, key dim)

@@ -1,14 +1,14 @@
-"""Which rows run in the next forward pass: the segments of many sequences merged into one ragged batch.
+"""The scheduler: merges the segments of many sequences into one ragged batch per forward pass.
 
-No phases: a prefill is a long chain, cut into pieces under the row budget so that decodes and trees never wait for
-it; a tree is never cut. Oldest first, and the oldest of all always moves, so nothing starves. Knows neither engine
-nor clock. The caller runs each batch before it asks for the next. After Orca (Yu et al. 2022) and Sarathi (Agrawal et
-al. 2023).
+No phases: a prefill is a long chain, cut into chunks under the row budget so that decodes and trees never wait for it;
+a tree is never cut. First come, first served, and the oldest segment always advances, so nothing starves. Knows neither
+engine nor clock. The caller runs each batch before it asks for the next. After Orca (Yu et al. 2022) and Sarathi
+(Agrawal et al. 2023).
 
-Sequences that end together, as the branches of one answer do, are a group, which says how many rows it claims at most.
-Rows are given out only while all groups that have begun could still have their claims, one after the other (the
-banker's algorithm, Dijkstra 1965): so none of them waits for rows that never come free. Groups that stay within their
-claims are never refused. Nothing is preempted.
+Sequences that end together, as the branches of one request do, are a group, which declares the most rows it will need,
+its claim. Rows are allocated only while all running groups could still get their claims, one after the other (the
+banker's algorithm, Dijkstra 1965), so none of them waits for rows that are never freed. Groups that stay within their
+claims are never rejected. Nothing is preempted.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSegment:
-    """A segment, or one piece of a chain that was cut: its outputs follow those of the pieces before it."""
+    """A segment, or one chunk of a chain; the outputs of chunks follow one another."""
 
     key: int
     segment: Segment
-    final: bool  # the last piece of what was added under `key`
+    final: bool  # the last chunk of the segment added under `key`
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sequences that give their rows back together."""
+    """Sequences that are released together."""
 
     key: int
-    claim: int  # rows of all of them together, in whole blocks, at most
+    claim: int  # most rows of all of them together, in whole blocks
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     segments: tuple[ScheduledSegment, ...]  # of distinct sequences
-    rejected: tuple[int, ...] = ()  # keys of what can never fit; dropped
+    rejected: tuple[int, ...] = ()  # keys of dropped segments that can never fit
 
     @property
     def batch(self) -> Batch:
-        return Batch(tuple(piece.segment for piece in self.segments))
+        return Batch(tuple(each.segment for each in self.segments))
 
 
 @dataclass(slots=True)
 class _Pending:
     key: int
     segment: Segment
-    num_cached_tokens: int = 0  # first rows that need room, but no forward
+    num_cached_tokens: int = 0  # first rows that need memory, but no forward pass
     num_computed_tokens: int = 0  # rows already scheduled
 
     @property
     def rows(self) -> int:
-        """Still to be run."""
+        """Rows still to be run."""
         return len(self.segment.tokens) - max(self.num_computed_tokens, self.num_cached_tokens)
 
     @property
@@ -67,8 +67,8 @@ class _Pending:
         return self.segment.start + self.num_computed_tokens
 
 
-class _Accounts:
-    """Rows given out and rows claimed, for one step."""
+class _RowAccounts:
+    """Allocated and claimed rows, for one step."""
 
     def __init__(
         self,
@@ -78,27 +78,27 @@ class _Accounts:
         held: Callable[[SeqId], int],
         capacity: int,
     ) -> None:
-        """held: rows of a sequence, in whole blocks. capacity: rows in all, which no claim exceeds."""
+        """held: rows of a sequence, in whole blocks. capacity: rows in total; larger claims count as this."""
         self._free = free
         self._capacity = capacity
         self._held_of = held
-        self._seqs: dict[Group, list[SeqId]] = {}  # of groups that have begun: those that hold rows
+        self._seqs: dict[Group, list[SeqId]] = {}  # of running groups: the sequences that hold rows
         for seq in holders:
             self._seqs.setdefault(groups[seq], []).append(seq)
-        self._given: dict[Group, int] = {}  # in this step, or to chains that are not run to their end
-        self._held: dict[Group, int] | None = None  # looked at only where it matters
+        self._allocated: dict[Group, int] = {}  # allocated in this step, or to chains with chunks left to run
+        self._held: dict[Group, int] | None = None  # computed on demand
         self._largest = max((group.claim for group in self._seqs), default=0)
 
     def has_begun(self, group: Group) -> bool:
-        return group in self._seqs or group in self._given
+        return group in self._seqs or group in self._allocated
 
-    def give(self, group: Group, rows: int) -> None:
+    def allocate(self, group: Group, rows: int) -> None:
         self._free -= rows
-        self._given[group] = self._given.get(group, 0) + rows
+        self._allocated[group] = self._allocated.get(group, 0) + rows
         self._largest = max(self._largest, group.claim)
 
-    def may_have(self, group: Group, rows: int) -> bool:
-        """Could all that have begun, this group with so many rows more among them, still have their claims?"""
+    def can_allocate(self, group: Group, rows: int) -> bool:
+        """True if all running groups, and this one with `rows` more, could still get their claims."""
         left = self._free - rows
         if left < 0:
             return False
@@ -106,9 +106,9 @@ class _Accounts:
             return True
         if self._held is None:
             self._held = {each: sum(map(self._held_of, seqs)) for each, seqs in self._seqs.items()}
-        needs: list[tuple[int, int]] = []
-        for each in {**self._held, **self._given, group: 0}:
-            has = self._held.get(each, 0) + self._given.get(each, 0) + (rows if each == group else 0)
+        needs: list[tuple[int, int]] = []  # (rows up to the claim, rows freed at the end), by group
+        for each in {**self._held, **self._allocated, group: 0}:
+            has = self._held.get(each, 0) + self._allocated.get(each, 0) + (rows if each == group else 0)
             needs.append((max(0, min(each.claim, self._capacity) - has), has))
         for need, has in sorted(needs):
             if need > left:
@@ -120,44 +120,43 @@ class _Accounts:
 class Scheduler:
     """Pending segments in order of arrival.
 
-    token_budget: rows per step, at least 2; a step exceeds it only by a tree that is larger than it or that stands
-    beside a prefill. max_segments: at least 2. block_size: granularity of the engine's memory, in rows.
-    A chain begins only when all of its rows have room. A sequence without a group claims what is pending of it. Rows of
-    sequences the scheduler never saw, and copies that forks cause, are not accounted for: there the engine's own
-    refusal remains.
+    max_batched_tokens: rows per step, at least 2; exceeded only by a tree that is larger or that runs beside a prefill.
+    max_num_seqs: segments per step, at least 2. block_size: granularity of the engine's memory, in rows.
+    A chain starts only if all of its rows fit. A sequence without a group claims its pending rows. Not accounted for:
+    rows of sequences the scheduler never saw, and copies caused by forks; for these the engine itself may run out of
+    blocks.
     """
 
     def __init__(self, max_batched_tokens: int, max_num_seqs: int, *, block_size: int = 1) -> None:
         if max_batched_tokens < 2 or max_num_seqs < 2 or block_size < 1:
             raise ValueError(f"a step needs room for two: {max_batched_tokens} rows, {max_num_seqs} segments")
-        self._budget = max_batched_tokens
-        self._max_segments = max_num_seqs
+        self._max_batched_tokens = max_batched_tokens
+        self._max_num_seqs = max_num_seqs
         self._block_size = block_size
-        # A chain above this is long: it is cut, and together the long ones are sure of this many rows a step.
+        # Chains above this are cut into chunks; together they are guaranteed this many rows per step.
         self._quantum = max(1, max_batched_tokens // 4)
         self._pending: dict[int, _Pending] = {}  # by key, in order of arrival
-        self._running: set[SeqId] = set()  # sequences with rows written, as far as seen from here
+        self._running: set[SeqId] = set()  # sequences with rows written, as far as the scheduler knows
         self._groups: dict[SeqId, Group] = {}  # of sequences that are pending or hold rows
         self._capacity = 0  # the most rows that were ever free
-        self._short: frozenset[Group] = frozenset()  # groups that were not given the rows they asked for last
+        self._short: frozenset[Group] = frozenset()  # groups that lacked memory in the last step
 
     @property
     def idle(self) -> bool:
         return not self._pending
 
-    def add(self, key: int, segment: Segment, *, ready: int = 0, group: Group | None = None) -> None:
-        """Segments of one sequence run in the order they are added. Raises ValueError for a key in use.
+    def add(self, key: int, segment: Segment, *, num_cached_tokens: int = 0, group: Group | None = None) -> None:
+        """Queue a segment. Those of one sequence run in the order they are added. Raises ValueError for a key in use.
 
-        group: the sequence's, told with its first segment.
-
-        ready: how many first rows of a chain the caller has from elsewhere. Its first piece comes without them when
-        there is room for all; the caller writes them before it runs that piece.
+        group: of the sequence, given with its first segment.
+        num_cached_tokens: first rows of a chain whose KV the caller has already. They need memory with the chain, but
+        its first chunk starts behind them; the caller writes them before it runs that chunk.
         """
         if key in self._pending:
             raise ValueError(f"key {key} is pending already")
-        if ready and not (0 < ready < len(segment.tokens) and segment.parents is None):
-            raise ValueError(f"{ready} rows cannot be ready of {segment}")
-        self._pending[key] = _Pending(key, segment, ready)
+        if num_cached_tokens and not (0 < num_cached_tokens < len(segment.tokens) and segment.parents is None):
+            raise ValueError(f"{num_cached_tokens} rows cannot be ready of {segment}")
+        self._pending[key] = _Pending(key, segment, num_cached_tokens)
         self._groups.setdefault(segment.seq, group or Group(-1 - segment.seq, 0))
 
     def last(self, seq: SeqId) -> int | None:
@@ -165,18 +164,18 @@ class Scheduler:
         return next((key for key, item in reversed(self._pending.items()) if item.segment.seq == seq), None)
 
     def has_begun(self, group: Group) -> bool:
-        """Does a sequence of it hold rows, as far as seen from here?"""
+        """True if a sequence of the group holds rows, as far as the scheduler knows."""
         return any(self._groups.get(seq) == group for seq in tuple(self._running))
 
     def lacks_memory(self, group: Group) -> bool:
-        """Was it the memory, when the last step was chosen, that kept rows of this group from running?"""
+        """True if the last step left out rows of this group for lack of memory."""
         return group in self._short
 
     def cancel(self, seq: SeqId, from_row: int = 0) -> list[int]:
-        """Rows of this sequence from `from_row` on will not be run. Returns the keys of what is dropped.
+        """Cancel the pending rows of this sequence from `from_row` on. Returns the keys of dropped segments.
 
-        A chain that begins below `from_row` is shortened to end there and keeps its key: later segments rely on its
-        rows. With `from_row` 0 the sequence counts as released.
+        A chain that begins below `from_row` is shortened to end there and keeps its key, because later segments rely on
+        its rows. With `from_row` 0 the sequence counts as released.
         """
         if from_row <= 0:
             self._running.discard(seq)
@@ -197,20 +196,20 @@ class Scheduler:
         return dropped
 
     def schedule(self, free_rows: int | None, held: Callable[[SeqId], int] = lambda _: 0) -> SchedulerOutput | None:
-        """The next step, and what is refused. None: nothing is pending, or nothing fits before something is released.
+        """The next step, and rejected segments. None: nothing is pending, or nothing fits until something is released.
 
-        free_rows: rows the engine can still write, None without a bound. held: rows it has written of a sequence.
-        What needs more than were ever free is refused. If all groups that hold rows wait for more, which takes one
-        that has gone beyond its claim, the youngest of them is: else none would ever move.
+        free_rows: rows the engine can still write; None: unlimited. held: rows the engine has written of a sequence.
+        Segments that need more rows than were ever free are rejected. If all groups that hold rows wait for more, which
+        is possible only if one has exceeded its claim, the youngest of them is rejected to resolve the deadlock.
         """
-        refused = self._reject_oversized(free_rows)
+        rejected = self._reject_oversized(free_rows)
         heads = list(self._heads())
-        pieces = self._fill(self._admit(heads, free_rows, held))
-        if not pieces and not refused and heads:
-            refused = self._deadlocked(heads)
-        if not pieces and not refused:
+        scheduled = self._fill(self._admit(heads, free_rows, held))
+        if not scheduled and not rejected and heads:
+            rejected = self._reject_deadlocked(heads)
+        if not scheduled and not rejected:
             return None
-        return SchedulerOutput(tuple(pieces), tuple(refused))
+        return SchedulerOutput(tuple(scheduled), tuple(rejected))
 
     def check(self) -> None:
         assert all(item.rows > 0 for item in self._pending.values()), self._pending
@@ -232,7 +231,7 @@ class Scheduler:
                 yield item
 
     def _reject_oversized(self, free_rows: int | None) -> list[int]:
-        """Drop and return what could not run even alone, and what would follow it."""
+        """Drop the segments that would not fit even alone, and the later ones of their sequences; return their keys."""
         if free_rows is None:
             return []
         self._capacity = max(self._capacity, free_rows)
@@ -245,8 +244,8 @@ class Scheduler:
             del self._pending[key]
         return keys
 
-    def _deadlocked(self, heads: list[_Pending]) -> list[int]:
-        """Drop and return what is pending of the youngest group that holds rows, where all of these wait."""
+    def _reject_deadlocked(self, heads: list[_Pending]) -> list[int]:
+        """If all groups that hold rows wait, drop the pending segments of the youngest and return their keys."""
         holding = {self._groups[seq].key for seq in self._running}
         waiting = [self._groups[item.segment.seq].key for item in heads]
         if not holding or not holding <= set(waiting):
@@ -256,22 +255,24 @@ class Scheduler:
         return [key for seq in seqs for key in self._drop_with_followers(seq)]
 
     def _admit(self, heads: list[_Pending], free_rows: int | None, held: Callable[[SeqId], int]) -> list[_Pending]:
-        """Those that may run. Behind one that waits for room no new group begins, or small ones would overtake it for
-        ever; groups that have begun go on, because only their end makes room."""
+        """The segments that may run. While one waits for memory no new group starts, otherwise small ones would
+        overtake it forever; running groups continue, because only their end frees memory."""
         if free_rows is None:
             return heads
         short: set[Group] = set()
-        accounts = _Accounts(free_rows, self._groups, self._running, lambda seq: self._ceil(held(seq)), self._capacity)
+        accounts = _RowAccounts(
+            free_rows, self._groups, self._running, lambda seq: self._ceil(held(seq)), self._capacity
+        )
         for item in heads:
-            if item.num_computed_tokens:  # it was given all of its rows when it began
-                accounts.give(self._groups[item.segment.seq], self._cost(item))
+            if item.num_computed_tokens:  # all of its rows were allocated when it started
+                accounts.allocate(self._groups[item.segment.seq], self._cost(item))
         admitted, waits = [], False
         for item in heads:
             group, cost = self._groups[item.segment.seq], self._cost(item)
             if item.num_computed_tokens:
                 admitted.append(item)
-            elif (accounts.has_begun(group) or not waits) and accounts.may_have(group, cost):
-                accounts.give(group, cost)
+            elif (accounts.has_begun(group) or not waits) and accounts.can_allocate(group, cost):
+                accounts.allocate(group, cost)
                 admitted.append(item)
             else:
                 waits = True
@@ -280,28 +281,29 @@ class Scheduler:
         return admitted
 
     def _fill(self, admitted: list[_Pending]) -> list[ScheduledSegment]:
-        """Short ones in order while they fit beside the share of the long ones; these get what is left, in order."""
+        """Fill the step: short segments in order while they fit beside the quantum of the long ones, which share the
+        remaining rows in order."""
         long = [item for item in admitted if item.segment.parents is None and item.rows > self._quantum]
         short = [item for item in admitted if item.segment.parents is not None or item.rows <= self._quantum]
-        left = self._budget - (self._quantum if long else 0)
-        places = self._max_segments - (1 if long else 0)
-        pieces: list[ScheduledSegment] = []
+        left = self._max_batched_tokens - (self._quantum if long else 0)
+        places = self._max_num_seqs - (1 if long else 0)
+        scheduled: list[ScheduledSegment] = []
         for item in short[:places]:
-            if pieces and item.rows > left:
+            if scheduled and item.rows > left:
                 break
             left -= item.rows
-            pieces.append(self._chunk(item, item.rows))
+            scheduled.append(self._chunk(item, item.rows))
         left = max(left, 0) + self._quantum
-        for item in long[: self._max_segments - len(pieces)]:
+        for item in long[: self._max_num_seqs - len(scheduled)]:
             if left == 0:
                 break
             rows = min(item.rows, left)
             left -= rows
-            pieces.append(self._chunk(item, rows))
-        return pieces
+            scheduled.append(self._chunk(item, rows))
+        return scheduled
 
     def _chunk(self, item: _Pending, rows: int) -> ScheduledSegment:
-        """The next `rows` rows, as a segment of its own."""
+        """Schedule the next `rows` rows, as a segment of their own."""
         whole, final = item.segment, rows == item.rows
         segment, first = whole, max(item.num_computed_tokens, item.num_cached_tokens)
         if first or not final:
@@ -315,7 +317,7 @@ class Scheduler:
         return ScheduledSegment(item.key, segment, final)
 
     def _cost(self, item: _Pending) -> int:
-        """Rows the engine must take from its free ones for all that is left of it."""
+        """Free rows that the remaining rows of the segment need, in whole blocks."""
         return self._ceil(item.end) - self._ceil(item.start)
 
     def _ceil(self, rows: int) -> int:

@@ -1,8 +1,8 @@
 """The one batch type: ragged rows with parents.
 
-Prefill is a long chain that wants its last row, decoding a chain of one, chain verification a chain that wants all
-rows, a token tree sets `parents`. A tree may be scored in parts: a later segment names the rows of the tree that are
-cached already, and hangs its own below them. The engine and the scheduler know no phases.
+Prefill is a long chain with the logits of its last row, decoding a chain of one, chain verification a chain with all
+logits; a token tree sets `parents`. A tree may be scored in parts: a later segment attaches its rows to those of the
+tree that are cached already. The engine and the scheduler know no phases.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 SeqId = NewType("SeqId", int)
-LogitsMode = Literal["all", "last", "none"] | int  # a number: at most so many of the last rows
+LogitsMode = Literal["all", "last", "none"] | int  # a number: at most this many of the last rows
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Rows to append to one sequence's KV cache in one forward pass.
 
-    `start` must equal the rows already cached. A tree that grows has m more parents than tokens: the first m are those
-    of the sequence's open tree, whose rows, provisional, are the last m of the cache (start - m to start - 1). Only the
-    engine knows whether they are: here any m up to `start` will do. Raises ValueError when the tree is not one: a
-    parent that does not come before its child, fewer parents than tokens, more open rows than rows; or no tokens.
+    `start` must equal the rows already cached. The continuation of a tree has m more parents than tokens: the first m
+    belong to the sequence's open tree, whose rows, not committed yet, are the last m of the cache (start - m to
+    start - 1). Only the engine checks that; here any m up to `start` is accepted. Raises ValueError for an invalid tree
+    (a parent that does not come before its child, fewer parents than tokens, more open rows than rows) or no tokens.
     """
 
     seq: SeqId
@@ -44,16 +44,17 @@ class Segment:
                 raise ValueError(f"each parent must come before its child: {self.parents}")
 
     def with_seq(self, seq: SeqId) -> Segment:
-        """The same rows for another sequence. Once a forward: `dataclasses.replace` takes twice as long."""
+        """The same rows for another sequence. On the hot path: `dataclasses.replace` takes twice as long."""
         return Segment(seq, self.start, self.tokens, self.parents, self.logits)
 
     @property
     def num_open_rows(self) -> int:
-        """m: rows of the tree that are cached already; 0 for a chain and for a tree that begins."""
+        """m: rows of the tree that are cached already; 0 for a chain and for a new tree."""
         return 0 if self.parents is None else len(self.parents) - len(self.tokens)
 
     def mask(self) -> NDArray[np.bool_]:
-        """(n, m + n): may row i of this segment see row j of the tree? The committed prefix is always visible."""
+        """(n, m + n): True if row i of this segment attends to row j of the tree. The committed prefix is always
+        visible."""
         n = len(self.tokens)
         if self.parents is None:
             return np.tri(n, dtype=np.bool_)
@@ -64,11 +65,11 @@ class Segment:
         return seen[self.num_open_rows :]
 
     def attention_mask(self, window: int | None) -> NDArray[np.bool_]:
-        """(n, start + n): may new row i see row j of the whole cache? `mask` behind the committed prefix, narrowed by a
-        sliding window of so many positions, the row's own included.
+        """(n, start + n): True if new row i attends to row j of the whole cache. Committed prefix and `mask`, narrowed
+        by a sliding window of `window` positions, the row's own included.
 
-        Committed rows are a chain, so row j stands at position j; the rows of a tree, those cached before included,
-        stand at their depth.
+        Committed rows are a chain, so row j has position j; the position of a tree's row, cached or new, follows from
+        its depth.
         """
         n, committed = len(self.tokens), self.start - self.num_open_rows
         seen = np.ones((n, self.start + n), dtype=np.bool_)
@@ -84,7 +85,7 @@ class Segment:
         return self.tree_positions()[self.num_open_rows :]
 
     def tree_positions(self) -> tuple[int, ...]:
-        """(m + n,) the same with those of the open rows in front."""
+        """(m + n,) absolute positions of the open rows and of this segment's."""
         if self.parents is None:
             return tuple(range(self.start, self.start + len(self.tokens)))
         depths: list[int] = []
@@ -93,14 +94,14 @@ class Segment:
         return tuple(self.start - self.num_open_rows + depth for depth in depths)
 
     def logits_rows(self) -> tuple[int, ...]:
-        """Indices of the rows whose distributions are asked for."""
+        """Indices of the rows whose distributions are requested."""
         n = len(self.tokens)
         count = self.logits if isinstance(self.logits, int) else {"all": n, "last": 1, "none": 0}[self.logits]
         return tuple(range(max(0, n - count), n))
 
 
 class StepSize(NamedTuple):
-    """How much ran in one forward pass, of all answers together; zeros: not known."""
+    """Size of one forward pass, over all requests; zeros: unknown."""
 
     rows: int = 0
     sequences: int = 0
@@ -111,7 +112,7 @@ UNKNOWN: Final = StepSize()
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Segments of distinct sequences that run in one forward pass. Raises ValueError when a sequence occurs twice."""
+    """Segments of distinct sequences that run in one forward pass. Raises ValueError if a sequence occurs twice."""
 
     segments: tuple[Segment, ...]
 

@@ -1,10 +1,10 @@
-"""Look-up tables: which tokens followed a token, and how probable the target thought them.
+"""Look-up tables: the likely successors of each token, with the target's probabilities.
 
-DIAA's t-LUT and p-LUT (Tian et al. 2026) in one: the K best successors of each token.
+DIAA's t-LUT and p-LUT (Tian et al. 2026) in one: the `NUM_SUCCESSORS` best successors of each token.
 
-A row is the head of a target's law after that token. Rows are held sparsely, since most of a large vocabulary never
-occurs; a table may lie over another one, whose rows show through where it has none of its own. Knows no model, tree or
-file. What it remembers is text somebody saw: its owner decides who reads it and when it is erased.
+A row is the head of a target's distribution after that token. Rows are stored sparsely, since most of a large
+vocabulary never occurs; a table may have a base table, which is read where it has no row itself. Knows no model, tree
+or file. Rows reveal text that somebody has read: the table's owner decides who reads it and when it is erased.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_SUCCESSORS: Final = 8  # successors of a token
-PAIR_KEYS: Final = 1 << 17  # contexts of two tokens are told apart by a hash of so many values
-PAIR_ROWS: Final = 1 << 14  # with their keys 1.6 MiB
-_FIRST: Final = 256  # rows room is made for at first
-_LEAST: Final = float(np.finfo(np.float32).tiny)  # what is less may be 0 as it is stored, and then is none
-_PAIR: Final = "pair_"
+NUM_SUCCESSORS: Final = 8  # per row
+BIGRAM_KEYS: Final = 1 << 17  # values of the hash of two tokens
+BIGRAM_ROWS: Final = 1 << 14  # with their keys 1.6 MiB
+_FIRST_ROWS: Final = 256  # initial allocation
+_MIN_PROB: Final = float(np.finfo(np.float32).tiny)  # a smaller one may be stored as 0 and is dropped
+_BIGRAM_PREFIX: Final = "pair_"  # of array names in saved tables
 
 Ids = NDArray[np.int32]
 Probs = NDArray[np.float32]
@@ -28,13 +28,13 @@ Arrays = dict[str, NDArray[np.generic]]
 
 
 class _Rows(NamedTuple):
-    """Replaced as a whole, so that a reader never holds arrays of two generations."""
+    """The arrays of a table, replaced as a whole so that a reader never sees arrays of two generations."""
 
     place: Ids  # (keys,) the row of a key, -1: none
-    tokens: Ids  # (rows,) the reverse: keys
-    ids: Ids  # (rows, K) by falling probability, -1: empty
-    probs: Probs  # (rows, K) 0: empty
-    used: NDArray[np.bool_]  # (rows,) written since the search for a row to drop passed by
+    tokens: Ids  # (rows,) the key of a row
+    ids: Ids  # (rows, NUM_SUCCESSORS) by falling probability, -1: empty
+    probs: Probs  # (rows, NUM_SUCCESSORS) 0: empty
+    used: NDArray[np.bool_]  # (rows,) second-chance bit: written since the hand last passed
 
     @staticmethod
     def empty(keys: int) -> _Rows:
@@ -57,14 +57,15 @@ def _blank(rows: int) -> tuple[Ids, Probs]:
 
 
 def bigram_key(before: int, token: int) -> int:
-    """The key of a context of two tokens in `LookupTable.pairs`. Saved tables depend on it."""
-    return (before * 0x9E3779B1 + token * 0x85EBCA6B >> 7) % PAIR_KEYS
+    """The key of two tokens in `LookupTable.bigrams`. Saved tables depend on it."""
+    return (before * 0x9E3779B1 + token * 0x85EBCA6B >> 7) % BIGRAM_KEYS
 
 
 class LookupTable:
-    """One writer at a time; any thread may read meanwhile and sees each row whole, as it was before or after a write.
+    """Successors by token. One writer at a time; any thread may read meanwhile and sees each row whole, as it was
+    before or after a write.
 
-    That is by a version number which is odd while rows are being written: a reader that finds it changed reads again.
+    A version number is odd while rows are being written; a reader that finds it changed reads again.
     """
 
     def __init__(
@@ -74,11 +75,11 @@ class LookupTable:
         base: LookupTable | None = None,
         capacity: int | None = None,
         keys: int | None = None,
-        pairs: int = PAIR_ROWS,
+        bigram_rows: int = BIGRAM_ROWS,
     ) -> None:
-        """base: read where this table has no row; of the same vocabulary and keys. capacity: rows at most, of which
-        those that were not written for longest go (second chance); None: one for every key. keys: how many contexts
-        are told apart; None: one for every token. pairs: rows of a second table, for contexts of two tokens; 0: none.
+        """base: read where this table has no row; of the same vocabulary and keys. capacity: most rows; the least
+        recently written are evicted (second chance); None: one for every key. keys: number of distinct contexts; None:
+        one for every token. bigram_rows: capacity of a second table, for contexts of two tokens; 0: none.
         """
         assert base is None or base.vocab_size == vocab_size, "two vocabularies"
         self.vocab_size: int = vocab_size
@@ -89,15 +90,15 @@ class LookupTable:
         self._base = base
         self._version = 0  # even: all rows are whole
         self._count = 0  # rows used
-        self._hand = 0  # where the search for a row to drop goes on
+        self._hand = 0  # next row to consider for eviction
         self._rows = _Rows.empty(self.keys)
-        self.bigrams: LookupTable | None = None  # keys: `pair_key`
-        if pairs:
+        self.bigrams: LookupTable | None = None  # keys: `bigram_key`
+        if bigram_rows:
             below = None if base is None else base.bigrams
-            self.bigrams = LookupTable(vocab_size, base=below, capacity=pairs, keys=PAIR_KEYS, pairs=0)
+            self.bigrams = LookupTable(vocab_size, base=below, capacity=bigram_rows, keys=BIGRAM_KEYS, bigram_rows=0)
 
     def erase(self) -> None:
-        """Forget every row. The base keeps its own."""
+        """Erase every row. The base keeps its own."""
         self._count = self._hand = 0
         self._rows = _Rows.empty(self.keys)
         self._version += 2
@@ -105,16 +106,16 @@ class LookupTable:
             self.bigrams.erase()
 
     def __len__(self) -> int:
-        """Rows of its own."""
+        """Number of own rows, without the base's."""
         return self._count
 
     @property
     def num_bytes(self) -> int:
-        """Held by its own rows, spare room included; the pairs count for themselves."""
+        """Memory of the own rows, unused capacity included, without `bigrams`."""
         return sum(array.nbytes for array in self._rows)
 
     def successors(self, token: int) -> tuple[list[int], list[float]]:
-        """At most K ids and their probabilities, falling; none for a token nothing is known of."""
+        """At most `NUM_SUCCESSORS` ids and their probabilities, falling; empty for a token without a row."""
         while True:
             version, rows = self._version, self._rows
             slot = int(rows.place[token])
@@ -129,17 +130,18 @@ class LookupTable:
         return ids, probs
 
     def record(self, token: int, ids: Sequence[int], probs: Sequence[float], *, overwrite: bool) -> None:
-        """The head of the target's law after `token`: distinct ids and their probabilities, in any order.
+        """Write the head of the target's distribution after `token`: distinct ids and their probabilities, in any
+        order.
 
-        overwrite: it becomes the row. Otherwise ids that are there get their new probability, new ones are added, and
-        of more than K the least probable go (DIAA's add and replacement; an older id goes before a newer equal).
+        overwrite: replace the row. Otherwise existing ids get their new probability, new ones are added, and the least
+        probable beyond `NUM_SUCCESSORS` are dropped (DIAA's add and replacement; of equals the older id is dropped).
         """
         known = dict(zip(ids, probs, strict=True))
         if not overwrite:
             for old, prob in zip(*self.successors(token), strict=True):
                 known.setdefault(old, prob)
         best = sorted(known.items(), key=lambda item: -item[1])[:NUM_SUCCESSORS]
-        row = [entry for entry in best if entry[1] >= _LEAST]
+        row = [entry for entry in best if entry[1] >= _MIN_PROB]
         empty = NUM_SUCCESSORS - len(row)
         new_ids = [entry[0] for entry in row] + [-1] * empty
         new_probs = [entry[1] for entry in row] + [0.0] * empty
@@ -149,9 +151,9 @@ class LookupTable:
         self._version += 1
 
     def blend(self, token: int, ids: Sequence[int], probs: Sequence[float], weight: float) -> None:
-        """Move the row towards this law by `weight` of the way; it becomes the row where there is none.
+        """Move the row towards this distribution by the share `weight`; without a row, write it as one.
 
-        A row then is the mean law after its token, over the contexts it was seen in, the later ones counting more.
+        A row then is the mean distribution after its token, over the contexts it occurred in, later ones counting more.
         """
         old_ids, old_probs = self.successors(token)
         if not old_ids:
@@ -163,9 +165,10 @@ class LookupTable:
         self.record(token, list(mean), list(mean.values()), overwrite=True)
 
     def harvest(self, tokens: NDArray[np.integer], ids: NDArray[np.integer], probs: NDArray[np.floating]) -> None:
-        """Overwrite many rows, as a prefill yields them: tokens (n,), ids and probs (n, <= K), -1 and 0 for empty.
+        """Overwrite many rows, as a prefill yields them: tokens (n,), ids and probs (n, <= NUM_SUCCESSORS), -1 and 0
+        for empty.
 
-        Of several rows for one token the last one stays: it saw the most text.
+        Of several rows for one token the last is kept, which has the longest context.
         """
         n, width = ids.shape
         assert tokens.shape == (n,) and probs.shape == (n, width) and width <= NUM_SUCCESSORS
@@ -176,7 +179,7 @@ class LookupTable:
             unique, which = unique[keep], which[keep]
         order = np.argsort(-probs[which], axis=1, kind="stable")
         sorted_probs = np.take_along_axis(probs[which], order, axis=1)
-        known = sorted_probs >= _LEAST
+        known = sorted_probs >= _MIN_PROB
         sorted_ids = np.where(known, np.take_along_axis(ids[which], order, axis=1), -1)
         self._version += 1
         slots = np.array([self._slot(token) for token in unique.tolist()], dtype=np.intp)
@@ -187,27 +190,31 @@ class LookupTable:
         self._version += 1
 
     def arrays(self) -> Arrays:
-        """A copy of its own rows, by rising token: "tokens" (n,), "ids" (n, K), "probs" (n, K); and of the pairs'
-        ("pair_tokens" and so on). Not while writing."""
+        """A copy of the own rows, by rising token: "tokens" (n,), "ids" and "probs" (n, NUM_SUCCESSORS); and of those
+        of `bigrams` ("pair_tokens" and so on). Not while writing."""
         rows = self._rows
         order = np.argsort(rows.tokens[: self._count], kind="stable")
         arrays: Arrays = {"tokens": rows.tokens[order], "ids": rows.ids[order], "probs": rows.probs[order]}
         if self.bigrams is not None:
-            arrays |= {f"{_PAIR}{name}": array for name, array in self.bigrams.arrays().items()}
+            arrays |= {f"{_BIGRAM_PREFIX}{name}": array for name, array in self.bigrams.arrays().items()}
         return arrays
 
     def load(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-        """Add what `arrays` gave, over what is there. Raises ValueError for arrays that cannot be of such a table, and
-        then has changed nothing."""
+        """Add the rows of `arrays` over the existing ones. Raises ValueError for arrays that are not of such a table,
+        and then changes nothing."""
         rows = _checked(arrays, self.keys, self.vocab_size)
-        pairs = {name.removeprefix(_PAIR): array for name, array in arrays.items() if name.startswith(_PAIR)}
-        if self.bigrams is not None and pairs:
-            self.bigrams.load(pairs)
+        bigrams = {
+            name.removeprefix(_BIGRAM_PREFIX): array
+            for name, array in arrays.items()
+            if name.startswith(_BIGRAM_PREFIX)
+        }
+        if self.bigrams is not None and bigrams:
+            self.bigrams.load(bigrams)
         if len(rows[0]):
             self.harvest(*rows)
 
     def check(self) -> None:
-        """Assert that tokens and rows name each other, and that rows fall and end in what is empty."""
+        """Assert that `place` and `tokens` are inverse, and that rows are falling with empty entries last."""
         assert not self._version & 1
         if self.bigrams is not None:
             self.bigrams.check()
@@ -219,23 +226,24 @@ class LookupTable:
         assert ((ids >= 0) == (probs > 0.0)).all()
 
     def _slot(self, token: int) -> int:
-        """The token's row, made if need be; only while the version is odd."""
+        """The token's row, allocated if missing; only while the version is odd."""
         slot = int(self._rows.place[token])
         if slot >= 0:
             return slot
         if self._count < self.capacity:
             slot, room = self._count, len(self._rows.tokens)
             if slot == room:
-                self._rows = self._rows.grown(min(max(room, _FIRST), self.capacity - room))
+                self._rows = self._rows.grown(min(max(room, _FIRST_ROWS), self.capacity - room))
             self._count += 1
         else:
-            slot = self._least_used()
+            slot = self._evict()
             self._rows.place[self._rows.tokens[slot]] = -1
         rows = self._rows
         rows.tokens[slot], rows.place[token], rows.used[slot] = token, slot, True
         return slot
 
-    def _least_used(self) -> int:
+    def _evict(self) -> int:
+        """The next row without its second-chance bit."""
         used = self._rows.used
         while True:
             slot, self._hand = self._hand, (self._hand + 1) % self.capacity
@@ -245,7 +253,7 @@ class LookupTable:
 
 
 def _checked(arrays: Mapping[str, NDArray[np.generic]], keys: int, vocab_size: int) -> tuple[Ids, Ids, Probs]:
-    """Raises ValueError."""
+    """Convert saved arrays. Raises ValueError if they are not of a table with these keys and vocabulary."""
     tokens, ids, probs = (arrays.get(name) for name in ("tokens", "ids", "probs"))
     if tokens is None or ids is None or probs is None:
         raise ValueError("a table has tokens, ids and probs")

@@ -1,10 +1,10 @@
-"""Drafts for one answer, without a draft model: look-up tables and a suffix automaton, merged into one tree.
+"""Drafts for one request without a draft model: look-up tables and a suffix automaton, merged into one tree.
 
-The automaton knows what came next after the longest ending that occurred before; the tables know what the target
-thought after the last token alone. Both give a law over few tokens; they are mixed by how often the automaton has been
-right after matches of such length, and ranked with the common noise, so that at any temperature the guesses are those
-the target would choose if it thought so. How likely a guess of such rank and clearness is to be right is learnt live.
-Knows no engine: what a target thinks is told by `learn`.
+The automaton gives the continuations of the longest suffix that occurred before, the tables the target's distribution
+after the last one or two tokens. Both are distributions over few tokens; they are mixed by the automaton's acceptance
+rate at that match length, and ranked with the common noise, so that at any temperature the drafts are those the target
+would sample under that distribution. Acceptance rates by rank and margin are estimated online. Knows no engine: `learn`
+receives the target's distributions.
 """
 
 from __future__ import annotations
@@ -22,61 +22,61 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.noise import gumbel_of
 from paceline.core.sampling.sampler import SamplingParams
 
-Law = list[tuple[int, float]]  # tokens with probabilities, falling
+TokenProbs = list[tuple[int, float]]  # tokens with probabilities, falling
 
-_LENGTHS: Final = (2, 3, 5, 9, 17)  # classes of matches begin there
-_MATCH_FIRSTS: Final = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # prior: the latest continuation is right, by class
-_DISAGREE, _UNKNOWN, _AGREE = range(3)  # the tables' first guess is another, there is none, it is the same
-_TOKEN, _SHORT, _PAIR, _LONG = range(4)  # where a law's first guess is from: last token, match, last two tokens, match
+_LENGTHS: Final = (2, 3, 5, 9, 17)  # lower bounds of the classes of match lengths
+_MATCH_FIRSTS: Final = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # prior acceptance rate of the latest continuation, by class
+_DISAGREE, _UNKNOWN, _AGREE = range(3)  # the tables' first token is another, there is none, it is the same
+_TOKEN, _SHORT, _BIGRAM, _LONG = range(4)  # source of the first draft: last token, short match, bigram, long match
 _SOURCES: Final = 4
-_GUESS_FIRSTS: Final = tuple(clear + more for clear in (0.3, 0.45, 0.6, 0.75) for more in (0.0, 0.05, 0.1, 0.2))
-_LEAST_MATCH: Final = 3  # tokens: of what follows two, the pairs know more if they know it
-_LONG_MATCH: Final = 5
-_WEIGHT: Final = 0.25  # of a new law in a row, on the path of the output
-_WEIGHT_ASIDE: Final = 0.1  # and beside it
-_MEMORY: Final = 0.99  # of what was learnt of guesses: the last hundred of a class count
-_LEAST_PROB: Final = 5e-4  # noise that would lift a less likely token to the top comes once in thousands of tokens
-_FLOOR: Final = 1e-300  # in place of a probability of 0, whose logarithm there is not
+_DRAFT_FIRSTS: Final = tuple(margin + more for margin in (0.3, 0.45, 0.6, 0.75) for more in (0.0, 0.05, 0.1, 0.2))
+_MIN_MATCH: Final = 3  # tokens, where there is a row for the bigram, which is better than a match of two tokens
+_LONG_MATCH: Final = 5  # tokens
+_WEIGHT: Final = 0.25  # of a new distribution in a row, on the accepted path
+_REJECTED_WEIGHT: Final = 0.1  # likewise, off the accepted path
+_MEMORY: Final = 0.99  # factor on older outcomes of drafts: about the last hundred of a class count
+_MIN_PROB: Final = 5e-4  # noise lifts a less likely token to the top once in thousands of tokens
+_FLOOR: Final = 1e-300  # replaces a probability of 0, so that the logarithm is finite
 
 
 @dataclass(slots=True)
 class DrafterStats:
-    """How good guesses are; of answers that are sampled alike, and it outlives each of them."""
+    """Acceptance rates of drafts, shared by requests with alike sampling and kept beyond them."""
 
     matches: AcceptanceByRank = field(
         default_factory=lambda: AcceptanceByRank(tuple(f for f in _MATCH_FIRSTS for _ in range(3)), _MEMORY)
     )
-    guesses: AcceptanceByRank = field(default_factory=lambda: AcceptanceByRank(_GUESS_FIRSTS, _MEMORY))
+    drafts: AcceptanceByRank = field(default_factory=lambda: AcceptanceByRank(_DRAFT_FIRSTS, _MEMORY))
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterOptions:
-    """What a drafter does; the default is all it can. The rest are baselines and ablations."""
+    """Features of a drafter, by default all of them; other settings are baselines and ablations."""
 
     tables: bool = True
     automaton: bool = True
-    noise: bool = True  # rank by what the common noise will make of it
-    probs: Literal["learnt", "law"] = "learnt"  # of guesses: as often as they were right, or as the laws have it
-    pairs: bool | None = None  # rows for the last two tokens too; None: unless `probs` are the laws'
-    blend: bool | None = None  # rows are means of laws, else overwritten or added to (DIAA); None: likewise
+    noise: bool = True  # rank with the common noise
+    probs: Literal["learnt", "dist"] = "learnt"  # of drafts: acceptance rates, or the tables' probabilities
+    bigrams: bool | None = None  # use rows for the last two tokens too; None: if `probs` is "learnt"
+    blend: bool | None = None  # rows are means, else overwritten or added to (DIAA); None: if `probs` is "learnt"
     scoring: Scoring = PLAIN
-    interval: int = 1  # trees until the structure is looked for again
-    template: TreeShape | None = None  # a static tree: this structure always
+    interval: int = 1  # trees drafted with one shape before a new search
+    shape: TreeShape | None = None  # a static tree of this shape
 
 
 EVERYTHING: Final = DrafterOptions()
 
 
-class _Guess(NamedTuple):
-    """What may follow one context."""
+class _Candidates(NamedTuple):
+    """Candidate tokens after one context."""
 
-    candidates: Law  # by rank
-    group: int  # class of `DraftingSkill.guesses`
-    continuations: tuple[int, ...]  # what the automaton named
-    match_group: int  # class of `DraftingSkill.matches`
+    tokens: TokenProbs  # by rank
+    group: int  # class of `DrafterStats.drafts`
+    continuations: tuple[int, ...]  # from the automaton
+    match_group: int  # class of `DrafterStats.matches`
 
 
-_NOTHING: Final = _Guess([], 0, (), 0)
+_NO_CANDIDATES: Final = _Candidates([], 0, (), 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -86,17 +86,17 @@ class Context:
     before: int  # -1: unknown
     token: int
     match: Match
-    position: int  # of the token that follows
-    guess: _Guess = _NOTHING
+    position: int  # of the next token
+    candidates: _Candidates = _NO_CANDIDATES
     after: dict[int, Context] = field(default_factory=dict)
 
 
 class NgramDrafter:
-    """Told the tokens of prompt and answer in order, and what the target thought; drafts what may come next.
+    """Drafter of one request. Receives the tokens of prompt and output in order, and the target's distributions.
 
-    For each step: `observe` all its output tokens first, then `learn` from its rows (on the accepted path last), so
-    that guesses are judged by what was known when they were made. `tree` may come between the two: it then reads tables
-    that are a step old, and what is learnt may be learnt while the next forward runs.
+    For each step: `observe` all its output tokens first, then `learn` from its rows (those of the accepted path last),
+    so that drafts are judged by the tables they came from. `draft` may come between the two: it then reads tables that
+    are a step old, and `learn` may run during the next forward.
     """
 
     def __init__(
@@ -104,47 +104,48 @@ class NgramDrafter:
         table: LookupTable,
         sampling: SamplingParams,
         *,
-        ends: frozenset[int] = frozenset(),
-        skill: DrafterStats | None = None,
+        eos_ids: frozenset[int] = frozenset(),
+        stats: DrafterStats | None = None,
         options: DrafterOptions = EVERYTHING,
     ) -> None:
-        """table: read and written. ends: tokens that nothing follows."""
+        """table: read and written."""
         self._table = table
         self._sampling = sampling
-        self._ends = ends
-        self._skill = DrafterStats() if skill is None else skill
+        self._eos_ids = eos_ids
+        self._stats = DrafterStats() if stats is None else stats
         self._options = options
         self._automaton = SuffixAutomaton()
         learnt = options.probs == "learnt"
         self._blend = learnt if options.blend is None else options.blend
-        self._pairs = table.bigrams if options.tables and (learnt if options.pairs is None else options.pairs) else None
+        bigrams = learnt if options.bigrams is None else options.bigrams
+        self._bigrams = table.bigrams if options.tables and bigrams else None
         self._last = self._before = -1  # the last observed token, and the one before
         self._at: Context | None = None  # its context in the last tree
-        self._template = options.template
-        self._trees = 0
+        self._shape = options.shape
+        self._num_trees = 0
         self._noisy = options.noise and sampling.temperature > 0.0
         self._temperature = sampling.temperature if sampling.temperature > 0.0 else 1.0
 
-    # ---- what is told -----------------------------------------------------------------------------------------------
+    # ---- input ------------------------------------------------------------------------------------------------------
     def read(self, tokens: Iterable[int]) -> None:
-        """A whole text that is not the answer's beginning: a document, say. Before the prompt."""
+        """Add a separate text, such as a document. To be called before the prompt is observed."""
         if self._options.automaton:
             self._automaton.extend(tokens)
             self._automaton.separate()
 
     def observe(self, token: int) -> None:
-        """The next token of prompt or output."""
+        """Add the next token of prompt or output."""
         if self._at is not None:
-            self._verify_guess(self._at.guess, token)
+            self._record_outcome(self._at.candidates, token)
             self._at = self._at.after.get(token)
         if self._options.automaton:
             self._automaton.append(token)
         self._before, self._last = self._last, token
 
     def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
-        """The target's law at temperature 1 after a row that held `token`: on the accepted path, or on another.
+        """Add the target's distribution at temperature 1 after `token`, on the accepted path or off it.
 
-        before: the token above that row. None where nothing stands there, or nobody knows what.
+        before: the token before `token`; None if there is none or it is unknown.
         """
         if not self._options.tables:
             return
@@ -153,111 +154,113 @@ class NgramDrafter:
             return
         ids, probs = zip(*head, strict=True)
         if self._blend:
-            self._table.blend(token, ids, probs, _WEIGHT if accepted else _WEIGHT_ASIDE)
+            self._table.blend(token, ids, probs, _WEIGHT if accepted else _REJECTED_WEIGHT)
         else:
             self._table.record(token, ids, probs, overwrite=accepted)
-        if accepted and self._pairs is not None and before is not None:
-            self._pairs.blend(bigram_key(before, token), ids, probs, _WEIGHT)
+        if accepted and self._bigrams is not None and before is not None:
+            self._bigrams.blend(bigram_key(before, token), ids, probs, _WEIGHT)
 
-    # ---- what is asked ----------------------------------------------------------------------------------------------
+    # ---- drafts -----------------------------------------------------------------------------------------------------
     def draft(self, budget: int, position: int) -> DraftTree:
-        """At most `budget` nodes below the last observed token, best first. position: of the next output token."""
+        """At most `budget` nodes after the last observed token, best first. position: of the next output token."""
         if self._last < 0 or budget <= 0:
             self._at = None
             return NO_DRAFT
         root = self.root(position)
-        again = self._template is None or (
-            self._options.template is None and self._trees % max(self._options.interval, 1) == 0
+        search = self._shape is None or (
+            self._options.shape is None and self._num_trees % max(self._options.interval, 1) == 0
         )
-        self._trees += 1
-        if not again and self._template is not None:
-            return fill(self, root, self._template).first(budget)
+        self._num_trees += 1
+        if not search and self._shape is not None:
+            return fill(self, root, self._shape).first(budget)
         drafted = grow_tree(self, root, budget, self._options.scoring)
         if self._options.interval > 1:
-            self._template = drafted.shape
+            self._shape = drafted.shape
         return drafted
 
     def root(self, position: int) -> Context:
-        """For who grows a tree of its own: the context after the last observed token. position: as for `tree`."""
+        """The context after the last observed token, for callers that grow the tree themselves. position: as in
+        `draft`."""
         self._at = Context(self._before, self._last, self._automaton.match, position)
         return self._at
 
-    # ---- a source of `drafting` -------------------------------------------------------------------------------------
-    def children(self, context: Context) -> Law:
-        context.guess = _NOTHING if context.token in self._ends else self._guess(context)
-        return context.guess.candidates
+    # ---- the `DraftSource` ------------------------------------------------------------------------------------------
+    def children(self, context: Context) -> TokenProbs:
+        context.candidates = _NO_CANDIDATES if context.token in self._eos_ids else self._candidates(context)
+        return context.candidates.tokens
 
     def child(self, context: Context, token: int) -> Context:
         match = self._automaton.advance(context.match, token) if self._options.automaton else NOTHING
         after = context.after[token] = Context(context.token, token, match, context.position + 1)
         return after
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
-    def _guess(self, context: Context) -> _Guess:
-        """The two laws mixed, ranked by noise, and the probabilities as they have been right."""
-        law: Law = []
+    # ---- internals --------------------------------------------------------------------------------------------------
+    def _candidates(self, context: Context) -> _Candidates:
+        """Mix the tables' and the automaton's distributions, rank them with the noise, assign acceptance rates."""
+        dist: TokenProbs = []
         source = _TOKEN
         if self._options.tables:
             ids, probs = self._table.successors(context.token)
-            law = list(zip(ids, probs, strict=True))
-            if self._pairs is not None and context.before >= 0:
-                ids, probs = self._pairs.successors(bigram_key(context.before, context.token))
+            dist = list(zip(ids, probs, strict=True))
+            if self._bigrams is not None and context.before >= 0:
+                ids, probs = self._bigrams.successors(bigram_key(context.before, context.token))
                 if ids:
-                    law, source = _mixed(ids, probs, law)[:NUM_SUCCESSORS], _PAIR
-        known: list[int] = []
+                    dist, source = _mixed(ids, probs, dist)[:NUM_SUCCESSORS], _BIGRAM
+        continuations: list[int] = []
         match_group = 0
-        if context.match.length >= (_LEAST_MATCH if source == _PAIR else 1):
-            known = [token for token, _ in self._automaton.continuations(context.match)]
-        if known:
-            match_group = _match_group(context.match.length, known[0], law)
-            law = _mixed(known, self._skill.matches.probs(match_group), law)
-        if not law:
-            return _NOTHING
-        law, gap = self._ranked(law, context.position)
-        if known and law[0][0] == known[0]:
+        if context.match.length >= (_MIN_MATCH if source == _BIGRAM else 1):
+            continuations = [token for token, _ in self._automaton.continuations(context.match)]
+        if continuations:
+            match_group = _match_group(context.match.length, continuations[0], dist)
+            dist = _mixed(continuations, self._stats.matches.probs(match_group), dist)
+        if not dist:
+            return _NO_CANDIDATES
+        dist, margin = self._ranked(dist, context.position)
+        if continuations and dist[0][0] == continuations[0]:
             source = max(source, _LONG if context.match.length >= _LONG_MATCH else _SHORT)
-        group = margin_class(gap) * _SOURCES + source
+        group = margin_class(margin) * _SOURCES + source
         if self._options.probs == "learnt":
-            shares = self._skill.guesses.probs(group)
-            law = [(token, share) for (token, _), share in zip(law, shares, strict=False)]
-        return _Guess(law, group, tuple(known), match_group)
+            rates = self._stats.drafts.probs(group)
+            dist = [(token, rate) for (token, _), rate in zip(dist, rates, strict=False)]
+        return _Candidates(dist, group, tuple(continuations), match_group)
 
-    def _ranked(self, law: Law, position: int) -> tuple[Law, float]:
-        """At most K of them by falling score, and how far the first stands above the second."""
+    def _ranked(self, dist: TokenProbs, position: int) -> tuple[TokenProbs, float]:
+        """At most `NUM_SUCCESSORS` tokens by falling score, and the margin between the first two scores."""
         if not self._noisy:
-            gap = (_log(law[0][1]) - _log(law[1][1])) / self._temperature if len(law) > 1 else math.inf
-            return law[:NUM_SUCCESSORS], gap
-        law = [each for each in law if each[1] >= _LEAST_PROB] or law[:1]
-        noise = gumbel_of(self._sampling.seed, position, [token for token, _ in law])
-        heat = self._temperature
-        scored = [(_log(each[1]) / heat + extra, each) for each, extra in zip(law, noise, strict=True)]
+            margin = (_log(dist[0][1]) - _log(dist[1][1])) / self._temperature if len(dist) > 1 else math.inf
+            return dist[:NUM_SUCCESSORS], margin
+        dist = [each for each in dist if each[1] >= _MIN_PROB] or dist[:1]
+        noise = gumbel_of(self._sampling.seed, position, [token for token, _ in dist])
+        temperature = self._temperature
+        scored = [(_log(each[1]) / temperature + extra, each) for each, extra in zip(dist, noise, strict=True)]
         scored.sort(reverse=True)
-        gap = scored[0][0] - scored[1][0] if len(scored) > 1 else math.inf
-        return [each for _, each in scored[:NUM_SUCCESSORS]], gap
+        margin = scored[0][0] - scored[1][0] if len(scored) > 1 else math.inf
+        return [each for _, each in scored[:NUM_SUCCESSORS]], margin
 
-    def _verify_guess(self, guess: _Guess, token: int) -> None:
-        """Which of the guesses the target was."""
-        if guess is _NOTHING:
+    def _record_outcome(self, candidates: _Candidates, token: int) -> None:
+        """Record the rank of the target among the candidates."""
+        if candidates is _NO_CANDIDATES:
             return
-        tokens = [child for child, _ in guess.candidates]
-        self._skill.guesses.add(guess.group, tokens.index(token) if token in tokens else None)
-        named = guess.continuations
-        if named:
-            self._skill.matches.add(guess.match_group, named.index(token) if token in named else None)
+        tokens = [child for child, _ in candidates.tokens]
+        self._stats.drafts.add(candidates.group, tokens.index(token) if token in tokens else None)
+        continuations = candidates.continuations
+        if continuations:
+            rank = continuations.index(token) if token in continuations else None
+            self._stats.matches.add(candidates.match_group, rank)
 
 
-def _match_group(length: int, first: int, law: Law) -> int:
-    agrees = _UNKNOWN if not law else _AGREE if law[0][0] == first else _DISAGREE
-    return 3 * sum(length >= edge for edge in _LENGTHS) + agrees
+def _match_group(length: int, first: int, dist: TokenProbs) -> int:
+    agreement = _UNKNOWN if not dist else _AGREE if dist[0][0] == first else _DISAGREE
+    return 3 * sum(length >= edge for edge in _LENGTHS) + agreement
 
 
-def _mixed(known: Sequence[int], shares: Sequence[float], law: Law) -> Law:
-    """What is known better, with its shares, and the other law for the rest."""
-    mixed = dict(zip(known, shares, strict=False))
-    taken = sum(mixed.values())
-    theirs = sum([prob for token, prob in law if token in mixed])
-    left = max(1.0 - taken, 0.0) / max(1.0 - theirs, 1e-6)
-    found = [*mixed.items(), *[(token, prob * left + 1e-9) for token, prob in law if token not in mixed]]
+def _mixed(tokens: Sequence[int], probs: Sequence[float], backoff: TokenProbs) -> TokenProbs:
+    """These tokens with their probabilities; the remaining mass goes to the other tokens of `backoff`."""
+    mixed = dict(zip(tokens, probs, strict=False))
+    mass = sum(mixed.values())
+    common = sum([prob for token, prob in backoff if token in mixed])
+    scale = max(1.0 - mass, 0.0) / max(1.0 - common, 1e-6)
+    found = [*mixed.items(), *[(token, prob * scale + 1e-9) for token, prob in backoff if token not in mixed]]
     found.sort(key=_by_prob, reverse=True)
     return found
 

@@ -1,7 +1,7 @@
-"""What a side has learnt that the next answer can use: how good guesses are, and how fast its engine is.
+"""Statistics of a side that the next request reuses: acceptance rates of drafts and times of its engine.
 
-Changes which rows are computed and who decides, never a token. One for all answers of a kind on one engine; machines
-write to it as they go.
+They affect which rows are computed and which side aggregates, never a token. Shared by all requests of a kind on one
+engine; machines update them as they run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.core.estimation.timing import TimingModel
 
 @dataclass(slots=True)
 class OnlineStats:
-    """Of answers that are sampled alike: a guess at temperature 1 is worth something else than one at 0."""
+    """Statistics of requests with alike sampling: acceptance rates at temperature 1 differ from those at 0."""
 
     timing: TimingModel = field(default_factory=TimingModel)
     own_ranks: AcceptanceByRank = field(default_factory=AcceptanceByRank)
@@ -27,7 +27,7 @@ class OnlineStats:
     drafter: DrafterStats = field(default_factory=DrafterStats)
 
     def begin(self, timed: Iterable[tuple[int, float]], position: int) -> None:
-        """What was measured before the first answer: (rows, seconds) of forwards behind `position` rows."""
+        """Add measurements from before the first request: (rows, seconds) of forwards behind `position` rows."""
         for rows, seconds in timed:
             self.timing.add(position, rows, seconds)
             self.budget.record_step(StepSize(rows, 1), seconds)

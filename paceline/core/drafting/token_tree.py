@@ -1,8 +1,8 @@
-"""Token trees: what is drafted when one guess is not enough, and how a target's rows verify it.
+"""Token trees and their verification.
 
-Verification is sample-then-match: at each node the target's own token is chosen, by noise that depends on the position
-alone, and the walk goes on if a child holds it. So the output is the target's, whatever the tree (exact for any draft,
-at any temperature). Masks and positions are `segments.Segment`'s; how a tree is drafted is not known here.
+Verification is sample-then-match: at each node the target samples its own token, with noise that depends on the
+position alone, and the walk continues if a child has that token. So the output is the target's for any tree and at any
+temperature. Masks and positions are in `batching.segment.Segment`. Knows nothing of drafting.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class Walk(NamedTuple):
     """Result of a verification."""
 
     accepted: tuple[int, ...]  # nodes, a path from a root
-    output: tuple[int, ...]  # tokens: those of the accepted nodes and one more, recovered (or bonus, below a leaf)
+    output: tuple[int, ...]  # accepted tokens and one more: recovered, or bonus below a leaf
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """Drafted tokens below a common prefix; more than one root is a forest below that prefix, and may be empty.
+    """Draft tokens below a common prefix. May have several roots, and may be empty.
 
-    Children of one parent have distinct tokens, so that a path of tokens names at most one node. Raises ValueError
+    Children of one parent have distinct tokens, so that a path of tokens identifies at most one node. Raises ValueError
     otherwise, and for parents that do not come before their children.
     """
 
@@ -64,7 +64,7 @@ class TokenTree:
         return len(self.path(node)) - 1
 
     def children(self, node: int) -> tuple[int, ...]:
-        """Nodes right below `node`, in order; the roots for -1."""
+        """Children of `node`, in order; the roots for -1."""
         return tuple(i for i, parent in enumerate(self.parents) if parent == node)
 
     def paths(self) -> tuple[tuple[int, ...], ...]:
@@ -73,14 +73,14 @@ class TokenTree:
         return tuple(self.path(leaf) for leaf in range(len(self)) if leaf not in inner)
 
     def segment(self, seq: SeqId, start: int, *, logits: LogitsMode = "all") -> Segment:
-        """The rows to score this tree with, right below `start` cached rows. Raises ValueError for an empty tree."""
+        """The segment that scores this tree behind `start` cached rows. Raises ValueError for an empty tree."""
         return Segment(seq, start, self.tokens, self.parents, logits)
 
     def walk(self, choose: Callable[[int], int]) -> Walk:
-        """choose(node): the target's token after this node's path, -1 asking for the one after the prefix.
+        """Verify the tree. choose(node): the target's token after the path to this node; -1: after the prefix.
 
-        Asked along one path only, a parent before its child. The last output token is not in the tree below the
-        accepted path: its row is still to be written.
+        Called along one path only, from the root down. The last output token is not a node of the tree, so its row is
+        not in the KV cache yet.
         """
         below = {(parent, token): i for i, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))}
         accepted: list[int] = []
@@ -95,7 +95,7 @@ class TokenTree:
         return Walk(tuple(accepted), tuple(output))
 
     def below(self, node: int) -> TokenTree:
-        """The subtree under `node`, its children becoming roots: what is left once the path to it is output."""
+        """The subtree under `node`, its children becoming roots: the remaining drafts once the path to it is output."""
         place = {node: -1}
         for i, parent in enumerate(self.parents):
             if parent in place and i != node:
@@ -105,7 +105,7 @@ class TokenTree:
 
 
 def merge(trees: Iterable[TokenTree]) -> TokenTree:
-    """All paths of all trees, each once. The first tree's nodes keep their places; new ones follow in order."""
+    """The union of the trees' paths. The first tree's nodes keep their indices; new ones follow in order."""
     tokens: list[int] = []
     parents: list[int] = []
     known: dict[tuple[int, int], int] = {}

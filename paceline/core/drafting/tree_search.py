@@ -1,8 +1,8 @@
-"""Draft trees: which continuations are worth a row of the next forward (DIAA, Tian et al. 2026, eq. 1 and 2).
+"""Best-first search for draft trees (DIAA, Tian et al. 2026, eq. 1 and 2), and static trees as baselines.
 
-A tree grows best first: the node with the highest score is taken in, and what may follow it competes with all that
-waits. Taken in when popped, the nodes are the B best of all wherever a child's score never exceeds its parent's, and
-each prefix of the tree's order is the best tree of its size. Where the guesses come from is a `Source`'s affair.
+The candidate with the highest score is added to the tree, and its children become candidates. As long as no child
+scores higher than its parent, the nodes are the B best of all, and each prefix of their order is the best tree of its
+size. A `DraftSource` supplies the candidates.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Context = TypeVar("Context")
 
 
 class DraftSource(Protocol, Generic[Context]):
-    """What may follow what. A context is whatever the source wants to know of a node; the root's is the caller's."""
+    """Supplies candidate tokens. A context is the source's own state of a node; the caller supplies the root's."""
 
     def children(self, context: Context) -> Sequence[tuple[int, float]]:
-        """Distinct tokens, best first, each with the probability that it comes next. Asked once per node."""
+        """Distinct tokens, best first, with their probabilities of coming next. Called once per node."""
 
     def child(self, context: Context, token: int) -> Context:
-        """The context one token further. Asked once per node, in the order of the tree's nodes."""
+        """The context one token further. Called once per node, in the order of the tree's nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Scoring:
 
     depth_decay: float = 1.0  # delta, in (0, 1]
     width_decay: float = 1.0  # alpha, in (0, 1]
-    threshold: float = 0.0  # tau: what scores less is dropped
-    literal: bool = False  # as printed: only the last rank counts, so that a child can outscore its parent
+    threshold: float = 0.0  # tau: lower scores are dropped
+    literal: bool = False  # the equation as printed: only the last rank counts, so a child can outscore its parent
 
 
 PLAIN: Final = Scoring()
@@ -43,7 +43,7 @@ PAPER: Final = Scoring(0.8, 0.7, 5e-3)  # the values of DIAA's figure 7
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """A tree's structure without its tokens: `ranks[i]` is the place of node i among the guesses after its parent."""
+    """A tree's structure without its tokens: `ranks[i]` is the rank of node i among the candidates after its parent."""
 
     parents: tuple[int, ...]  # (n,) parents[i] < i, -1 = the prefix
     ranks: tuple[int, ...]  # (n,) from 0
@@ -51,18 +51,18 @@ class TreeShape:
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """A tree of drafts, best nodes first, and what its drafter thinks of them."""
+    """A token tree, best nodes first, with the drafter's probabilities."""
 
     tree: TokenTree
-    probs: tuple[float, ...] = ()  # (n,) that the target goes through this node: along its path, the product
-    ranks: tuple[int, ...] = ()  # (n,) as in `Template`
+    probs: tuple[float, ...] = ()  # (n,) that the node is accepted: the product along its path
+    ranks: tuple[int, ...] = ()  # (n,) as in `TreeShape`
 
     def __len__(self) -> int:
         return len(self.probs)
 
     @property
     def expected_accepted(self) -> float:
-        """U: accepted tokens to be expected of a forward; the output tokens are one more."""
+        """U: expected accepted tokens of a forward; the output tokens are one more."""
         return sum(self.probs)
 
     @property
@@ -70,7 +70,7 @@ class DraftTree:
         return TreeShape(self.tree.parents, self.ranks)
 
     def first(self, count: int) -> DraftTree:
-        """Its first nodes: a tree again, and of a tree drafted best first the best of that size."""
+        """The tree of the first nodes; the best of that size if the tree was grown best first."""
         if count >= len(self):
             return self
         tree = TokenTree(self.tree.tokens[:count], self.tree.parents[:count])
@@ -81,18 +81,18 @@ NO_DRAFT: Final = DraftTree(TokenTree((), ()))
 
 
 def grow_tree(source: DraftSource[Context], root: Context, budget: int, scoring: Scoring = PLAIN) -> DraftTree:
-    """At most `budget` nodes, by falling score; of equals what was found first."""
+    """Draft at most `budget` nodes, by falling score; of equals the one found first."""
     delta, alpha, literal, threshold = scoring.depth_decay, scoring.width_decay, scoring.literal, scoring.threshold
     tokens: list[int] = []
     parents: list[int] = []
     probs: list[float] = []
     ranks: list[int] = []
-    # Of the children of a node the best one waits; the next one when that has been taken in.
-    waiting: list[tuple[float, int, int, _Family[Context]]] = []
+    # Only the best child of a node is a candidate; the next one follows once that has been added.
+    waiting: list[tuple[float, int, int, _Siblings[Context]]] = []
     order = 0
 
     def expand(node: int, context: Context, prob: float, base: float) -> None:
-        """base: what the score of the first child is, but for its own probability."""
+        """Add the children of a node as candidates. base: score of the first child divided by its own probability."""
         nonlocal order
         scored: list[tuple[float, int, int, float]] = []
         decayed = base
@@ -108,10 +108,10 @@ def grow_tree(source: DraftSource[Context], root: Context, budget: int, scoring:
     if budget > 0:
         expand(-1, root, 1.0, 1.0)
     while waiting:
-        _, age, index, family = waiting[0]
-        parent, above, scored = family
+        _, age, index, siblings = waiting[0]
+        parent, above, scored = siblings
         if index + 1 < len(scored):
-            heapq.heapreplace(waiting, (scored[index + 1][0], age, index + 1, family))
+            heapq.heapreplace(waiting, (scored[index + 1][0], age, index + 1, siblings))
         else:
             heapq.heappop(waiting)
         negative, rank, token, prob = scored[index]
@@ -128,27 +128,27 @@ def grow_tree(source: DraftSource[Context], root: Context, budget: int, scoring:
 
 
 # The children of one node: the node, its context, and (-score, rank, token, probability of the path), best first.
-_Family = tuple[int, Context, list[tuple[float, int, int, float]]]
+_Siblings = tuple[int, Context, list[tuple[float, int, int, float]]]
 
 
-def fill(source: DraftSource[Context], root: Context, template: TreeShape) -> DraftTree:
-    """The template's structure with the tokens of now. Nodes whose rank nobody has a guess for are left out, and what
-    hangs below them."""
+def fill(source: DraftSource[Context], root: Context, shape: TreeShape) -> DraftTree:
+    """A tree of this shape with the source's tokens. Nodes whose rank has no candidate are left out with their
+    subtrees."""
     contexts: dict[int, Context] = {-1: root}
-    guesses: dict[int, Sequence[tuple[int, float]]] = {}
+    candidates: dict[int, Sequence[tuple[int, float]]] = {}
     place: dict[int, int] = {-1: -1}
     tokens: list[int] = []
     parents: list[int] = []
     probs: list[float] = []
     ranks: list[int] = []
-    for node, (parent, rank) in enumerate(zip(template.parents, template.ranks, strict=True)):
+    for node, (parent, rank) in enumerate(zip(shape.parents, shape.ranks, strict=True)):
         if parent not in place:
             continue
-        if parent not in guesses:
-            guesses[parent] = source.children(contexts[parent])
-        if rank >= len(guesses[parent]):
+        if parent not in candidates:
+            candidates[parent] = source.children(contexts[parent])
+        if rank >= len(candidates[parent]):
             continue
-        token, share = guesses[parent][rank]
+        token, share = candidates[parent][rank]
         place[node] = len(tokens)
         contexts[node] = source.child(contexts[parent], token)
         probs.append(share if parent < 0 else share * probs[place[parent]])
@@ -159,9 +159,9 @@ def fill(source: DraftSource[Context], root: Context, template: TreeShape) -> Dr
 
 
 def best_budget(probs: Sequence[float], seconds: Callable[[int], float]) -> int:
-    """How many of a tree's first nodes to verify: most output tokens per second, (1 + U(B)) / T_forward(B).
+    """Number of a tree's first nodes that maximises output tokens per second, (1 + U(B)) / T_forward(B).
 
-    seconds(rows): of a forward; that of a tree has a row more than the tree has nodes. 0: draft nothing.
+    seconds(rows): time of a forward, which has a row more than the tree has nodes. 0: draft nothing.
     """
     best, best_rate, expected = 0, 1.0 / seconds(1), 1.0
     for count, prob in enumerate(probs, start=1):
@@ -173,13 +173,13 @@ def best_budget(probs: Sequence[float], seconds: Callable[[int], float]) -> int:
 
 
 # ---- static trees: the baselines -------------------------------------------------------------------------------------
-HALVING: Final = tuple(0.5 ** (rank + 1) for rank in range(8))  # each guess half as likely as the one before
+HALVING: Final = tuple(0.5 ** (rank + 1) for rank in range(8))  # each rank half as likely as the one before
 RECYCLING_LEVELS: Final = (8, 21, 25, 15, 8, 3)  # nodes by depth of Token Recycling's tree of 80 (Luo et al. 2025)
 
 
 @dataclass(frozen=True, slots=True)
 class _SameEverywhere:
-    """Guess number r is right with the same probability whatever came before."""
+    """Rank r is accepted with the same probability in every context."""
 
     shares: tuple[float, ...]
 
@@ -191,12 +191,12 @@ class _SameEverywhere:
 
 
 def static_shape(budget: int, shares: Sequence[float] = HALVING) -> TreeShape:
-    """The best tree of this size that does not look at the text, if guess number r is right with `shares[r]`."""
+    """The best tree of this size independent of the text, if rank r is accepted with probability `shares[r]`."""
     return grow_tree(_SameEverywhere(tuple(shares)), None, budget).shape
 
 
 def levelled_shape(levels: Sequence[int] = RECYCLING_LEVELS, shares: Sequence[float] = HALVING) -> TreeShape:
-    """So many nodes at each depth, the likeliest ones below the likeliest of the depth before."""
+    """A shape with these numbers of nodes by depth, each depth the most probable children of the depth before."""
     parents: list[int] = []
     ranks: list[int] = []
     above = [(1.0, -1)]

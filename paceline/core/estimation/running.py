@@ -1,4 +1,4 @@
-"""Small running estimates of things that are measured while the program runs. No clock: the caller brings numbers."""
+"""Running estimates: means, medians and line fits of measured values. No clock: the caller supplies the numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from statistics import median
 
 @dataclass(slots=True)
 class MovingAverage:
-    """Exponentially weighted mean, unbiased from the first value on (as Adam's, Kingma and Ba 2015)."""
+    """Exponentially weighted mean, with the bias correction of Adam (Kingma and Ba 2015)."""
 
     weight: float = 0.1  # of the newest value, in (0, 1]
     _sum: float = 0.0
-    _share: float = 0.0  # how much of the weights has been seen
+    _share: float = 0.0  # sum of the weights so far
 
     def add(self, value: float) -> None:
         self._sum += self.weight * (value - self._sum)
@@ -27,7 +27,7 @@ class MovingAverage:
 
 @dataclass(slots=True)
 class RecentMedian:
-    """Of the last few values: stalls among them change nothing."""
+    """Median of the last few values, robust against stalls."""
 
     size: int = 9
     _values: deque[float] = field(default_factory=deque)
@@ -45,12 +45,12 @@ class RecentMedian:
 
 @dataclass(slots=True)
 class LineFit:
-    """Least squares of y over x, e.g. decode seconds over position, older points forgotten by `memory` per new one.
+    """Least squares of y over x, e.g. decode seconds over position, with exponentially decaying weights.
 
     Centred updates (Welford's), so that large positions cost no precision.
     """
 
-    memory: float = 1.0  # in (0, 1]; 1: nothing is forgotten
+    memory: float = 1.0  # factor on older weights per new point, in (0, 1]; 1: no decay
     _count: float = 0.0
     _mean_x: float = 0.0
     _mean_y: float = 0.0
@@ -59,15 +59,15 @@ class LineFit:
 
     def add(self, x: float, y: float) -> None:
         self._count = self.memory * self._count + 1.0
-        away = x - self._mean_x
-        self._mean_x += away / self._count
+        delta = x - self._mean_x
+        self._mean_x += delta / self._count
         self._mean_y += (y - self._mean_y) / self._count
-        self._spread = self.memory * self._spread + away * (x - self._mean_x)
-        self._joint = self.memory * self._joint + away * (y - self._mean_y)
+        self._spread = self.memory * self._spread + delta * (x - self._mean_x)
+        self._joint = self.memory * self._joint + delta * (y - self._mean_y)
 
     @property
     def slope(self) -> float:
-        """0 while all points have one x."""
+        """0 while all points have the same x."""
         return self._joint / self._spread if self._spread > 0.0 else 0.0
 
     def at(self, x: float) -> float | None:

@@ -1,3 +1,9 @@
-"""From scores to a token: distributions, logits processors, the sampler and its noise, constraints, text of tokens.
-Pure.
+"""From logits to text.
+
+dist: next-token distributions
+sampler: sampling parameters, logits processors, top-k / top-p / min-p, the sampler
+noise: Gumbel noise common to both sides
+quantize: probabilities rounded to 16 bits
+constraint: structured output, and masks over the vocabulary
+text: incremental detokenization and stop strings
 """

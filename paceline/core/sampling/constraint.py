@@ -1,8 +1,7 @@
-"""What an answer must look like, as the request says it, and the masks over the vocabulary that hold it to that.
+"""Structured output: the constraint of a request, and the interface of its masks over the vocabulary.
 
-A mask depends on the tokens of a path alone, so both sides know it for every draft, and a path that is given up needs
-nothing undone. Grammars themselves are compiled elsewhere (`engine.grammar.compiler`); this module knows only what they
-answer.
+A mask depends on the tokens of a path alone, so both sides can compute it for every draft, and rolling back a path
+needs no undo. Grammars are compiled in `engine.grammar.compiler`; this module knows only the interface of the result.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ MAX_TEXT = 262_144  # characters of a constraint's text
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One for the whole answer.
+    """Constraint on the whole answer.
 
-    text: nothing for `json_object`; the schema as JSON for `json_schema`, which is kept to the letter or refused, and
-    `loose_schema`, of which what cannot be kept is left out; for `tools` a JSON object `{"tools": [{"name",
-    "parameters", "strict": bool}], "required": bool, "parallel": bool}`: text that may hold, or must be (`required`),
-    calls `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`, one or, if `parallel`, several. With a
-    schema under the key `content` (to the letter if `content_strict`), text without calls is JSON of it, and no text
-    stands before calls.
+    text: empty for `json_object`; a schema as JSON for `json_schema` (enforced exactly or refused) and `loose_schema`
+    (what cannot be enforced is ignored); for `tools` a JSON object `{"tools": [{"name", "parameters", "strict": bool}],
+    "required": bool, "parallel": bool}`. With `tools` the answer may contain, or must be (`required`), calls
+    `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`: one, or several if `parallel`. With a schema
+    under the key `content` (enforced exactly if `content_strict`), an answer without calls is JSON of that schema, and
+    no text precedes calls.
     """
 
     kind: ConstraintKind
@@ -38,10 +37,10 @@ class Mask(Protocol):
     """The compiled constraint of one answer."""
 
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
-        """(vocab_size,) which tokens may follow these output tokens, end-of-text ids included; None: all of them.
+        """(vocab_size,) mask of the tokens that may follow these output tokens, end-of-text ids included; None: all.
 
-        A path that itself breaks the constraint has no followers: nothing is allowed. It must not raise.
+        For a path that breaks the constraint itself no token is allowed. Must not raise.
         """
 
     def complete(self, path: Sequence[int]) -> bool:
-        """Does the constraint allow the answer to end here?"""
+        """True if the answer may end after `path`."""

@@ -1,6 +1,6 @@
-"""A next-token distribution: the one type that engines return, machines compare and the wire carries.
+"""Next-token distributions: the type that engines return, machines compare and the wire carries.
 
-Knows nothing of sampling parameters or documents: see `sampling` and `aggregation`.
+Knows nothing of sampling parameters or documents: see `sampler` and `aggregation.weights`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IndexArray = NDArray[np.intp]
 
 @lru_cache(maxsize=16)
 def token_ids(vocab_size: int) -> IdArray:
-    """(vocab_size,) 0, 1, …: read-only, one copy for all dense distributions of a vocabulary."""
+    """(vocab_size,) 0, 1, …: read-only, shared by all dense distributions of a vocabulary."""
     ids = np.arange(vocab_size, dtype=np.int32)
     ids.flags.writeable = False
     return ids
@@ -28,29 +28,29 @@ def token_ids(vocab_size: int) -> IdArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dist:
-    """Probabilities of some token ids, and the mass of all the others.
+    """Probabilities of some token ids, and the mass of all other ids.
 
-    Dense when it came from an engine (`ids` is 0..vocab-1 and `tail` 0), sparse after truncation or from the wire.
-    Never renormalised behind the caller's back: probs.sum() + tail == 1 up to rounding.
+    Dense as returned by an engine (`ids` is 0..vocab-1 and `tail` 0), sparse after top-k / top-p / min-p or from the
+    wire. Never renormalised implicitly: probs.sum() + tail == 1 up to rounding.
     The arrays are shared, not copied: treat them as read-only.
     """
 
     ids: IdArray  # (kept,) ascending, distinct
     probs: ProbArray  # (kept,) >= 0
-    tail: float = 0.0  # mass off `ids`
-    log_norm: float = 0.0  # a model's score of an id is log(prob) + log_norm; 0 where there are no such scores
-    # What costs a pass over the vocabulary and is asked for again: results of pure functions of this law, by their own
-    # keys. Kept here so that it goes when the law goes.
+    tail: float = 0.0  # mass of the ids that are not in `ids`
+    log_norm: float = 0.0  # the model's logit of an id is log(prob) + log_norm; 0 where there are no logits
+    # Cache of pure functions of this distribution that cost a pass over the vocabulary, each under its own key. Kept
+    # here so that it is freed with the distribution.
     memo: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def dense(probs: ProbArray, log_norm: float = 0.0) -> Dist:
-        """probs: (vocab,), kept as it is, not copied."""
+        """probs: (vocab,), not copied."""
         return Dist(token_ids(len(probs)), probs, log_norm=log_norm)
 
     @staticmethod
     def from_logits(logits: NDArray[np.floating]) -> Dist:
-        """logits: (vocab,), -inf allowed. Softmax in float64. Raises ValueError at a NaN or if all are -inf."""
+        """Softmax in float64. logits: (vocab,), -inf allowed. Raises ValueError for a NaN or if all are -inf."""
         scores = logits.astype(np.float64)
         best = scores.max()
         if not np.isfinite(best):
@@ -63,25 +63,25 @@ class Dist:
 
     @property
     def leading(self) -> bool:
-        """Are the ids 0, 1, … without a gap, so that an id is its own index?"""
+        """True if the ids are 0, 1, … without a gap, so that each id is its own index."""
         return len(self.ids) > 0 and int(self.ids[-1]) == len(self.ids) - 1
 
     def index(self, token: int) -> int | None:
-        """Where `token` stands in `ids`, None when it is not there."""
+        """Index of `token` in `ids`; None if absent."""
         if self.leading:
             return token if 0 <= token < len(self.ids) else None
         at = int(np.searchsorted(self.ids, token))
         return at if at < len(self.ids) and int(self.ids[at]) == token else None
 
     def prob(self, token: int) -> float:
-        """0 for a token off `ids`, though the tail may hold some of its mass."""
+        """Probability of `token`; 0 if it is not in `ids`, even though the tail may contain its mass."""
         at = self.index(token)
         return 0.0 if at is None else float(self.probs[at])
 
     def within(self, vocab_size: int) -> Dist:
-        """The law over the ids below `vocab_size`: what an engine's vocabulary is padded with means nothing.
+        """Restrict to the ids below `vocab_size`, without the padding of an engine's vocabulary, and renormalise.
 
-        Returns this object when there are no others. Only for a dense distribution.
+        Returns this object if nothing is padding. For dense distributions only.
         """
         if len(self.ids) <= vocab_size:
             return self
@@ -90,24 +90,24 @@ class Dist:
         return Dist.dense(probs / total, self.log_norm + math.log(total))
 
     def argmax(self) -> int:
-        """The most probable of `ids`; of equals the lowest id. Raises ValueError when nothing is kept."""
+        """The most probable of `ids`; of equals the lowest id. Raises ValueError if there are no ids."""
         return int(self.ids[int(self.probs.argmax())])
 
     def top(self, k: int) -> list[tuple[int, float]]:
-        """At most k (token, probability) by falling probability, equals by rising id. Zeros are left out."""
+        """At most k pairs (token, probability) by falling probability, equals by rising id, without zeros."""
         best = best_indices(self.probs, k)
         return [(int(self.ids[i]), float(self.probs[i])) for i in best if self.probs[i] > 0.0]
 
     def entropy(self) -> float:
-        """Nats. The tail counts as one token, so for a sparse distribution this is a lower bound."""
+        """Entropy in nats. The tail counts as one token, so for a sparse distribution this is a lower bound."""
         positive = self.probs[self.probs > 0.0]
         tail = -self.tail * float(np.log(self.tail)) if self.tail > 0.0 else 0.0
         return tail - float(positive @ np.log(positive))
 
     def kept(self, which: NDArray[np.bool_] | NDArray[np.integer]) -> Dist:
-        """Only these: a mask over `ids`, or token ids in any order (those off `ids` are ignored).
+        """Keep a subset: a mask over `ids`, or token ids in any order (those not in `ids` are ignored).
 
-        What is dropped goes to the tail. Returns this object when nothing is dropped.
+        Dropped mass moves to the tail. Returns this object if nothing is dropped.
         """
         if which.dtype == np.bool_:
             index = np.flatnonzero(which)
@@ -116,7 +116,7 @@ class Dist:
         return self.kept_at(index)
 
     def kept_at(self, index: IndexArray) -> Dist:
-        """index: (kept,) places in `ids`, ascending and distinct. What is dropped goes to the tail."""
+        """Keep by position. index: (kept,) indices into `ids`, distinct, ascending. Dropped mass as in `kept`."""
         if len(index) == len(self.ids):
             return self
         probs = self.probs[index]
@@ -125,11 +125,11 @@ class Dist:
 
 
 def best_indices(values: ProbArray, k: int) -> IndexArray:
-    """(min(k, n),) places of the k largest values, falling; equals by rising place. No full sort for k << n.
+    """(min(k, n),) indices of the k largest values, falling; equals by rising index. No full sort for k << n.
 
-    One pass for k << n: the k-th best of the groups' maxima is reached by at least k values, and by few more, all of
-    them in groups whose maximum reaches it. A group is a column of a matrix: maxima down its columns take a fraction of
-    the time of maxima along its rows.
+    One pass for k << n: at least k values, and few more, reach the k-th largest of the groups' maxima, and all of them
+    are in groups whose maximum reaches it. A group is a column of a matrix, because maxima of columns take a fraction
+    of the time of maxima of rows.
     """
     n = len(values)
     if k <= 0 or n == 0:
@@ -140,14 +140,14 @@ def best_indices(values: ProbArray, k: int) -> IndexArray:
         best = values[:grouped].reshape(_GROUP, groups).max(axis=0)
         floor = np.partition(best, groups - k)[groups - k]
         reaching = np.flatnonzero(best >= floor)
-        if len(reaching) > 4 * k:  # a law that is flat behind its first tokens: of its ties the lowest places will do
+        if len(reaching) > 4 * k:  # flat after its first tokens: keep the lowest ties
             above = np.flatnonzero(values > floor)
             level = np.flatnonzero(values == floor)[: max(k - len(above), 0)]
             candidates: IndexArray = np.concatenate((above, level))
         else:
-            inside = np.arange(_GROUP)[:, None] * groups + reaching  # rising when read by rows
+            inside = np.arange(_GROUP)[:, None] * groups + reaching  # ascending in row-major order
             places = np.concatenate((inside.reshape(-1), np.arange(grouped, n)))
-            candidates = places[values[places] >= floor]  # with all ties, so that these fall by place
+            candidates = places[values[places] >= floor]  # all ties included, so that the sort orders them by index
     else:
         floor = np.partition(values, n - k)[n - k] if k < n else -np.inf
         candidates = np.flatnonzero(values >= floor)
@@ -159,7 +159,7 @@ _GROUP = 64  # values
 
 
 def total_variation(a: Dist, b: Dist) -> float:
-    """Half the summed difference over the union of ids. Tails are compared as one token: a lower bound if sparse."""
+    """Half the L1 distance over the union of ids. Tails are compared as one token: a lower bound if sparse."""
     if a.leading and b.leading and len(a.ids) == len(b.ids):
         difference = float(np.abs(a.probs - b.probs).sum())
     else:

@@ -1,9 +1,9 @@
 """Common random numbers: noise as a function of (seed, position, token id), the same on every side.
 
-No state, no order of calls: any subset of ids can be asked for, at any position, and gives the same values. The hash
-is SplitMix64 (Steele, Lea, Flood 2014) started from a key of seed, position and purpose, with the token id as its
-counter. The values are part of the wire contract: two sides of different versions must agree on them, so a test
-pins them. Not for secrets: the hash is not cryptographic.
+Stateless: any subset of ids, at any position and in any order of calls, has the same values. The hash is SplitMix64
+(Steele, Lea, Flood 2014) started from a key of seed, position and purpose, with the token id as its counter. The values
+are part of the wire contract: two sides of different versions must agree on them, so a test pins them. Not for secrets:
+the hash is not cryptographic.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _GAMMA = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
-# 52 bits and a half: every u is exact in float64, and neither 0 nor 1 can occur.
+# 52 bits plus one half: every u is exact in float64 and strictly between 0 and 1.
 _STEP = 2.0**-52
-_CHUNK = 8192  # ids per pass of the hash: its arrays stay in the cache, and the allocator need not ask the system
+_CHUNK = 8192  # ids per pass of the hash: its arrays fit the CPU cache and need no memory from the system
 
 
 def gumbel(seed: int, position: int, ids: IdArray) -> NDArray[np.float64]:
-    """ids: (n,) → (n,) standard Gumbel noise, -log(-log(u)). Depends on each id alone, not on which are asked for."""
+    """Standard Gumbel noise, -log(-log(u)). ids: (n,) → (n,). The value of an id does not depend on the other ids."""
     noise = np.empty(len(ids))
     key = _start(seed, position)
     for begin in range(0, len(ids), _CHUNK):
@@ -39,7 +39,7 @@ def gumbel(seed: int, position: int, ids: IdArray) -> NDArray[np.float64]:
 
 
 def gumbel_of(seed: int, position: int, tokens: Iterable[int]) -> list[float]:
-    """`gumbel` of a few tokens, in a third of the time: for guesses, as the logarithm may round another way."""
+    """`gumbel` for a few tokens, in a third of the time. For drafts only: the logarithm may round differently."""
     key, log, found = _start_of(seed, position), math.log, []
     for token in tokens:
         z = (token * _GAMMA + key) & _MASK  # `_mix`, without the calls
@@ -50,19 +50,19 @@ def gumbel_of(seed: int, position: int, tokens: Iterable[int]) -> list[float]:
 
 
 def uniform(seed: int, position: int, purpose: str) -> float:
-    """One number in (0, 1) for this position and purpose, independent of `gumbel` and of other purposes."""
+    """A number in (0, 1) for this position and purpose, independent of `gumbel` and of other purposes."""
     bits = _mix((_key(seed, position, purpose) + _GAMMA) & _MASK)
     return ((bits >> 12) + 0.5) * _STEP
 
 
 def contenders(seed: int, position: int, ids: IdArray, weights: ProbArray, score: float) -> IndexArray:
-    """Places of the ids whose log(weight) + noise can reach `score`; never misses one, may name a few others.
+    """Indices of the ids whose log(weight) + noise may reach `score`: all that do, and a few that do not.
 
     weights: (n,) >= 0. Costs the hash but no logarithm: noise reaches `score - log(w)` only if
     -log(u) <= w * exp(-score), and 1 - u <= -log(u).
     """
-    limit = float(np.exp(min(-score, 600.0))) * (1.0 + 1e-9)  # a little above rounding; exp(600) still is finite
-    likely = weights >= _STEP / 2 / limit  # the smallest 1 - u there is
+    limit = float(np.exp(min(-score, 600.0))) * (1.0 + 1e-9)  # a little more than rounding; exp(600) is finite
+    likely = weights >= _STEP / 2 / limit  # _STEP / 2 is the smallest 1 - u
     if 4 * np.count_nonzero(likely) < len(ids):
         places = np.flatnonzero(likely)
         return places[contenders(seed, position, ids[places], weights[places], score)] if len(places) else places
@@ -72,13 +72,14 @@ def contenders(seed: int, position: int, ids: IdArray, weights: ProbArray, score
 
 
 def _uniforms_of_all(key: np.uint64, ids: IdArray) -> NDArray[np.float64]:
-    """Of a whole vocabulary they are kept: siblings in a tree, and both sides' laws there, ask for the same ones."""
+    """Uniform numbers of `ids`. Those of a whole vocabulary are cached: siblings in a tree, and both sides'
+    distributions at a position, need the same ones."""
     if len(ids) > _CHUNK and int(ids[-1]) == len(ids) - 1:
         return _whole_row(int(key), len(ids))
     return _in_chunks(key, ids)
 
 
-@lru_cache(maxsize=12)  # positions, about as many as a tree is deep: 1.2 MB each with 152,000 ids
+@lru_cache(maxsize=12)  # positions, about the depth of a tree: 1.2 MB each with 152,000 ids
 def _whole_row(key: int, vocab_size: int) -> NDArray[np.float64]:
     row = _in_chunks(np.uint64(key), token_ids(vocab_size))
     row.flags.writeable = False
@@ -93,7 +94,7 @@ def _in_chunks(key: np.uint64, ids: IdArray) -> NDArray[np.float64]:
 
 
 def _uniforms(key: np.uint64, ids: IdArray) -> NDArray[np.float64]:
-    """(n,) in (0, 1). Arrays of uint64 wrap around without a warning, which is what the hash means."""
+    """(n,) in (0, 1). The hash relies on uint64 arrays wrapping around, which numpy does without a warning."""
     z = ids.astype(np.uint64)
     z *= np.uint64(_GAMMA)
     z += key
@@ -103,7 +104,7 @@ def _uniforms(key: np.uint64, ids: IdArray) -> NDArray[np.float64]:
     z *= np.uint64(_SECOND)
     z ^= z >> np.uint64(31)
     z >>= np.uint64(12)
-    u = z.view(np.int64).astype(np.float64)  # below 2**52 it reads the same as signed, and converts faster
+    u = z.view(np.int64).astype(np.float64)  # below 2**52 the signed value is the same, and converts faster
     u += 0.5
     u *= _STEP
     return u
@@ -119,7 +120,7 @@ def _start_of(seed: int, position: int) -> int:
 
 
 def _mix(z: int) -> int:
-    """The finaliser of SplitMix64, on one number."""
+    """The finaliser of SplitMix64 for one number."""
     z = ((z ^ (z >> 30)) * _FIRST) & _MASK
     z = ((z ^ (z >> 27)) * _SECOND) & _MASK
     return z ^ (z >> 31)
@@ -135,7 +136,7 @@ def _purpose(purpose: str) -> int:
 
 
 def _absorb(state: int, number: int) -> int:
-    """Fold any integer into the state, 64 bits at a time; its sign and its length count."""
+    """Fold any integer into the state, 64 bits at a time, including its sign and length."""
     rest = abs(number)
     state = _mix((state + (_GAMMA if number >= 0 else _SECOND)) & _MASK)
     while True:

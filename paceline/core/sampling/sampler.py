@@ -1,10 +1,10 @@
-"""Sampling parameters and the one order of operations, everywhere:
+"""Sampling parameters and the order of operations, the same for every strategy:
 
-scores → grammar mask (`masked`) → repetition penalty, bias, penalties → temperature → softmax (`warp`) → mixture over
-documents, then sides (`aggregation`) → top-k, top-p, min-p (`truncate`) → noise → token (`choose`).
+logits → grammar mask (`apply_mask`) → repetition penalty, bias, penalties, temperature, softmax (`process_logits`) →
+mixture over documents, then sides (`aggregation`) → top-k, top-p, min-p (`filter_top`) → noise → token (`sample`).
 
-Temper then mix. At temperature 0 the target is the argmax of the temperature-1 mixture, so `warp` leaves the
-temperature alone there and `choose` adds no noise.
+The temperature applies before the mixture. At temperature 0 the target is the argmax of the temperature-1 mixture, so
+`process_logits` ignores the temperature and `sample` adds no noise.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from paceline.core.sampling.noise import contenders, gumbel
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. Field names and ranges are OpenAI's, besides those it does not have: `top_k`,
-    `min_p` and `repetition_penalty` are Hugging Face's.
+    """Parameters of the sampler. Names and ranges are OpenAI's; `top_k`, `min_p` and `repetition_penalty`, which it
+    does not have, are Hugging Face's.
 
-    Ranges are the API's to check; a machine may rely on them.
+    The API checks the ranges; machines rely on them.
     """
 
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0: no limit
     min_p: float = 0.0
-    presence_penalty: float = 0.0  # subtracted once from the score of a token that was generated before
+    presence_penalty: float = 0.0  # subtracted once from the logit of a token that was generated before
     frequency_penalty: float = 0.0  # subtracted once per earlier occurrence
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
-    # A score above 0 is divided by it, one below multiplied, once for each token of the prompt or the output (CTRL,
-    # Keskar et al. 2019). 1: off.
+    # Divides a logit above 0 and multiplies one below 0, once for each token that occurs in the prompt or the output
+    # (CTRL, Keskar et al. 2019). 1: off.
     repetition_penalty: float = 1.0
 
     @property
     def looks_back(self) -> bool:
-        """Does a token's score depend on what was generated before?"""
+        """True if a token's logit depends on the tokens before it."""
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What holds where a request does not say. None: whatever the next one in turn says, at last `SamplingParams`."""
+    """Defaults for parameters that a request leaves out. None: the next defaults apply, finally `SamplingParams`."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -57,10 +57,10 @@ class SamplingDefaults:
     repetition_penalty: float | None = None
 
     def over(self, other: SamplingDefaults) -> SamplingDefaults:
-        """These, and the other's where these say nothing."""
+        """These values, and those of `other` where these are None."""
         names = [each.name for each in fields(self)]
-        mine = {name: getattr(self, name) for name in names}
-        return SamplingDefaults(**{name: getattr(other, name) if mine[name] is None else mine[name] for name in names})
+        own = {name: getattr(self, name) for name in names}
+        return SamplingDefaults(**{name: getattr(other, name) if own[name] is None else own[name] for name in names})
 
 
 NO_DEFAULTS = SamplingDefaults()
@@ -69,12 +69,13 @@ NO_DEFAULTS = SamplingDefaults()
 def process_logits(
     dist: Dist, params: SamplingParams, counts: Mapping[int, int], prompt: IdArray | None = None
 ) -> Dist:
-    """Bias, penalties and temperature, as if on scores: log-probabilities serve, softmax forgets the difference.
+    """Apply repetition penalty, bias, penalties and temperature, as if to logits: softmax cancels the difference
+    between logits and log-probabilities.
 
-    counts: how often each token occurs among the generated ones (the prompt does not count, as in OpenAI's API).
-    prompt: (any,) ids that the repetition penalty counts besides, as in Hugging Face's and vLLM's.
-    Returns `dist` itself when there is nothing to do. Ids outside the distribution are ignored. Of a sparse
-    distribution the tail is warped like one token without bias: exact at temperatures 0 and 1, else only an estimate.
+    counts: how often each token occurs in the output (not in the prompt, as in OpenAI's API).
+    prompt: (any,) ids that the repetition penalty applies to as well, as in Hugging Face's and vLLM's.
+    Returns `dist` itself if nothing changes. Ids outside the distribution are ignored. The tail of a sparse
+    distribution is treated like one token without bias: exact at temperatures 0 and 1, otherwise an estimate.
     """
     places, shifts = _shifts(dist, params, counts)
     if params.repetition_penalty != 1.0:
@@ -94,18 +95,18 @@ def process_logits(
 
 
 def apply_mask(dist: Dist, allowed: NDArray[np.bool_]) -> Dist:
-    """Only what is allowed, in proportion; if that has no probability at all, every allowed token alike.
+    """Restrict to the allowed tokens and renormalise; uniform over them if all have probability 0.
 
-    Before `warp`: bias and penalties leave each other's tokens alone, so the order changes nothing but that no allowed
-    token is lost beside a forbidden one that is far more probable.
-    dist: dense, (vocab_size,). allowed: (vocab_size,) or longer; at least one of the ids is allowed, or ValueError.
+    Applied before `process_logits`: bias and penalties change each token alone, so the order matters only in that no
+    allowed token underflows beside a forbidden one that is far more probable.
+    dist: dense, (vocab_size,). allowed: (vocab_size,) or longer. Raises ValueError if none of the ids is allowed.
     """
     which = allowed[: len(dist.ids)]
     probs = np.where(which, dist.probs, 0.0)
     best = float(probs.max(initial=0.0))
     log_norm = dist.log_norm
     if best > 0.0:
-        probs /= best  # so that nothing is lost where all that is allowed is very unlikely
+        probs /= best  # avoids underflow where every allowed token is very unlikely
         log_norm += float(np.log(best) + np.log(probs.sum()))
     elif which.any():
         probs[which] = 1.0
@@ -115,17 +116,17 @@ def apply_mask(dist: Dist, allowed: NDArray[np.bool_]) -> Dist:
     return Dist(dist.ids, probs, log_norm=log_norm)
 
 
-_SAFE_SHIFT = 300.0  # exp of it, times a probability, is far from float64's limits
+_SAFE_SHIFT = 300.0  # nats: its exp times a probability is far from float64's limits
 
 
 def _process_in_logs(dist: Dist, places: IndexArray, shifts: ProbArray, exponent: float) -> Dist:
-    with np.errstate(divide="ignore"):  # log 0 is -inf here, and stays impossible
+    with np.errstate(divide="ignore"):  # log 0 is -inf, which stays probability 0
         scores = np.log(dist.probs)
         tail = float(np.log(np.float64(dist.tail)))
     scores[places] += shifts
     best = max(float(scores.max(initial=-np.inf)), tail)
     if best == -np.inf:
-        return dist  # nothing has mass: nothing to move
+        return dist  # no mass at all
     scores -= best
     scores *= exponent
     np.exp(scores, out=scores)
@@ -136,7 +137,7 @@ def _process_in_logs(dist: Dist, places: IndexArray, shifts: ProbArray, exponent
 
 
 def _shifts(dist: Dist, params: SamplingParams, counts: Mapping[int, int]) -> tuple[IndexArray, ProbArray]:
-    """Where scores change, and by how much: OpenAI's formula, bias - count * frequency - (count > 0) * presence."""
+    """(indices, changes of the logits): OpenAI's formula, bias - count * frequency - (count > 0) * presence."""
     penalised = params.presence_penalty or params.frequency_penalty
     if not (penalised or params.logit_bias):
         return _NOWHERE, _NO_SHIFTS
@@ -159,9 +160,9 @@ def _with_repetition(
     places: IndexArray,
     shifts: ProbArray,
 ) -> tuple[IndexArray, ProbArray]:
-    """The same with what the repetition penalty moves scores by, which comes first."""
-    said = np.fromiter((token for token, count in counts.items() if count > 0), dtype=np.int32)
-    ids = np.unique(said if prompt is None else np.concatenate((said, prompt)))
+    """The changes of `_shifts` added to those of the repetition penalty, which applies first."""
+    output = np.fromiter((token for token, count in counts.items() if count > 0), dtype=np.int32)
+    ids = np.unique(output if prompt is None else np.concatenate((output, prompt)))
     repeated = ids[ids < len(dist.ids)].astype(np.intp) if dist.leading else np.flatnonzero(np.isin(dist.ids, ids))
     repeated = repeated[dist.probs[repeated] > 0.0]
     scores = np.log(dist.probs[repeated]) + dist.log_norm
@@ -174,23 +175,24 @@ def _with_repetition(
 
 _NOWHERE: IndexArray = np.empty(0, dtype=np.intp)
 _NO_SHIFTS: ProbArray = np.empty(0, dtype=np.float64)
-_FEW = 512  # up to here the noise of all ids costs less than finding out whose is needed
+_MAX_SCORED = 512  # up to this many ids, noise for all costs less than finding those that need it
 
 
 def filter_top(dist: Dist, params: SamplingParams) -> Dist:
-    """Top-k, then top-p of what that left, then min-p relative to the maximum; equals fall by id, lower ids stay.
+    """Apply top-k, then top-p to the remaining tokens, then min-p relative to the maximum; of equals lower ids are
+    kept.
 
-    Top-p keeps the smallest set whose share is at least `top_p`, the crossing token included. At least one token stays.
-    Not renormalised: what is cut goes to the tail. Returns `dist` itself when nothing is cut. At temperature 0 nothing
-    is cut, because the argmax survives each of the three.
+    Top-p keeps the smallest set whose share is at least `top_p`, the crossing token included. At least one token is
+    kept. Not renormalised: dropped mass moves to the tail. Returns `dist` itself if nothing is dropped. At temperature
+    0 nothing is dropped, because the argmax passes all three filters.
     """
     if params.temperature == 0.0 or len(dist.ids) == 0:
         return dist
-    key = "truncate", params.top_k, params.top_p, params.min_p
+    key = "filter_top", params.top_k, params.top_p, params.min_p
     known = dist.memo.get(key)
     if known is None:
         known = _filter_top(dist, params)
-        if known is not dist:  # a law that refers to itself would outlive its last user
+        if known is not dist:  # a reference cycle would keep the distribution alive after its last user
             dist.memo[key] = known
     return cast(Dist, known)
 
@@ -206,7 +208,7 @@ def _filter_top(dist: Dist, params: SamplingParams) -> Dist:
         total = float(falling.sum())
     else:
         total = float(probs.sum()) + dist.tail
-        falling = _head(probs, params.top_p, total)
+        falling = _top_probs(probs, params.top_p, total)
     keep = len(falling)
     if cut_p:
         reached = np.cumsum(falling) >= params.top_p * total
@@ -216,12 +218,13 @@ def _filter_top(dist: Dist, params: SamplingParams) -> Dist:
     return dist.kept(_largest(probs, keep, float(falling[keep - 1])))
 
 
-def _head(probs: ProbArray, top_p: float, total: float) -> ProbArray:
-    """The largest probabilities, falling, as many as surely hold `top_p` of the total. Spares sorting a vocabulary.
+def _top_probs(probs: ProbArray, top_p: float, total: float) -> ProbArray:
+    """The largest probabilities, falling, certainly enough for `top_p` of the total, without sorting the vocabulary.
 
-    Of most rows a few hundred do. Else all that lie below the floor together do not amount to what may be left off.
+    For most rows a few hundred are enough. Otherwise those below a floor are left out, whose sum is less than the mass
+    that top-p may drop.
     """
-    first = probs[best_indices(probs, _FEW)]
+    first = probs[best_indices(probs, _MAX_SCORED)]
     if float(first.sum()) >= top_p * total * (1.0 + 1e-9):
         return first
     floor = (1.0 - top_p) * total / (len(probs) + 1)
@@ -229,7 +232,7 @@ def _head(probs: ProbArray, top_p: float, total: float) -> ProbArray:
 
 
 def _largest(probs: ProbArray, keep: int, edge: float) -> NDArray[np.bool_]:
-    """Mask of the `keep` largest, of which `edge` is the least; of those equal to it the lowest ids."""
+    """Mask of the `keep` largest; `edge` is the smallest of them, and of those equal to it the lowest ids are kept."""
     mask = probs > edge
     ties = np.flatnonzero(probs == edge)
     mask[ties[: keep - int(np.count_nonzero(mask))]] = True
@@ -237,20 +240,21 @@ def _largest(probs: ProbArray, keep: int, edge: float) -> NDArray[np.bool_]:
 
 
 def sample(dist: Dist, params: SamplingParams, position: int) -> int:
-    """The token: argmax(log p + G) over `ids` with G from `noise.gumbel(seed, position, ids)`; G is 0 at temperature 0.
+    """Sample a token: argmax(log p + G) over `ids` with G = `noise.gumbel(seed, position, ids)`; at temperature 0, G =
+    0.
 
-    Of equals the lowest id. A token of probability 0 is never chosen, and the tail cannot be: truncate or certify
-    first. Raises ValueError when no id has any probability. position: absolute output position.
+    Of equals the lowest id. Never a token of probability 0, nor one in the tail: apply `filter_top` or check
+    `exactness` first. Raises ValueError if no id has a probability above 0. position: absolute output position.
     """
     first = int(dist.probs.argmax()) if len(dist.probs) else 0
     if len(dist.probs) == 0 or not dist.probs[first] > 0.0:
         raise ValueError("no token has a probability above 0")
     if params.temperature == 0.0:
         return int(dist.ids[first])
-    if len(dist.ids) <= _FEW:
+    if len(dist.ids) <= _MAX_SCORED:
         places = np.flatnonzero(dist.probs)
     else:
-        # Only ids that can beat the most probable one are looked at closely: for most rows a handful of them all.
+        # Exact scores only for ids that can beat the most probable one: for most rows a handful.
         start = float(np.log(dist.probs[first]) + gumbel(params.seed, position, dist.ids[first : first + 1])[0])
         places = contenders(params.seed, position, dist.ids, dist.probs, start)
     ids = dist.ids[places]

@@ -1,9 +1,9 @@
-"""Text of an answer's tokens: incremental detokenization, and stop strings across token borders.
+"""Incremental detokenization, and stop strings across token boundaries.
 
-Detokenization works on the bytes a token stands for, because a character's bytes may be spread over tokens. It knows no
-tokenizer, and nothing of characters that are joined from several code points: these may come apart between two pieces
-of text. An answer ends before the stop string that is complete first; of several that are complete at the same
-character, before the longest. How the text is cut into pieces makes no difference.
+Detokenization works on the bytes of each token, because the bytes of a character may be spread over tokens. Knows no
+tokenizer. Not handled: grapheme clusters, whose code points may be split between two pieces of text. The answer matches
+before the stop string that is completed first; of several completed at the same character, before the longest. The
+division of the text into pieces makes no difference.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 
 
 class Detokenizer:
-    """Text of a stream of tokens. Joined, the pieces are the bytes decoded as UTF-8 in one go.
+    """Incremental text of a stream of tokens. The joined pieces equal the joined bytes decoded as UTF-8.
 
-    Bytes that can never become a character (RFC 3629) give U+FFFD as soon as that is certain; a character that is
-    merely unfinished is held back, and dropped at the end.
+    Bytes that can never become a character (RFC 3629) give U+FFFD as soon as that is certain; an unfinished character
+    is held back, and dropped at the end.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
@@ -24,17 +24,17 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
-        """The text that became complete with this token; often empty."""
+        """The text that this token completes; may be empty."""
         return self._decoder.decode(self._token_bytes(token))
 
     def flush(self) -> str:
-        """At the end of the answer: always empty, since what is held is half a character. Ready to begin anew."""
+        """End the answer and reset. Always empty: only an unfinished character can be held back."""
         self._decoder.reset()
         return ""
 
 
 class StopStrings:
-    """Holds back any tail that may begin a stop string. Raises ValueError for an empty stop string."""
+    """Stop string search that holds back any suffix which may begin one. Raises ValueError for an empty stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:
@@ -45,25 +45,25 @@ class StopStrings:
         self._found = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """(text that is safe to send, was a stop string found). After it was found: nothing more is."""
+        """(text that is safe to send, whether a stop string has been found). No text is returned after it."""
         if self._found:
             return "", True
         text = self._held + text
-        ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if ends:
+        matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if matches:
             self._found, self._held = True, ""
-            return text[: min(ends)[1]], True
-        keep = self._may_begin(text)
+            return text[: min(matches)[1]], True
+        keep = self._held_back_length(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
     def flush(self) -> str:
-        """At the end of the answer: what was held back after all."""
+        """The text held back at the end of the answer."""
         held, self._held = self._held, ""
         return held
 
-    def _may_begin(self, text: str) -> int:
-        """Length of the longest tail that is the beginning of a stop string."""
+    def _held_back_length(self, text: str) -> int:
+        """Length of the longest suffix that is a prefix of a stop string."""
         for size in range(min(len(text), self._longest - 1), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stops):
                 return size

@@ -1,4 +1,4 @@
-"""Certificates are never wrong: whatever the missing mass does, a certified token stays the token."""
+"""Exactness tests have no false positives: an exact token is the token for every possible missing mass."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def random_row(generator: np.random.Generator, spread: float) -> np.ndarray:
 
 
 def completions(generator: np.random.Generator, head: Dist, tries: int) -> list[np.ndarray]:
-    """Rows of which `head` could be the head: the tail spread in extreme and random ways, none above the least kept."""
+    """Rows that `head` could be the head of: extreme and random distributions of the tail below the least kept id."""
     cap = float(head.probs.min())
     off = [token for token in range(VOCAB) if token not in head.ids]
     made = []
     for _ in range(tries):
-        row, rest = np.zeros(VOCAB), head.tail
+        row, tail = np.zeros(VOCAB), head.tail
         row[head.ids] = head.probs
         for token in generator.permutation(off):
-            share = min(rest, cap) * (1.0 if generator.random() < 0.7 else generator.random())
+            share = min(tail, cap) * (1.0 if generator.random() < 0.7 else generator.random())
             row[token] = share
-            rest -= share
-        for token in off:  # what is left over, wherever there still is room
-            share = min(rest, cap - row[token])
+            tail -= share
+        for token in off:  # the remaining mass goes to ids below the cap
+            share = min(tail, cap - row[token])
             row[token] += share
-            rest -= share
-        if rest < 1e-12:
+            tail -= share
+        if tail < 1e-12:
             made.append(row)
     return made
 
@@ -56,9 +56,9 @@ def truth(exact: np.ndarray, row: np.ndarray, weight: float, params: SamplingPar
     ],
     ids=["greedy", "plain", "top_p", "top_k", "min_p", "all"],
 )
-def test_a_certified_token_is_the_token_for_every_possible_tail(params: SamplingParams) -> None:
+def test_an_exact_token_is_the_token_for_every_possible_tail(params: SamplingParams) -> None:
     generator = np.random.default_rng(5)
-    certain = 0
+    num_exact = 0
     for position in range(150):
         spread = generator.choice([0.5, 1.5, 4.0])
         exact, row = random_row(generator, spread), random_row(generator, spread)
@@ -66,20 +66,20 @@ def test_a_certified_token_is_the_token_for_every_possible_tail(params: Sampling
         head, weight = Dist.dense(row).kept_at(kept), float(generator.random())
         if not sample_is_exact(Dist.dense(exact), head, params, position, weight=weight):
             continue
-        certain += 1
+        num_exact += 1
         mixed = mix_weighted([Dist.dense(exact), head], [1 - weight, weight])
         token = sample(filter_top(mixed, params), params, position)
         assert all(
             truth(exact, candidate, weight, params, position) == token
             for candidate in [row, *completions(generator, head, 8)]
         )
-    assert certain > 40, "a certificate that hardly ever says yes is of no use"
+    assert num_exact > 40, "a test that is hardly ever positive is useless"
 
 
-@pytest.mark.parametrize("heat", [0.0, 1.0])
-def test_rounded_probabilities_are_allowed_for(heat: float) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rounded_probabilities_are_allowed_for(temperature: float) -> None:
     generator = np.random.default_rng(6)
-    params, certain = SamplingParams(temperature=heat), 0
+    params, num_exact = SamplingParams(temperature=temperature), 0
     for position in range(200):
         exact, row = random_row(generator, 1.0), random_row(generator, 1.0)
         rounding = 0.05
@@ -87,17 +87,17 @@ def test_rounded_probabilities_are_allowed_for(heat: float) -> None:
         noisy = row[kept] * generator.uniform(1 / (1 + rounding), 1, size=5)
         head = Dist(kept.astype(np.int32), noisy, max(0.0, 1.0 - float(noisy.sum())))
         if sample_is_exact(Dist.dense(exact), head, params, position, weight=0.5, rounding=rounding):
-            certain += 1
+            num_exact += 1
             mixed = mix_weighted([Dist.dense(exact), head], [0.5, 0.5])
             assert truth(exact, row, 0.5, params, position) == sample(mixed, params, position)
-    assert certain > 60
+    assert num_exact > 60
 
 
 @pytest.mark.parametrize("params", [SamplingParams(seed=3), SamplingParams(seed=3, top_p=0.7, min_p=0.05)])
-def test_a_head_ranked_by_score_certifies_rightly(params: SamplingParams) -> None:
-    """The tails tried are those in which no id left off outranks the last of the head."""
+def test_a_head_ranked_by_score_has_no_false_positives(params: SamplingParams) -> None:
+    """Tries only tails in which no missing id outranks the last of the head."""
     generator = np.random.default_rng(8)
-    certain = 0
+    num_exact = 0
     for position in range(120):
         exact, row = random_row(generator, 1.5), random_row(generator, 1.5)
         dist, weight = Dist.dense(row), float(generator.random())
@@ -105,7 +105,7 @@ def test_a_head_ranked_by_score_certifies_rightly(params: SamplingParams) -> Non
         assert sample(dist, params, position) in head.ids
         if not sample_is_exact(Dist.dense(exact), head, params, position, weight=weight, ranking="score"):
             continue
-        certain += 1
+        num_exact += 1
         mixed = mix_weighted([Dist.dense(exact), head], [1 - weight, weight])
         token = sample(filter_top(mixed, params), params, position)
         assert truth(exact, row, weight, params, position) == token
@@ -115,7 +115,7 @@ def test_a_head_ranked_by_score_certifies_rightly(params: SamplingParams) -> Non
             other[off] *= head.tail / max(other[off].sum(), 1e-300)
             if np.array_equal(head_by_score(Dist.dense(other), params, position, len(head.ids)).ids, head.ids):
                 assert truth(exact, other, weight, params, position) == token
-    assert certain > 40
+    assert num_exact > 40
 
 
 def test_a_head_of_everything_or_at_temperature_zero_is_by_probability() -> None:
@@ -124,15 +124,15 @@ def test_a_head_of_everything_or_at_temperature_zero_is_by_probability() -> None
     assert head_by_score(dist, SamplingParams(), 5, 4) is dist
 
 
-def test_certain_and_uncertain_by_hand() -> None:
+def test_exact_and_inexact_by_hand() -> None:
     exact = Dist.dense(np.array([0.5, 0.3, 0.2, 0.0]))
     head = Dist(np.array([0], dtype=np.int32), np.array([0.6]), 0.4)
-    assert greedy_is_exact(exact, head, weight=0.5)  # 0.55 against at most 0.15 + 0.2
+    assert greedy_is_exact(exact, head, weight=0.5)  # 0.55 versus at most 0.15 + 0.2
     far = Dist(np.array([3], dtype=np.int32), np.array([0.45]), 0.55)
-    assert not greedy_is_exact(exact, far, weight=0.5)  # 0.25 sure, token 1 may have 0.15 + 0.225
+    assert not greedy_is_exact(exact, far, weight=0.5)  # 0.25 at least, but token 1 may have 0.15 + 0.225
 
 
-def test_a_whole_row_is_always_certain() -> None:
+def test_a_whole_row_is_always_exact() -> None:
     exact, other = Dist.dense(np.array([0.5, 0.5])), Dist.dense(np.array([0.5, 0.5]))
     assert greedy_is_exact(exact, other, weight=0.5)
     assert sample_is_exact(exact, other, SamplingParams(top_p=0.5), 0, weight=0.5)
@@ -141,7 +141,7 @@ def test_a_whole_row_is_always_certain() -> None:
     assert not greedy_is_exact(exact, nothing, weight=0.9)
 
 
-def test_ids_beyond_the_exact_row_or_a_row_with_a_tail_are_never_certain() -> None:
+def test_ids_beyond_the_exact_row_or_a_row_with_a_tail_are_never_exact() -> None:
     exact = Dist.dense(np.array([0.9, 0.1]))
     beyond = Dist(np.array([0, 5], dtype=np.int32), np.array([0.9, 0.05]), 0.05)
     assert not greedy_is_exact(exact, beyond, weight=0.1)
@@ -150,16 +150,16 @@ def test_ids_beyond_the_exact_row_or_a_row_with_a_tail_are_never_certain() -> No
 
 
 @pytest.mark.parametrize(("ranking", "kept", "least"), [("probability", 512, 12), ("score", 16, 12)])
-def test_a_small_payload_of_a_large_vocabulary_is_mostly_certain(ranking: Ranking, kept: int, least: int) -> None:
+def test_a_small_payload_of_a_large_vocabulary_is_mostly_exact(ranking: Ranking, kept: int, least: int) -> None:
     generator = np.random.default_rng(7)
-    certain, params = 0, SamplingParams(seed=1)
+    num_exact, params = 0, SamplingParams(seed=1)
     for position in range(20):
         scores = generator.normal(size=30_000)
         ours, theirs = (Dist.from_logits((scores + generator.normal(size=30_000) * 0.3) * 6.0) for _ in range(2))
         by_score = head_by_score(theirs, params, position, kept)
         head = by_score if ranking == "score" else filter_top(theirs, SamplingParams(top_k=kept))
-        certain += sample_is_exact(ours, head, params, position, weight=0.5, ranking=ranking)
-    assert certain >= least
+        num_exact += sample_is_exact(ours, head, params, position, weight=0.5, ranking=ranking)
+    assert num_exact >= least
 
 
 @pytest.mark.parametrize("params", [SamplingParams(seed=4), SamplingParams(temperature=0.0)], ids=["sampled", "greedy"])
@@ -172,4 +172,4 @@ def test_the_ranking_of_a_large_vocabulary_is_that_of_all_scores(params: Samplin
         for k in (1, 24, 256, 2000):
             assert np.array_equal(top_by_score(dist, params, position, k), order[:k])
     sparse = Dist.dense(np.array([0.0, 1.0, 0.0]))
-    assert top_by_score(sparse, params, 0, 2).tolist() == [1, 0], "what is impossible comes last"
+    assert top_by_score(sparse, params, 0, 2).tolist() == [1, 0], "ids of probability 0 come last"

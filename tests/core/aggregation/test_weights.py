@@ -1,4 +1,4 @@
-"""Mixtures over documents and sides: one softmax over all documents, wherever they lie."""
+"""Mixtures over documents and sides: one softmax over all documents of both sides."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.aggregation.weights import (
-    DOUBT,
-    FADING,
-    TRUST,
+    EVIDENCE_DECAY,
+    EVIDENCE_SCALE,
+    MAX_SURPRISAL,
     decayed_evidence,
     dequantize_score,
     evidence_head,
@@ -76,19 +76,19 @@ def test_the_vector_of_the_oracles() -> None:
     assert mixed.probs == pytest.approx([0.6, 0.4])
 
 
-def test_drafts_with_common_noise_are_kept_as_often_as_the_oracle_says() -> None:
-    """V=2: each side's draft equals the target in 0.80 of the cases, the optimum; the target has the mixture's law."""
+def test_drafts_with_common_noise_are_accepted_as_often_as_the_oracle_says() -> None:
+    """V=2: each side's draft equals the target in 0.80 of the cases, the optimum; the target follows the mixture."""
     mixed, steps = mix([LEFT, RIGHT], [0.0, 0.0]), 3000
-    same, tally = [0, 0], [0, 0]
+    same, drawn = [0, 0], [0, 0]
     for position in range(steps):
         params = SamplingParams(seed=9)
         target = sample(mixed, params, position)
-        tally[target] += 1
+        drawn[target] += 1
         for side, dist in enumerate((LEFT, RIGHT)):
             same[side] += sample(dist, params, position) == target
-    assert_drawn_from(tally, mixed.probs)
-    for kept in same:
-        assert_drawn_from([kept, steps - kept], [0.8, 0.2])
+    assert_drawn_from(drawn, mixed.probs)
+    for accepted in same:
+        assert_drawn_from([accepted, steps - accepted], [0.8, 0.2])
 
 
 def test_a_single_distribution_is_returned_as_it_is() -> None:
@@ -132,28 +132,30 @@ def test_mixing_leaves_its_parts_untouched() -> None:
 
 
 @given(st.floats(-40.0, 0.0), st.lists(st.floats(-60.0, 0.0), min_size=1, max_size=30))
-def test_evidence_fades_and_no_token_counts_for_more_than_its_bound(before: float, logs: list[float]) -> None:
-    merit = before
+def test_evidence_decays_and_no_token_counts_for_more_than_its_bound(before: float, logs: list[float]) -> None:
+    evidence = before
     for log in logs:
-        merit = decayed_evidence(merit, log)
-    sums = TRUST * sum(FADING**age * max(log, -DOUBT) for age, log in enumerate(reversed(logs)))
-    assert merit == pytest.approx(FADING ** len(logs) * before + sums)
-    assert merit >= FADING ** len(logs) * before - TRUST * DOUBT / (1 - FADING) - 1e-9
+        evidence = decayed_evidence(evidence, log)
+    decay = EVIDENCE_DECAY ** len(logs)
+    bounded = [max(log, -MAX_SURPRISAL) for log in reversed(logs)]
+    sums = EVIDENCE_SCALE * sum(EVIDENCE_DECAY**age * log for age, log in enumerate(bounded))
+    assert evidence == pytest.approx(decay * before + sums)
+    assert evidence >= decay * before - EVIDENCE_SCALE * MAX_SURPRISAL / (1 - EVIDENCE_DECAY) - 1e-9
 
 
-def test_a_few_tokens_of_a_law_bear_witness_as_all_of_it_does() -> None:
+def test_the_head_of_a_distribution_gives_the_same_evidence_as_all_of_it() -> None:
     rng = np.random.default_rng(3)
     for _ in range(50):
-        law = Dist.from_logits(rng.normal(size=5000) * 4.0)
-        kept = evidence_head(law)
-        assert 0 < len(kept.ids) < 300
-        whole, few = (
-            [decayed_evidence(1.0, math.log(max(each.prob(t), 1e-30))) for t in range(5000)] for each in (law, kept)
+        dist = Dist.from_logits(rng.normal(size=5000) * 4.0)
+        head = evidence_head(dist)
+        assert 0 < len(head.ids) < 300
+        of_dist, of_head = (
+            [decayed_evidence(1.0, math.log(max(each.prob(t), 1e-30))) for t in range(5000)] for each in (dist, head)
         )
-        assert whole == few
+        assert of_dist == of_head
 
 
 @given(st.floats(-1e4, 1e4))
 def test_a_score_survives_the_wire_to_a_512th_of_a_nat(score: float) -> None:
-    told = dequantize_score(quantize_score(score))
-    assert abs(told - score) <= 1 / 512 and dequantize_score(quantize_score(told)) == told
+    sent = dequantize_score(quantize_score(score))
+    assert abs(sent - score) <= 1 / 512 and dequantize_score(quantize_score(sent)) == sent

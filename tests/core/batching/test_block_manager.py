@@ -1,4 +1,4 @@
-"""The block pool against a model in which every sequence simply is a list of values."""
+"""The block manager against a model in which every sequence is a list of values."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ TOTAL, SIZE = 7, 3
 ids = st.integers(0, 4).map(SeqId)
 
 
-class PoolMachine(RuleBasedStateMachine):
-    """Writes values through the slots and does the copies it is told of; reading must give what was written."""
+class BlockManagerMachine(RuleBasedStateMachine):
+    """Writes values through the slot mapping and performs the copies; every row must read as it was written."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockManager(TOTAL, SIZE)
+        self.manager = BlockManager(TOTAL, SIZE)
         self.memory = np.full(TOTAL * SIZE, -1)
         self.model: dict[SeqId, list[int]] = {}
         self.written = 0
 
-    def do(self, copies: list[BlockCopy]) -> None:
+    def copy(self, copies: list[BlockCopy]) -> None:
         for source, target, rows in copies:
             self.memory[target * SIZE : target * SIZE + rows] = self.memory[source * SIZE : source * SIZE + rows]
 
     def write(self, seq: SeqId, start: int, stop: int) -> None:
-        for row, slot in zip(range(start, stop), self.pool.slot_mapping(seq, start, stop), strict=True):
+        for row, slot in zip(range(start, stop), self.manager.slot_mapping(seq, start, stop), strict=True):
             self.written += 1
             self.memory[slot] = self.model[seq][row] = self.written
 
     def tables(self) -> dict[SeqId, tuple[int, ...]]:
-        return {seq: self.pool.block_table(seq) for seq in self.model}
+        return {seq: self.manager.block_table(seq) for seq in self.model}
 
     @rule(seq=ids, rows=st.integers(0, 9))
     def reserve(self, seq: SeqId, rows: int) -> None:
-        start, before, free = self.pool.length(seq), self.tables(), self.pool.free_rows()
+        start, before, free = self.manager.length(seq), self.tables(), self.manager.free_rows()
         try:
-            copies = self.pool.reserve(seq, rows)
+            copies = self.manager.reserve(seq, rows)
         except OutOfBlocks:
-            assert free // SIZE * SIZE < rows + SIZE  # at most one block for a copy beyond the rows themselves
-            assert (self.tables(), self.pool.free_rows(), self.pool.length(seq)) == (before, free, start)
+            assert free // SIZE * SIZE < rows + SIZE  # at most one more block, for a copy
+            assert (self.tables(), self.manager.free_rows(), self.manager.length(seq)) == (before, free, start)
             return
         assert len(copies) <= 1
-        self.do(copies)
+        self.copy(copies)
         self.model.setdefault(seq, []).extend([0] * rows)
         self.write(seq, start, start + rows)
 
@@ -55,11 +55,11 @@ class PoolMachine(RuleBasedStateMachine):
     def fork(self, seq: SeqId, into: SeqId) -> None:
         if seq not in self.model or into in self.model:
             with pytest.raises(ValueError, match="fork"):
-                self.pool.fork(seq, into)
+                self.manager.fork(seq, into)
             return
-        free = self.pool.free_rows()
-        self.pool.fork(seq, into)
-        assert self.pool.free_rows() == free
+        free = self.manager.free_rows()
+        self.manager.fork(seq, into)
+        assert self.manager.free_rows() == free
         self.model[into] = list(self.model[seq])
 
     @precondition(lambda self: self.model)
@@ -67,107 +67,107 @@ class PoolMachine(RuleBasedStateMachine):
     def truncate(self, data: st.DataObject) -> None:
         seq = data.draw(st.sampled_from(sorted(self.model)))
         length = data.draw(st.integers(0, len(self.model[seq])))
-        self.pool.truncate(seq, length)
+        self.manager.truncate(seq, length)
         del self.model[seq][length:]
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def rewrite(self, data: st.DataObject) -> None:
-        """As a commit does, which moves rows of a tree to the front."""
+        """Overwrite rows like a commit, which moves rows of a tree to the front."""
         seq = data.draw(st.sampled_from(sorted(self.model)))
         start = data.draw(st.integers(0, len(self.model[seq])))
         stop = data.draw(st.integers(start, len(self.model[seq])))
         try:
-            self.do(self.pool.unshare(seq, start, stop))
+            self.copy(self.manager.unshare(seq, start, stop))
         except OutOfBlocks:
             return
         self.write(seq, start, stop)
 
     @rule(seq=ids)
     def release(self, seq: SeqId) -> None:
-        self.pool.release(seq)
+        self.manager.release(seq)
         self.model.pop(seq, None)
 
     @invariant()
     def every_row_reads_as_it_was_written(self) -> None:
-        self.pool.check()
+        self.manager.check()
         for seq, rows in self.model.items():
-            assert self.pool.length(seq) == len(rows)
-            assert self.memory[self.pool.slot_mapping(seq, 0, len(rows))].tolist() == rows
+            assert self.manager.length(seq) == len(rows)
+            assert self.memory[self.manager.slot_mapping(seq, 0, len(rows))].tolist() == rows
 
     def teardown(self) -> None:
         for seq in list(self.model):
-            self.pool.release(seq)
-        self.pool.check()
-        assert self.pool.free_rows() == TOTAL * SIZE
+            self.manager.release(seq)
+        self.manager.check()
+        assert self.manager.free_rows() == TOTAL * SIZE
 
 
-TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestBlockManager = BlockManagerMachine.TestCase
+TestBlockManager.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
 def test_a_fork_shares_blocks_and_copies_the_partial_one_when_it_writes() -> None:
-    pool = BlockManager(4, 4)
-    assert pool.reserve(SeqId(1), 6) == []
-    pool.fork(SeqId(1), SeqId(2))
-    assert pool.block_table(SeqId(1)) == pool.block_table(SeqId(2)) == (0, 1)
-    assert pool.reserve(SeqId(2), 1) == [BlockCopy(1, 2, 2)]
-    assert pool.block_table(SeqId(2)) == (0, 2)
-    assert pool.reserve(SeqId(1), 1) == []  # alone in it now
-    assert pool.slot_mapping(SeqId(2), 3, 7).tolist() == [3, 8, 9, 10]
+    manager = BlockManager(4, 4)
+    assert manager.reserve(SeqId(1), 6) == []
+    manager.fork(SeqId(1), SeqId(2))
+    assert manager.block_table(SeqId(1)) == manager.block_table(SeqId(2)) == (0, 1)
+    assert manager.reserve(SeqId(2), 1) == [BlockCopy(1, 2, 2)]
+    assert manager.block_table(SeqId(2)) == (0, 2)
+    assert manager.reserve(SeqId(1), 1) == []  # not shared any more
+    assert manager.slot_mapping(SeqId(2), 3, 7).tolist() == [3, 8, 9, 10]
 
 
 def test_a_fork_at_a_block_border_copies_nothing() -> None:
-    pool = BlockManager(3, 4)
-    pool.reserve(SeqId(1), 4)
-    pool.fork(SeqId(1), SeqId(2))
-    assert pool.reserve(SeqId(2), 1) == []
+    manager = BlockManager(3, 4)
+    manager.reserve(SeqId(1), 4)
+    manager.fork(SeqId(1), SeqId(2))
+    assert manager.reserve(SeqId(2), 1) == []
 
 
-def test_truncating_into_a_shared_block_copies_only_what_is_left() -> None:
-    pool = BlockManager(4, 4)
-    pool.reserve(SeqId(1), 8)
-    pool.fork(SeqId(1), SeqId(2))
-    pool.truncate(SeqId(2), 5)
-    assert pool.reserve(SeqId(2), 2) == [BlockCopy(1, 2, 1)]
+def test_truncating_into_a_shared_block_copies_only_the_remaining_rows() -> None:
+    manager = BlockManager(4, 4)
+    manager.reserve(SeqId(1), 8)
+    manager.fork(SeqId(1), SeqId(2))
+    manager.truncate(SeqId(2), 5)
+    assert manager.reserve(SeqId(2), 2) == [BlockCopy(1, 2, 1)]
 
 
-def test_no_room_is_said_in_numbers_and_changes_nothing() -> None:
-    pool = BlockManager(2, 4)
-    pool.reserve(SeqId(1), 5)
+def test_out_of_blocks_names_the_numbers_and_changes_nothing() -> None:
+    manager = BlockManager(2, 4)
+    manager.reserve(SeqId(1), 5)
     with pytest.raises(OutOfBlocks, match="1 blocks are needed, 0 of 2 are free"):
-        pool.reserve(SeqId(2), 1)
-    assert pool.length(SeqId(2)) == 0
-    assert pool.reserve(SeqId(1), 3) == []  # the rest of its last block is its own
+        manager.reserve(SeqId(2), 1)
+    assert manager.length(SeqId(2)) == 0
+    assert manager.reserve(SeqId(1), 3) == []  # the rest of its last block is its own
 
 
-def test_a_copy_for_which_no_block_is_free_is_no_room_either() -> None:
-    pool = BlockManager(1, 4)
-    pool.reserve(SeqId(1), 2)
-    pool.fork(SeqId(1), SeqId(2))
-    for act in (lambda: pool.reserve(SeqId(2), 1), lambda: pool.unshare(SeqId(1), 0, 1)):
+def test_a_copy_without_a_free_block_is_out_of_blocks() -> None:
+    manager = BlockManager(1, 4)
+    manager.reserve(SeqId(1), 2)
+    manager.fork(SeqId(1), SeqId(2))
+    for act in (lambda: manager.reserve(SeqId(2), 1), lambda: manager.unshare(SeqId(1), 0, 1)):
         with pytest.raises(OutOfBlocks):
             act()
-        pool.check()
-    assert (pool.length(SeqId(2)), pool.block_table(SeqId(2))) == (2, (0,))
+        manager.check()
+    assert (manager.length(SeqId(2)), manager.block_table(SeqId(2))) == (2, (0,))
 
 
 @pytest.mark.parametrize(("total", "size"), [(0, 4), (4, 0)])
-def test_a_pool_without_rows_is_refused(total: int, size: int) -> None:
+def test_a_manager_without_rows_is_refused(total: int, size: int) -> None:
     with pytest.raises(ValueError, match="needs blocks"):
         BlockManager(total, size)
 
 
 def test_rows_never_reserved_are_refused() -> None:
-    pool = BlockManager(2, 4)
-    pool.reserve(SeqId(1), 2)
+    manager = BlockManager(2, 4)
+    manager.reserve(SeqId(1), 2)
     for act in (
-        lambda: pool.slot_mapping(SeqId(1), 0, 3),
-        lambda: pool.truncate(SeqId(1), 3),
-        lambda: pool.unshare(SeqId(2), 0, 1),
-        lambda: pool.reserve(SeqId(1), -1),
+        lambda: manager.slot_mapping(SeqId(1), 0, 3),
+        lambda: manager.truncate(SeqId(1), 3),
+        lambda: manager.unshare(SeqId(2), 0, 1),
+        lambda: manager.reserve(SeqId(1), -1),
     ):
         with pytest.raises(ValueError, match="row"):
             act()
-    pool.truncate(SeqId(9), 0)  # nothing of nothing
-    assert pool.slot_mapping(SeqId(9), 0, 0).tolist() == []
+    manager.truncate(SeqId(9), 0)  # an unknown sequence has length 0
+    assert manager.slot_mapping(SeqId(9), 0, 0).tolist() == []

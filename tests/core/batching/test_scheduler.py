@@ -1,4 +1,4 @@
-"""The step scheduler: everything runs, in order, under the budget, and nothing starves."""
+"""The scheduler: every segment runs, in order, under the budget, and none starves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.core.batching.scheduler import Group, Scheduler, SchedulerOutput
 from paceline.core.batching.segment import LogitsMode, Segment, SeqId
 
 BUDGET = 12
-QUANTUM = 3  # a quarter of the budget: longer chains are cut
+QUANTUM = 3  # a quarter of the budget: longer chains are cut into chunks
 
 
 def chain(seq: int, start: int, rows: int, logits: LogitsMode = "last") -> Segment:
@@ -25,14 +25,14 @@ def tree(seq: int, start: int, rows: int) -> Segment:
 
 def rows_of(scheduled: SchedulerOutput | None) -> dict[int, int]:
     assert scheduled is not None
-    return {piece.key: len(piece.segment.tokens) for piece in scheduled.segments}
+    return {each.key: len(each.segment.tokens) for each in scheduled.segments}
 
 
 arrivals = st.lists(
     st.tuples(
         st.integers(0, 5),  # sequence
         st.integers(1, 40),  # rows
-        st.booleans(),  # a tree?
+        st.booleans(),  # True: a tree
         st.sampled_from(["all", "last", "none"]),
         st.integers(0, 3),  # steps until the next arrives
     ),
@@ -43,7 +43,7 @@ arrivals = st.lists(
 
 @given(arrivals, st.integers(2, 6))
 def test_every_segment_runs_whole_in_order_and_in_bounded_time(
-    plan: list[tuple[int, int, bool, LogitsMode, int]], max_segments: int
+    arrived: list[tuple[int, int, bool, LogitsMode, int]], max_segments: int
 ) -> None:
     scheduler = Scheduler(BUDGET, max_segments)
     lengths: dict[int, int] = {}
@@ -65,14 +65,14 @@ def test_every_segment_runs_whole_in_order_and_in_bounded_time(
         for piece in scheduled.segments:
             seen.setdefault(piece.key, []).append(piece.segment)
             if piece.final:
-                assert step <= deadline.pop(piece.key), "waited longer than everything older needs"
+                assert step <= deadline.pop(piece.key), "waited longer than all older segments need"
 
-    for key, (seq, rows, is_tree, logits, pause) in enumerate(plan):
+    for key, (seq, rows, is_tree, logits, pause) in enumerate(arrived):
         start = lengths.get(seq, 0)
         segments[key] = tree(seq, start, rows) if is_tree else chain(seq, start, rows, logits)
         lengths[seq] = start + rows
         scheduler.add(key, segments[key])
-        # Each step the oldest of all moves on by a quantum or is done.
+        # In each step the oldest segment advances by a quantum or ends.
         older = sum(-(-len(segments[k].tokens) // QUANTUM) for k in [*deadline, key])
         deadline[key] = step + older
         for _ in range(pause):
@@ -102,7 +102,7 @@ def test_a_decode_never_waits_for_a_prefill() -> None:
         assert rows_of(scheduler.schedule(None)) == {100 + step: 1, 0: BUDGET - 1}
 
 
-def test_a_prefill_advances_however_many_decodes_there_are() -> None:
+def test_a_prefill_advances_beside_any_number_of_decodes() -> None:
     scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, chain(0, 0, 6))
     for seq in range(1, 40):
@@ -127,7 +127,7 @@ def test_a_tree_larger_than_the_budget_runs_whole() -> None:
     assert rows_of(scheduler.schedule(None)) == {1: 2}
 
 
-def test_a_tree_that_grows_runs_whole_and_is_cancelled_whole() -> None:
+def test_a_continued_tree_runs_whole_and_is_cancelled_whole() -> None:
     scheduler = Scheduler(BUDGET, 8)
     grown = Segment(SeqId(0), 10, tuple(range(30)), (-1,) * 34, "all")
     assert scheduler.last(SeqId(0)) is None
@@ -183,20 +183,20 @@ def test_a_tree_is_cancelled_whole_and_other_sequences_are_left_alone() -> None:
     assert rows_of(scheduler.schedule(None)) == {1: 5}
 
 
-def test_a_small_new_sequence_does_not_overtake_one_that_waits_for_room() -> None:
+def test_a_small_new_sequence_does_not_overtake_one_that_waits_for_memory() -> None:
     scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, chain(0, 0, 5))
     assert rows_of(scheduler.schedule(10)) == {0: 5}
     scheduler.add(1, chain(1, 0, 8))
     scheduler.add(2, chain(2, 0, 1))
     assert scheduler.schedule(5) is None
-    scheduler.add(3, chain(0, 5, 1))  # holds rows already: it goes on, for its end is what makes room
+    scheduler.add(3, chain(0, 5, 1))  # holds rows already: it continues, because its end frees memory
     assert rows_of(scheduler.schedule(5)) == {3: 1}
     scheduler.cancel(SeqId(0))
     assert rows_of(scheduler.schedule(10)) == {2: 1, 1: 8}
 
 
-def test_what_can_never_fit_is_refused_with_all_that_follows_it() -> None:
+def test_an_oversized_segment_is_rejected_with_the_later_ones_of_its_sequence() -> None:
     scheduler = Scheduler(BUDGET, 8, block_size=4)
     scheduler.add(0, chain(0, 0, 21))
     scheduler.add(1, chain(0, 21, 1))
@@ -207,7 +207,7 @@ def test_what_can_never_fit_is_refused_with_all_that_follows_it() -> None:
     assert rows_of(scheduled) == {2: 2}
 
 
-def test_a_chain_begins_only_when_all_of_it_has_room() -> None:
+def test_a_chain_starts_only_if_all_of_its_rows_fit() -> None:
     scheduler = Scheduler(BUDGET, 8)
     scheduler.add(0, chain(0, 0, 60))
     scheduler.add(1, chain(1, 0, 60))
@@ -220,7 +220,7 @@ def test_a_chain_begins_only_when_all_of_it_has_room() -> None:
     assert rows_of(scheduler.schedule(100)) == {1: 12}
 
 
-def test_when_all_holders_wait_for_each_other_the_youngest_is_refused() -> None:
+def test_in_a_deadlock_the_youngest_is_rejected() -> None:
     scheduler = Scheduler(BUDGET, 8)
     for seq in range(2):
         scheduler.add(seq, chain(seq, 0, 5))
@@ -231,7 +231,7 @@ def test_when_all_holders_wait_for_each_other_the_youngest_is_refused() -> None:
     scheduled = scheduler.schedule(0)
     assert scheduled is not None
     assert (scheduled.rejected, scheduled.segments) == ((3,), ())
-    assert scheduler.schedule(0) is None  # now it is for sequence 1 to be released
+    assert scheduler.schedule(0) is None  # until sequence 1 is released
     scheduler.cancel(SeqId(1))
     assert rows_of(scheduler.schedule(5)) == {2: 1}
 
@@ -241,10 +241,10 @@ def test_when_all_holders_wait_for_each_other_the_youngest_is_refused() -> None:
     st.integers(10, 60),
     st.sampled_from([1, 4]),
 )
-def test_with_little_memory_every_session_ends_and_none_writes_where_nothing_is_free(
+def test_with_little_memory_every_session_ends_and_memory_is_never_exceeded(
     sessions: list[list[int]], blocks: int, block_size: int
 ) -> None:
-    """A session is a sequence that appends segment after segment and releases its rows at its end or when refused."""
+    """A session is a sequence that appends segment after segment, and is released at its end or when rejected."""
     scheduler = Scheduler(BUDGET, 4, block_size=block_size)
     capacity = blocks * block_size
     written, todo, ended = dict.fromkeys(range(len(sessions)), 0), [list(rows) for rows in sessions], set()
@@ -283,7 +283,7 @@ def test_with_little_memory_every_session_ends_and_none_writes_where_nothing_is_
 
 
 @pytest.mark.parametrize(("budget", "segments", "block"), [(1, 2, 1), (2, 1, 1), (2, 2, 0)])
-def test_a_step_without_room_for_two_is_refused(budget: int, segments: int, block: int) -> None:
+def test_a_scheduler_without_room_for_two_is_refused(budget: int, segments: int, block: int) -> None:
     with pytest.raises(ValueError, match="room for two"):
         Scheduler(budget, segments, block_size=block)
 
@@ -295,28 +295,28 @@ def test_a_key_in_use_is_refused() -> None:
         scheduler.add(0, chain(1, 0, 1))
 
 
-def test_rows_that_are_ready_cost_no_forward_but_need_room() -> None:
+def test_cached_rows_need_no_forward_but_memory() -> None:
     scheduler = Scheduler(BUDGET, 8, block_size=4)
     scheduler.add(9, chain(9, 0, 1))
     assert rows_of(scheduler.schedule(40)) == {9: 1}
-    scheduler.add(0, chain(0, 0, 30), ready=20)
+    scheduler.add(0, chain(0, 0, 30), num_cached_tokens=20)
     scheduler.add(1, chain(1, 0, 1))
-    assert scheduler.schedule(28) is None  # it waits for all of its 32 rows, and nobody overtakes it
+    assert scheduler.schedule(28) is None  # it waits for all of its 32 rows, and is not overtaken
     scheduled = scheduler.schedule(36)
     assert rows_of(scheduled) == {0: 10, 1: 1}
     assert scheduled is not None
     (piece,) = (piece for piece in scheduled.segments if piece.key == 0)
     assert piece.final and (piece.segment.start, piece.segment.tokens) == (20, tuple(range(20, 30)))
-    scheduler.add(2, chain(2, 0, 50), ready=20)
+    scheduler.add(2, chain(2, 0, 50), num_cached_tokens=20)
     assert [rows_of(scheduler.schedule(None))[2] for _ in range(3)] == [12, 12, 6]
-    scheduler.add(3, chain(3, 0, 44), ready=43)
+    scheduler.add(3, chain(3, 0, 44), num_cached_tokens=43)
     last = scheduler.schedule(32)
     assert last is not None and last.rejected == (3,)
 
 
-def test_a_chain_cut_within_its_ready_rows_runs_from_its_start() -> None:
+def test_a_chain_shortened_within_its_cached_rows_runs_from_its_start() -> None:
     scheduler = Scheduler(BUDGET, 8)
-    scheduler.add(0, chain(0, 0, 10), ready=6)
+    scheduler.add(0, chain(0, 0, 10), num_cached_tokens=6)
     assert scheduler.cancel(SeqId(0), 6) == []
     scheduled = scheduler.schedule(None)
     assert scheduled is not None and scheduled.segments[0].segment == chain(0, 0, 6)
@@ -325,45 +325,45 @@ def test_a_chain_cut_within_its_ready_rows_runs_from_its_start() -> None:
 @pytest.mark.parametrize("segment", [chain(0, 0, 3), tree(0, 0, 9)])
 def test_at_least_one_row_of_a_chain_is_left_to_run(segment: Segment) -> None:
     with pytest.raises(ValueError, match="cannot be ready"):
-        Scheduler(BUDGET, 8).add(0, segment, ready=3)
+        Scheduler(BUDGET, 8).add(0, segment, num_cached_tokens=3)
 
 
 @given(
-    st.lists(  # answers: rows of each branch's prompt, and rows that each branch then grows by, one by one
+    st.lists(  # requests: rows of each branch's prompt, and rows that are then appended to each branch, one by one
         st.tuples(st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(0, 25)), min_size=1, max_size=9
     ),
     st.integers(0, 80),
     st.sampled_from([1, 4]),
     st.randoms(use_true_random=False),
 )
-def test_groups_within_their_claims_are_never_refused_and_all_end(
-    answers: list[tuple[list[int], int]], spare: int, block_size: int, random: Random
+def test_groups_within_their_claims_are_never_rejected_and_all_end(
+    requests: list[tuple[list[int], int]], spare: int, block_size: int, random: Random
 ) -> None:
-    """Whatever the order in which answers go on, memory that holds the largest of them is enough for all."""
+    """In any order of steps, memory for the largest request is enough for all."""
 
     def ceil(rows: int) -> int:
         return -(-rows // block_size) * block_size
 
-    claims = [sum(ceil(rows + growth) for rows in prompts) for prompts, growth in answers]
+    claims = [sum(ceil(rows + growth) for rows in prompts) for prompts, growth in requests]
     capacity = ceil(max(claims) + spare)
     scheduler = Scheduler(BUDGET, 4, block_size=block_size)
     written: dict[SeqId, int] = {}  # rows by sequence
-    waiting: dict[int, set[SeqId]] = {}  # by answer: branches that have not been answered
+    waiting: dict[int, set[SeqId]] = {}  # by request: branches with pending segments
     keys: dict[int, tuple[int, SeqId]] = {}
-    grown = dict.fromkeys(range(len(answers)), -1)
+    grown = dict.fromkeys(range(len(requests)), -1)
 
-    def submit(answer: int) -> None:
-        prompts, _ = answers[answer]
+    def submit(request: int) -> None:
+        prompts, _ = requests[request]
         for branch, rows in enumerate(prompts):
-            seq, key = SeqId(100 * answer + branch), len(keys)
+            seq, key = SeqId(100 * request + branch), len(keys)
             start = written.setdefault(seq, 0)
-            keys[key] = answer, seq
-            waiting.setdefault(answer, set()).add(seq)
+            keys[key] = request, seq
+            waiting.setdefault(request, set()).add(seq)
             segment = chain(seq, start, rows if start == 0 else 1)
-            scheduler.add(key, segment, group=Group(answer, claims[answer]))
+            scheduler.add(key, segment, group=Group(request, claims[request]))
 
-    for answer in range(len(answers)):
-        submit(answer)
+    for request in range(len(requests)):
+        submit(request)
     ready: list[int] = []
     while waiting or ready:
         if ready and random.random() < 0.4:
@@ -373,35 +373,35 @@ def test_groups_within_their_claims_are_never_refused_and_all_end(
         scheduled = scheduler.schedule(free, lambda seq: written.get(seq, 0))
         scheduler.check()
         if scheduled is None:
-            assert ready, "nothing runs and nobody is left to go on"
+            assert ready, "nothing runs and no request can continue"
             submit(ready.pop(random.randrange(len(ready))))
             continue
         assert not scheduled.rejected
         for piece in scheduled.segments:
-            answer, seq = keys[piece.key]
+            request, seq = keys[piece.key]
             written[seq] += len(piece.segment.tokens)
             assert sum(map(ceil, written.values())) <= capacity
             if piece.final:
-                waiting[answer].discard(seq)
-        for answer in [each for each, seqs in waiting.items() if not seqs]:
-            del waiting[answer]
-            grown[answer] += 1
-            if grown[answer] < answers[answer][1]:
-                ready.append(answer)
+                waiting[request].discard(seq)
+        for request in [each for each, seqs in waiting.items() if not seqs]:
+            del waiting[request]
+            grown[request] += 1
+            if grown[request] < requests[request][1]:
+                ready.append(request)
                 continue
-            for branch in range(len(answers[answer][0])):
-                scheduler.cancel(SeqId(100 * answer + branch))
-                written.pop(SeqId(100 * answer + branch))
+            for branch in range(len(requests[request][0])):
+                scheduler.cancel(SeqId(100 * request + branch))
+                written.pop(SeqId(100 * request + branch))
     assert scheduler.idle and not written
 
 
-def test_a_branch_that_waits_for_its_sister_s_rows_does_not_hold_the_engine_up() -> None:
-    """Without claims, where the groups have taken all rows and each waits for more, the youngest is refused whole."""
+def test_branches_that_wait_for_each_other_s_rows_do_not_block_the_engine() -> None:
+    """Without claims, if the groups hold all rows and each waits for more, the youngest is rejected whole."""
     scheduler = Scheduler(BUDGET, 8)
-    for answer in range(2):
-        scheduler.add(2 * answer, chain(2 * answer, 0, 5), group=Group(answer, 0))
+    for request in range(2):
+        scheduler.add(2 * request, chain(2 * request, 0, 5), group=Group(request, 0))
     assert rows_of(scheduler.schedule(12)) == {0: 5, 2: 5}
-    for answer in range(2):
-        scheduler.add(2 * answer + 1, chain(2 * answer + 1, 0, 5), group=Group(answer, 0))
+    for request in range(2):
+        scheduler.add(2 * request + 1, chain(2 * request + 1, 0, 5), group=Group(request, 0))
     scheduled = scheduler.schedule(2)
     assert scheduled is not None and (scheduled.rejected, scheduled.segments) == ((3,), ())

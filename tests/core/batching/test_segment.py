@@ -1,4 +1,4 @@
-"""Segments and batches: masks, positions and wanted rows, and what is no segment."""
+"""Segments and batches: masks, positions, logits rows, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from paceline.core.batching.segment import Batch, LogitsMode, Segment, SeqId
 
 
-def test_a_chain_sees_what_came_before_it() -> None:
+def test_a_row_of_a_chain_attends_to_the_rows_before_it() -> None:
     segment = Segment(SeqId(1), 5, (7, 8, 9))
     assert segment.mask().tolist() == np.tri(3, dtype=bool).tolist()
     assert segment.positions() == (5, 6, 7)
 
 
-def test_a_tree_row_sees_its_path_and_stands_at_its_depth() -> None:
+def test_a_row_of_a_tree_attends_to_its_path_at_the_position_of_its_depth() -> None:
     segment = Segment(SeqId(1), 5, (7, 8, 9, 6), (-1, 0, 0, 2), "all")
     assert [np.flatnonzero(row).tolist() for row in segment.mask()] == [[0], [0, 1], [0, 2], [0, 2, 3]]
     assert segment.positions() == (5, 6, 6, 7)
 
 
-def test_a_tree_that_grows_stands_and_sees_as_if_it_had_come_at_once() -> None:
+def test_a_continued_tree_has_the_mask_and_positions_of_the_whole_tree() -> None:
     segment = Segment(SeqId(1), 8, (6, 5), (-1, 0, 0, 2, 1), "all")  # rows 5 to 7 of the sequence are its open tree
     assert segment.num_open_rows == 3
     assert [np.flatnonzero(row).tolist() for row in segment.mask()] == [[0, 2, 3], [0, 1, 4]]
@@ -31,7 +31,7 @@ def test_a_tree_that_grows_stands_and_sees_as_if_it_had_come_at_once() -> None:
     assert segment.logits_rows() == (0, 1)
 
 
-def test_chains_and_trees_that_begin_have_no_open_rows() -> None:
+def test_chains_and_new_trees_have_no_open_rows() -> None:
     assert Segment(SeqId(1), 5, (7, 8)).num_open_rows == 0
     assert Segment(SeqId(1), 5, (7, 8), (-1, -1)).num_open_rows == 0
 
@@ -57,7 +57,7 @@ def test_masks_and_positions_follow_from_paths_however_much_of_a_tree_is_open(da
 @pytest.mark.parametrize(
     ("logits", "rows"), [("all", (0, 1, 2)), ("last", (2,)), ("none", ()), (2, (1, 2)), (9, (0, 1, 2))]
 )
-def test_the_rows_asked_for(logits: LogitsMode, rows: tuple[int, ...]) -> None:
+def test_logits_rows(logits: LogitsMode, rows: tuple[int, ...]) -> None:
     assert Segment(SeqId(1), 0, (1, 2, 3), None, logits).logits_rows() == rows
 
 
@@ -75,7 +75,7 @@ def test_the_rows_asked_for(logits: LogitsMode, rows: tuple[int, ...]) -> None:
         (5, (), (-1,)),
     ],
 )
-def test_what_is_no_segment_is_refused(start: int, tokens: tuple[int, ...], parents: tuple[int, ...] | None) -> None:
+def test_an_invalid_segment_is_refused(start: int, tokens: tuple[int, ...], parents: tuple[int, ...] | None) -> None:
     with pytest.raises(ValueError, match=r"tokens|parent"):
         Segment(SeqId(1), start, tokens, parents)
 

@@ -1,4 +1,4 @@
-"""Which guess the target was: learnt live, by how clear the first guess is, over a prior."""
+"""Acceptance rates by rank and margin class, over a prior."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ CLASSES = range(margin_class(math.inf) + 1)
 
 
 @given(st.floats(0.0, 50.0), st.floats(0.0, 50.0))
-def test_the_larger_the_gap_the_clearer(one: float, other: float) -> None:
+def test_the_margin_class_rises_with_the_margin(one: float, other: float) -> None:
     assert (margin_class(one) <= margin_class(other)) == (one <= other) or margin_class(one) == margin_class(other)
     assert margin_class(one) in CLASSES
 
 
-def test_before_anything_is_learnt_clear_guesses_are_trusted_more() -> None:
-    firsts = [AcceptanceByRank().probs(clear)[0] for clear in CLASSES]
+def test_the_prior_rises_with_the_margin_class() -> None:
+    firsts = [AcceptanceByRank().probs(group)[0] for group in CLASSES]
     assert firsts == sorted(firsts) and firsts[0] < firsts[-1]
 
 
 @given(st.lists(st.tuples(st.sampled_from(CLASSES), st.none() | st.integers(0, 70)), max_size=200))
-def test_what_is_learnt_is_a_part_of_a_distribution(seen: list[tuple[int, int | None]]) -> None:
+def test_the_rates_of_a_class_sum_to_at_most_one(seen: list[tuple[int, int | None]]) -> None:
     table = AcceptanceByRank()
-    for clear, rank in seen:
-        table.add(clear, rank)
-    for clear in CLASSES:
-        probs = table.probs(clear)
+    for group, rank in seen:
+        table.add(group, rank)
+    for group in CLASSES:
+        probs = table.probs(group)
         assert len(probs) == MAX_RANKS
         assert all(prob > 0.0 for prob in probs) and sum(probs) < 1.0 + 1e-12
 
 
 @pytest.mark.parametrize("rank", [0, 1, MAX_RANKS - 1, MAX_RANKS, None])
-def test_it_comes_to_believe_what_it_sees_and_only_of_that_class(rank: int | None) -> None:
+def test_rates_approach_the_observations_of_their_class_only(rank: int | None) -> None:
     table, fresh = AcceptanceByRank(), AcceptanceByRank()
     for _ in range(300):
         table.add(1, rank)
@@ -45,12 +45,12 @@ def test_it_comes_to_believe_what_it_sees_and_only_of_that_class(rank: int | Non
         assert probs[rank] > 0.85
     else:
         assert sum(probs) < 0.15
-    for clear in CLASSES:
-        if clear != 1:
-            assert table.probs(clear) == fresh.probs(clear)
+    for group in CLASSES:
+        if group != 1:
+            assert table.probs(group) == fresh.probs(group)
 
 
-def test_it_forgets() -> None:
+def test_old_observations_decay() -> None:
     table = AcceptanceByRank()
     for rank in [0] * 500 + [1] * 200:
         table.add(0, rank)

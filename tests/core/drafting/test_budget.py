@@ -1,4 +1,4 @@
-"""The guard against an engine whose pace is known: it drafts where that pays, and costs nothing where it does not."""
+"""The budget on engines with known step times: it drafts where that pays, and costs next to nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from paceline.core.batching.segment import StepSize
 from paceline.core.drafting.budget import (
-    CLASSES,
-    LONGER,
-    RETRY,
+    IDLE_TREES_PER_RETRY,
+    RETRY_INTERVAL,
+    STEP_CLASSES,
     AcceptanceCalibration,
     AdaptiveBudget,
     BudgetStats,
@@ -22,54 +22,56 @@ from paceline.core.drafting.budget import (
     step_class,
 )
 
-Pace = Callable[[int], float]  # seconds of a step of so many rows
+StepTime = Callable[[int], float]  # rows → seconds
 
 
-def free(rows: int) -> float:
-    """Bound by memory: sixteen rows take a tenth longer than one."""
+def memory_bound(rows: int) -> float:
+    """Sixteen rows take a tenth longer than one."""
     return 0.05 + 0.0003 * (rows - 1)
 
 
-def dear(rows: int) -> float:
-    """Bound by arithmetic: each row takes as long as the first."""
+def compute_bound(rows: int) -> float:
+    """Each row takes as long as the first."""
     return 0.02 * rows
 
 
 def play(
-    record: BudgetStats,
+    stats: BudgetStats,
     steps: int,
-    pace: Pace,
-    stands: Callable[[int], int],
+    step_time: StepTime,
+    accept: Callable[[int], int],
     *,
-    promised: float = 0.5,
+    expected: float = 0.5,
     sequences: int = 1,
 ) -> tuple[float, float, list[int]]:
-    """Seconds with the guard, and of plain decoding for as many tokens; the drafts of each step.
+    """Seconds with the budget, seconds of plain decoding for as many tokens, and the draft tokens of each step.
 
-    All answers of a batch fare alike. stands(drafts): how many of them are output.
+    All requests of a batch behave alike. accept(drafts): number of accepted draft tokens.
     """
-    guards = [AdaptiveBudget(record, rows=64) for _ in range(sequences)]
+    budgets = [AdaptiveBudget(stats, rows=64) for _ in range(sequences)]
     seconds = plain = 0.0
     drafts = []
     for _ in range(steps):
-        probs = [promised * 0.8**i for i in range(min([guard.max_draft_tokens() for guard in guards]))]
-        count = min([guard.choose(probs) for guard in guards]) if probs else 0
-        stood = min(stands(count), count)
+        probs = [expected * 0.8**i for i in range(min([budget.max_draft_tokens() for budget in budgets]))]
+        count = min([budget.choose(probs) for budget in budgets]) if probs else 0
+        accepted = min(accept(count), count)
         rows = sequences * (1 + count)
         step = StepSize(rows, sequences)
-        for guard in guards:
-            guard.record(count, sum(probs[:count]), stood, step, pace(rows))
-        seconds += pace(rows)
-        plain += (1 + stood) * pace(sequences)
+        for budget in budgets:
+            budget.record(count, sum(probs[:count]), accepted, step, step_time(rows))
+        seconds += step_time(rows)
+        plain += (1 + accepted) * step_time(sequences)
         drafts.append(count)
     return seconds, plain, drafts
 
 
-@pytest.mark.parametrize("pace", [free, dear])
+@pytest.mark.parametrize("step_time", [memory_bound, compute_bound])
 @pytest.mark.parametrize("sequences", [1, 4, 16])
-@pytest.mark.parametrize("promised", [0.1, 0.5, 0.99])
-def test_drafts_that_never_stand_cost_less_than_three_hundredths(pace: Pace, sequences: int, promised: float) -> None:
-    seconds, plain, drafts = play(BudgetStats(), 128, pace, lambda _: 0, promised=promised, sequences=sequences)
+@pytest.mark.parametrize("expected", [0.1, 0.5, 0.99])
+def test_drafts_that_are_never_accepted_cost_less_than_three_hundredths(
+    step_time: StepTime, sequences: int, expected: float
+) -> None:
+    seconds, plain, drafts = play(BudgetStats(), 128, step_time, lambda _: 0, expected=expected, sequences=sequences)
     assert plain / seconds >= 0.97, drafts
 
 
@@ -79,119 +81,131 @@ def test_drafts_that_never_stand_cost_less_than_three_hundredths(pace: Pace, seq
 def test_never_slower_than_plain_by_more_than_three_hundredths(
     right: float, base: float, slope: float, sequences: int, seed: int
 ) -> None:
-    """Whatever a row costs and however many drafts stand, which no promise foretells."""
+    """For any cost of a row and any acceptance rate, independent of the drafter's probabilities."""
     chance = random.Random(seed)
 
-    def stands(count: int) -> int:
-        stood = 0
-        while stood < count and chance.random() < right:
-            stood += 1
-        return stood
+    def accept(count: int) -> int:
+        accepted = 0
+        while accepted < count and chance.random() < right:
+            accepted += 1
+        return accepted
 
     seconds, plain, _ = play(
-        BudgetStats(), 200, lambda rows: base * (1.0 + slope * (rows - 1)), stands, sequences=sequences, promised=0.9
+        BudgetStats(), 200, lambda rows: base * (1.0 + slope * (rows - 1)), accept, sequences=sequences, expected=0.9
     )
     assert plain / seconds >= 0.97
 
 
-def test_it_drafts_where_rows_are_free_and_drafts_stand() -> None:
-    seconds, plain, drafts = play(BudgetStats(), 200, free, lambda count: min(count, 2), promised=0.8)
+def test_it_drafts_where_rows_are_cheap_and_drafts_are_accepted() -> None:
+    seconds, plain, drafts = play(BudgetStats(), 200, memory_bound, lambda count: min(count, 2), expected=0.8)
     assert plain / seconds > 2.0
     assert sum(count > 0 for count in drafts) > 180
 
 
-def test_what_pays_for_one_does_not_for_sixteen_on_a_busy_engine() -> None:
-    def pace(rows: int) -> float:
+def test_drafts_that_pay_for_one_request_do_not_for_sixteen_on_a_busy_engine() -> None:
+    def step_time(rows: int) -> float:
         return 0.05 if rows <= 32 else 0.05 * rows / 32
 
-    _, _, alone = play(BudgetStats(), 100, pace, lambda count: min(count, 1), promised=0.3)
-    _, _, together = play(BudgetStats(), 100, pace, lambda count: min(count, 1), promised=0.3, sequences=16)
+    _, _, alone = play(BudgetStats(), 100, step_time, lambda count: min(count, 1), expected=0.3)
+    _, _, together = play(BudgetStats(), 100, step_time, lambda count: min(count, 1), expected=0.3, sequences=16)
     assert sum(alone) > 4 * sum(together)
     assert max(together[50:]) <= 3
 
 
 def test_a_text_that_becomes_predictable_is_drafted_again() -> None:
-    record = BudgetStats()
-    play(record, 100, free, lambda _: 0)
-    assert record.share.calibration < 0.1
-    _, _, drafts = play(record, 300, free, lambda count: min(count, 2))
+    stats = BudgetStats()
+    play(stats, 100, memory_bound, lambda _: 0)
+    assert stats.calibration.calibration < 0.1
+    _, _, drafts = play(stats, 300, memory_bound, lambda count: min(count, 2))
     assert sum(count > 0 for count in drafts[200:]) > 80
 
 
-def test_what_one_answer_saved_another_may_lose_only_in_part() -> None:
-    def pace(rows: int) -> float:
+def test_one_request_may_lose_only_part_of_what_another_has_saved() -> None:
+    def step_time(rows: int) -> float:
         return 0.04 + 0.005 * rows
 
-    record = BudgetStats()
-    play(record, 200, pace, lambda count: min(count, 3), promised=0.9)
-    assert record.account.credit > 15.0
-    seconds, plain, _ = play(record, 100, pace, lambda _: 0, promised=0.9)
-    assert 0.0 < (seconds - plain) / pace(1) < 5.0
+    stats = BudgetStats()
+    play(stats, 200, step_time, lambda count: min(count, 3), expected=0.9)
+    assert stats.credit.credit > 15.0
+    seconds, plain, _ = play(stats, 100, step_time, lambda _: 0, expected=0.9)
+    assert 0.0 < (seconds - plain) / step_time(1) < 5.0
 
 
-def test_a_stall_is_not_the_drafts_fault() -> None:
-    record = BudgetStats()
-    play(record, 50, free, lambda count: min(count, 2), promised=0.8)
+def test_a_stall_does_not_stop_drafting() -> None:
+    stats = BudgetStats()
+    play(stats, 50, memory_bound, lambda count: min(count, 2), expected=0.8)
     calls = iter([0] * 4 + [1] + [0] * 1000)
 
     def stalls(rows: int) -> float:
-        return 2.0 if next(calls) else free(rows)
+        return 2.0 if next(calls) else memory_bound(rows)
 
-    _, _, drafts = play(record, 40, stalls, lambda count: min(count, 2), promised=0.8)
+    _, _, drafts = play(stats, 40, stalls, lambda count: min(count, 2), expected=0.8)
     assert sum(count > 0 for count in drafts) > 35
 
 
-def test_what_nobody_can_use_is_not_believed() -> None:
-    record, guard = BudgetStats(), AdaptiveBudget(BudgetStats(), rows=8)
-    guard.record(4, 1.0, 1, StepSize(5, 1), 0.0)  # no time has passed
-    guard.record(4, 1.0, 1, StepSize(5000, 1), 1.0)  # somebody's prompt was in it
-    assert guard.stats()["draft_steps"] == 0
-    record.record_step(StepSize(5000, 1), 1.0)
-    assert not record.measured
+def test_steps_without_time_and_prefills_are_ignored() -> None:
+    stats, budget = BudgetStats(), AdaptiveBudget(BudgetStats(), rows=8)
+    budget.record(4, 1.0, 1, StepSize(5, 1), 0.0)  # no time has passed
+    budget.record(4, 1.0, 1, StepSize(5000, 1), 1.0)  # the step contains a prefill
+    assert budget.stats()["draft_steps"] == 0
+    stats.record_step(StepSize(5000, 1), 1.0)
+    assert not stats.measured
 
 
-def test_promises_are_judged_by_what_stood() -> None:
-    share = AcceptanceCalibration()
+def test_calibration_is_the_ratio_of_accepted_to_expected_tokens() -> None:
+    ratio = AcceptanceCalibration()
     for _ in range(200):
-        share.add(2.0, 1)
-    assert share.calibration == pytest.approx(0.5, abs=0.02)
-    assert share.for_next_request().calibration == share.calibration
+        ratio.add(2.0, 1)
+    assert ratio.calibration == pytest.approx(0.5, abs=0.02)
+    assert ratio.for_next_request().calibration == ratio.calibration
 
 
-def test_an_account_is_bounded_on_both_sides() -> None:
-    account = TimeCredit(0.0)
+def test_credit_is_bounded_on_both_sides() -> None:
+    credit = TimeCredit(0.0)
     for _ in range(1000):
-        account.drafted(1.0)
-    assert account.credit == 16.0
+        credit.drafted(1.0)
+    assert credit.credit == 16.0
     for _ in range(1000):
-        account.drafted(-1.0)
-    assert account.credit == -1.0
-    account.plain(1)
-    assert account.credit > -1.0
+        credit.drafted(-1.0)
+    assert credit.credit == -1.0
+    credit.plain(1)
+    assert credit.credit > -1.0
 
 
-def test_a_fixed_budget_is_taken_whole() -> None:
+def test_a_fixed_budget_is_constant() -> None:
     budget = FixedBudget(3)
     assert budget.max_draft_tokens() == 3 and budget.choose([0.1] * 5) == 3 and budget.choose([0.1]) == 1
     budget.record(3, 0.3, 0, StepSize(4, 1), 1.0)
     assert budget.stats() == {}
 
 
-def test_classes_of_row_counts() -> None:
-    assert [step_class(rows) for rows in (1, 5, 64, 65, 5000)] == [1, 6, 64, 80, CLASSES[-1]]
+def test_step_classes() -> None:
+    assert [step_class(rows) for rows in (1, 5, 64, 65, 5000)] == [1, 6, 64, 80, STEP_CLASSES[-1]]
 
 
-def test_between_trees_that_come_to_nothing_more_is_waited_the_more_there_were_of_all_and_of_this_answer() -> None:
-    record = BudgetStats()
+def test_the_pause_grows_with_the_unused_trees_of_all_requests_and_of_this_one() -> None:
+    stats = BudgetStats()
     waits: dict[int, list[int]] = {}
-    for others in (0, 2 * LONGER, 100 * LONGER):
-        record.idle, guard = others, AdaptiveBudget(record, rows=8)
+    for others in (0, 2 * IDLE_TREES_PER_RETRY, 100 * IDLE_TREES_PER_RETRY):
+        stats.idle, budget = others, AdaptiveBudget(stats, rows=8)
         waits[others] = []
         for _ in range(5):
-            assert guard.choose((1e-6,)) == 0
-            waits[others].append(guard._pause)
+            assert budget.choose((1e-6,)) == 0
+            waits[others].append(budget._pause)
     assert waits == {
-        0: [1, 3, 7, 15, RETRY],
-        2 * LONGER: [2 * RETRY, 3 * RETRY, 3 * RETRY, 3 * RETRY, 3 * RETRY],
-        100 * LONGER: [2 * RETRY, 3 * RETRY, 4 * RETRY, 4 * RETRY, 4 * RETRY],
+        0: [1, 3, 7, 15, RETRY_INTERVAL],
+        2 * IDLE_TREES_PER_RETRY: [
+            2 * RETRY_INTERVAL,
+            3 * RETRY_INTERVAL,
+            3 * RETRY_INTERVAL,
+            3 * RETRY_INTERVAL,
+            3 * RETRY_INTERVAL,
+        ],
+        100 * IDLE_TREES_PER_RETRY: [
+            2 * RETRY_INTERVAL,
+            3 * RETRY_INTERVAL,
+            4 * RETRY_INTERVAL,
+            4 * RETRY_INTERVAL,
+            4 * RETRY_INTERVAL,
+        ],
     }

@@ -1,4 +1,4 @@
-"""Look-up tables: falling rows, add and replacement, bounds, and rows that are read whole or not at all."""
+"""Look-up tables: falling rows, add and replacement, capacity, and reads of whole rows only."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, PAIR_KEYS, LookupTable, bigram_key
+from paceline.core.drafting.lookup_table import BIGRAM_KEYS, NUM_SUCCESSORS, LookupTable, bigram_key
 
 VOCAB = 12
-LAW = st.dictionaries(st.integers(0, VOCAB - 1), st.floats(2.0**-7, 1.0, width=32), min_size=1, max_size=NUM_SUCCESSORS)
-WRITES = st.lists(st.tuples(st.integers(0, VOCAB - 1), LAW, st.booleans()), max_size=30)
+DISTS = st.dictionaries(
+    st.integers(0, VOCAB - 1), st.floats(2.0**-7, 1.0, width=32), min_size=1, max_size=NUM_SUCCESSORS
+)
+WRITES = st.lists(st.tuples(st.integers(0, VOCAB - 1), DISTS, st.booleans()), max_size=30)
 
 
-def record(table: LookupTable, token: int, law: dict[int, float], overwrite: bool) -> None:
-    table.record(token, list(law), list(law.values()), overwrite=overwrite)
+def record(table: LookupTable, token: int, dist: dict[int, float], overwrite: bool) -> None:
+    table.record(token, list(dist), list(dist.values()), overwrite=overwrite)
 
 
 @given(WRITES)
-def test_a_row_is_the_last_law_or_the_most_probable_of_all_that_was_told(
+def test_a_row_is_the_last_dist_or_the_most_probable_of_all_that_were_added(
     writes: list[tuple[int, dict[int, float], bool]],
 ) -> None:
     table, model = LookupTable(VOCAB), dict[int, dict[int, float]]()
-    for token, law, overwrite in writes:
-        record(table, token, law, overwrite)
-        known = law if overwrite else {**model.get(token, {}), **law}
+    for token, dist, overwrite in writes:
+        record(table, token, dist, overwrite)
+        known = dist if overwrite else {**model.get(token, {}), **dist}
         model[token] = dict(sorted(known.items(), key=lambda item: -item[1])[:NUM_SUCCESSORS])
         table.check()
     for token in range(VOCAB):
@@ -38,43 +40,43 @@ def test_a_row_is_the_last_law_or_the_most_probable_of_all_that_was_told(
     assert len(table) == len(model)
 
 
-def test_a_full_row_gives_its_least_probable_place_to_a_new_token() -> None:
+def test_a_new_token_replaces_the_least_probable_one_of_a_full_row() -> None:
     table = LookupTable(100)
     table.record(5, range(NUM_SUCCESSORS), [0.2 - 0.02 * i for i in range(NUM_SUCCESSORS)], overwrite=True)
     table.record(5, [50], [0.1], overwrite=False)
     ids, _ = table.successors(5)
     assert 50 in ids and NUM_SUCCESSORS - 1 not in ids and len(ids) == NUM_SUCCESSORS
     table.record(5, [0], [0.01], overwrite=False)
-    assert table.successors(5)[0][-1] == 0, "a token that is there gets its new probability"
+    assert table.successors(5)[0][-1] == 0, "an existing token gets its new probability"
 
 
-def test_empty_rows_and_places_are_not_seen() -> None:
+def test_empty_rows_and_entries_are_not_returned() -> None:
     table = LookupTable(VOCAB)
     assert table.successors(3) == ([], [])
     table.record(3, [7, 8], [0.5, 0.0], overwrite=True)
     assert table.successors(3) == ([7], [0.5])
 
 
-@pytest.mark.parametrize("nothing", [1e-39, 1e-46, 1e-60])
-def test_a_probability_that_32_bits_do_not_hold_is_none(nothing: float) -> None:
+@pytest.mark.parametrize("negligible", [1e-39, 1e-46, 1e-60])
+def test_a_probability_below_float32_is_dropped(negligible: float) -> None:
     table = LookupTable(VOCAB)
-    table.record(1, [7, 8], [0.5, nothing], overwrite=True)
+    table.record(1, [7, 8], [0.5, negligible], overwrite=True)
     table.record(2, [7, 8], [0.5, 0.25], overwrite=True)
-    table.record(2, [8], [nothing], overwrite=False)
-    table.blend(3, [7, 8], [0.5, nothing], 0.25)
-    table.harvest(np.array([4]), np.array([[8, 7]]), np.array([[nothing, 0.5]]))
+    table.record(2, [8], [negligible], overwrite=False)
+    table.blend(3, [7, 8], [0.5, negligible], 0.25)
+    table.harvest(np.array([4]), np.array([[8, 7]]), np.array([[negligible, 0.5]]))
     for token in (1, 2, 3, 4):
         assert table.successors(token) == ([7], [0.5])
     table.check()
 
 
-@given(st.lists(st.tuples(st.integers(0, VOCAB - 1), LAW), min_size=1, max_size=20), st.integers(1, VOCAB))
+@given(st.lists(st.tuples(st.integers(0, VOCAB - 1), DISTS), min_size=1, max_size=20), st.integers(1, VOCAB))
 def test_harvesting_is_overwriting_in_order(rows: list[tuple[int, dict[int, float]]], capacity: int) -> None:
     one, many = LookupTable(VOCAB), LookupTable(VOCAB)
     ids, probs = np.full((len(rows), NUM_SUCCESSORS), -1, np.int32), np.zeros((len(rows), NUM_SUCCESSORS), np.float32)
-    for i, (token, law) in enumerate(rows):
-        ordered = sorted(law.items(), key=lambda item: -item[1])
-        ids[i, : len(law)], probs[i, : len(law)] = zip(*ordered, strict=True)
+    for i, (token, dist) in enumerate(rows):
+        ordered = sorted(dist.items(), key=lambda item: -item[1])
+        ids[i, : len(dist)], probs[i, : len(dist)] = zip(*ordered, strict=True)
         record(one, token, dict(ordered), True)
     tokens = np.array([token for token, _ in rows])
     many.harvest(tokens, ids, probs)
@@ -90,8 +92,8 @@ def test_harvesting_is_overwriting_in_order(rows: list[tuple[int, dict[int, floa
 @given(WRITES)
 def test_a_saved_table_is_the_same_table(writes: list[tuple[int, dict[int, float], bool]]) -> None:
     table = LookupTable(VOCAB)
-    for token, law, overwrite in writes:
-        record(table, token, law, overwrite)
+    for token, dist, overwrite in writes:
+        record(table, token, dist, overwrite)
     again = LookupTable(VOCAB)
     again.load(table.arrays())
     again.check()
@@ -113,7 +115,7 @@ def test_a_saved_table_is_the_same_table(writes: list[tuple[int, dict[int, float
         ("probs", None),
     ],
 )
-def test_arrays_that_are_no_table_are_refused(name: str, value: np.ndarray | None) -> None:
+def test_invalid_arrays_are_refused(name: str, value: np.ndarray | None) -> None:
     table = LookupTable(VOCAB)
     table.record(1, [2, 3], [0.5, 0.25], overwrite=True)
     arrays = table.arrays()
@@ -123,7 +125,7 @@ def test_arrays_that_are_no_table_are_refused(name: str, value: np.ndarray | Non
         del arrays[name]
     else:
         arrays[name] = value
-    with pytest.raises(ValueError):  # each has a sentence of its own
+    with pytest.raises(ValueError):  # each has its own message
         LookupTable(VOCAB).load(arrays)
 
 
@@ -139,11 +141,13 @@ def test_a_table_over_another_reads_it_and_never_writes_it() -> None:
     assert table.successors(1) == ([2], [0.5]) and len(table) == 0
 
 
-def test_a_bounded_table_drops_what_was_not_written_for_longest() -> None:
+def test_a_bounded_table_evicts_the_least_recently_written_row() -> None:
     table = LookupTable(VOCAB, capacity=3)
     for token in (0, 1, 2):
         table.record(token, [9], [0.5], overwrite=True)
-    table.record(3, [9], [0.5], overwrite=True)  # all had been written: the first goes, the others lose their mark
+    table.record(
+        3, [9], [0.5], overwrite=True
+    )  # all are marked as written: the first is evicted, the others lose their mark
     assert table.successors(0) == ([], [])
     table.record(1, [9], [0.75], overwrite=True)
     table.record(4, [9], [0.5], overwrite=True)
@@ -152,7 +156,7 @@ def test_a_bounded_table_drops_what_was_not_written_for_longest() -> None:
     assert len(table) == 3
 
 
-def test_a_full_table_takes_less_than_twelve_bytes_for_each_place() -> None:
+def test_a_full_table_takes_less_than_twelve_bytes_per_entry() -> None:
     vocab = 5000
     table = LookupTable(vocab)
     rng = np.random.default_rng(0)
@@ -192,7 +196,7 @@ def test_a_reader_beside_the_writer_sees_whole_rows_only() -> None:
     table.check()
 
 
-def test_blending_moves_a_row_towards_the_law_and_makes_the_first() -> None:
+def test_blending_moves_a_row_towards_the_dist_and_writes_the_first() -> None:
     table = LookupTable(VOCAB)
     table.blend(1, [2, 3], [0.5, 0.25], 0.25)
     assert table.successors(1) == ([2, 3], [0.5, 0.25])
@@ -201,26 +205,26 @@ def test_blending_moves_a_row_towards_the_law_and_makes_the_first() -> None:
     assert (ids, probs) == ([2, 3, 4], [0.375, 0.375, 0.0625])
 
 
-@given(LAW)
-def test_blending_one_law_again_and_again_is_that_law(law: dict[int, float]) -> None:
+@given(DISTS)
+def test_blending_one_dist_again_and_again_gives_that_dist(dist: dict[int, float]) -> None:
     table = LookupTable(VOCAB)
     for _ in range(20):
-        table.blend(1, list(law), list(law.values()), 0.25)
+        table.blend(1, list(dist), list(dist.values()), 0.25)
     ids, probs = table.successors(1)
-    assert dict(zip(ids, probs, strict=True)) == pytest.approx(law, rel=1e-5)
+    assert dict(zip(ids, probs, strict=True)) == pytest.approx(dist, rel=1e-5)
 
 
-def test_pairs_are_saved_erased_bounded_and_read_through_like_tokens() -> None:
-    base = LookupTable(VOCAB, pairs=4)
+def test_bigrams_are_saved_erased_bounded_and_read_through_like_tokens() -> None:
+    base = LookupTable(VOCAB, bigram_rows=4)
     assert base.bigrams is not None
     key = bigram_key(3, 5)
     base.bigrams.record(key, [2], [0.5], overwrite=True)
-    table = LookupTable(VOCAB, base=base, pairs=4)
+    table = LookupTable(VOCAB, base=base, bigram_rows=4)
     assert table.bigrams is not None and table.bigrams.successors(key) == ([2], [0.5])
     for before in range(6):
         table.bigrams.record(bigram_key(before, 1), [before], [0.5], overwrite=True)
     assert len(table.bigrams) == 4 and table.bigrams.successors(bigram_key(5, 1)) == ([5], [0.5])
-    again = LookupTable(VOCAB, pairs=4)
+    again = LookupTable(VOCAB, bigram_rows=4)
     again.load(table.arrays())
     again.check()
     assert again.bigrams is not None and again.bigrams.successors(bigram_key(5, 1)) == ([5], [0.5])
@@ -230,10 +234,10 @@ def test_pairs_are_saved_erased_bounded_and_read_through_like_tokens() -> None:
     again.record(1, [2], [0.5], overwrite=True)
     with pytest.raises(ValueError, match="vocabulary"):
         LookupTable(VOCAB).load(bad)
-    assert LookupTable(VOCAB, pairs=0).bigrams is None
+    assert LookupTable(VOCAB, bigram_rows=0).bigrams is None
 
 
-def test_keys_of_pairs_are_spread_and_pinned() -> None:
+def test_keys_of_bigrams_are_spread_and_pinned() -> None:
     keys = {bigram_key(before, token) for before in range(100) for token in range(100)}
-    assert len(keys) > 9_000 and max(keys) < PAIR_KEYS
+    assert len(keys) > 9_000 and max(keys) < BIGRAM_KEYS
     assert (bigram_key(0, 0), bigram_key(1, 2), bigram_key(151_935, 7)) == (0, 7709, 112081)

@@ -1,4 +1,4 @@
-"""The drafter on a Markov target: its trees, what it expects of them, and what noise-ranking is worth."""
+"""The n-gram drafter on a Markov target: its trees, their expected acceptance, and ranking with the common noise."""
 
 from __future__ import annotations
 
@@ -19,45 +19,51 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams, sample
 
 VOCAB = 24
-LAW = DrafterOptions(automaton=False, noise=False, probs="law")
+TABLE_PROBS = DrafterOptions(automaton=False, noise=False, probs="dist")
 
 
 def markov(seed: int, sharpness: float = 2.0) -> list[Dist]:
-    """A law after each token."""
+    """A distribution after each token."""
     rows = np.random.default_rng(seed).normal(size=(VOCAB, VOCAB)) * sharpness
     return [Dist.from_logits(row) for row in rows]
 
 
-def taught(laws: list[Dist]) -> LookupTable:
+def filled_table(dists: list[Dist]) -> LookupTable:
     table = LookupTable(VOCAB)
-    for token, law in enumerate(laws):
-        ids, probs = zip(*law.top(NUM_SUCCESSORS), strict=True)
+    for token, dist in enumerate(dists):
+        ids, probs = zip(*dist.top(NUM_SUCCESSORS), strict=True)
         table.record(token, ids, probs, overwrite=True)
     return table
 
 
-def target(laws: list[Dist], params: SamplingParams, drafted: DraftTree, last: int, start: int, node: int) -> int:
+def target(dists: list[Dist], params: SamplingParams, drafted: DraftTree, last: int, start: int, node: int) -> int:
     token = last if node < 0 else drafted.tree.tokens[node]
-    return sample(laws[token], params, start + drafted.tree.depth(node) + 1)
+    return sample(dists[token], params, start + drafted.tree.depth(node) + 1)
 
 
 def decode(
-    laws: list[Dist], drafter: NgramDrafter, params: SamplingParams, steps: int, *, budget: int = 12, learn: bool = True
+    dists: list[Dist],
+    drafter: NgramDrafter,
+    params: SamplingParams,
+    steps: int,
+    *,
+    budget: int = 12,
+    learn: bool = True,
 ) -> tuple[list[int], list[tuple[DraftTree, int]]]:
-    """Output, and of each step the tree and how many tokens it gave."""
+    """The output, and each step's tree and number of output tokens."""
     output, past = [0], []
     drafter.observe(0)
     for _ in range(steps):
         drafted = drafter.draft(budget, len(output))
         start = len(output)
 
-        walk = drafted.tree.walk(partial(target, laws, params, drafted, output[-1], start))
+        walk = drafted.tree.walk(partial(target, dists, params, drafted, output[-1], start))
         for token in walk.output:
             drafter.observe(token)
         if learn:
             for token in drafted.tree.tokens:
-                drafter.learn(token, laws[token], accepted=False)
-            drafter.learn(output[-1], laws[output[-1]], before=output[-2] if len(output) > 1 else None)
+                drafter.learn(token, dists[token], accepted=False)
+            drafter.learn(output[-1], dists[output[-1]], before=output[-2] if len(output) > 1 else None)
         past.append((drafted, len(walk.output)))
         output += walk.output
     return output, past
@@ -65,75 +71,77 @@ def decode(
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("budget", [1, 5, 16])
-def test_mean_tokens_a_step_is_one_more_than_the_utility(seed: int, budget: int) -> None:
-    """On a Markov target whose rows the table holds, at temperature 1 with noise the drafter does not look at."""
-    laws, steps = markov(seed), 500
-    drafter = NgramDrafter(taught(laws), SamplingParams(seed=seed), options=LAW)
-    _, past = decode(laws, drafter, SamplingParams(seed=seed), steps, budget=budget, learn=False)
+def test_mean_tokens_per_step_are_one_more_than_the_expected_accepted(seed: int, budget: int) -> None:
+    """On a Markov target whose rows are in the table, at temperature 1 with noise that the drafter ignores."""
+    dists, steps = markov(seed), 500
+    drafter = NgramDrafter(filled_table(dists), SamplingParams(seed=seed), options=TABLE_PROBS)
+    _, past = decode(dists, drafter, SamplingParams(seed=seed), steps, budget=budget, learn=False)
     gained = np.array([count - 1.0 - drafted.expected_accepted for drafted, count in past])
     assert abs(gained.mean()) < 4.0 * gained.std() / math.sqrt(steps)
 
 
-def test_rows_become_the_target_s_top_and_the_text_is_the_target_s() -> None:
-    laws, params = markov(1), SamplingParams(seed=5)
+def test_rows_become_the_target_s_heads_and_the_output_is_the_target_s() -> None:
+    dists, params = markov(1), SamplingParams(seed=5)
     table = LookupTable(VOCAB)
-    output, _ = decode(laws, NgramDrafter(table, params), params, 100)
+    output, _ = decode(dists, NgramDrafter(table, params), params, 100)
     plain = [0]
     while len(plain) < len(output):
-        plain.append(sample(laws[plain[-1]], params, len(plain)))
+        plain.append(sample(dists[plain[-1]], params, len(plain)))
     assert output == plain
     for token in set(output[:-20]):
         ids, probs = table.successors(token)
-        assert ids == [i for i, _ in laws[token].top(NUM_SUCCESSORS)]
-        assert probs == pytest.approx([p for _, p in laws[token].top(NUM_SUCCESSORS)], rel=1e-6)
+        assert ids == [i for i, _ in dists[token].top(NUM_SUCCESSORS)]
+        assert probs == pytest.approx([p for _, p in dists[token].top(NUM_SUCCESSORS)], rel=1e-6)
 
 
-def mean_tokens(options: DrafterOptions, heat: float, seeds: int = 3, budget: int = 6, steps: int = 80) -> float:
+def mean_tokens(options: DrafterOptions, temperature: float, seeds: int = 3, budget: int = 6, steps: int = 80) -> float:
     counts: list[int] = []
     for seed in range(seeds):
-        laws, params, skill = markov(seed, 1.5), SamplingParams(temperature=heat, seed=seed), DrafterStats()
+        dists, params, stats = markov(seed, 1.5), SamplingParams(temperature=temperature, seed=seed), DrafterStats()
         _, past = decode(
-            laws, NgramDrafter(taught(laws), params, skill=skill, options=options), params, steps, budget=budget
+            dists, NgramDrafter(filled_table(dists), params, stats=stats, options=options), params, steps, budget=budget
         )
         counts += [count for _, count in past]
     return float(np.mean(counts))
 
 
-def test_ranking_by_the_common_noise_foresees_what_the_target_samples() -> None:
-    without = mean_tokens(replace(LAW, probs="learnt"), 1.0)
-    ranked = mean_tokens(replace(LAW, probs="learnt", noise=True), 1.0)
+def test_ranking_by_the_common_noise_predicts_what_the_target_samples() -> None:
+    without = mean_tokens(replace(TABLE_PROBS, probs="learnt"), 1.0)
+    ranked = mean_tokens(replace(TABLE_PROBS, probs="learnt", noise=True), 1.0)
     assert ranked > 2.0 * without
 
 
-@pytest.mark.parametrize("heat", [0.0, 1.0])
-def test_what_is_learnt_of_guesses_foretells_what_a_tree_brings(heat: float) -> None:
-    laws, params = markov(2), SamplingParams(temperature=heat, seed=3)
-    _, past = decode(laws, NgramDrafter(taught(laws), params), params, 300)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_learnt_acceptance_rates_predict_the_accepted_tokens(temperature: float) -> None:
+    dists, params = markov(2), SamplingParams(temperature=temperature, seed=3)
+    _, past = decode(dists, NgramDrafter(filled_table(dists), params), params, 300)
     late = past[100:]
     expected, gained = np.mean([d.expected_accepted for d, _ in late]), np.mean([count - 1.0 for _, count in late])
     assert expected == pytest.approx(gained, rel=0.15)
 
 
 @pytest.mark.parametrize("budget", [8, 16, 32, 64])
-def test_a_dynamic_tree_brings_more_than_a_static_one_of_its_size(budget: int) -> None:
-    """With true rows utility is what is gained, so no sampling is needed to see it."""
-    laws = markov(4, 1.5)
-    static = replace(LAW, template=static_shape(budget))
-    utilities = []
+def test_a_dynamic_tree_yields_more_than_a_static_one_of_its_size(budget: int) -> None:
+    """With true rows `expected_accepted` is exact, so no sampling is needed."""
+    dists = markov(4, 1.5)
+    static = replace(TABLE_PROBS, shape=static_shape(budget))
+    expected = []
     for token in range(VOCAB):
-        drafters = [NgramDrafter(taught(laws), SamplingParams(), options=options) for options in (LAW, static)]
+        drafters = [
+            NgramDrafter(filled_table(dists), SamplingParams(), options=options) for options in (TABLE_PROBS, static)
+        ]
         for drafter in drafters:
             drafter.observe(token)
-        utilities.append([drafter.draft(budget, 0).expected_accepted for drafter in drafters])
-    assert all(dynamic >= fixed - 1e-9 for dynamic, fixed in utilities)
-    dynamic, fixed = np.mean(utilities, axis=0)
+        expected.append([drafter.draft(budget, 0).expected_accepted for drafter in drafters])
+    assert all(dynamic >= fixed - 1e-9 for dynamic, fixed in expected)
+    dynamic, fixed = np.mean(expected, axis=0)
     assert dynamic > 1.05 * fixed
 
 
-@pytest.mark.parametrize("pairs", [False, True])
-def test_two_tokens_tell_more_than_one_where_the_target_looks_at_two(pairs: bool) -> None:
-    """What follows 2 depends on the token before it; what it was last time does not help."""
-    options, text = DrafterOptions(automaton=False, pairs=pairs), [0, 1, 2, 9, 0, 3, 2, 8, 0, 5, 2, 7] * 6
+@pytest.mark.parametrize("bigrams", [False, True])
+def test_bigrams_predict_more_than_tokens_if_the_target_depends_on_two(bigrams: bool) -> None:
+    """The successor of 2 depends on the token before it; its previous successor does not help."""
+    options, text = DrafterOptions(automaton=False, bigrams=bigrams), [0, 1, 2, 9, 0, 3, 2, 8, 0, 5, 2, 7] * 6
     drafter, right = NgramDrafter(LookupTable(VOCAB), SamplingParams(temperature=0.0), options=options), []
     for place, token in enumerate(text):
         drafter.observe(token)
@@ -141,10 +149,10 @@ def test_two_tokens_tell_more_than_one_where_the_target_looks_at_two(pairs: bool
             right.append(drafter.draft(1, place).tree.tokens == (text[place + 1],))
         if place > 1:
             drafter.learn(text[place - 1], Dist.dense(np.eye(VOCAB)[token]), before=text[place - 2])
-    assert all(right[3:]) if pairs else sum(right) < len(right) / 2
+    assert all(right[3:]) if bigrams else sum(right) < len(right) / 2
 
 
-def test_a_law_is_learnt_of_the_context_it_came_from_and_of_no_other_of_that_token() -> None:
+def test_a_dist_is_learnt_for_its_own_bigram_only() -> None:
     table = LookupTable(VOCAB)
     assert table.bigrams is not None
     drafter = NgramDrafter(table, SamplingParams(temperature=0.0))
@@ -157,22 +165,22 @@ def test_a_law_is_learnt_of_the_context_it_came_from_and_of_no_other_of_that_tok
     assert len(table.bigrams) == 1 and table.successors(5) == ([7], [1.0])
 
 
-@pytest.mark.parametrize("heat", [0.0, 0.1, 1.0])
-def test_a_token_next_to_impossible_does_not_stop_a_tree(heat: float) -> None:
-    """What one answer has taught another drafts from, whatever its temperature."""
+@pytest.mark.parametrize("temperature", [0.0, 0.1, 1.0])
+def test_a_token_next_to_impossible_does_not_stop_a_tree(temperature: float) -> None:
+    """One request drafts from the rows that another has learnt, at any temperature."""
     table = LookupTable(VOCAB)
-    law = np.full(VOCAB, 1e-60)
-    law[2] = 1.0
-    drafter = NgramDrafter(table, SamplingParams(temperature=heat))
-    drafter.learn(1, Dist.dense(law))
+    dist = np.full(VOCAB, 1e-60)
+    dist[2] = 1.0
+    drafter = NgramDrafter(table, SamplingParams(temperature=temperature))
+    drafter.learn(1, Dist.dense(dist))
     drafter.observe(1)
     assert drafter.draft(4, 0).tree.tokens == (2,)
     table.check()
 
 
-def test_as_the_paper_has_it_a_row_is_the_last_law_on_the_path_and_is_added_to_beside_it() -> None:
+def test_as_in_the_paper_accepted_dists_overwrite_a_row_and_others_are_added() -> None:
     table = LookupTable(VOCAB)
-    drafter = NgramDrafter(table, SamplingParams(), options=LAW)
+    drafter = NgramDrafter(table, SamplingParams(), options=TABLE_PROBS)
     drafter.learn(1, Dist.dense(np.eye(VOCAB)[2]))
     drafter.learn(1, Dist.dense(np.eye(VOCAB)[3] * 0.5), accepted=False)
     assert table.successors(1) == ([2, 3], [1.0, 0.5])
@@ -191,7 +199,7 @@ def test_the_automaton_copies_what_the_text_repeats() -> None:
     assert list(drafted.probs) == sorted(drafted.probs, reverse=True)
 
 
-def test_a_document_is_drafted_from_and_its_end_is_not_crossed() -> None:
+def test_documents_are_drafted_from_up_to_their_end() -> None:
     drafter = NgramDrafter(LookupTable(VOCAB), SamplingParams(temperature=0.0))
     drafter.read([1, 2, 3])
     drafter.read([7, 8])
@@ -212,11 +220,11 @@ def test_tables_and_automaton_share_one_tree_in_which_siblings_differ() -> None:
     assert sum(drafted.probs[node] for node in drafted.tree.children(-1)) <= 1.0
 
 
-def test_nothing_follows_an_end_and_nothing_is_drafted_before_a_token_is_known() -> None:
+def test_nothing_is_drafted_after_eos_and_before_the_first_token() -> None:
     table = LookupTable(VOCAB)
     table.record(1, [2], [0.9], overwrite=True)
     table.record(2, [3], [0.9], overwrite=True)
-    drafter = NgramDrafter(table, SamplingParams(temperature=0.0), ends=frozenset({2}))
+    drafter = NgramDrafter(table, SamplingParams(temperature=0.0), eos_ids=frozenset({2}))
     assert drafter.draft(4, 0) == NO_DRAFT
     drafter.observe(1)
     assert drafter.draft(0, 0) == NO_DRAFT
@@ -224,19 +232,19 @@ def test_nothing_follows_an_end_and_nothing_is_drafted_before_a_token_is_known()
 
 
 @given(st.integers(1, 5))
-def test_between_two_searches_the_structure_stays(interval: int) -> None:
-    laws, params = markov(3), SamplingParams(temperature=0.0)
-    options = replace(LAW, interval=interval, scoring=PAPER)
-    _, past = decode(laws, NgramDrafter(taught(laws), params, options=options), params, 3 * interval, budget=8)
+def test_between_two_searches_the_shape_stays(interval: int) -> None:
+    dists, params = markov(3), SamplingParams(temperature=0.0)
+    options = replace(TABLE_PROBS, interval=interval, scoring=PAPER)
+    _, past = decode(dists, NgramDrafter(filled_table(dists), params, options=options), params, 3 * interval, budget=8)
     for start in range(0, len(past), interval):
-        template = past[start][0].shape
+        shape = past[start][0].shape
         for drafted, _ in past[start : start + interval]:
             kept = set(zip(drafted.shape.ranks, drafted.shape.parents, strict=True))
-            assert len(drafted) <= len(template.parents)
-            assert kept and set(drafted.ranks) <= set(template.ranks)
+            assert len(drafted) <= len(shape.parents)
+            assert kept and set(drafted.ranks) <= set(shape.ranks)
 
 
-def test_what_was_told_of_a_large_vocabulary_is_its_head(rows: int = 3) -> None:
+def test_a_row_of_a_large_vocabulary_is_its_head(rows: int = 3) -> None:
     table = LookupTable(50_000)
     drafter = NgramDrafter(table, SamplingParams(temperature=0.0))
     logits: NDArray[np.float64] = np.random.default_rng(0).normal(size=(rows, 50_000))

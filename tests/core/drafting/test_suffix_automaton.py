@@ -1,4 +1,4 @@
-"""The suffix automaton against searching the text itself."""
+"""The suffix automaton against a search of the text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paceline.core.drafting.suffix_automaton import NOTHING, SuffixAutomaton
 TEXT = st.integers(1, 3).flatmap(lambda letters: st.lists(st.integers(0, letters - 1), max_size=30))
 
 
-def occurrences(text: list[int], ending: list[int]) -> list[int]:
-    """Where the ending occurs before its last occurrence: the places right behind, rising."""
-    size = len(ending)
-    return [i + size for i in range(len(text) - size) if text[i : i + size] == ending]
+def occurrences(text: list[int], suffix: list[int]) -> list[int]:
+    """End positions of the suffix's earlier occurrences, rising."""
+    size = len(suffix)
+    return [i + size for i in range(len(text) - size) if text[i : i + size] == suffix]
 
 
 def longest(text: list[int]) -> int:
@@ -23,7 +23,7 @@ def longest(text: list[int]) -> int:
 
 
 @given(TEXT)
-def test_the_match_is_the_longest_ending_that_occurred_before(text: list[int]) -> None:
+def test_the_match_is_the_longest_suffix_that_occurred_before(text: list[int]) -> None:
     automaton = SuffixAutomaton()
     for count, token in enumerate(text, start=1):
         automaton.append(token)
@@ -31,19 +31,19 @@ def test_the_match_is_the_longest_ending_that_occurred_before(text: list[int]) -
 
 
 @given(TEXT)
-def test_continuations_are_what_came_next_the_latest_first_and_each_with_its_count(text: list[int]) -> None:
+def test_continuations_are_the_next_tokens_with_their_counts_the_latest_first(text: list[int]) -> None:
     automaton = SuffixAutomaton()
     automaton.extend(text)
     size = automaton.match.length
-    places = occurrences(text, text[len(text) - size :]) if size else []
+    ends = occurrences(text, text[len(text) - size :]) if size else []
     found = automaton.continuations(automaton.match)
-    assert [token for token, _ in found[:1]] == [text[place] for place in places[-1:]]
-    assert dict(found) == Counter(text[place] for place in places)
+    assert [token for token, _ in found[:1]] == [text[end] for end in ends[-1:]]
+    assert dict(found) == Counter(text[end] for end in ends)
     assert [count for _, count in found[1:]] == sorted((count for _, count in found[1:]), reverse=True)
 
 
 @given(TEXT, TEXT)
-def test_advancing_without_learning_finds_the_longest_ending_in_the_text(text: list[int], more: list[int]) -> None:
+def test_advancing_without_appending_finds_the_longest_suffix_in_the_text(text: list[int], more: list[int]) -> None:
     automaton = SuffixAutomaton()
     automaton.extend(text)
     match = NOTHING
@@ -57,7 +57,7 @@ def test_advancing_without_learning_finds_the_longest_ending_in_the_text(text: l
 
 
 @given(TEXT, TEXT)
-def test_nothing_matches_across_two_texts(one: list[int], other: list[int]) -> None:
+def test_matches_do_not_cross_two_texts(one: list[int], other: list[int]) -> None:
     automaton = SuffixAutomaton()
     automaton.extend(one)
     automaton.separate()
@@ -68,7 +68,7 @@ def test_nothing_matches_across_two_texts(one: list[int], other: list[int]) -> N
         assert all(token >= 0 for token, _ in automaton.continuations(automaton.match))
 
 
-def test_a_chain_is_a_copy_of_what_followed_last() -> None:
+def test_a_chain_copies_the_latest_continuation() -> None:
     automaton = SuffixAutomaton()
     automaton.extend([1, 2, 3, 4, 1, 2, 5, 6, 7, 1, 2])
     assert automaton.chain(automaton.match, 3) == [5, 6, 7]
@@ -76,7 +76,7 @@ def test_a_chain_is_a_copy_of_what_followed_last() -> None:
 
 
 @given(TEXT, st.integers(0, 20))
-def test_a_full_automaton_learns_no_more_and_goes_on_matching(text: list[int], room: int) -> None:
+def test_a_full_automaton_adds_no_text_and_continues_to_match(text: list[int], room: int) -> None:
     full, whole = SuffixAutomaton(room), SuffixAutomaton()
     full.extend(text)
     whole.extend(text[:room])

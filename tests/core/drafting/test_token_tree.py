@@ -1,4 +1,4 @@
-"""Token trees: paths, merging, and verification that outputs the target's tokens whatever was drafted."""
+"""Token trees: paths, merging, and verification that outputs the target's tokens for any drafts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def texts(tree: TokenTree) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("tokens", "parents"), [((1, 2), (-1,)), ((1,), (0,)), ((1, 2), (-1, 1)), ((1,), (-2,)), ((5, 5), (-1, -1))]
 )
-def test_what_is_not_a_tree_is_refused(tokens: tuple[int, ...], parents: tuple[int, ...]) -> None:
+def test_an_invalid_tree_is_refused(tokens: tuple[int, ...], parents: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"parent"):
         TokenTree(tokens, parents)
 
@@ -70,8 +70,8 @@ def test_paths_cover_all_nodes_and_end_in_leaves(tree: TokenTree) -> None:
 
 
 @given(token_trees(), st.integers(0, 2**32), st.sampled_from([0.0, 1.0]))
-def test_a_verified_tree_gives_the_tokens_of_plain_decoding(tree: TokenTree, seed: int, heat: float) -> None:
-    params = SamplingParams(temperature=heat, seed=seed)
+def test_a_verified_tree_gives_the_tokens_of_plain_decoding(tree: TokenTree, seed: int, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=seed)
 
     def target(prefix: tuple[int, ...]) -> int:
         row = np.random.default_rng([seed, *prefix]).normal(size=VOCAB)
@@ -87,15 +87,15 @@ def test_a_verified_tree_gives_the_tokens_of_plain_decoding(tree: TokenTree, see
     assert walk.output not in texts(tree)
 
 
-def test_a_walk_asks_for_the_rows_of_one_path_only() -> None:
-    tree, asked = TokenTree((1, 2, 3, 4), (-1, -1, 1, 2)), []
+def test_a_walk_visits_one_path_only() -> None:
+    tree, visited = TokenTree((1, 2, 3, 4), (-1, -1, 1, 2)), []
 
     def target(node: int) -> int:
-        asked.append(node)
+        visited.append(node)
         return {-1: 2, 1: 3, 2: 9}[node]
 
     assert tree.walk(target) == ((1, 2), (2, 3, 9))
-    assert asked == [-1, 1, 2]
+    assert visited == [-1, 1, 2]
 
 
 @given(st.lists(token_trees(), max_size=4))

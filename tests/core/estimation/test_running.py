@@ -12,7 +12,7 @@ from paceline.core.estimation.running import LineFit, MovingAverage
 numbers = st.floats(-1000, 1000)
 
 
-def test_nothing_measured_has_no_estimate() -> None:
+def test_without_measurements_there_is_no_estimate() -> None:
     assert MovingAverage().value is None
     assert LineFit().at(3.0) is None
 
@@ -36,7 +36,7 @@ def test_a_line_is_recovered_far_from_the_origin(origin: float, slope: float, co
 
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=3, max_size=20, unique_by=lambda point: round(point[0])))
-def test_it_is_the_least_squares_line_with_old_points_weighing_less(points: list[tuple[float, float]]) -> None:
+def test_the_fit_is_the_least_squares_line_with_decaying_weights(points: list[tuple[float, float]]) -> None:
     memory, fit = 0.8, LineFit(0.8)
     for x, y in points:
         fit.add(x, y)

@@ -1,4 +1,4 @@
-"""What is learnt of speeds: lines from noisy steps, monotone forwards, delays without a common clock, acceptance."""
+"""Timing estimates: lines from noisy steps, monotone forward times, delays without a common clock, acceptance."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_a_line_is_found_in_noise_and_stalls(intercept: float, slope: float, see
         assert line.at(position) == pytest.approx(intercept + slope * position, rel=0.1)
 
 
-def test_without_leaving_outliers_out_the_line_would_be_far_off() -> None:
+def test_with_outliers_the_line_would_be_far_off() -> None:
     noisy = steps(1e-4, 0.05, 300, seed=1)
     x, y = np.array(noisy).T
     slope, intercept = np.polyfit(x, y, 1)
     assert abs(intercept + slope * 150 - 0.065) > 2 * abs(fit_line(noisy).at(150) - 0.065)
 
 
-def test_a_window_believes_what_is_near_its_mean() -> None:
+def test_inliers_are_near_the_mean_of_their_window() -> None:
     assert inliers([1.0] * 9 + [5.0]) == list(range(9))
     assert inliers([2.0] * 25) == list(range(25))
     assert inliers([1.0] * 10 + [3.0] * 9 + [30.0]) == [*range(10), *range(10, 19)]
@@ -57,7 +57,7 @@ def test_a_window_believes_what_is_near_its_mean() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.floats(1e-4, 10.0)), min_size=1, max_size=60))
-def test_whatever_was_measured_no_part_of_a_line_is_negative(measured: list[tuple[int, float]]) -> None:
+def test_no_coefficient_of_a_line_is_ever_negative(measured: list[tuple[int, float]]) -> None:
     line = fit_line(measured)
     assert line.intercept >= 0.0
     assert line.slope >= 0.0
@@ -68,7 +68,7 @@ def test_a_line_needs_steps_and_goes_through_the_origin_rather_than_below() -> N
     with pytest.raises(ValueError, match="needs steps"):
         fit_line([])
     rising = [(10 + i, 0.03 * i + 0.01) for i in range(3 * WINDOW)]
-    falling = [(position, 1.0 - taken) for position, taken in rising]
+    falling = [(position, 1.0 - seconds) for position, seconds in rising]
     assert fit_line(rising) == Line(0.0, pytest.approx(0.02, rel=0.1))
     assert fit_line(falling) == Line(pytest.approx(1.0 - 0.445), 0.0)
 
@@ -106,7 +106,7 @@ def test_two_stalls_do_not_change_the_decode_time() -> None:
     assert time.at(62) == pytest.approx(before, rel=1e-6)
 
 
-def test_a_new_text_at_another_position_is_soon_believed() -> None:
+def test_a_jump_to_another_position_is_followed_soon() -> None:
     time = DecodeTime()
     for position in range(1000, 1100):
         time.add(position, 0.05 + 1e-4 * position)
@@ -116,7 +116,7 @@ def test_a_new_text_at_another_position_is_soon_believed() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.floats(1e-6, 100.0)), max_size=80), st.integers(0, 10_000))
-def test_decode_times_are_positive_whatever_was_measured(measured: list[tuple[int, float]], position: int) -> None:
+def test_decode_times_are_always_positive(measured: list[tuple[int, float]], position: int) -> None:
     time = DecodeTime()
     for each in measured:
         time.add(*each)
@@ -126,8 +126,8 @@ def test_decode_times_are_positive_whatever_was_measured(measured: list[tuple[in
 @given(st.lists(st.tuples(st.integers(-2, 80), st.floats(1e-4, 1.0)), max_size=60))
 def test_more_rows_never_take_less(measured: list[tuple[int, float]]) -> None:
     forward = ForwardTime()
-    for rows, taken in measured:
-        forward.add(rows, taken)
+    for rows, seconds in measured:
+        forward.add(rows, seconds)
     found = [forward.at(rows) for rows in range(1, 100)]
     assert found[0] > 0.0
     assert all(later >= earlier - 1e-12 for earlier, later in pairwise(found))
@@ -156,23 +156,23 @@ def test_means_that_fall_with_rows_are_pooled() -> None:
 
 
 @pytest.mark.parametrize("shown", [1, 4, 16])
-def test_a_profile_knows_one_row_from_steps_of_any_width(shown: int) -> None:
-    """A machine where a row more costs 1 % of the first: the prior's shape."""
-    profile = TimingModel()
+def test_one_row_is_timed_from_steps_of_any_width(shown: int) -> None:
+    """On a machine where each further row costs 1 % of the first: the prior's shape."""
+    model = TimingModel()
     for position in range(200, 300):
         one = 0.03 + 1e-4 * position
-        profile.add(position, shown, one * (1 + 0.01 * (shown - 1)))
-    pace = profile.speed(300, shown)
-    assert pace.decode_s == pytest.approx(0.06, rel=0.1)
-    assert pace.forward(shown) == pytest.approx(0.06 * (1 + 0.01 * (shown - 1)), rel=0.1)
+        model.add(position, shown, one * (1 + 0.01 * (shown - 1)))
+    speed = model.speed(300, shown)
+    assert speed.decode_s == pytest.approx(0.06, rel=0.1)
+    assert speed.forward(shown) == pytest.approx(0.06 * (1 + 0.01 * (shown - 1)), rel=0.1)
 
 
-def test_a_profile_without_measurements_has_the_priors_pace_and_takes_no_nonsense() -> None:
-    profile = TimingModel()
-    profile.add(10, 0, 1.0)
-    profile.add(10, 1, 0.0)
-    profile.add(10, 1000, 5.0)
-    assert profile.speed(10, 8) == DecodeSpeed(pytest.approx(PRIOR.decode_s), pytest.approx(PRIOR.row_s))
+def test_a_model_without_valid_measurements_has_the_speed_of_the_prior() -> None:
+    model = TimingModel()
+    model.add(10, 0, 1.0)
+    model.add(10, 1, 0.0)
+    model.add(10, 1000, 5.0)
+    assert model.speed(10, 8) == DecodeSpeed(pytest.approx(PRIOR.decode_s), pytest.approx(PRIOR.row_s))
 
 
 @given(st.lists(st.booleans(), max_size=50))
@@ -183,7 +183,7 @@ def test_acceptance_without_a_prior_is_the_mean_so_far(accepted: list[bool]) -> 
     assert rate.value == pytest.approx(np.mean(accepted) if accepted else 0.3)
 
 
-def test_acceptance_begins_at_its_prior_and_forgets() -> None:
+def test_acceptance_begins_at_its_prior_and_decays() -> None:
     rate = AcceptanceRate(prior=0.75, strength=4.0, memory=0.98)
     assert rate.value == 0.75
     rate.add(False)
@@ -210,7 +210,7 @@ def test_delays_need_no_common_clock(offset: float, noise: list[tuple[float, flo
         assert delays.back == pytest.approx(0.05 + more_back, abs=1e-6)
 
 
-def test_delays_are_unknown_at_first_and_impossible_exchanges_are_left_out() -> None:
+def test_delays_are_unknown_at_first_and_impossible_exchanges_are_ignored() -> None:
     delays = Delays()
     delays.add(1.0, 5.0, 4.0, 2.0)  # answered before it was received
     delays.add(1.0, 5.0, 9.0, 2.0)  # took less time here than there

@@ -1,4 +1,4 @@
-"""Dist: dense and sparse, and what is said of the mass that is not kept."""
+"""Dense and sparse distributions, and the mass in the tail."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def sparse(probs: dict[int, float], tail: float = 0.0) -> Dist:
 
 
 @given(rows)
-def test_softmax_sums_to_one_and_keeps_the_order_of_the_scores(row: np.ndarray) -> None:
+def test_softmax_sums_to_one_and_keeps_the_order_of_the_logits(row: np.ndarray) -> None:
     dist = Dist.from_logits(row)
     assert math.isclose(float(dist.probs.sum()), 1.0, rel_tol=1e-12)
-    assert row[dist.argmax()] >= row.max() - 1e-6  # scores that differ in the last bit may become equals
+    assert row[dist.argmax()] >= row.max() - 1e-6  # logits that differ in the last bit may get equal probabilities
     assert dist.leading
     assert np.allclose(np.log(dist.probs) - np.log(dist.probs[0]), row.astype(float) - float(row[0]), atol=1e-9)
 
 
-def test_softmax_is_stable_and_accepts_masked_scores() -> None:
+def test_softmax_is_stable_and_accepts_masked_logits() -> None:
     dist = Dist.from_logits(np.array([1e30, -np.inf, 1e30], dtype=np.float32))
     assert dist.probs.tolist() == [0.5, 0.0, 0.5]
 
@@ -51,7 +51,7 @@ def test_probability_of_a_token_dense_and_sparse() -> None:
     assert [few.prob(i) for i in (0, 3, 4, 9, 10)] == [0.0, 0.5, 0.0, 0.25, 0.0]
 
 
-def test_equals_fall_to_the_lowest_id() -> None:
+def test_of_equals_the_lowest_id_comes_first() -> None:
     few = sparse({4: 0.2, 7: 0.4, 8: 0.4})
     assert few.argmax() == 7
     assert few.top(2) == [(7, 0.4), (8, 0.4)]
@@ -64,7 +64,7 @@ def test_best_indices_is_a_stable_falling_sort_cut_off(values: list[int], k: int
     assert best_indices(array, k).tolist() == sorted(range(len(values)), key=lambda i: (-values[i], i))[:k]
 
 
-def test_what_is_not_kept_goes_to_the_tail() -> None:
+def test_dropped_mass_moves_to_the_tail() -> None:
     dist = Dist.dense(np.array([0.1, 0.2, 0.3, 0.4]))
     by_mask = dist.kept(dist.probs > 0.15)
     by_ids = dist.kept(np.array([3, 1, 2, 77]))

@@ -1,4 +1,4 @@
-"""Common random numbers: uniform, independent, the same for every subset, and pinned."""
+"""Common random numbers: uniform, independent, equal for every subset, and pinned to golden values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_noise_over_ids_is_uniform(seed: int, position: int) -> None:
 
 
 @given(seeds, st.integers(0, 2**40), st.lists(st.integers(0, 2**31 - 1), max_size=9))
-def test_the_noise_of_a_few_tokens_is_the_noise(seed: int, position: int, tokens: list[int]) -> None:
+def test_the_noise_of_a_few_tokens_equals_that_of_arrays(seed: int, position: int, tokens: list[int]) -> None:
     all_at_once = gumbel(seed, position, np.array(tokens, dtype=np.int32)).tolist()
     assert gumbel_of(seed, position, tokens) == pytest.approx(all_at_once, rel=1e-12, abs=1e-12)
 
@@ -114,13 +114,13 @@ def test_contenders_never_miss_an_id_that_reaches_the_score(seed: int, score: fl
 
 
 def test_noise_is_finite_for_millions_of_ids() -> None:
-    """u is never 0 nor 1, so no token is forbidden or forced by its noise."""
+    """u is never 0 or 1, so noise alone neither forbids nor forces a token."""
     noise = gumbel(0, 0, token_ids(1_000_000))
     assert np.isfinite(noise).all()
     assert -3.0 < noise.min() < -2.3
     assert 11.0 < noise.max() < 36.75
 
 
-def test_contenders_of_nothing_are_none() -> None:
+def test_without_ids_or_weights_there_are_no_contenders() -> None:
     assert contenders(0, 0, token_ids(0), np.empty(0), 0.0).tolist() == []
     assert contenders(0, 0, token_ids(9), np.zeros(9), 0.0).tolist() == []

@@ -1,4 +1,4 @@
-"""warp, truncate and choose: the one order of operations, against straightforward references."""
+"""`process_logits`, `filter_top` and `sample` against straightforward references."""
 
 from __future__ import annotations
 
@@ -34,31 +34,33 @@ penalties = st.floats(-2, 2)
 temperatures = st.one_of(st.just(0.0), st.just(1.0), st.floats(0.05, 2.0))
 
 
-def reference_warp(row: np.ndarray, params: SamplingParams, seen: dict[int, int]) -> np.ndarray:
-    """OpenAI's formula, token by token, on raw scores."""
+def reference_process_logits(row: np.ndarray, params: SamplingParams, seen: dict[int, int]) -> np.ndarray:
+    """OpenAI's formula, token by token, on logits."""
     scores = [float(score) for score in row]
     for token in range(len(scores)):
         count = seen.get(token, 0)
         scores[token] += params.logit_bias.get(token, 0.0)
         scores[token] -= count * params.frequency_penalty + (count > 0) * params.presence_penalty
-    heat = params.temperature or 1.0
-    powers = np.array([math.exp((score - max(scores)) / heat) for score in scores])
+    temperature = params.temperature or 1.0
+    powers = np.array([math.exp((score - max(scores)) / temperature) for score in scores])
     return powers / powers.sum()
 
 
 @given(rows, temperatures, st.floats(0.5, 2.0), biases, counts, st.lists(st.integers(0, VOCAB + 2), max_size=6))
-def test_the_repetition_penalty_is_hugging_face_s_then_comes_the_rest(
-    row: np.ndarray, heat: float, penalty: float, bias: dict[int, float], seen: dict[int, int], prompt: list[int]
+def test_the_repetition_penalty_is_hugging_face_s_and_applies_first(
+    row: np.ndarray, temperature: float, penalty: float, bias: dict[int, float], seen: dict[int, int], prompt: list[int]
 ) -> None:
-    said = [*prompt, *(token for token, count in seen.items() if count)]
-    said = [token for token in said if token < VOCAB]
+    context = [*prompt, *(token for token, count in seen.items() if count)]
+    context = [token for token in context if token < VOCAB]
     expected = torch.tensor(row).double()[None]
-    if said:
+    if context:
         processor = RepetitionPenaltyLogitsProcessor(penalty)
-        expected = processor(torch.tensor([said]), expected)  # type: ignore[arg-type]  # it takes float64 as well
-    params = SamplingParams(temperature=heat, repetition_penalty=penalty, logit_bias=bias, presence_penalty=0.5)
-    warped = process_logits(Dist.from_logits(row), params, seen, np.array(prompt, dtype=np.int32))
-    assert np.allclose(warped.probs, reference_warp(expected[0].numpy(), params, seen), rtol=1e-9, atol=1e-15)
+        expected = processor(torch.tensor([context]), expected)  # type: ignore[arg-type]  # it takes float64 as well
+    params = SamplingParams(temperature=temperature, repetition_penalty=penalty, logit_bias=bias, presence_penalty=0.5)
+    processed = process_logits(Dist.from_logits(row), params, seen, np.array(prompt, dtype=np.int32))
+    assert np.allclose(
+        processed.probs, reference_process_logits(expected[0].numpy(), params, seen), rtol=1e-9, atol=1e-15
+    )
 
 
 @given(rows, st.floats(1.01, 2.0), st.sets(st.integers(0, VOCAB - 1), min_size=1))
@@ -83,7 +85,7 @@ def test_defaults_give_way_in_turn() -> None:
     assert request.over(server.over(model)) == SamplingDefaults(temperature=0.0, top_k=5, top_p=0.8)
 
 
-def reference_truncate(probs: np.ndarray, params: SamplingParams) -> list[int]:
+def reference_filter_top(probs: np.ndarray, params: SamplingParams) -> list[int]:
     order = sorted(range(len(probs)), key=lambda i: (-probs[i], i))
     if params.top_k:
         order = order[: params.top_k]
@@ -97,13 +99,15 @@ def reference_truncate(probs: np.ndarray, params: SamplingParams) -> list[int]:
 
 
 @given(rows, temperatures, penalties, penalties, biases, counts)
-def test_warp_equals_the_formula_on_raw_scores(
-    row: np.ndarray, heat: float, presence: float, frequency: float, bias: dict[int, float], seen: dict[int, int]
+def test_process_logits_equals_the_formula_on_logits(
+    row: np.ndarray, temperature: float, presence: float, frequency: float, bias: dict[int, float], seen: dict[int, int]
 ) -> None:
-    params = SamplingParams(temperature=heat, presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias)
-    warped = process_logits(Dist.from_logits(row), params, seen)
-    assert np.allclose(warped.probs, reference_warp(row, params, seen), rtol=1e-9, atol=1e-15)
-    assert warped.tail == 0.0
+    params = SamplingParams(
+        temperature=temperature, presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias
+    )
+    processed = process_logits(Dist.from_logits(row), params, seen)
+    assert np.allclose(processed.probs, reference_process_logits(row, params, seen), rtol=1e-9, atol=1e-15)
+    assert processed.tail == 0.0
 
 
 @pytest.mark.parametrize(
@@ -117,23 +121,25 @@ def test_warp_equals_the_formula_on_raw_scores(
         (SamplingParams(top_p=0.5, top_k=3, min_p=0.1), {}),
     ],
 )
-def test_warp_with_nothing_to_do_returns_the_same_object(params: SamplingParams, seen: dict[int, int]) -> None:
+def test_process_logits_with_nothing_to_do_returns_the_same_object(
+    params: SamplingParams, seen: dict[int, int]
+) -> None:
     dist = Dist.dense(np.full(8, 1 / 8))
     assert process_logits(dist, params, seen) is dist
 
 
-def test_warp_leaves_what_it_was_given_untouched() -> None:
+def test_process_logits_leaves_its_argument_unchanged() -> None:
     dist = Dist.dense(np.array([0.5, 0.25, 0.25]))
     process_logits(dist, SamplingParams(temperature=0.5, logit_bias={0: 3.0}), {})
     process_logits(dist, SamplingParams(logit_bias={0: 3.0}), {})
     assert dist.probs.tolist() == [0.5, 0.25, 0.25]
 
 
-@pytest.mark.parametrize("heat", [0.0, 0.7, 1.0])
-def test_bias_of_100_forces_and_of_minus_100_forbids(heat: float) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_bias_of_100_forces_and_of_minus_100_forbids(temperature: float) -> None:
     dist = Dist.from_logits(np.linspace(0, 12, 50, dtype=np.float32))
-    forced = SamplingParams(temperature=heat, logit_bias={3: 100.0})
-    banned = SamplingParams(temperature=heat, logit_bias={49: -100.0, 48: -100.0})
+    forced = SamplingParams(temperature=temperature, logit_bias={3: 100.0})
+    banned = SamplingParams(temperature=temperature, logit_bias={49: -100.0, 48: -100.0})
     for position in range(200):
         assert sample(process_logits(dist, forced, {}), forced, position) == 3
         assert sample(process_logits(dist, banned, {}), banned, position) < 48
@@ -141,10 +147,10 @@ def test_bias_of_100_forces_and_of_minus_100_forbids(heat: float) -> None:
 
 def test_when_all_likely_tokens_are_forbidden_the_rest_keep_their_proportions() -> None:
     dist = Dist.from_logits(np.array([0, -350, -351, -np.inf], dtype=np.float32))
-    warped = process_logits(dist, SamplingParams(frequency_penalty=2.0), {0: 400})
-    assert warped.probs[1] / warped.probs[2] == pytest.approx(math.e)
-    assert warped.probs[3] == 0.0
-    assert math.isclose(float(warped.probs.sum()), 1.0)
+    processed = process_logits(dist, SamplingParams(frequency_penalty=2.0), {0: 400})
+    assert processed.probs[1] / processed.probs[2] == pytest.approx(math.e)
+    assert processed.probs[3] == 0.0
+    assert math.isclose(float(processed.probs.sum()), 1.0)
 
 
 def test_presence_counts_once_and_frequency_each_time() -> None:
@@ -156,7 +162,7 @@ def test_presence_counts_once_and_frequency_each_time() -> None:
     assert each.probs[2] / each.probs[1] == pytest.approx(math.exp(2.0))
 
 
-def test_warping_a_sparse_distribution_keeps_the_tail_unbiased() -> None:
+def test_processing_a_sparse_distribution_keeps_the_tail_unbiased() -> None:
     dense = Dist.from_logits(np.array([3, 2, 1, 0, -1], dtype=np.float32))
     params = SamplingParams(logit_bias={0: -1.0, 2: 2.0})
     few = dense.kept(np.array([0, 1, 2]))
@@ -164,11 +170,11 @@ def test_warping_a_sparse_distribution_keeps_the_tail_unbiased() -> None:
     assert part.ids.tolist() == [0, 1, 2]
     assert np.allclose(part.probs, whole.probs[:3])
     assert part.tail == pytest.approx(float(whole.probs[3:].sum()))
-    heated = process_logits(few, SamplingParams(temperature=0.5), {})
-    assert float(heated.probs.sum()) + heated.tail == pytest.approx(1.0)
+    tempered = process_logits(few, SamplingParams(temperature=0.5), {})
+    assert float(tempered.probs.sum()) + tempered.tail == pytest.approx(1.0)
 
 
-def test_warping_nothing_but_a_tail_does_not_fail() -> None:
+def test_processing_a_distribution_without_mass_on_ids_does_not_fail() -> None:
     empty = Dist(np.empty(0, dtype=np.int32), np.empty(0), 1.0)
     assert process_logits(empty, SamplingParams(temperature=0.5), {}).tail == 1.0
     nothing = Dist.dense(np.zeros(3))
@@ -177,11 +183,11 @@ def test_warping_nothing_but_a_tail_does_not_fail() -> None:
 
 
 @given(st.one_of(rows, tied_rows), st.integers(0, VOCAB + 1), st.floats(0, 1), st.floats(0, 1))
-def test_truncate_keeps_what_a_full_sort_keeps(row: np.ndarray, top_k: int, top_p: float, min_p: float) -> None:
+def test_filter_top_keeps_what_a_full_sort_keeps(row: np.ndarray, top_k: int, top_p: float, min_p: float) -> None:
     dist = Dist.from_logits(row)
     params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
     cut = filter_top(dist, params)
-    kept = reference_truncate(dist.probs, params)
+    kept = reference_filter_top(dist.probs, params)
     assert cut.ids.tolist() == kept or _on_the_border(dist.probs, cut.ids, kept, params)
     assert np.array_equal(cut.probs, dist.probs[cut.ids])
     assert float(cut.probs.sum()) + cut.tail == pytest.approx(1.0)
@@ -189,7 +195,7 @@ def test_truncate_keeps_what_a_full_sort_keeps(row: np.ndarray, top_k: int, top_
 
 
 def _on_the_border(probs: np.ndarray, ids: np.ndarray, kept: list[int], params: SamplingParams) -> bool:
-    """Sums in another order differ in the last bit: then one token more or less is right."""
+    """Sums in another order may differ in the last bit, so that one token more or less is correct."""
     order = sorted(range(len(probs)), key=lambda i: (-probs[i], i))[: params.top_k or None]
     shares = np.cumsum([probs[i] for i in order]) / math.fsum(probs[i] for i in order)
     close = bool(np.abs(shares - params.top_p).min() < 1e-12)
@@ -205,17 +211,17 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(row: np.ndarray, top_p: fl
 
 
 @given(rows, st.integers(1, 5), st.floats(0.1, 0.99))
-def test_truncating_twice_by_rank_changes_nothing(row: np.ndarray, top_k: int, min_p: float) -> None:
+def test_filtering_twice_by_rank_changes_nothing(row: np.ndarray, top_k: int, min_p: float) -> None:
     params = SamplingParams(top_k=top_k, min_p=min_p)
     once = filter_top(Dist.from_logits(row), params)
     assert filter_top(once, params).ids.tolist() == once.ids.tolist()
 
 
-@pytest.mark.parametrize("heat", [0.0, 1.0])
-def test_truncate_with_nothing_to_do_returns_the_same_object(heat: float) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_filter_top_with_nothing_to_do_returns_the_same_object(temperature: float) -> None:
     dist = Dist.dense(np.full(8, 1 / 8))
-    assert filter_top(dist, SamplingParams(temperature=heat)) is dist
-    assert filter_top(dist, SamplingParams(temperature=heat, top_k=8, min_p=1.0)) is dist
+    assert filter_top(dist, SamplingParams(temperature=temperature)) is dist
+    assert filter_top(dist, SamplingParams(temperature=temperature, top_k=8, min_p=1.0)) is dist
     assert filter_top(dist, SamplingParams(temperature=0.0, top_p=0.1)) is dist
 
 
@@ -226,24 +232,26 @@ def test_a_sparse_tail_counts_as_mass_for_top_p() -> None:
     assert filter_top(few, SamplingParams(top_p=0.95)) is few
 
 
-def test_of_equals_the_lowest_ids_stay() -> None:
+def test_of_equals_the_lowest_ids_are_kept() -> None:
     dist = Dist.dense(np.full(10, 0.1))
     assert filter_top(dist, SamplingParams(top_k=3)).ids.tolist() == [0, 1, 2]
     assert filter_top(dist, SamplingParams(top_p=0.35)).ids.tolist() == [0, 1, 2, 3]
 
 
 @given(rows, temperatures, st.integers(-(2**65), 2**65), st.integers(0, 10**6))
-def test_choose_is_the_argmax_over_all_ids_with_noise(row: np.ndarray, heat: float, seed: int, position: int) -> None:
-    params = SamplingParams(temperature=heat, seed=seed)
+def test_sample_is_the_argmax_over_all_ids_with_noise(
+    row: np.ndarray, temperature: float, seed: int, position: int
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=seed)
     dist = process_logits(Dist.from_logits(row), params, {})
-    noise = gumbel(seed, position, dist.ids) if heat else np.zeros(VOCAB)
+    noise = gumbel(seed, position, dist.ids) if temperature else np.zeros(VOCAB)
     with np.errstate(divide="ignore"):
         best = int(np.argmax(np.log(dist.probs) + noise))
     assert sample(dist, params, position) == best
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 2.0, 8.0, 60.0])
-def test_the_shortcut_of_choose_equals_the_full_computation_on_a_large_vocabulary(spread: float) -> None:
+def test_the_shortcut_of_sample_equals_the_full_computation_on_a_large_vocabulary(spread: float) -> None:
     generator = np.random.default_rng(1)
     for position in range(10):
         dist = Dist.from_logits((generator.normal(size=50_000) * spread).astype(np.float32))
@@ -253,24 +261,24 @@ def test_the_shortcut_of_choose_equals_the_full_computation_on_a_large_vocabular
 
 
 @pytest.mark.parametrize("over", ["seeds", "positions"])
-def test_choose_draws_from_the_distribution(over: str) -> None:
+def test_sample_draws_from_the_distribution(over: str) -> None:
     probs = np.array([0.4, 0.25, 0.0, 0.2, 0.1, 0.04, 0.01, 0.0])
-    dist, tally = Dist.dense(probs), np.zeros(8, dtype=np.int64)
+    dist, drawn = Dist.dense(probs), np.zeros(8, dtype=np.int64)
     for i in range(5000):
         seed, position = (i, 3) if over == "seeds" else (3, i)
-        tally[sample(dist, SamplingParams(seed=seed), position)] += 1
-    assert_drawn_from(tally, probs)
+        drawn[sample(dist, SamplingParams(seed=seed), position)] += 1
+    assert_drawn_from(drawn, probs)
 
 
-def test_choose_after_truncation_draws_from_what_is_kept() -> None:
+def test_sample_after_top_k_draws_from_the_kept_tokens() -> None:
     few = filter_top(Dist.dense(np.array([0.1, 0.5, 0.1, 0.3])), SamplingParams(top_k=2))
-    tally = np.zeros(4, dtype=np.int64)
+    drawn = np.zeros(4, dtype=np.int64)
     for i in range(3000):
-        tally[sample(few, SamplingParams(seed=i), 0)] += 1
-    assert_drawn_from(tally, [0.0, 0.625, 0.0, 0.375])
+        drawn[sample(few, SamplingParams(seed=i), 0)] += 1
+    assert_drawn_from(drawn, [0.0, 0.625, 0.0, 0.375])
 
 
-def test_truncation_never_changes_a_choice_it_keeps() -> None:
+def test_top_p_never_changes_a_sample_that_it_keeps() -> None:
     dist = Dist.from_logits(np.linspace(0, 4, 30, dtype=np.float32))
     params = SamplingParams(top_p=0.8, seed=5)
     cut = filter_top(dist, params)
@@ -285,8 +293,8 @@ def test_greedy_takes_the_lowest_of_equals_and_ignores_the_seed() -> None:
     assert {sample(dist, SamplingParams(temperature=0.0, seed=s), s) for s in range(20)} == {6}
 
 
-@pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("size", [0, 3])
-def test_nothing_to_choose_from_is_an_error(heat: float, size: int) -> None:
+def test_sampling_without_any_probability_is_an_error(temperature: float, size: int) -> None:
     with pytest.raises(ValueError, match="probability"):
-        sample(Dist(token_ids(size), np.zeros(size), 1.0), SamplingParams(temperature=heat), 0)
+        sample(Dist(token_ids(size), np.zeros(size), 1.0), SamplingParams(temperature=temperature), 0)

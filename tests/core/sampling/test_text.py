@@ -1,4 +1,4 @@
-"""Incremental text: never a broken character, never a stop string, however the text is cut."""
+"""Incremental text: no broken characters and no stop strings, for any division into pieces."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def pushed(data: bytes, cuts: Iterable[int]) -> list[str]:
     """Text pieces when `data` is cut at these places."""
     places = sorted({0, len(data), *(cut for cut in cuts if 0 < cut < len(data))})
     pieces = [data[a:b] for a, b in pairwise(places)]
-    detokeniser = Detokenizer(lambda token: pieces[token])
-    return [*(detokeniser.push(token) for token in range(len(pieces))), detokeniser.flush()]
+    detokenizer = Detokenizer(lambda token: pieces[token])
+    return [*(detokenizer.push(token) for token in range(len(pieces))), detokenizer.flush()]
 
 
 @pytest.mark.parametrize("text", SCRIPTS)
@@ -59,18 +59,18 @@ def test_invalid_bytes_decode_as_in_one_go(data: bytes, cuts: list[int]) -> None
 
 def test_half_a_character_at_the_end_is_dropped_and_the_next_answer_begins_clean() -> None:
     pieces = [b"a\xf0\x9f\x98", b"b"]
-    detokeniser = Detokenizer(lambda token: pieces[token])
-    assert [detokeniser.push(0), detokeniser.flush(), detokeniser.push(1)] == ["a", "", "b"]
+    detokenizer = Detokenizer(lambda token: pieces[token])
+    assert [detokenizer.push(0), detokenizer.flush(), detokenizer.push(1)] == ["a", "", "b"]
 
 
 def test_a_byte_that_can_never_complete_is_replaced_at_once() -> None:
     pieces = [b"\xe2", b"(", b"\xff"]
-    detokeniser = Detokenizer(lambda token: pieces[token])
-    assert [detokeniser.push(token) for token in range(3)] == ["", "\ufffd(", "\ufffd"]
+    detokenizer = Detokenizer(lambda token: pieces[token])
+    assert [detokenizer.push(token) for token in range(3)] == ["", "\ufffd(", "\ufffd"]
 
 
 def first_complete(text: str, stops: tuple[str, ...]) -> int | None:
-    """Where the answer ends: found by reading one character more at a time."""
+    """Index where the answer ends, found by reading one more character at a time."""
     for end in range(1, len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
