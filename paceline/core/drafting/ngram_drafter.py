@@ -29,7 +29,8 @@ _MATCH_FIRSTS: Final = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # prior acceptance rate
 _DISAGREE, _UNKNOWN, _AGREE = range(3)  # the tables' first token is another, there is none, it is the same
 _TOKEN, _SHORT, _BIGRAM, _LONG = range(4)  # source of the first draft: last token, short match, bigram, long match
 _SOURCES: Final = 4
-_DRAFT_FIRSTS: Final = tuple(margin + more for margin in (0.3, 0.45, 0.6, 0.75) for more in (0.0, 0.05, 0.1, 0.2))
+# Prior acceptance rate of the first draft, by margin class and source.
+_DRAFT_FIRSTS: Final = tuple(base + more for base in (0.3, 0.45, 0.6, 0.75) for more in (0.0, 0.05, 0.1, 0.2))
 _MIN_MATCH: Final = 3  # tokens, where there is a row for the bigram, which is better than a match of two tokens
 _LONG_MATCH: Final = 5  # tokens
 _WEIGHT: Final = 0.25  # of a new distribution in a row, on the accepted path
