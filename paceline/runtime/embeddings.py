@@ -1,7 +1,7 @@
-"""Vectors of texts for clients, by the embedder that the documents are found with.
+"""Text embeddings for clients, by the embedder of the document index.
 
-Computed off the event loop a few texts at a time; between two parts others have their turn, and a client that has left
-costs no more than the part under way.
+Computed off the event loop a few texts at a time: other requests take turns between two parts, and a cancelled request
+costs at most the part under way.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from paceline.rag.embedder import Embedder
 from paceline.rag.records import Vectors
 from paceline.runtime.service import Embeddings
 
-PART = 32  # texts
-MAX_TOKENS = 8192  # of one text, as OpenAI's; what of it an embedder reads is its own matter
+PART_TEXTS = 32
+MAX_TOKENS = 8192  # of one text, as in OpenAI's API; an embedder may truncate it further
 
 
 class TextEmbedder:
-    """One part at a time: embedders compute on the cores that the engine needs."""
+    """Embeds one part at a time, because embedders use the cores that the engine needs."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
         self._turn = asyncio.Lock()
 
     async def embed(self, texts: Sequence[str]) -> Embeddings:
-        """Raises RequestError (400) for a text that is too long, before anything is embedded."""
+        """Embed texts. Raises RequestError (400) for a text that is too long, before any is embedded."""
         tokens: list[int] = []
-        for start in range(0, len(texts), PART):
+        for start in range(0, len(texts), PART_TEXTS):
             async with self._turn:
-                tokens += await asyncio.to_thread(self._counts, texts[start : start + PART], start)
+                tokens += await asyncio.to_thread(self._count_tokens, texts[start : start + PART_TEXTS], start)
         parts: list[Vectors] = [np.empty((0, self._embedder.dimensions), np.float32)]
-        for start in range(0, len(texts), PART):
+        for start in range(0, len(texts), PART_TEXTS):
             async with self._turn:
-                parts.append(await asyncio.to_thread(self._embedder.embed, texts[start : start + PART]))
+                parts.append(await asyncio.to_thread(self._embedder.embed, texts[start : start + PART_TEXTS]))
         return Embeddings(np.concatenate(parts), sum(tokens))
 
-    def _counts(self, texts: Sequence[str], first: int) -> list[int]:
+    def _count_tokens(self, texts: Sequence[str], first: int) -> list[int]:
         counts = [self._embedder.count(text) for text in texts]
         for index, count in enumerate(counts, first):
             if count > MAX_TOKENS:

@@ -1,4 +1,4 @@
-"""What the garbage collector need not look at while answers are written."""
+"""Garbage collection while answers are written."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def freeze_heap() -> Iterator[None]:
-    """What is there now (modules, models, stores) stays until the end: it is not looked through for garbage meanwhile.
+    """Freeze the heap after start-up so that garbage collection skips long-lived objects (modules, models, stores).
 
-    That would take a few hundred milliseconds each time, and hold every answer up. What answers leave behind is still
-    looked for, and that takes a few. For one program at a time: the heap is the process's.
+    A full collection takes a few hundred milliseconds and delays every answer; with a frozen heap, a few. One use per
+    process at a time.
     """
     gc.collect()
     gc.freeze()

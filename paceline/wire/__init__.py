@@ -1,1 +1,13 @@
-"""What travels between a device and a cloud: messages, their codec, and the link as a state machine. Pure."""
+"""The link between a device and a cloud, without I/O: messages, codecs and state machine.
+
+- `messages`: every message and the limits of its fields
+- `codec`: messages to MessagePack frames and back, with validation
+- `dist_codec`: truncated distributions in 16 or 64 bits a probability
+- `tree_codec`: nodes of the draft tree of `aggregate`
+- `lifecycle`: states, triggers and transitions of a link
+- `link`: the state machine of one end of a link
+- `effects`: what that machine asks its driver to do
+- `sessions`: open sessions of a connection and their numbers
+- `close_codes`: reasons for closing a link, with advice for the user
+- `document`: the generator of `openapi/link.md`
+"""

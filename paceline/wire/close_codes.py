@@ -1,6 +1,6 @@
-"""Why a link ends: one named code per reason, in the range RFC 6455 leaves to applications, with what to do about it.
+"""Close codes of a link, in the range that RFC 6455 leaves to applications, each with advice for the user.
 
-A close frame holds 123 bytes of reason, so only the peculiar part travels; both sides look the advice up by the code.
+A close frame holds 123 bytes of reason, so only the detail is sent; both sides look the advice up by the code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ MAX_REASON_BYTES = 123  # RFC 6455, 5.5: a control frame's payload is 125 bytes,
 
 
 class CloseCode(IntEnum):
-    """4000-4099: ordinary ends; 4100-4199: the two sides do not fit; 4200-4299: the peer broke the protocol."""
+    """4000-4099: ordinary ends; 4100-4199: incompatible sides; 4200-4299: the peer broke the protocol."""
 
     CLOSING = 4000
     DRAINED = 4001
@@ -61,7 +61,7 @@ ADVICE: dict[int, str] = {
     "release, this is a fault in Paceline.",
 }
 
-# What the connection itself may end with, RFC 6455, 7.4.1.
+# Codes of the WebSocket connection itself, RFC 6455, 7.4.1.
 _WEBSOCKET: dict[int, str] = {
     1000: ADVICE[CloseCode.CLOSING],
     1001: "The other side is going away; a device connects again by itself.",
@@ -71,7 +71,7 @@ _WEBSOCKET: dict[int, str] = {
     1012: "The other side restarts; a device connects again by itself.",
 }
 
-# Connecting again at once would be refused again: somebody must do something first.
+# Codes after which connecting again is refused until a person has changed something.
 FATAL = frozenset(
     {
         CloseCode.DUPLICATE_DEVICE,
@@ -83,17 +83,17 @@ FATAL = frozenset(
     }
 )
 
-FIRST_DELAY_S = 0.2  # a device's wait before it connects again: up to this, doubled at each failure
-LONGEST_DELAY_S = 30.0
+FIRST_DELAY_S = 0.2  # upper bound of the random wait before a device connects again; doubled at each failure
+MAX_DELAY_S = 30.0
 
 
 def sentence(code: int, detail: str) -> str:
-    """What a user is told: the peculiar part, if any, and the advice that goes with the code."""
+    """The reason shown to the user: the detail, if any, and the advice for the code."""
     advice = ADVICE.get(code) or _WEBSOCKET.get(code) or f"The link was closed with code {code}."
-    said = "".join(sign if sign.isprintable() else " " for sign in detail)  # the peer's words go into a log's line
-    return f"{said}. {advice}" if said else advice
+    printable = "".join(char if char.isprintable() else " " for char in detail)  # the peer's text goes into a log line
+    return f"{printable}. {advice}" if printable else advice
 
 
-def clipped(detail: str) -> str:
-    """As much of it as a close frame holds."""
+def clip(detail: str) -> str:
+    """Cut the detail to what a close frame holds, at a character boundary."""
     return detail.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")

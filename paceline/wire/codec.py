@@ -1,8 +1,8 @@
-"""Messages to bytes and back, with a limit on everything. Knows neither sockets nor the order in which messages come.
+"""Messages to bytes and back, with a limit on every size. Knows neither sockets nor the order of messages.
 
-A decoded message has been checked as far as one message can be: types and ranges (messages.py), finite floats, fields
-that must agree with each other, token ids within the vocabulary. A machine may rely on that. `OpenSession.options` is
-decoded by `decode_options`, once the strategy is known.
+A decoded message has been checked on its own: types and ranges (messages.py), finite floats, consistency between
+fields, token ids within the vocabulary. Machines may rely on that. `OpenSession.options` is decoded by
+`decode_options`, once the strategy is known.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ MAX_OPTIONS_BYTES = 4096
 O = TypeVar("O", bound=Options)  # noqa: E741
 
 _INDEX = re.compile(r"\$\[(\d+)\]")
-_NO_DISTS = bytes([0x90 + len(Drafts.__struct_fields__)])  # MessagePack's head of an array without its last field
+_NO_DISTS = bytes([0x90 + len(Drafts.__struct_fields__)])  # MessagePack header of the array without its last field
 
 _encoder = msgspec.msgpack.Encoder()
 _array_decoder: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[Any])
 
 
 class _Registry:
-    """The messages that can be decoded, by tag. Grows while strategies are registered, before a link is up."""
+    """Structs of the messages that can be decoded, by tag. Complete once all strategies are registered, before a link
+    is up."""
 
     def __init__(self) -> None:
         self._structs: dict[str, type[msgspec.Struct]] = {}
@@ -66,7 +67,7 @@ class _Registry:
         self.decoder = cast("msgspec.msgpack.Decoder[Message]", msgspec.msgpack.Decoder(kinds))
 
     def fields(self, tag: object) -> tuple[str, ...]:
-        """Names of a message's fields; none where the tag is unknown."""
+        """Field names of the message with this tag; none for an unknown tag."""
         return self._structs[tag].__struct_fields__ if isinstance(tag, str) and tag in self._structs else ()
 
 
@@ -74,16 +75,16 @@ _registry = _Registry()
 
 
 def register(*structs: type[SessionMessage]) -> None:
-    """Make a strategy's messages known to the link. Raises ValueError for a tag that is taken."""
+    """Add a strategy's messages to those the link decodes. Raises ValueError for a tag that is taken."""
     _registry.add(*structs)
 
 
 def encode(message: Message) -> bytes:
-    """One frame. Raises LocalProtocolError when it is larger than a peer may accept, or holds text that is not text."""
+    """Encode one frame. Raises LocalProtocolError for one above its size limit or with text that is not Unicode."""
     try:
         data = _encoder.encode(message)
         if isinstance(message, Drafts) and not message.dists:
-            data = _NO_DISTS + data[1:-1]  # of what is sent for every token no byte is spent on an empty list
+            data = _NO_DISTS + data[1:-1]  # sent for every token: an empty list takes no byte
     except (UnicodeEncodeError, OverflowError) as error:
         raise LocalProtocolError(f"a {_tag(message)} message cannot be encoded: {error}") from error
     if len(data) > message.max_bytes:
@@ -92,7 +93,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes, *, vocab_size: int | None = None) -> Message:
-    """One frame. Raises RemoteProtocolError, and nothing else, with the close code and the path of the fault."""
+    """Decode one frame. Raises only RemoteProtocolError, with the close code and the path of the fault."""
     if len(data) > MAX_FRAME_BYTES:
         raise RemoteProtocolError(f"a frame has {len(data)} bytes", close_code=CloseCode.TOO_LARGE)
     try:
@@ -110,7 +111,7 @@ def decode(data: bytes, *, vocab_size: int | None = None) -> Message:
 
 
 def peek_version(data: bytes) -> int | None:
-    """The version a hello of any version states, so that its sender is told just that. None if it is no hello."""
+    """Protocol version in a hello of any version, for a precise refusal. None for any other frame."""
     fields = _array(data) if len(data) <= MAX_CONTROL_BYTES else []
     if len(fields) < 2 or fields[0] != "hello" or not isinstance(fields[1], int):
         return None
@@ -118,7 +119,7 @@ def peek_version(data: bytes) -> int | None:
 
 
 def sampling_to_wire(params: SamplingParams) -> Sampling:
-    """Raises LocalProtocolError for values that a peer would refuse."""
+    """Encode sampling parameters. Raises LocalProtocolError for values that a peer would refuse."""
     sampling = Sampling(
         temperature=params.temperature,
         top_p=params.top_p,
@@ -152,7 +153,7 @@ def sampling_from_wire(sampling: Sampling) -> SamplingParams:
 
 
 def encode_options(options: Options) -> msgspec.Raw:
-    """The field `OpenSession.options`. Raises LocalProtocolError when a peer would refuse it."""
+    """Encode the field `OpenSession.options`. Raises LocalProtocolError when a peer would refuse it."""
     data = _encoder.encode(options)
     try:
         decode_options(msgspec.Raw(data), type(options))
@@ -162,7 +163,7 @@ def encode_options(options: Options) -> msgspec.Raw:
 
 
 def decode_options(data: msgspec.Raw, kind: type[O]) -> O:
-    """Options of the strategy that an opening names. Raises RemoteProtocolError with the path of the fault."""
+    """Decode the options of an opening, a struct of `kind`. Raises RemoteProtocolError with the path of the fault."""
     try:
         options = msgspec.msgpack.decode(data, type=kind)
     except msgspec.ValidationError as error:
@@ -190,7 +191,7 @@ def _array(data: bytes) -> list[Any]:
 
 
 def _with_field_name(what: str, data: bytes) -> str:
-    """msgspec names a field of an array by its place, the tag being the first."""
+    """Replace msgspec's array index in a path by the field name; index 0 is the tag."""
     return _with_field_names(what, ("tag", *_registry.fields(next(iter(_array(data)), None))))
 
 
@@ -199,7 +200,7 @@ def _with_field_names(what: str, names: tuple[str, ...]) -> str:
 
 
 def _fault(message: Message, vocab_size: int | None) -> str | None:
-    """The first fault of fields that are of the right type."""
+    """First fault of a message whose fields have the right types; None without one."""
     match message:
         case SessionMessage():
             return message.fault(vocab_size)

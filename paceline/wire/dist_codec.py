@@ -1,8 +1,9 @@
-"""Distributions in few bytes, and exactly the law that was shipped.
+"""Truncated distributions in few bytes, decoded bit for bit as the sender quantized them.
 
-A payload of 16 bits a probability carries what `core.sampling.quantize` makes of a law, without loss:
-`decode_dist(encode_dist(d))` equals `quantise(d)` bit for bit. A precise one carries the float64 as they are.
-In both, probabilities are true, not renormalised; the mass left off is what they lack of 1 and is not sent.
+A payload with 16 bits a probability carries the result of `core.sampling.quantize` without loss:
+`decode_dist(encode_dist(d))` equals `quantize(d)` bit for bit. A precise payload carries float64 unchanged.
+In both, probabilities are those of the full distribution, not renormalised; the tail mass is 1 less their sum and is
+not sent.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ _CODE_BYTES, _PRECISE_BYTES = 2, 8
 
 
 def encode_dist(dist: Dist, *, top_p: float = 1.0, max_ids: int | None = None) -> DistPayload:
-    """See `quantise`; what was quantised before is shipped without loss. Raises ValueError for what is no law."""
+    """Quantize and encode; a quantized distribution is encoded without loss. Raises ValueError for an invalid one."""
     ids, codes = quantized_codes(dist, top_p, max_ids)
     return DistPayload(ids=_id_bytes(ids), probs=codes.astype("<u2").tobytes())
 
 
 def decode_dist(payload: DistPayload, vocab_size: int | None = None) -> Dist:
-    """Raises RemoteProtocolError for anything `encode_dist` cannot have made of a vocabulary of that size."""
+    """Decode. Raises RemoteProtocolError for anything `encode_dist` cannot have written for that vocabulary size."""
     codes = _codes(payload.probs)
     dist = from_codes(_ids(payload.ids, len(codes), vocab_size), codes)
     if dist.tail < 0:
@@ -57,9 +58,9 @@ def decode_dist(payload: DistPayload, vocab_size: int | None = None) -> Dist:
 
 
 def encode_head(dist: Dist, precise: bool) -> DistPayload:
-    """A head of a law; `precise`: with float64 probabilities. Raises ValueError for what is no distribution.
+    """Encode the head of a distribution; `precise`: in float64. Raises ValueError for an invalid one.
 
-    With 16 bits, ids less likely than 2**-31 are dropped; `core.aggregation.registry` makes heads that have none.
+    With 16 bits, ids less likely than 2**-31 are dropped; the heads that `core.aggregation.registry` makes have none.
     """
     if not precise:
         return encode_dist(dist)
@@ -69,7 +70,7 @@ def encode_head(dist: Dist, precise: bool) -> DistPayload:
 
 
 def decode_head(payload: DistPayload, vocab_size: int | None = None) -> Dist:
-    """Raises RemoteProtocolError for anything `encode_head` cannot have made of a vocabulary of that size."""
+    """Decode. Raises RemoteProtocolError for anything `encode_head` cannot have written for that vocabulary size."""
     count = int(np.count_nonzero(np.frombuffer(payload.ids, dtype=np.uint8) < 128))
     if count == 0 or len(payload.probs) != _PRECISE_BYTES * count:
         return decode_dist(payload, vocab_size)
@@ -89,7 +90,7 @@ def _ids(data: bytes, count: int, vocab_size: int | None) -> IdArray:
     steps = _from_varints(data)
     if len(steps) != count:
         raise _bad(f"a distribution has {len(steps)} ids and {count} probabilities")
-    ids = np.cumsum(steps + 1) - 1  # at most 2**20 steps below 2**35: no overflow
+    ids = np.cumsum(steps + 1) - 1  # at most 2**20 steps, each below 2**35: no overflow
     if len(ids) and ids[-1] >= (2**31 if vocab_size is None else vocab_size):
         raise _bad("a distribution has a token id outside the vocabulary")
     return ids.astype(np.int32)
@@ -105,28 +106,28 @@ def _codes(data: bytes) -> Codes:
 
 
 def _to_varints(values: NDArray[np.uint64]) -> bytes:
-    """LEB128: seven bits a byte, the lowest first, the high bit set on all but the last. Values below 2**35."""
+    """LEB128: seven bits a byte, lowest first, the high bit set on all but the last byte. Values below 2**35."""
     sizes = np.ones(len(values), dtype=np.int64)
     for size in range(1, _MAX_VARINT_BYTES):
         sizes += values >= 1 << 7 * size
     starts = np.cumsum(sizes) - sizes
     out = np.empty(int(sizes.sum()), dtype=np.uint8)
     for place in range(int(sizes.max(initial=0))):
-        has = sizes > place
-        more = np.where(sizes[has] > place + 1, np.uint64(128), np.uint64(0))
-        out[starts[has] + place] = (values[has] >> np.uint64(7 * place) & np.uint64(127)) | more
+        longer = sizes > place
+        more = np.where(sizes[longer] > place + 1, np.uint64(128), np.uint64(0))
+        out[starts[longer] + place] = (values[longer] >> np.uint64(7 * place) & np.uint64(127)) | more
     return out.tobytes()
 
 
 def _from_varints(data: bytes) -> NDArray[np.int64]:
-    """Refuses what `_to_varints` does not write: a number without end, one longer than need be, one above 2**35."""
+    """Inverse of `_to_varints`. Refuses numbers that are unterminated, not in shortest form, or 2**35 and above."""
     raw = np.frombuffer(data, dtype=np.uint8)
-    (ends,) = np.nonzero(raw < 128)
-    if len(raw) and (len(ends) == 0 or ends[-1] != len(raw) - 1):
+    (last_bytes,) = np.nonzero(raw < 128)
+    if len(raw) and (len(last_bytes) == 0 or last_bytes[-1] != len(raw) - 1):
         raise _bad("token ids end within a number")
-    starts = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
-    sizes = ends - starts + 1
-    if sizes.max(initial=1) > _MAX_VARINT_BYTES or np.any((sizes > 1) & (raw[ends] == 0)):
+    starts = np.concatenate(([0], last_bytes[:-1] + 1)) if len(last_bytes) else last_bytes
+    sizes = last_bytes - starts + 1
+    if sizes.max(initial=1) > _MAX_VARINT_BYTES or np.any((sizes > 1) & (raw[last_bytes] == 0)):
         raise _bad("a token id is written in more bytes than it needs")
     if not len(raw):
         return np.zeros(0, dtype=np.int64)

@@ -1,5 +1,6 @@
-"""Writes openapi/link.md from the code: `python -m paceline.wire.document > openapi/link.md`. Knows no message by name
-but the tables and structs it reads; a test fails when the page is stale.
+"""Generator of openapi/link.md: `python -m paceline.wire.document > openapi/link.md`.
+
+Reads the tables and structs of this package; a test fails when the page is stale.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from paceline.wire import messages
-from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, LONGEST_DELAY_S, CloseCode
+from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.codec import MAX_OPTIONS_BYTES
 from paceline.wire.dist_codec import LOWEST_EXPONENT, MANTISSA_BITS, ONE
 from paceline.wire.lifecycle import NEXT, LinkState, Role
@@ -51,14 +52,14 @@ _PLAIN: dict[type[inspect.Type], str] = {
 
 
 def describe() -> str:
-    """The whole page, Markdown."""
+    """The whole page as Markdown."""
     return "\n".join(
         [
             *_introduction(),
             "",
             "## Lifecycle",
             "",
-            "What is not drawn is not allowed: from the peer, it closes the link with `UNEXPECTED_MESSAGE`.",
+            "A message that no transition allows closes the link with `UNEXPECTED_MESSAGE`.",
             *(line for role in Role for line in ("", f"### {role.value.capitalize()}", "", *_diagram(role))),
             "",
             "## Messages",
@@ -139,7 +140,7 @@ def _struct(struct: type[msgspec.Struct]) -> Iterator[str]:
 def _type(kind: inspect.Type) -> str:
     match kind:
         case inspect.StructType(cls=cls):
-            return f"[{cls.__name__}](#{cls.__name__.lower()})"  # GitHub's anchor of a heading is its lower case
+            return f"[{cls.__name__}](#{cls.__name__.lower()})"  # GitHub's anchor of a heading is lower case
         case inspect.ListType(item_type=item):
             return f"list, {_bounds(kind)}, of ({_type(item)})"
         case inspect.TupleType(item_types=items):
@@ -170,8 +171,8 @@ def _distributions() -> Iterator[str]:
         less 1. `probs`: one little-endian uint16 per id; its upper bits are an exponent e, its lower {MANTISSA_BITS} a
         mantissa m, and the probability is (1 + m / {1 << MANTISSA_BITS}) * 2 ** (e - {-LOWEST_EXPONENT}).
         {ONE:#06x} is 1, the largest allowed. Probabilities are cut off to this grid, never rounded up, and not
-        renormalised: what they lack of 1 is the mass of all other ids. They must not sum to more than 1. A law that
-        is asked for in detail has eight bytes per id instead, its probabilities as little-endian float64.
+        renormalised: 1 less their sum is the mass of all other ids. They must not sum to more than 1. A
+        distribution requested in detail has eight bytes per id instead, its probabilities as little-endian float64.
     """)
 
 
@@ -180,13 +181,15 @@ def _trees() -> Iterator[str]:
     yield ""
     yield from _lines(f"""
         `nodes` of `d`: a byte, then LEB128 numbers in their shortest form. The byte's lowest four bits are the number
-        of nodes less 1, where they are all set to be continued by the first number; bits 4 and 5 the level of detail,
-        bit 6 that the nodes are a trunk, bit 7 that choices are there. Then the output position behind the anchor, the
-        first node's id, and how far the anchor's id is before it, doubled (or after it, doubled less 1). Then for
-        every node: unless in a trunk how far back its parent's id is (0: it is the anchor), doubled, plus 1 if the
-        token on the edge follows, and that token; and if choices are there what the sender would choose after the
-        node. An edge without a token is the choice of its parent, and in a trunk every node hangs on the one before it
-        by such an edge. At most {MAX_NODES} nodes a message.
+        of nodes less 1; when all four are set, the first number is added to it. Bits 4 and 5 are the level of detail;
+        bit 6 says that the nodes are a trunk, or without choices that scores are present; bit 7 says that choices are
+        present. Then the output position behind the anchor, the first node's id, and the distance from the anchor's id
+        to it, doubled (if the anchor is later, doubled less 1). Then for every node: unless in a trunk the distance
+        back to its parent's id (0: the node is the anchor), doubled, plus 1 if the edge's token follows, and that
+        token; if choices are present the token the sender would choose after the node; if scores are present the
+        score, doubled (if negative, its magnitude doubled less 1). An edge without a token carries the choice of its
+        parent; in a trunk each node is the child of the previous one by such an edge. At most {MAX_NODES} nodes a
+        message.
     """)
 
 
@@ -197,10 +200,10 @@ def _lines(text: str) -> list[str]:
 def _close_codes() -> Iterator[str]:
     yield from _lines(f"""
         A device connects again after a random wait of up to {FIRST_DELAY_S:g} s, doubled at each failure up to
-        {LONGEST_DELAY_S:g} s; after a code that only a person can mend, every {LONGEST_DELAY_S:g} s.
+        {MAX_DELAY_S:g} s; after a code that only a person can resolve, every {MAX_DELAY_S:g} s.
     """)
     yield ""
-    yield "| code | name | mended by | what it tells the user |"
+    yield "| code | name | resolved by | message to the user |"
     yield "|--:|---|---|---|"
     for code in CloseCode:
         yield f"| {code.value} | `{code.name}` | {'a person' if code in FATAL else 'waiting'} | {ADVICE[code]} |"

@@ -1,4 +1,4 @@
-"""Effects of the link's machine: the driver carries them out in order."""
+"""Effects of the link machine, executed by its driver in order."""
 
 from __future__ import annotations
 
@@ -9,42 +9,43 @@ from paceline.wire.messages import Hello, SessionFrame, Welcome
 
 @dataclass(frozen=True, slots=True)
 class Transmit:
-    """One frame for the peer."""
+    """Send one frame to the peer."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Authenticate:
-    """Check the credential of this device and answer with `authenticated`."""
+    """Check this device's credential and call `authenticated` with the result."""
 
     hello: Hello
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The handshake is done: sessions may be opened. Once."""
+    """The handshake is done: sessions may be opened. Emitted once."""
 
     peer: Hello | Welcome
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """A message of an open session. With a CloseSession the session has ended on this side, too."""
+    """Deliver a message of an open session. A CloseSession has ended the session on this side, too."""
 
     message: SessionFrame
 
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Call `tick` then. Replaces an earlier one."""
+    """Call `tick` at this time. Replaces an earlier one."""
 
     time: float
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """Last, once: close the connection with this code and `detail`, if it still stands. `reason` is for the user."""
+    """Close the connection with this code and `detail` if it is still open. Last effect, once. `reason` is for the
+    user."""
 
     code: int
     detail: str

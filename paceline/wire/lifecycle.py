@@ -1,4 +1,4 @@
-"""The life of a link as a table: what it does not hold is not allowed. openapi/link.md draws it."""
+"""Transition table of a link's lifecycle; a transition that is not in it is not allowed. Drawn in openapi/link.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LinkState(Enum):
     OPENING = "opening"
     AUTHENTICATING = "authenticating"
     READY = "ready"
-    DRAINING = "draining"  # the open sessions go on, no new ones
+    DRAINING = "draining"  # open sessions continue, new ones are refused
     CLOSED = "closed"
 
 
@@ -72,5 +72,5 @@ TRIGGERS: dict[type[Message], Trigger] = {
 
 
 def trigger_of(message: Message) -> Trigger:
-    """What a message from the peer is to the lifecycle."""
+    """Lifecycle trigger of a message from the peer."""
     return Trigger.SESSION if isinstance(message, SessionFrame) else TRIGGERS[type(message)]

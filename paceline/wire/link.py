@@ -1,9 +1,9 @@
-"""The link as a machine: what may be said when, who is alive, which sessions are open. No socket, no clock (RFC 6455's
-frames, TLS and waiting are the driver's, `paceline.runtime.link.dialer`).
+"""The link as a state machine: handshake, heartbeat, sessions and closing. Knows no socket and no clock; RFC 6455
+frames, TLS and waiting are the driver's (`paceline.runtime.link`).
 
-The lifecycle is the table of `wire.lifecycle`. What it does not allow, coming from the peer, closes this link with a
-named code; from this side it is a bug here. Checking a credential may take time, so the machine asks for it with the
-effect `Authenticate` and is told with `authenticated`; until then it accepts nothing else.
+The lifecycle is the table of `wire.lifecycle`. A message that it does not allow closes the link with a named code; a
+transition of this side that it does not allow is a bug. Checking a credential may take time, so the machine requests
+it with the effect `Authenticate` and receives the result through `authenticated`; until then it accepts no message.
 """
 
 from __future__ import annotations
@@ -34,61 +34,61 @@ from paceline.wire.sessions import SessionTable
 
 __all__ = ["LinkMachine", "LinkState", "Role"]
 
-HANDSHAKE_S = 5.0  # an unauthenticated peer gets this long
+HANDSHAKE_S = 5.0  # limit for an unauthenticated peer
 HEARTBEAT_S = 3.0
-MAX_MISSED = 2  # heartbeats without a sign of life; so a dead peer is noticed within 6 to 9 s
-RTT_WEIGHT = 1 / 8  # of a new sample, as RFC 6298 weighs it
-PROBED_BYTES = 16_384  # sent since the last ping: time for another, to see how fast they arrive
+MAX_MISSED = 2  # heartbeats without any frame: a dead peer is noticed within 6 to 9 s
+RTT_WEIGHT = 1 / 8  # weight of a new sample, as in RFC 6298
+PROBED_BYTES = 16_384  # sent since the last ping: send another, to measure the bandwidth
 
 
 class LinkMachine:
     """One end of one connection. A device is built with its Hello, a cloud with its Welcome.
 
-    Times are seconds of any clock that does not go back. Does not reconnect, resend or keep sessions over connections.
+    Times are seconds of any monotonic clock. Does not reconnect, resend, or keep sessions over connections.
     """
 
     def __init__(self, introduction: Hello | Welcome, *, vocab_size: int | None = None) -> None:
         self.role = Role.DEVICE if isinstance(introduction, Hello) else Role.CLOUD
         self.state = LinkState.OPENING
         self.peer: Hello | Welcome | None = None
-        self.strategies: tuple[str, ...] = ()  # known to both
+        self.strategies: tuple[str, ...] = ()  # supported by both sides
         self.rtt: float | None = None  # s, smoothed
         self.bandwidth = Bandwidth()  # towards the peer
         self._unprobed = 0  # bytes since the last ping
         self.sessions = SessionTable(own_parity=1 if self.role is Role.DEVICE else 0)
         self._introduction = introduction
         self._vocab_size = vocab_size
-        self._hello: Hello | None = None  # whose credential is being checked
+        self._hello: Hello | None = None  # its credential is being checked, or has been admitted
         self._deadline = 0.0
         self._unanswered: set[float] = set()  # sent_at of pings
         self._missed = 0
-        self._heard = True  # since the last ping
-        self._leaving = False  # this side asked to drain
+        self._received_any = True  # since the last ping
+        self._sent_drain = False  # this side sent Drain
 
     @property
     def accepting(self) -> bool:
-        """Can a session be opened now?"""
+        """Whether a session can be opened now."""
         return self.state is LinkState.READY
 
     # ---- inputs -----------------------------------------------------------------------------------------------------
     def connection_made(self, now: float) -> list[Effect]:
-        """The connection stands. First input, once."""
+        """The connection is open. First input, once."""
         self._deadline = now + HANDSHAKE_S
         hello = [Transmit(encode(self._introduction))] if self.role is Role.DEVICE else []
         return [*hello, WakeAt(self._deadline)]
 
     def received(self, data: bytes, now: float) -> list[Effect]:
-        """One frame. Whatever it holds, this raises nothing."""
+        """One frame from the peer. Never raises: a bad frame closes the link."""
         if self.state is LinkState.CLOSED:
             return []
-        self._heard = True
+        self._received_any = True
         try:
             return list(self._receive(data, now))
         except RemoteProtocolError as error:
             return self.close(error.close_code, str(error))
 
     def authenticated(self, refusal: CloseCode | None, now: float) -> list[Effect]:
-        """The answer to `Authenticate`: None admits the device."""
+        """Result of `Authenticate`: None admits the device, a close code refuses it."""
         if self.state is LinkState.CLOSED:
             return []
         if self._hello is None or not isinstance(self._introduction, Welcome):
@@ -103,28 +103,29 @@ class LinkMachine:
             return self.close(CloseCode.NO_COMMON_STRATEGY)
         self._step(Trigger.ADMITTED)
         welcome = msgspec.structs.replace(own, strategies=list(self.strategies))
-        return [Transmit(encode(welcome)), *self._up(hello, now)]
+        return [Transmit(encode(welcome)), *self._connected(hello, now)]
 
     def tick(self, now: float) -> list[Effect]:
-        """Time has passed. Too early a call does no harm."""
+        """Time has passed. Harmless before the deadline."""
         if self.state is LinkState.CLOSED:
             return []
         if now < self._deadline:
             return [WakeAt(self._deadline)]
         if self.peer is None:
             return self.close(CloseCode.HANDSHAKE_TIMEOUT)
-        # Heartbeats are counted, not seconds: a machine that slept must not take its own sleep for the peer's death.
-        self._missed = 0 if self._heard else self._missed + 1
+        # Heartbeats are counted, not seconds: after suspend, this side's own sleep must not count as silence of the
+        # peer.
+        self._missed = 0 if self._received_any else self._missed + 1
         if self._missed >= MAX_MISSED:
             return self.close(CloseCode.HEARTBEAT_LOST)
         return self._ping(now)
 
     def send(self, message: SessionFrame, now: float | None = None) -> list[Effect]:
-        """A message of a session. Silently none if that session has just ended: the peer's close is on its way up.
+        """Send a message of a session; no effect if the session has just ended and its CloseSession is being delivered.
 
-        now: lets a ping follow it when it is time to measure the bandwidth. Raises LinkClosed when the link is closed,
-        or draining and the message would open a session; LocalProtocolError for what must never be sent: an unknown
-        session, a number used before, a message beyond the frame's limit.
+        now: allows a ping to follow when a bandwidth measurement is due. Raises LinkClosed when the link is closed, or
+        draining and the message opens a session; LocalProtocolError for an unknown session, a session number used
+        before, or a message above the frame limit.
         """
         if self.state is LinkState.CLOSED:
             raise LinkClosed("the link is closed")
@@ -141,25 +142,25 @@ class LinkMachine:
         data = encode(message)
         if isinstance(message, CloseSession):
             self.sessions.close(message.session)
-        return [Transmit(data), *self._count(data, now), *self._down_if_idle()]
+        return [Transmit(data), *self._count(data, now), *self._disconnect_if_idle()]
 
     def drain(self) -> list[Effect]:
-        """No new sessions; close when the open ones have ended. Before the handshake is done, close at once."""
-        if self.state is LinkState.CLOSED or self._leaving:
+        """Refuse new sessions and close when the open ones have ended. Before the handshake is done, close at once."""
+        if self.state is LinkState.CLOSED or self._sent_drain:
             return []
         if self.peer is None:
             return self.close(CloseCode.DRAINED)
         self._step(Trigger.DRAIN)
-        self._leaving = True
-        return [Transmit(encode(Drain())), *self._down_if_idle()]
+        self._sent_drain = True
+        return [Transmit(encode(Drain())), *self._disconnect_if_idle()]
 
     def close(self, code: int, detail: str = "") -> list[Effect]:
-        """End it from this side."""
-        return self._down(code, detail, by_peer=False)
+        """Close the link from this side."""
+        return self._disconnect(code, detail, by_peer=False)
 
     def connection_lost(self, code: int, detail: str = "") -> list[Effect]:
         """The connection is gone: the peer closed it with this code, or it broke (1006)."""
-        return self._down(code, detail, by_peer=True)
+        return self._disconnect(code, detail, by_peer=True)
 
     # ---- receiving --------------------------------------------------------------------------------------------------
     def _receive(self, data: bytes, now: float) -> Iterator[Effect]:
@@ -176,24 +177,24 @@ class LinkMachine:
                 self._hello = message
                 yield Authenticate(message)
             case Welcome():
-                yield from self._welcomed(message, now)
+                yield from self._on_welcome(message, now)
             case Ping(sent_at=sent_at):
-                yield Transmit(encode(Pong(sent_at=sent_at, held_s=0.0)))  # answered within this very input
+                yield Transmit(encode(Pong(sent_at=sent_at, held_s=0.0)))  # answered within the same input
             case Pong():
-                self._ponged(message, now)
+                self._on_pong(message, now)
             case Drain():
-                pass  # the state says it all
+                pass  # the transition is all there is to do
             case OpenSession():
-                yield from self._opened_by_peer(message)
+                yield from self._on_open(message)
             case SessionFrame():
                 if not self.sessions.receivable(message.session):
-                    return  # of a session that has just ended on this side
+                    return  # the session has just ended on this side
                 if isinstance(message, CloseSession):
                     self.sessions.close(message.session)
                 yield Deliver(message)
-                yield from self._down_if_idle()
+                yield from self._disconnect_if_idle()
 
-    def _welcomed(self, welcome: Welcome, now: float) -> Iterator[Effect]:
+    def _on_welcome(self, welcome: Welcome, now: float) -> Iterator[Effect]:
         if welcome.version != VERSION:
             what = f"device speaks {VERSION}, cloud {welcome.version}"
             raise RemoteProtocolError(what, close_code=CloseCode.VERSION_MISMATCH)
@@ -203,9 +204,9 @@ class LinkMachine:
         self.strategies = tuple(name for name in self._introduction.strategies if name in welcome.strategies)
         if not self.strategies:
             raise RemoteProtocolError("the cloud named none of ours", close_code=CloseCode.NO_COMMON_STRATEGY)
-        yield from self._up(welcome, now)
+        yield from self._connected(welcome, now)
 
-    def _opened_by_peer(self, message: OpenSession) -> Iterator[Effect]:
+    def _on_open(self, message: OpenSession) -> Iterator[Effect]:
         refusal = self.sessions.open_by_peer(message.session, refuse=self.state is LinkState.DRAINING)
         if refusal is None:
             yield Deliver(message)
@@ -223,13 +224,13 @@ class LinkMachine:
         else:
             raise LocalProtocolError(f"{trigger.value} while {self.state.value}")
 
-    def _up(self, peer: Hello | Welcome, now: float) -> list[Effect]:
+    def _connected(self, peer: Hello | Welcome, now: float) -> list[Effect]:
         self.peer = peer
         return [Connected(peer), *self._ping(now)]
 
     def _ping(self, now: float) -> list[Effect]:
-        """The heartbeat."""
-        self._heard = False
+        """Send the heartbeat and set the deadline of the next."""
+        self._received_any = False
         self._deadline = now + HEARTBEAT_S
         return [self._probe(now), WakeAt(self._deadline)]
 
@@ -244,27 +245,27 @@ class LinkMachine:
         self._unprobed += len(data)
         return [self._probe(now)] if now is not None and self._unprobed >= PROBED_BYTES else []
 
-    def _ponged(self, pong: Pong, now: float) -> None:
+    def _on_pong(self, pong: Pong, now: float) -> None:
         if pong.sent_at not in self._unanswered:
-            return  # an answer to nothing we asked measures nothing
+            return  # no ping of this side: nothing to measure
         self._unanswered.remove(pong.sent_at)
         self.bandwidth.answered(pong.sent_at, now, max(pong.held_s, 0.0))
         elapsed = now - pong.sent_at
         sample = elapsed - min(max(pong.held_s, 0.0), elapsed)
         self.rtt = sample if self.rtt is None else self.rtt + RTT_WEIGHT * (sample - self.rtt)
 
-    def _down_if_idle(self) -> list[Effect]:
-        if not self._leaving or len(self.sessions) > 0:
+    def _disconnect_if_idle(self) -> list[Effect]:
+        if not self._sent_drain or len(self.sessions) > 0:
             return []
         self._step(Trigger.IDLE)
-        return [_down(CloseCode.DRAINED, "", by_peer=False)]
+        return [_disconnect(CloseCode.DRAINED, "", by_peer=False)]
 
-    def _down(self, code: int, detail: str, *, by_peer: bool) -> list[Effect]:
+    def _disconnect(self, code: int, detail: str, *, by_peer: bool) -> list[Effect]:
         if self.state is LinkState.CLOSED:
             return []
         self._step(Trigger.CLOSE)
-        return [_down(code, detail, by_peer=by_peer)]
+        return [_disconnect(code, detail, by_peer=by_peer)]
 
 
-def _down(code: int, detail: str, *, by_peer: bool) -> Disconnected:
+def _disconnect(code: int, detail: str, *, by_peer: bool) -> Disconnected:
     return Disconnected(code=code, detail=detail, reason=sentence(code, detail), by_peer=by_peer)

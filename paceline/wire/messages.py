@@ -1,10 +1,10 @@
-"""Messages of the link, in one file. Each struct is tagged with an explicit name.
+"""Messages of the link. Each struct is tagged with an explicit name.
 
-A rename of a class is not a protocol change; a change of a tag or field is, and raises VERSION.
-Strings and lists have limits here so that the decoder refuses what is too large before anything else sees it.
+Renaming a class is not a protocol change; changing a tag or field is, and raises VERSION.
+Strings and lists are bounded here so that the decoder refuses oversized ones before any other code runs.
 
-A strategy adds its own messages as subclasses of `SessionMessage`, and its options as a subclass of `Options`; those of
-the strategies that ship with the package stand here. `wire.codec.register` makes others known.
+A strategy adds its messages as subclasses of `SessionMessage` and its options as a subclass of `Options`; those of the
+strategies in this package are defined here, others are added with `wire.codec.register`.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ SessionNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Base: an array of the fields in this order, so that names cost no bytes; one too many is an error."""
+    """Base: encoded as an array of the fields in this order, without names; an additional field is an error."""
 
 
 class _Message(_Part, frozen=True, tag_field="t"):
-    """Base of what may stand alone in a frame: its array begins with the tag."""
+    """Base of a message that fills a frame: its array begins with the tag."""
 
-    max_bytes: ClassVar[int] = MAX_CONTROL_BYTES  # of its frame
+    max_bytes: ClassVar[int] = MAX_CONTROL_BYTES  # limit of its frame
 
 
 class SessionFrame(_Message, frozen=True):
-    """Base of every message of a session: its opening, its end, and what is exchanged between them."""
+    """Base of every message of a session: its opening, its end, and the messages between them."""
 
-    kind: ClassVar[str]  # the name of its bytes in an answer's report and log
+    kind: ClassVar[str]  # name of its byte count in an answer's stats and log
 
     session: SessionNumber
 
 
 class SessionMessage(SessionFrame, frozen=True):
-    """Base of what the two machines of a session exchange. Link, egress, limits and simulator dispatch on it."""
+    """Base of the messages between the two machines of a session. Link, egress, limits and simulator dispatch on it."""
 
-    epoch: Count  # of the opening it belongs to; a message of another epoch is dropped
+    epoch: Count  # epoch of the opening it belongs to; a message of another epoch is dropped
 
     def fault(self, vocab_size: int | None) -> str | None:  # noqa: ARG002  # for other messages
-        """The sentence for fields that do not agree with each other or with the vocabulary; None: there is no fault.
+        """Description of fields that contradict each other or the vocabulary; None without a fault.
 
-        Types, ranges and lengths have been checked. vocab_size: None where it is not known.
+        Types, ranges and lengths have been checked. vocab_size: None if unknown.
         """
         return None
 
@@ -77,11 +77,11 @@ class Hello(_Message, frozen=True, tag="hello"):
     model: Hash  # fingerprint
     model_name: Name
     strategies: Annotated[list[Name], msgspec.Meta(max_length=64)]
-    documents: Count  # how many this side could search; never which
+    documents: Count  # number this side can search; never which
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
-    """The cloud's answer. `strategies` are those both sides know."""
+    """The cloud's reply to Hello. `strategies`: those that both sides support."""
 
     version: Count
     tokenizer: Hash
@@ -92,7 +92,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
 
 
 class Ping(_Message, frozen=True, tag="ping"):
-    sent_at: float  # s, the sender's clock; comes back in Pong
+    sent_at: float  # s, the sender's clock; returned in Pong
 
 
 class Pong(_Message, frozen=True, tag="pong"):
@@ -101,7 +101,7 @@ class Pong(_Message, frozen=True, tag="pong"):
 
 
 class Drain(_Message, frozen=True, tag="drain"):
-    """No new sessions, please: this side is going away once the open ones have ended."""
+    """The sender takes no new sessions and closes the link when the open ones have ended."""
 
 
 # ---- sessions -------------------------------------------------------------------------------------------------------
@@ -111,7 +111,8 @@ class ChatMessage(_Part, frozen=True):
 
 
 class Sampling(_Part, frozen=True):
-    """`core.sampling.sampler.SamplingParams` on the wire. `seed` is always set: the front has drawn one if need be."""
+    """`core.sampling.sampler.SamplingParams` on the wire. `seed` is always set: the side that faces the client draws
+    one if the request has none."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)]
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -125,23 +126,24 @@ class Sampling(_Part, frozen=True):
 
 
 class DraftLimits(_Part, frozen=True):
-    """How far and how broadly a side drafts."""
+    """Limits of a side's draft tree."""
 
     width: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4  # drafts for each next token; 1 makes chains, as in DRAGON
     rows: Annotated[int, msgspec.Meta(ge=1, le=256)] = 16  # in one forward of one branch
     ahead: Annotated[int, msgspec.Meta(ge=0, le=256)] = 32  # tokens beyond the last target; 0: token by token
-    whole_sequences: bool = False  # send chains of `ahead` drafts as a whole, not each draft when it is there
+    whole_sequences: bool = False  # send chains of `ahead` drafts as a whole, not each draft once computed
 
 
 class Options(_Part, frozen=True):
-    """Options of a strategy: request, opening and machine carry them whole. A strategy with more subclasses this."""
+    """Options of a strategy, carried whole by request, opening and machine. A strategy with more options subclasses
+    this."""
 
-    rescoring: bool = True  # scores of documents follow the text, see `core.aggregation.weights.decayed_evidence`
+    rescoring: bool = True  # document scores are updated with the text, see `core.aggregation.weights.decayed_evidence`
     drafting: DraftLimits = DraftLimits()
 
     @property
     def stats_kind(self) -> str:
-        """Answers with the same kind share what they measure, see `core.drafting.online_stats`."""
+        """Kind of answers that share measured statistics, see `core.drafting.online_stats`."""
         return ""
 
 
@@ -151,8 +153,8 @@ DEFAULT_OPTIONS = Options()
 class AggregateOptions(Options, frozen=True):
     """Options of `aggregate`."""
 
-    aggregator: Name = ""  # empty: left to `aggregate`
-    needs_dists: bool = False  # distributions are wanted for logprobs, not for the choice alone
+    aggregator: Name = ""  # empty: `aggregate` selects one
+    needs_dists: bool = False  # distributions are needed for logprobs, not only to choose the token
 
     @property
     def stats_kind(self) -> str:
@@ -160,19 +162,19 @@ class AggregateOptions(Options, frozen=True):
 
 
 class Constraint(_Part, frozen=True):
-    """core.sampling.constraint.Constraint on the wire."""
+    """`core.sampling.constraint.Constraint` on the wire."""
 
     kind: ConstraintKind
     text: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
 class OpenSession(SessionFrame, frozen=True, tag="open"):
-    """The front asks its peer to take part in one generation, from `targets` on.
+    """The side that faces the client asks its peer to take part in one generation, from `targets` on.
 
-    With the strategy `search` a device asks for passages alone: `query` and `top_k_documents` count, the rest is empty,
-    and the answer is `Found`.
+    With the strategy `search` a device asks for passages only: `query` and `top_k_documents` are used, the other fields
+    are empty, and the reply is `RetrievedPassages`.
 
-    Session numbers are chosen by the opener: even by the cloud, odd by the device, never used twice on a connection.
+    The opener chooses the session number: even on the cloud, odd on the device, never used twice on a connection.
     """
 
     kind = "open"
@@ -180,19 +182,19 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
 
     strategy: Name
     messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=1000)]
-    query: Text  # what to search documents for
+    query: Text  # for the document search
     sampling: Sampling
     max_tokens: Count
     top_k_documents: Count
     privacy: Name
-    options: msgspec.Raw  # an array of the fields of the strategy's options, see `Options`
+    options: msgspec.Raw  # the strategy's options as an array of their fields, see `Options`
     targets: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
-    epoch: Count  # how often this answer has been opened before; what was said under another epoch counts no more
-    constraint: Constraint | None  # what the text must look like; each side masks its own distributions
+    epoch: Count  # number of earlier openings of this answer; messages of another epoch are dropped
+    constraint: Constraint | None  # on the text; each side masks its own distributions
 
 
 class CloseSession(SessionFrame, frozen=True, tag="close"):
-    """The sender has ended its part. `reason` is a FinishReason, or a sentence after "refused: "."""
+    """The sender leaves the session. `reason` is a FinishReason, or a sentence after "refused: "."""
 
     kind = "close"
 
@@ -200,27 +202,27 @@ class CloseSession(SessionFrame, frozen=True, tag="close"):
 
 
 class DistPayload(_Part, frozen=True):
-    """A truncated distribution: true probabilities, not renormalised; the mass left off is what they lack of 1.
+    """A truncated distribution: probabilities of the full one, not renormalised; the tail mass is 1 less their sum.
 
-    Packed and unpacked by wire.dist_codec.
+    Encoded and decoded by `wire.dist_codec`.
     """
 
-    ids: Annotated[bytes, msgspec.Meta(max_length=1_048_576)]  # varints: the first id, then each step less 1
+    ids: Annotated[bytes, msgspec.Meta(max_length=1_048_576)]  # varints: the first id, then each difference less 1
     probs: Annotated[bytes, msgspec.Meta(max_length=1_048_576)]  # (kept,) little-endian uint16, or float64
 
 
 class Drafts(SessionMessage, frozen=True, tag="d"):
-    """Nodes of the tree the sender drafts, with what it predicts after each, packed by `wire.tree_codec`.
+    """Nodes of the sender's draft tree, encoded by `wire.tree_codec`, with its prediction after each.
 
-    The tree hangs on an anchor, a node whose prefix is decided. Tags of what is sent for every token are short.
-    Distributions are unpacked once, where they are used: a bad one is ignored there.
+    The root of the tree is an anchor, a node whose prefix is decided. Messages sent for every token have short tags.
+    Distributions are decoded once, where they are used: a bad one is ignored there.
     """
 
     kind = "drafts"
     max_bytes = MAX_FRAME_BYTES
 
     nodes: Annotated[bytes, msgspec.Meta(max_length=65_536)]
-    # One a node; none where choices are sent, and then the field is left out.
+    # One per node; none where choices are sent, and then the field is omitted.
     dists: Annotated[list[DistPayload], msgspec.Meta(max_length=256)] = []
 
     def fault(self, vocab_size: int | None) -> str | None:
@@ -232,7 +234,7 @@ class Drafts(SessionMessage, frozen=True, tag="d"):
 
 
 class EvidenceWeight(SessionMessage, frozen=True, tag="w"):
-    """Summed weight of the sender's documents: log h; None: it found none."""
+    """Total evidence weight of the sender's documents, log h; None: it retrieved none."""
 
     kind = "weight"
 
@@ -243,7 +245,7 @@ class EvidenceWeight(SessionMessage, frozen=True, tag="w"):
 
 
 class DetailRequest(SessionMessage, frozen=True, tag="more"):
-    """The distribution of a node does not settle the choice: send more of it."""
+    """Request for more of a node's distribution, which does not determine the choice yet."""
 
     kind = "wanted"
 
@@ -270,16 +272,16 @@ class Targets(SessionMessage, frozen=True, tag="t"):
 
 
 class Handover(SessionMessage, frozen=True, tag="turn"):
-    """The receiver decides from output position `start` on. Sent by the side that decided until then."""
+    """The receiver decides from output position `start` on. Sent by the side that has decided until then."""
 
     kind = "handover"
 
-    turn: Count  # hand-overs so far, this one included
+    turn: Count  # handovers so far, this one included
     start: Count
 
 
 class SpeedReport(SessionMessage, frozen=True, tag="pace"):
-    """Speed of the sender's engine, for the choice of the side that decides."""
+    """Speed of the sender's engine, for the choice of the deciding side."""
 
     kind = "pace"
 
@@ -291,17 +293,17 @@ class SpeedReport(SessionMessage, frozen=True, tag="pace"):
 
 
 class SyncState(SessionMessage, frozen=True, tag="have"):
-    """State of the sender after a time without progress, so that the receiver can send again what was lost."""
+    """State of the sender after a time without progress, so that the receiver can send lost messages again."""
 
     kind = "have"
 
     turn: Count
-    targets: Count  # output tokens decided, as far as the sender knows, without a gap
-    waits: bool  # it decides, and lacks a distribution of the receiver
+    targets: Count  # decided output tokens that the sender has received, without a gap
+    waits: bool  # the sender decides and lacks a distribution of the receiver
 
 
 class RetrievedPassage(_Part, frozen=True):
-    """A passage the sender reads. From a device, `document` and `text` are empty: they are private."""
+    """A passage in a prompt of the sender. From a device, `document` and `text` are empty: they are private."""
 
     document: Annotated[str, msgspec.Meta(max_length=1024)]
     text: Annotated[str, msgspec.Meta(max_length=16_384)]
@@ -309,7 +311,7 @@ class RetrievedPassage(_Part, frozen=True):
 
 
 class RetrievedPassages(SessionFrame, frozen=True, tag="found"):
-    """Passages the sender reads, for the citations of the answer. For the driver; no machine sees it."""
+    """Passages in the sender's prompts, for the citations of the answer. For the session; no machine receives it."""
 
     kind = "found"
     max_bytes = MAX_FRAME_BYTES
@@ -340,12 +342,12 @@ Message = Hello | Welcome | Ping | Pong | Drain | SessionFrame
 
 
 def not_finite(path: str, *values: float) -> str | None:
-    """The sentence for a number that is not finite, in the field of this path."""
+    """Description of a number that is not finite in the field at this path; None if all are finite."""
     return None if all(map(math.isfinite, values)) else f"a number that is not finite - at `$.{path}`"
 
 
 def bad_tokens(path: str, tokens: list[int], start: int, vocab_size: int | None) -> str | None:
-    """The sentence for token ids outside the vocabulary, or positions beyond the last one."""
+    """Description of token ids outside the vocabulary or positions above the limit; None without a fault."""
     if start + len(tokens) > LAST_TOKEN:
         return f"positions beyond {LAST_TOKEN} - at `$.{path}`"
     if vocab_size is not None and tokens and max(tokens) >= vocab_size:

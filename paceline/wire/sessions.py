@@ -1,7 +1,7 @@
-"""Which sessions of a connection are open, and which once were.
+"""Open sessions of a connection and allocation of their numbers.
 
-Numbers are even from the cloud, odd from the device, and only ever rise: so a number above the highest was never
-opened, one below it that is not open has ended, and nothing need be remembered of those.
+Numbers are even on the cloud, odd on the device, and increase: a number above the highest was never opened, one below
+it that is not open has ended. Ended sessions take no memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MAX_SESSIONS = 256  # open at once, of each opener
 
 
 class SessionTable:
-    """`own_parity` is that of the numbers this side opens with."""
+    """own_parity: parity of the numbers this side allocates."""
 
     def __init__(self, own_parity: int) -> None:
         self._own_parity = own_parity
@@ -28,12 +28,13 @@ class SessionTable:
         return session in self._open
 
     def allocate(self) -> int:
-        """A number of our own. The sessions must then be opened in the order of their numbers."""
+        """Allocate a number of this side. Sessions must be opened in the order of their numbers."""
         self._allocated += 2
         return self._allocated
 
     def open_own(self, session: int) -> None:
-        """Raises LocalProtocolError for a number that is not ours or not new, LinkError when too many are open."""
+        """Open a session of this side. Raises LocalProtocolError for a number that is not this side's or not new,
+        LinkError when too many are open."""
         if session % 2 != self._own_parity or session <= self._highest[self._own_parity]:
             raise LocalProtocolError(f"session {session} cannot be opened: take the numbers in order")
         if self._count(self._own_parity) >= MAX_SESSIONS:
@@ -43,7 +44,8 @@ class SessionTable:
         self._open.add(session)
 
     def open_by_peer(self, session: int, *, refuse: bool) -> str | None:
-        """Why it is refused, or None. Raises RemoteProtocolError for a number that is not the peer's or not new."""
+        """Open a session of the peer; the reason if it is refused. Raises RemoteProtocolError for a number that is not
+        the peer's or not new."""
         parity = 1 - self._own_parity
         if session % 2 != parity or session <= self._highest[parity]:
             raise RemoteProtocolError(f"session {session} opened again or by the wrong side", close_code=_CODE)
@@ -59,13 +61,13 @@ class SessionTable:
         self._open.discard(session)
 
     def sendable(self, session: int) -> bool:
-        """False: it has ended. Raises LocalProtocolError when there never was such a session."""
+        """Whether the session is open; False: it has ended. Raises LocalProtocolError if it was never opened."""
         if not self._known(session):
             raise LocalProtocolError(f"session {session} was never opened")
         return session in self._open
 
     def receivable(self, session: int) -> bool:
-        """False: it has ended. Raises RemoteProtocolError when there never was such a session."""
+        """Whether the session is open; False: it has ended. Raises RemoteProtocolError if it was never opened."""
         if not self._known(session):
             raise RemoteProtocolError(f"session {session} was never opened", close_code=_CODE)
         return session in self._open

@@ -1,12 +1,12 @@
-"""Tree nodes of the `aggregate` strategy in few bytes: which prefix each stands for, and what its sender would choose.
+"""Draft tree nodes of the `aggregate` strategy in few bytes: the prefix of each node and the sender's choice after it.
 
-One byte says how many, at which level of detail and whether choices are there; then, as LEB128 numbers, the position,
-the first id and how far back the anchor is; then for each node how far back its parent is, doubled, plus 1 if the
-edge's token follows, that token, the choice, and the score where scores follow the text. A node whose edge is what its
-parent's sender would choose anyway needs no token, and a chain of such nodes (a trunk) nothing but the choices.
+One byte holds the number of nodes, the level of detail and whether choices are present; then, as LEB128 numbers, the
+position, the first id and the distance back to the anchor; then for each node the distance back to its parent, doubled,
+plus 1 if the edge's token follows, that token, the choice, and the score where document scores are updated. An edge
+whose token is the sender's choice after the parent needs no token, and a chain of such nodes (a trunk) only the
+choices.
 
-Pure packing, without a memory; the message they travel in is `wire.messages.Drafts`, their laws are packed by
-`wire.dist_codec`.
+Stateless. The nodes are sent in `wire.messages.Drafts`, their distributions are encoded by `wire.dist_codec`.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
 
 MAX_NODES = 256  # in one message
-FOLLOWS = -1  # instead of an edge's token: what the parent, a node of an earlier message, said it would choose
-_LIMIT = 2**31  # of ids, positions and tokens
-_CHOICES, _TRUNK, _LEVEL_SHIFT, _MANY = 0x80, 0x40, 4, 0x0F  # the first byte: two flags, two bits, four bits
-_SCORES = 0x40  # the second flag, where there are no choices
+FOLLOWS = -1  # instead of an edge's token: the choice sent with the parent, a node of an earlier message
+_LIMIT = 2**31  # exclusive bound of ids, positions and tokens
+_CHOICES, _TRUNK, _LEVEL_SHIFT, _MANY = 0x80, 0x40, 4, 0x0F  # first byte: two flags, two bits, four bits
+_SCORES = 0x40  # the second flag, in a message without choices
 _MAX_SCORE = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedNodes:
-    """Consecutive nodes of a draft tree, `first`, `first + 1`, …; each stands for one prefix of the answer."""
+    """Consecutive nodes `first`, `first + 1`, … of a draft tree, each one prefix of the answer."""
 
     position: int  # output position of the token that follows the anchor
-    anchor: int  # node id of the anchor: the node that stands for the targets decided so far
-    level: int  # level of detail of the laws that travel with them
+    anchor: int  # node id of the anchor: the node of the targets decided so far
+    level: int  # level of detail of the distributions sent with the nodes
     first: int  # id of the first of these nodes
-    parents: tuple[int, ...]  # (n,) ids of this or an earlier message; -1: none, only the anchor node itself
+    parents: tuple[int, ...]  # (n,) ids in this or an earlier message; -1: none, only for the anchor itself
     tokens: tuple[int, ...]  # (n,) the token on the edge from the parent, or FOLLOWS; 0 for an anchor without parent
     choices: tuple[int, ...] | None  # (n,) the token the sender alone would choose after each; only under `coin`
-    scores: tuple[int, ...] | None = None  # (n,) log h after each, see `aggregation.score_code`; never with choices
+    scores: tuple[int, ...] | None = None  # (n,) log h after each, by `weights.quantize_score`; never with choices
 
     def choice(self, node: int) -> int | None:
-        """What the sender would choose after that node, if this message says so."""
+        """The sender's choice after that node, if this message contains it."""
         inside = self.choices is not None and self.first <= node < self.first + len(self.choices)
         return self.choices[node - self.first] if inside and self.choices is not None else None
 
 
 def pack_nodes(nodes: EncodedNodes) -> bytes:
-    """Raises ValueError for what `unpack_nodes` would refuse."""
+    """Encode. Raises ValueError for nodes that `unpack_nodes` would refuse."""
     if (fault := _fault(nodes, _LIMIT)) is not None:
         raise ValueError(fault)
     count, choices = len(nodes.parents), nodes.choices
@@ -78,7 +78,7 @@ def pack_nodes(nodes: EncodedNodes) -> bytes:
 
 
 def unpack_nodes(data: bytes, vocab_size: int | None = None) -> EncodedNodes:
-    """Raises RemoteProtocolError for anything that `pack_nodes` cannot have written for such a vocabulary."""
+    """Decode. Raises RemoteProtocolError for anything `pack_nodes` cannot have written for that vocabulary size."""
     if not data:
         raise _bad("nodes are missing")
     reader = _Reader(data, 1)
@@ -122,19 +122,19 @@ def unpack_nodes(data: bytes, vocab_size: int | None = None) -> EncodedNodes:
     )
     if (fault := _fault(nodes, _LIMIT if vocab_size is None else min(vocab_size, _LIMIT))) is not None:
         raise _bad(fault)
-    if pack_nodes(nodes) != data:  # numbers or tokens written at more length than need be, or bytes left over
+    if pack_nodes(nodes) != data:  # numbers or tokens not in shortest form, or trailing bytes
         raise _bad("nodes are not packed as they should be")
     return nodes
 
 
 def _implied(nodes: EncodedNodes, index: int) -> bool:
-    """Does the reader know this edge's token without being told?"""
+    """Whether the receiver can derive this edge's token."""
     parent, token = nodes.parents[index], nodes.tokens[index]
     return parent < 0 or token == FOLLOWS or token == nodes.choice(parent)
 
 
 def _fault(nodes: EncodedNodes, vocab_size: int) -> str | None:
-    """What is wrong with them, if anything."""
+    """Description of the first inconsistency; None without one."""
     count = len(nodes.parents)
     if not 1 <= count <= MAX_NODES or len(nodes.tokens) != count or len(nodes.choices or nodes.tokens) != count:
         return f"{count} nodes, {len(nodes.tokens)} tokens, {len(nodes.choices or nodes.tokens)} choices"
@@ -163,7 +163,7 @@ def _fault(nodes: EncodedNodes, vocab_size: int) -> str | None:
 
 
 def _append(out: bytearray, number: int) -> None:
-    """LEB128: seven bits a byte, the lowest first, the high bit set on all but the last."""
+    """Append in LEB128: seven bits a byte, lowest first, the high bit set on all but the last byte."""
     while number >= 128:
         out.append(number & 127 | 128)
         number >>= 7
@@ -171,18 +171,18 @@ def _append(out: bytearray, number: int) -> None:
 
 
 class _Reader:
-    """Numbers one after the other. What is longer than need be is found out by packing again."""
+    """Reads LEB128 numbers in turn. Numbers not in shortest form are detected by encoding again."""
 
-    def __init__(self, data: bytes, at: int) -> None:
-        self._data, self._at = data, at
+    def __init__(self, data: bytes, offset: int) -> None:
+        self._data, self._offset = data, offset
 
     def number(self) -> int:
         value = 0
         for place in range(0, 35, 7):
-            if self._at >= len(self._data):
+            if self._offset >= len(self._data):
                 raise _bad("nodes end within a number")
-            byte = self._data[self._at]
-            self._at += 1
+            byte = self._data[self._offset]
+            self._offset += 1
             value |= (byte & 127) << place
             if byte < 128:
                 return value

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.wire.close_codes import ADVICE, MAX_REASON_BYTES, CloseCode, clipped, sentence
+from paceline.wire.close_codes import ADVICE, MAX_REASON_BYTES, CloseCode, clip, sentence
 from paceline.wire.document import describe
 
 PAGE = Path(__file__).parents[2] / "openapi" / "link.md"
@@ -22,5 +22,5 @@ def test_every_close_code_tells_the_user_what_to_do() -> None:
 
 
 def test_a_reason_fits_a_close_frame_and_is_never_cut_within_a_character() -> None:
-    assert clipped("é" * 100) == "é" * (MAX_REASON_BYTES // 2)
-    assert clipped("short") == "short"
+    assert clip("é" * 100) == "é" * (MAX_REASON_BYTES // 2)
+    assert clip("short") == "short"

@@ -1,6 +1,6 @@
-"""How long forwards take, measured before the first answer: what drafts are worth is known from its first step on.
+"""Forward times measured at start, so that the draft budget is known from the first step of the first answer.
 
-Live measurements take over as they come (`core.drafting.budget.Record`, `core.estimation.timing.Profile`).
+Replaced gradually by live measurements (`core.drafting.online_stats`).
 """
 
 from __future__ import annotations
@@ -16,37 +16,38 @@ from paceline.runtime.engine_loop.worker import EngineWorker
 
 log = logging.getLogger("paceline.engine")
 
-PREFIX: Final = 16  # rows before those that are timed
+PREFIX: Final = 16  # rows before the timed ones
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
-TIMES: Final = 3  # each; the first warms up and is left out
-MOST_S: Final = 1.5  # in all, so that a start waits no longer for a slow engine; checked between two row counts
+REPEATS: Final = 3  # forwards per row count; the first is a warm-up and not reported
+MAX_S: Final = 1.5  # in all, so that a slow engine does not delay the start; checked between two row counts
 _TOKEN: Final = 1
 
 Timed = tuple[int, float]
 
 
 async def forward_times(worker: EngineWorker) -> list[Timed]:
-    """(rows, seconds) of forwards of one sequence, by rising rows; fewer of a slow engine, none of one that refuses.
+    """Measure (rows, seconds) of forwards of one sequence, in order of rows; fewer on a slow engine, none on an
+    EngineError.
 
-    On the loop of the worker, which should have nothing else to do.
+    Runs on the loop of the worker, which should be idle.
     """
     loop = asyncio.get_running_loop()
     seq = worker.allocate()
-    found: list[Timed] = []
-    began = loop.time()
+    times: list[Timed] = []
+    started = loop.time()
     try:
         await worker.compute(Segment(seq, 0, (_TOKEN,) * PREFIX))
         for rows in ROWS:
-            for turn in range(TIMES):
-                asked = loop.time()
+            for repeat in range(REPEATS):
+                submitted = loop.time()
                 await worker.compute(Segment(seq, PREFIX, (_TOKEN,) * rows, logits="all"))
-                if turn:
-                    found.append((rows, loop.time() - asked))
+                if repeat:
+                    times.append((rows, loop.time() - submitted))
                 worker.control(SequenceOp.truncate(seq, PREFIX))
-            if loop.time() - began > MOST_S:
+            if loop.time() - started > MAX_S:
                 break
     except EngineError as error:
         log.info("forwards could not be timed: %s", error)
     finally:
         worker.control(SequenceOp.release(seq))
-    return found
+    return times

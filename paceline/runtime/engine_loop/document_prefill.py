@@ -1,6 +1,6 @@
-"""One side's document KV at work: looked up while a request is read, kept after a first use, filled while nothing runs.
+"""Document KV of one side: looked up while a request is prepared, stored after first use, prefilled while idle.
 
-Between `rag.document_kv`, which knows files, and `prefixes`, which knows the engine. The text of an answer does not
+Connects `rag.document_kv`, which knows files, to `prefix_reuse`, which knows the engine. The text of an answer does not
 depend on it.
 """
 
@@ -27,19 +27,19 @@ from paceline.runtime.engine_loop.worker import EngineWorker
 
 log = logging.getLogger("paceline.node")
 
-WATCH_S = 2.0  # between two looks for documents that were added
-_PAGE = 256  # passages looked at together
-_MAX_WAITING = 1 << 29  # bytes of rows that wait to be written; beyond, they are computed again at another use
-_ANY_QUESTION = ({"role": "user", "content": "?"},)  # preamble and document are the same for every question
+WATCH_S = 2.0  # polling interval for added documents
+_PAGE = 256  # passages read at a time
+_MAX_PENDING_BYTES = 1 << 29  # of rows waiting to be written; beyond, they are dropped and computed at the next use
+_ANY_QUESTION = ({"role": "user", "content": "?"},)  # preamble and document do not depend on the question
 
 
 def kv_key(model: ModelInfo, passage: Passage, tokens: tuple[int, ...]) -> KvKey:
-    """tokens: of the preamble and of what is read of the passage"""
+    """Key of a passage's KV. tokens: the preamble and the tokens of the passage that the prompt contains."""
     return KvKey(text_hash(passages_text(passage)), f"{model.fingerprint} {model.dtype} {model.backend}", tokens)
 
 
 class DocumentPrefiller:
-    """`prefix` may be called on any thread, the rest belongs to the event loop. Close it after the worker."""
+    """`prefix` may be called on any thread, all else on the event loop only. Close after the worker."""
 
     def __init__(
         self, files: DocumentKvStore, documents: DocumentStore, worker: EngineWorker, model: LoadedModel
@@ -52,15 +52,15 @@ class DocumentPrefiller:
         self._info = info
         self._writer = ThreadPoolExecutor(1, "paceline-kv")
         self._lock = threading.Lock()
-        self._waiting: dict[KvKey, int] = {}  # what is being written → its bytes
-        self._seen = ""  # generation of the documents for which nothing is missing
+        self._pending: dict[KvKey, int] = {}  # KV being written → its bytes
+        self._complete = ""  # generation of the documents whose KV is complete
 
     def close(self) -> None:
-        """Waits for what is being written."""
+        """Wait until pending KV is written."""
         self._writer.shutdown()
 
     def prefix(self, passage: Passage, tokens: tuple[int, ...]) -> StoredPrefix:
-        """What prompts about this passage begin with: as it is stored, or to be stored when it has been computed."""
+        """Prefix of prompts about this passage: with its stored KV, or with a callback that stores it once computed."""
         key = kv_key(self._info, passage, tokens)
         rows = self._files.get(key)
         if rows is not None:
@@ -68,14 +68,14 @@ class DocumentPrefiller:
         return StoredPrefix(tokens, keep=lambda computed: self._keep(key, passage.chunk_id, computed))
 
     async def prefill_missing(self, busy: Callable[[], bool]) -> int:
-        """Compute what is missing of all documents, a passage at a time, until `busy`. Returns how many that were.
+        """Prefill passages without stored KV, one at a time, until `busy`; returns their number.
 
-        Ends too when the folder is full: then what is used stays, and nothing is computed on suspicion.
+        Also ends when the folder is full: KV is then stored at use only, never ahead.
         """
         generation = await asyncio.to_thread(self._documents.generation)
-        if generation == self._seen:
+        if generation == self._complete:
             return 0
-        if not self._seen:  # what was removed while nobody could tell
+        if not self._complete:  # first run: documents may have been removed while the program was down
             await asyncio.to_thread(self._files.retain, self._texts)
         computed = after = 0
         while page := await asyncio.to_thread(self._documents.passages, after, _PAGE):
@@ -84,10 +84,10 @@ class DocumentPrefiller:
                 if busy():
                     return computed
                 if not await self._compute(passage):
-                    self._seen = generation
+                    self._complete = generation
                     return computed
                 computed += 1
-        self._seen = generation
+        self._complete = generation
         return computed
 
     # ---- inside -----------------------------------------------------------------------------------------------------
@@ -100,34 +100,34 @@ class DocumentPrefiller:
         return texts
 
     def _missing(self, page: list[Passage]) -> list[Passage]:
-        """One passage for each text."""
-        there = self._files.groups()
+        """Passages of the page without stored KV, one for each text."""
+        stored = self._files.groups()
         missing: dict[str, Passage] = {}
         for passage in page:
             group = kv_key(self._info, passage, ()).group
-            if group not in there:
+            if group not in stored:
                 missing.setdefault(group, passage)
         return list(missing.values())
 
     async def _compute(self, passage: Passage) -> bool:
-        """Prefill and keep one passage. False when the folder has no room for another."""
+        """Prefill and store one passage. False when the folder has no room for it."""
         key = await asyncio.to_thread(self._any_key, passage)
         if key is None:
             return True
-        rows = await self._prefilled(key.tokens)
+        rows = await self._prefill(key.tokens)
         if rows is None:
             return True
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, self._write_ahead, key, passage.chunk_id, rows)
 
-    async def _prefilled(self, tokens: tuple[int, ...]) -> KvPrefix | None:
-        """None where the engine cannot do it, for lack of room or otherwise."""
+    async def _prefill(self, tokens: tuple[int, ...]) -> KvPrefix | None:
+        """Prefill the tokens and export their KV; None where the engine fails, for lack of memory or otherwise."""
         seq, loop = self._worker.allocate(), asyncio.get_running_loop()
-        found: asyncio.Future[KvPrefix | None] = loop.create_future()
+        exported: asyncio.Future[KvPrefix | None] = loop.create_future()
 
         def deliver(rows: KvPrefix | None) -> None:
-            if not found.done():  # cancelled meanwhile
-                found.set_result(rows)
+            if not exported.done():  # else cancelled
+                exported.set_result(rows)
 
         def export(engine: Engine) -> None:
             rows = None
@@ -144,44 +144,44 @@ class DocumentPrefiller:
 
         try:
             self._worker.forward(Segment(seq, 0, tokens, logits="none"), answered)
-            return await found
+            return await exported
         finally:
             self._worker.control(SequenceOp.release(seq))
 
     def _any_key(self, passage: Passage) -> KvKey | None:
-        """Of the passage behind the preamble that a first question would have; None where it cannot be read so."""
+        """Key of the passage after the preamble of a first question; None where such a prompt is not possible."""
         try:
             preamble, document, _ = self._tokenizer.document_prompt(_ANY_QUESTION, passages_text(passage))
-        except PacelineError:  # a template that has no place for documents
+        except PacelineError:  # the chat template has no place for documents
             return None
         tokens = (*preamble, *document)
         return kv_key(self._info, passage, tokens) if 0 < len(tokens) < self._info.max_positions else None
 
     def _write_ahead(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> bool:
-        """False, and nothing written, where something else would have to go for it."""
+        """Write, unless other KV would have to be removed for it; then False."""
         if not self._files.has_room(rows):
             return False
         self._write(key, chunk_id, rows)
         return True
 
     def _keep(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> None:
-        """On the engine's thread: hand over and return."""
+        """Called on the engine's thread: queue for the writer without waiting."""
         with self._lock:
-            if key in self._waiting or sum(self._waiting.values()) + rows.num_bytes > _MAX_WAITING:
+            if key in self._pending or sum(self._pending.values()) + rows.num_bytes > _MAX_PENDING_BYTES:
                 return
-            self._waiting[key] = rows.num_bytes
-        self._writer.submit(self._write_waiting, key, chunk_id, rows)
+            self._pending[key] = rows.num_bytes
+        self._writer.submit(self._write_pending, key, chunk_id, rows)
 
-    def _write_waiting(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> None:
+    def _write_pending(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> None:
         try:
             self._write(key, chunk_id, rows)
         except Exception:
             log.exception("KV of a document could not be kept")
         finally:
             with self._lock:
-                del self._waiting[key]
+                del self._pending[key]
 
     def _write(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> None:
-        # A document that is removed while its rows are written must not leave them behind.
+        # The KV of a document that is removed during the write must not remain.
         if self._documents.holds(chunk_id) and self._files.put(key, rows) and not self._documents.holds(chunk_id):
             self._files.forget([key.text])

@@ -1,6 +1,6 @@
-"""From submitted segments to forward passes and answers: what the engine's thread does, without the thread.
+"""From submitted segments to forward passes and answers: the work of the engine's thread, without the thread.
 
-`worker.EngineWorker` runs it on a thread in real time, `world.World` in virtual time.
+Run by `worker.EngineWorker` on a thread in real time, by `runtime.simulation` in virtual time.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ log = logging.getLogger("paceline.engine")
 Answer = Callable[[tuple[Dist, ...] | EngineError], None]
 Answers = list[tuple[Answer, tuple[Dist, ...] | EngineError]]
 
-TOKEN_BUDGET = 512  # rows a step: a long prefill holds a decode up for no longer than a step of this size
+TOKEN_BUDGET = 512  # rows per step: a long prefill delays a decode by at most a step of this size
 MAX_SEGMENTS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceOp:
-    """Something to do to a sequence between two steps. Rows from `from_row` on that have not run are void.
+    """A change of a sequence between two steps. Pending rows from `from_row` on are cancelled.
 
-    None: none are void, and it is done once they have run; what is asked for after it waits for that as well.
+    from_row None: cancels nothing and runs after the pending rows; later changes of the sequence wait for it.
     """
 
     seq: SeqId
@@ -39,7 +39,7 @@ class SequenceOp:
     @staticmethod
     def truncate(seq: SeqId, length: int) -> SequenceOp:
         def act(engine: Engine) -> None:
-            if engine.length(seq) > length:  # the forward that would have written the rows may never have run
+            if engine.length(seq) > length:  # the forward that writes these rows may have been cancelled
                 engine.truncate(seq, length)
 
         return SequenceOp(seq, length, act)
@@ -57,14 +57,14 @@ class SequenceOp:
 class ForwardRequest:
     segment: Segment
     answer: Answer
-    prefix: StoredPrefix | None = None  # what the segment may begin with, if it is a whole prompt
-    group: Group | None = None  # of sequences that end together
+    prefix: StoredPrefix | None = None  # prefix of the segment, if it is a whole prompt
+    group: Group | None = None  # sequences of one answer, released together
 
 
 class StepExecutor:
-    """`take` between steps only; `next` chooses a step's batch and `run` executes it.
+    """Call `submit` between steps only; `next` schedules a step and `run` executes it.
 
-    A segment the engine refuses fails alone; a fault in the engine fails its step, and nothing else.
+    A segment the engine refuses fails alone; an engine fault fails the segments of its step only.
     """
 
     def __init__(self, engine: Engine, *, token_budget: int = TOKEN_BUDGET) -> None:
@@ -72,16 +72,16 @@ class StepExecutor:
         self._scheduler = Scheduler(token_budget, MAX_SEGMENTS, block_size=engine.block_size)
         self._next_key = 0
         self._answers: dict[int, Answer] = {}
-        self._parts: dict[int, list[Dist]] = {}  # of segments that the scheduler has cut
-        self._after: dict[int, list[SequenceOp]] = {}  # what waits for a segment, by its key
+        self._parts: dict[int, list[Dist]] = {}  # results so far of segments that the scheduler has chunked
+        self._after: dict[int, list[SequenceOp]] = {}  # operations that wait for a segment, by its key
         self._prefixes = PrefixReuse(engine)
-        self.steps = 0  # forward passes so far
+        self.steps = 0  # forward passes
         self.rows = 0  # rows in them
-        self.last = StepSize()  # what ran together last
+        self.last = StepSize()  # size of the last step
 
     @property
     def adopted(self) -> int:
-        """Rows that were stored, and so need not be computed, so far."""
+        """Rows imported from stored prefixes instead of computed."""
         return self._prefixes.adopted
 
     @property
@@ -89,11 +89,11 @@ class StepExecutor:
         return self._scheduler.idle
 
     def has_begun(self, group: Group) -> bool:
-        """Has any of its rows run? May be asked from any thread."""
+        """Whether any of its rows has run. From any thread."""
         return self._scheduler.has_begun(group)
 
     def lacks_memory(self, group: Group) -> bool:
-        """Does it wait for memory, not for its turn? As of the last step; may be asked from any thread."""
+        """Whether it waits for memory, not for its turn, as of the last step. From any thread."""
         return self._scheduler.lacks_memory(group)
 
     def submit(self, item: SequenceOp | ForwardRequest) -> None:
@@ -101,30 +101,30 @@ class StepExecutor:
             self._next_key += 1
             self._answers[self._next_key] = item.answer
             self._parts[self._next_key] = []
-            ready = self._prefixes.add(self._next_key, item.segment, item.prefix)
-            self._scheduler.add(self._next_key, item.segment, num_cached_tokens=ready, group=item.group)
+            cached = self._prefixes.add(self._next_key, item.segment, item.prefix)
+            self._scheduler.add(self._next_key, item.segment, num_cached_tokens=cached, group=item.group)
             return
         last = self._scheduler.last(item.seq)
-        if last is not None and (item.from_row is None or (item.from_row > 0 and self._is_awaited(item.seq))):
+        if last is not None and (item.from_row is None or (item.from_row > 0 and self._has_waiting(item.seq))):
             self._after.setdefault(last, []).append(item)
             return
         if item.from_row is not None:
             for key in self._scheduler.cancel(item.seq, item.from_row):
-                self._forget(key)  # void: whoever changed the sequence knows
-        self._act(item)
+                self._forget(key)  # cancelled by the caller: no answer
+        self._apply(item)
 
-    def _is_awaited(self, seq: SeqId) -> bool:
-        """Does a commit wait for a segment of this sequence? Then rows are counted as they will be after it."""
-        return any(control.seq == seq for controls in self._after.values() for control in controls)
+    def _has_waiting(self, seq: SeqId) -> bool:
+        """Whether a commit waits for a segment of this sequence; later row numbers then count the rows after it."""
+        return any(op.seq == seq for ops in self._after.values() for op in ops)
 
-    def _act(self, control: SequenceOp) -> None:
+    def _apply(self, op: SequenceOp) -> None:
         try:
-            control.act(self.engine)
-        except Exception:  # the thread must live; the sequence's next segment will be refused
-            log.exception("could not change sequence %s", control.seq)
+            op.act(self.engine)
+        except Exception:  # the thread must survive; the sequence's next segment will be refused
+            log.exception("could not change sequence %s", op.seq)
 
     def next(self) -> SchedulerOutput | None:
-        """The next step; None when nothing is pending or nothing fits before something is released."""
+        """Schedule the next step; None when nothing is pending or nothing fits until memory is released."""
         return self._scheduler.schedule(self.engine.free_rows(), self.engine.length)
 
     def run(self, scheduled: SchedulerOutput) -> Answers:
@@ -137,41 +137,41 @@ class StepExecutor:
         return answers + self._forward(self._prefixes.adopt(scheduled.segments))
 
     def export_prefixes(self) -> None:
-        """After the answers of a step are out and before anything else is taken: what can wait until then."""
+        """Export computed prefixes. Call after a step's answers are sent and before the next `submit`."""
         self._prefixes.export()
 
-    def _forward(self, pieces: tuple[ScheduledSegment, ...]) -> Answers:
-        batch = Batch(tuple(piece.segment for piece in pieces))
+    def _forward(self, chunks: tuple[ScheduledSegment, ...]) -> Answers:
+        batch = Batch(tuple(chunk.segment for chunk in chunks))
         try:
             output = self.engine.forward(batch)
         except EngineError as error:
-            if len(pieces) > 1:  # a refusal changes nothing: let those through that can be served
-                return [answer for piece in pieces for answer in self._forward((piece,))]
+            if len(chunks) > 1:  # a refusal has no effect: run the segments one by one
+                return [answer for chunk in chunks for answer in self._forward((chunk,))]
             log.warning("a segment was refused: %s", error)
-            return self._fail(pieces, error)
+            return self._fail(chunks, error)
         except Exception as fault:
-            # Whatever it is, those who wait must hear of it: an answer that never comes is worse than one that fails.
+            # Every caller must receive a result: a missing answer is worse than a failed one.
             log.exception("a step failed")
-            return self._fail(pieces, EngineError(f"the engine failed: {fault}"))
+            return self._fail(chunks, EngineError(f"the engine failed: {fault}"))
         self.steps += 1
         self.rows += batch.num_rows
-        self.last = StepSize(batch.num_rows, len(pieces))
+        self.last = StepSize(batch.num_rows, len(chunks))
         answers: Answers = []
-        for piece, dists in zip(pieces, output.dists, strict=True):
-            self._parts[piece.key].extend(dists)
-            if piece.final:
-                parts = tuple(self._parts[piece.key])
-                self._prefixes.done(piece)
-                for control in self._after.get(piece.key, ()):
-                    self._act(control)
-                answers.append((self._forget(piece.key), parts))
+        for chunk, dists in zip(chunks, output.dists, strict=True):
+            self._parts[chunk.key].extend(dists)
+            if chunk.final:
+                all_dists = tuple(self._parts[chunk.key])
+                self._prefixes.done(chunk)
+                for op in self._after.get(chunk.key, ()):
+                    self._apply(op)
+                answers.append((self._forget(chunk.key), all_dists))
         return answers
 
-    def _fail(self, pieces: tuple[ScheduledSegment, ...], error: EngineError) -> Answers:
-        """These, and what was to follow them in their sequences."""
-        failed = {piece.key for piece in pieces}
-        for piece in pieces:
-            failed.update(self._scheduler.cancel(piece.segment.seq))
+    def _fail(self, chunks: tuple[ScheduledSegment, ...], error: EngineError) -> Answers:
+        """Fail these segments and the pending ones of their sequences."""
+        failed = {chunk.key for chunk in chunks}
+        for chunk in chunks:
+            failed.update(self._scheduler.cancel(chunk.segment.seq))
         return [(self._forget(key), error) for key in sorted(failed)]
 
     def _forget(self, key: int) -> Answer:

@@ -1,7 +1,7 @@
-"""How much of the engine's memory an answer claims, so that whatever has begun can end. Pure.
+"""KV rows that an answer claims, so that every answer that has begun can finish. Pure.
 
-The scheduler admits an answer's rows only while every answer that has begun can still be given all it claims
-(`core.batching.scheduler`). A claim is for all branches together: prompts, output tokens, and the open rows of drafts.
+The scheduler admits an answer only while every answer that has begun can still receive its whole claim
+(`core.batching.scheduler`). A claim covers all branches together: prompts, output tokens, and open rows of drafts.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from paceline.errors import RequestError
 from paceline.strategies.base import Branch
 from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS
 
-MANY = 256  # output tokens: an answer that may be so long is better off with drafts than with more tokens
+LONG_ANSWER = 256  # output tokens: from this limit on, drafts are worth more than further tokens
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryClaim:
     rows: int  # of all branches together, in whole blocks; 0 where memory has no bound
     tokens: int  # output tokens that fit in them
-    drafts: bool  # do drafts fit, too?
+    drafts: bool  # whether open rows of drafts fit, too
 
 
 def claim(capacity: int | None, block_size: int, prompts: Sequence[int], tokens: int) -> MemoryClaim | None:
-    """What branches with prompts of so many rows claim for `tokens` output tokens, at least 1, or for as many as fit.
+    """Claim of branches for `tokens` output tokens, or for as many as fit; None if not even one fits.
 
-    capacity: rows of the engine, None without a bound. None: not even one token fits.
+    capacity: rows of the engine, None without a bound. prompts: rows of each branch's prompt. tokens: at least 1.
     """
     if capacity is None:
         return MemoryClaim(0, tokens, drafts=True)
     for open_rows in (MAX_OPEN_ROWS, 0):
-        fixed = sum(prompt + open_rows + block_size - 1 for prompt in prompts)  # the last block may be begun only
+        fixed = sum(prompt + open_rows + block_size - 1 for prompt in prompts)  # the last block may be partly filled
         fitting = min(tokens, (capacity - fixed) // len(prompts))
-        least = min(tokens, MANY) if open_rows else 1
+        least = min(tokens, LONG_ANSWER) if open_rows else 1
         if fitting >= least:
             return MemoryClaim(fixed + fitting * len(prompts), fitting, drafts=open_rows > 0)
     return None
 
 
 def claim_or_refuse(capacity: int | None, block_size: int, branches: Sequence[Branch], tokens: int) -> MemoryClaim:
-    """What an answer of these branches claims. Raises RequestError (400) where its prompts alone do not fit."""
+    """Claim of an answer of these branches. Raises RequestError (400) where its prompts alone do not fit."""
     prompts = [len(branch.prompt) for branch in branches]
     share = claim(capacity, block_size, prompts, tokens)
     if share is None:

@@ -1,6 +1,6 @@
-"""The rows that prompts about one document begin with: adopted where they are stored, exported to be stored where not.
+"""KV of document prefixes of prompts: imported where it is stored, exported for storing where it is not.
 
-On the engine's thread, between `Steps` and the engine. Knows no files: where rows come from and go to is the caller's.
+Runs on the engine's thread, between `StepExecutor` and the engine. Knows no files: the caller provides and stores rows.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ log = logging.getLogger("paceline.engine")
 
 @dataclass(frozen=True, slots=True)
 class StoredPrefix:
-    """Preamble and document."""
+    """Preamble and document at the start of a prompt."""
 
     tokens: tuple[int, ...]
-    rows: KvPrefix | None = None  # as they were stored
-    keep: Callable[[KvPrefix], None] | None = None  # where to put them once computed; on the engine's thread, at once
+    rows: KvPrefix | None = None  # stored KV
+    keep: Callable[[KvPrefix], None] | None = None  # receives computed KV on the engine's thread; must not wait
 
     def begins(self, segment: Segment) -> bool:
-        """Is it the start of this segment, with something left to compute?"""
+        """Whether the segment starts with this prefix and has rows left to compute."""
         rows = len(self.tokens)
         whole = segment.start == 0 and segment.parents is None and segment.logits != "all"
         return whole and rows < len(segment.tokens) and segment.tokens[:rows] == self.tokens
 
 
 class PrefixReuse:
-    """Of the requests that one `Steps` holds, by its keys."""
+    """Prefixes of the requests of one `StepExecutor`, by their keys."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._adopting: dict[int, KvPrefix] = {}
         self._keeping: dict[int, StoredPrefix] = {}
         self._computed: list[tuple[SeqId, StoredPrefix]] = []
-        self.adopted = 0  # rows so far that were not computed
+        self.adopted = 0  # rows imported instead of computed
 
     def add(self, key: int, segment: Segment, prefix: StoredPrefix | None) -> int:
-        """How many first rows of the segment need not be computed."""
+        """Register a segment; the number of its first rows that need not be computed."""
         if prefix is None or not prefix.begins(segment):
             return 0
         if prefix.rows is not None:
@@ -54,35 +54,35 @@ class PrefixReuse:
             self._keeping[key] = prefix
         return 0
 
-    def adopt(self, pieces: Sequence[ScheduledSegment]) -> tuple[ScheduledSegment, ...]:
-        """Give the engine the rows these pieces build on; what it refuses is computed after all."""
-        return tuple(self._begun(piece) for piece in pieces)
+    def adopt(self, chunks: Sequence[ScheduledSegment]) -> tuple[ScheduledSegment, ...]:
+        """Import the stored rows before these segments; rows that the engine refuses are computed instead."""
+        return tuple(self._import(chunk) for chunk in chunks)
 
-    def _begun(self, piece: ScheduledSegment) -> ScheduledSegment:
-        rows, segment = self._adopting.pop(piece.key, None), piece.segment
+    def _import(self, chunk: ScheduledSegment) -> ScheduledSegment:
+        rows, segment = self._adopting.pop(chunk.key, None), chunk.segment
         if rows is None or segment.start != len(rows.tokens):
-            return piece
+            return chunk
         try:
             self._engine.import_kv(segment.seq, rows)
         except EngineError as error:
             log.warning("stored rows of a document are computed again: %s", error)
             whole = Segment(segment.seq, 0, rows.tokens + segment.tokens, None, segment.logits)
-            return replace(piece, segment=whole)
+            return replace(chunk, segment=whole)
         self.adopted += len(rows.tokens)
-        return piece
+        return chunk
 
-    def done(self, piece: ScheduledSegment) -> None:
-        """The last piece of a request has run."""
-        if (prefix := self._keeping.pop(piece.key, None)) is not None:
-            self._computed.append((piece.segment.seq, prefix))
+    def done(self, chunk: ScheduledSegment) -> None:
+        """Called when the last chunk of a request has run."""
+        if (prefix := self._keeping.pop(chunk.key, None)) is not None:
+            self._computed.append((chunk.segment.seq, prefix))
 
     def export(self) -> None:
-        """Hand over the rows of what was computed since: after the answers are out, before a sequence is changed."""
+        """Export the prefixes computed since the last call. After the answers are sent, before any sequence changes."""
         for seq, prefix in self._computed:
             try:
                 if prefix.keep is not None:
                     prefix.keep(self._engine.export_kv(seq, prefix.tokens))
-            except Exception as error:  # a document is read without its rows being kept
+            except Exception as error:  # the answer does not depend on storing
                 log.warning("the rows of a document cannot be kept: %s", error)
         self._computed.clear()
 

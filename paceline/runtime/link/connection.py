@@ -1,5 +1,5 @@
-"""Runs a link: the machine of `paceline.wire.link` on a real connection, clock and event loop. Holds no rule of its own
-but the bound of the outgoing queue; what a message means is for whoever attaches a handler.
+"""The link machine of `paceline.wire.link` on a real connection, clock and event loop. Adds only the bound of the
+outgoing queue; session messages go to handlers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from paceline.errors import LinkClosed, RemoteProtocolError
 from paceline.runtime.link.transport import CLOSE_TIMEOUT_S, Transport, TransportClosed
-from paceline.wire.close_codes import CloseCode, clipped
+from paceline.wire.close_codes import CloseCode, clip
 from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, Transmit, WakeAt
 from paceline.wire.link import LinkMachine
 from paceline.wire.messages import CloseSession, Hello, OpenSession, SessionFrame, Welcome
@@ -21,14 +21,14 @@ log = logging.getLogger("paceline.link")
 SessionHandler = Callable[[SessionFrame], object]  # the result is ignored
 Authenticator = Callable[[Hello], Awaitable[CloseCode | None]]  # None admits; never raises for a bad credential
 
-MAX_QUEUED_BYTES = 4 << 20  # waiting to be sent; a peer slower than that is let go
+MAX_QUEUED_BYTES = 4 << 20  # waiting to be sent; beyond, the link is closed with TOO_SLOW
 
 
 class Link:
     """One connection to the peer, until it closes; `paceline.runtime.link.dialer` makes them.
 
-    All methods belong to the event loop's thread and none but `run` and `close` waits. Handlers are called in the order
-    of arrival, must not wait, and are told nothing when the link closes: watch `closed` or set `on_down` for that.
+    All methods belong to the event loop's thread; only `run` and `close` wait. Handlers are called in the order of
+    arrival, must not wait, and are not called when the link closes: watch `closed` or set `on_down` for that.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Link:
         on_up: Callable[[Link], None] | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        self.on_open: Callable[[OpenSession], None] | None = None  # a session the peer opens; call `attach` in it
-        self.on_down: Callable[[], None] | None = None  # called once, after `up`; no handler is called any more
+        self.on_open: Callable[[OpenSession], None] | None = None  # for a session the peer opens; must `attach` it
+        self.on_down: Callable[[], None] | None = None  # called once, after `up`; the last callback of this link
         self.up = asyncio.Event()
         self.closed = asyncio.Event()
         self.close_code: int | None = None
@@ -53,44 +53,44 @@ class Link:
         self._handlers: dict[int, SessionHandler] = {}
         self._outgoing: deque[bytes] = deque()
         self._queued_bytes = 0
-        self._more = asyncio.Event()  # something to send, or closed
-        self._to_check: asyncio.Queue[Hello] = asyncio.Queue(maxsize=1)  # the machine asks once
+        self._wake_writer = asyncio.Event()  # a frame is queued, or the link has closed
+        self._to_authenticate: asyncio.Queue[Hello] = asyncio.Queue(maxsize=1)  # requested once at most
         self._timer: asyncio.TimerHandle | None = None
-        self._parting: Disconnected | None = None
+        self._disconnected: Disconnected | None = None
         self._running = False
         self._finished = asyncio.Event()
 
-    # ---- what is known ----------------------------------------------------------------------------------------------
+    # ---- properties -------------------------------------------------------------------------------------------------
     @property
     def peer(self) -> Hello | Welcome:
-        """How the peer introduced itself. Raises LinkClosed before the handshake is done."""
+        """The peer's Hello or Welcome. Raises LinkClosed before the handshake is done."""
         if self._machine.peer is None:
             raise LinkClosed("the handshake is not done")
         return self._machine.peer
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Those both sides know; none before the handshake is done."""
+        """Strategies that both sides support; none before the handshake is done."""
         return self._machine.strategies
 
     @property
     def rtt(self) -> float | None:
-        """s, smoothed; None before the first answer to a heartbeat."""
+        """s, smoothed; None before the first reply to a heartbeat."""
         return self._machine.rtt
 
     @property
     def bandwidth(self) -> float | None:
-        """Bytes a second towards the peer; None while nothing has shown a limit."""
+        """Bytes a second towards the peer; None until measured as a limit."""
         return self._machine.bandwidth.rate
 
     @property
     def accepting(self) -> bool:
-        """Can a session be opened now?"""
+        """Whether a session can be opened now."""
         return self._machine.accepting
 
     # ---- sessions ---------------------------------------------------------------------------------------------------
     def open_session(self, handler: SessionHandler) -> int:
-        """A number for a session of this side; its OpenSession must be sent before the next number is asked for.
+        """Allocate a session number; its OpenSession must be sent before the next is allocated.
 
         Raises LinkClosed when the link takes no new sessions.
         """
@@ -101,20 +101,20 @@ class Link:
         return session
 
     def attach(self, session: int, handler: SessionHandler) -> None:
-        """Hand this session's messages to `handler`, up to and including its CloseSession."""
+        """Call `handler` with this session's messages, up to and including its CloseSession."""
         self._handlers[session] = handler
 
     def detach(self, session: int) -> int:
-        """Forget the session's handler; if the session is still open, close it as cancelled. The bytes that took."""
+        """Remove the session's handler; if the session is open, close it as cancelled. Returns the bytes sent."""
         self._handlers.pop(session, None)
         if session in self._machine.sessions and not self.closed.is_set():
             return self.send(CloseSession(session=session, reason="cancelled"))
         return 0
 
     def send(self, message: SessionFrame) -> int:
-        """Queue a message of a session, never waits. The bytes it takes; 0 if the session has just ended.
+        """Queue a message of a session without waiting. Returns its size in bytes; 0 if the session has just ended.
 
-        Raises LinkClosed when the link is closed, LocalProtocolError for what must never be sent.
+        Raises LinkClosed when the link is closed, LocalProtocolError for a message that must not be sent.
         """
         effects = self._machine.send(message, asyncio.get_running_loop().time())
         self._apply(effects)
@@ -122,15 +122,16 @@ class Link:
             self._handlers.pop(message.session, None)
         return next((len(effect.data) for effect in effects if isinstance(effect, Transmit)), 0)
 
-    # ---- life -------------------------------------------------------------------------------------------------------
+    # ---- lifecycle
+    # -------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Until the link is closed, for whatever reason; `close_reason` has it then. Once."""
+        """Run until the link is closed; `close_reason` is set then. Called once."""
         self._running = True
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(self._write())
-                others = [tasks.create_task(self._read()), tasks.create_task(self._check())]
+                others = [tasks.create_task(self._read()), tasks.create_task(self._check_credential())]
                 self._apply(self._machine.connection_made(loop.time()))
                 await self.closed.wait()
                 for task in others:
@@ -138,18 +139,18 @@ class Link:
                 if self._outgoing:
                     await asyncio.wait({writer}, timeout=CLOSE_TIMEOUT_S)
                 writer.cancel()
-            await self._part()
+            await self._close_transport()
         finally:
-            self._apply(self._machine.close(CloseCode.CLOSING))  # nothing, unless this was cancelled
+            self._apply(self._machine.close(CloseCode.CLOSING))  # without effect unless this task was cancelled
             self._transport.abort()
             self._finished.set()
 
     def drain(self) -> None:
-        """Take no new sessions, and close when the open ones have ended."""
+        """Refuse new sessions, and close when the open ones have ended."""
         self._apply(self._machine.drain())
 
     async def close(self, code: int = CloseCode.CLOSING, reason: str = "") -> None:
-        """Close, and wait until `run` is done. Not from a task that `run` waits for."""
+        """Close, and wait until `run` is done. Must not be called from a task that `run` waits for."""
         self._apply(self._machine.close(code, reason))
         if self._running:
             await self._finished.wait()
@@ -165,20 +166,20 @@ class Link:
                 case WakeAt(time):
                     self._wake_at(time)
                 case Authenticate(hello):
-                    self._to_check.put_nowait(hello)
+                    self._to_authenticate.put_nowait(hello)
                 case Connected():
                     self.up.set()
                     if self._on_up is not None:
                         self._on_up(self)
                 case Disconnected():
-                    self._go_down(effect)
+                    self._on_disconnected(effect)
 
     def _queue(self, data: bytes) -> None:
         if self.closed.is_set():
             return
         self._outgoing.append(data)
         self._queued_bytes += len(data)
-        self._more.set()
+        self._wake_writer.set()
         if self._queued_bytes > MAX_QUEUED_BYTES:
             self._apply(self._machine.close(CloseCode.TOO_SLOW, f"{self._queued_bytes} bytes were waiting"))
 
@@ -197,29 +198,29 @@ class Link:
             if handler is not None:
                 handler(message)
         except LinkClosed:
-            return  # the handler wanted to answer, and the link has gone meanwhile
+            return  # the handler sends, and the link has been closed meanwhile
         except Exception:
-            # A fault in one session's handler is that session's end, not every other's.
+            # An exception in a handler ends its session only.
             log.exception("a session's handler failed")
             self.detach(session)
 
     def _wake_at(self, time: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(time, self._woke)
+        self._timer = asyncio.get_running_loop().call_at(time, self._timer_fired)
 
-    def _woke(self) -> None:
+    def _timer_fired(self) -> None:
         self._apply(self._machine.tick(asyncio.get_running_loop().time()))
 
-    def _go_down(self, down: Disconnected) -> None:
-        self.close_code, self.close_reason, self._parting = down.code, down.reason, down
+    def _on_disconnected(self, effect: Disconnected) -> None:
+        self.close_code, self.close_reason, self._disconnected = effect.code, effect.reason, effect
         if self._timer is not None:
             self._timer.cancel()
-        if down.by_peer or down.code in (CloseCode.TOO_SLOW, CloseCode.HEARTBEAT_LOST):
-            self._outgoing.clear()  # nobody reads it
+        if effect.by_peer or effect.code in (CloseCode.TOO_SLOW, CloseCode.HEARTBEAT_LOST):
+            self._outgoing.clear()  # the peer does not read it
         self._handlers.clear()
         self.closed.set()
-        self._more.set()
+        self._wake_writer.set()
         if self.up.is_set() and self.on_down is not None:
             self.on_down()
 
@@ -229,8 +230,8 @@ class Link:
         try:
             while not self.closed.is_set():
                 self._apply(self._machine.received(await self._transport.recv_bytes(), loop.time()))
-        except TransportClosed as gone:
-            self._apply(self._machine.connection_lost(gone.code, gone.reason))
+        except TransportClosed as end:
+            self._apply(self._machine.connection_lost(end.code, end.reason))
         except RemoteProtocolError as error:
             self._apply(self._machine.close(error.close_code, str(error)))
 
@@ -238,19 +239,19 @@ class Link:
         try:
             while self._outgoing or not self.closed.is_set():
                 if not self._outgoing:
-                    self._more.clear()
-                    await self._more.wait()
+                    self._wake_writer.clear()
+                    await self._wake_writer.wait()
                     continue
                 data = self._outgoing[0]
                 await self._transport.send_bytes(data)
-                if self._outgoing:  # not given up meanwhile
+                if self._outgoing:  # not cleared meanwhile
                     self._outgoing.popleft()
                     self._queued_bytes -= len(data)
-        except TransportClosed as gone:
-            self._apply(self._machine.connection_lost(gone.code, gone.reason))
+        except TransportClosed as end:
+            self._apply(self._machine.connection_lost(end.code, end.reason))
 
-    async def _check(self) -> None:
-        hello = await self._to_check.get()
+    async def _check_credential(self) -> None:
+        hello = await self._to_authenticate.get()
         refusal: CloseCode | None = CloseCode.BAD_CREDENTIAL
         if self._authenticate is not None:
             try:
@@ -260,11 +261,11 @@ class Link:
                 refusal = CloseCode.INTERNAL_ERROR
         self._apply(self._machine.authenticated(refusal, asyncio.get_running_loop().time()))
 
-    async def _part(self) -> None:
-        if self._parting is None or self._parting.by_peer:
+    async def _close_transport(self) -> None:
+        if self._disconnected is None or self._disconnected.by_peer:
             return
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._transport.close(self._parting.code, clipped(self._parting.detail))
+                await self._transport.close(self._disconnected.code, clip(self._disconnected.detail))
         except TimeoutError:
             log.info("the peer did not take the goodbye; the connection was cut")

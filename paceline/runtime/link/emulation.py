@@ -1,10 +1,10 @@
-"""A worse network than there is, as a pure function of time: `--emulate rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01`.
+"""Network emulation as a pure function of time: `--emulate rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01`.
 
-The same words name a slower machine (`forward=60ms,row=0.5ms`); `engine.wrappers.PacedEngine` is one.
+The option also sets a slower engine (`forward=60ms,row=0.5ms`), see `engine.wrappers.DelayedEngine`.
 
-One direction of a reliable, ordered stream: nothing is lost or overtakes, as over TCP. A lost packet shows as the wait
-for its retransmission, and whatever was sent behind it waits too. Knows no clock, no socket and no event loop; the same
-seed gives the same delays. Not modelled: slow start, congestion, packets of other connections.
+Models one direction of a reliable, ordered stream such as TCP: a lost packet delays itself and all later ones until its
+retransmission. Knows no clock, no socket and no event loop; the same seed gives the same delays. Not modelled: slow
+start, congestion, packets of other connections.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from paceline.errors import ConfigError
 T = TypeVar("T")
 Direction = Literal["up", "down"]
 
-PACKET_BYTES = 1448  # what an Ethernet frame leaves of 1500 bytes after IP, TCP and its timestamps
-MIN_RETRANSMIT_S = 0.2  # Linux's TCP_RTO_MIN; RFC 6298 would have 1 s
+PACKET_BYTES = 1448  # an Ethernet payload of 1500 bytes less the headers of IP and TCP with timestamps
+MIN_RETRANSMIT_S = 0.2  # Linux's TCP_RTO_MIN; RFC 6298 has 1 s
 MAX_RETRANSMIT_S = 60.0
 
 _TIME = "a time such as 100ms or 0.1s"
@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)")
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """What the network was like from `time` on."""
+    """Network conditions from `time` on."""
 
     time: float  # s since the link began
     delay: float  # s, one way
@@ -46,25 +46,24 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """Conditions of a link, both directions alike. Given on both sides, they add up: give them on one.
+    """Conditions of a link, the same in both directions. Set them on one side only: those of two sides add up.
 
-    `forward` and `row` are of this side's own engine: what each forward takes at least, and each wanted row beyond the
-    first in it.
+    `forward` and `row` are for this side's engine: minimum time of a forward, and for each further row with logits.
     """
 
     rtt: float = 0.0  # s
-    jitter: float = 0.0  # s: each direction's delay is rtt / 2 plus up to this, either way
+    jitter: float = 0.0  # s: each direction's delay is rtt / 2, plus or minus up to this
     rate: float = math.inf  # bit/s in each direction
     loss: float = 0.0  # probability that a packet is lost
-    cuts: tuple[float, ...] = ()  # s of life of the first link, the second, …; the last holds for all that follow
-    trace: tuple[TraceRow, ...] = field(default=())  # in place of rtt and rate; begins again at its end
+    cuts: tuple[float, ...] = ()  # s until the first link is cut, the second, …; the last applies to all later links
+    trace: tuple[TraceRow, ...] = field(default=())  # replaces rtt and rate; repeats at its end
     seed: int = 0
     forward: float = 0.0  # s
     row: float = 0.0  # s
 
     @classmethod
     def parse(cls, text: str) -> Emulation:
-        """From the command line. Raises ConfigError naming the option and what it accepts.
+        """Parse the command-line option. Raises ConfigError naming the option and the accepted values.
 
         `cut=30s` cuts every link after 30 s; `cut=5s+12s+never` the first after 5 s, the second after 12 s, no other.
         """
@@ -87,32 +86,32 @@ class Emulation:
 
     @property
     def has_link(self) -> bool:
-        """Is the link emulated at all, not the engine alone?"""
+        """Whether a link is emulated, not only the engine."""
         return bool(self.rtt or self.jitter or self.rate < math.inf or self.loss or self.cuts or self.trace)
 
     def cut_after(self, index: int) -> float | None:
-        """How long the link with this number, from 0, lives, in s; None: as long as it likes."""
+        """Time in s until the link with this number, from 0, is cut; None: never."""
         if not self.cuts:
             return None
         life = self.cuts[min(index, len(self.cuts) - 1)]
         return None if math.isinf(life) else life
 
     def shaper(self, direction: Direction, index: int = 0) -> Shaper:
-        """For one direction of the link with this number."""
+        """A shaper for one direction of the link with this number."""
         return Shaper(self, Random(f"{self.seed}/{index}/{direction}"))
 
 
 class Shaper:
-    """One direction of one link. Times are s since the link began, and must not go back."""
+    """One direction of one link. Times are s since the link began and must not decrease."""
 
     def __init__(self, emulation: Emulation, random: Random) -> None:
         self._emulation = emulation
         self._random = random
-        self._free_at = 0.0  # when the last bit handed in so far has left
+        self._free_at = 0.0  # when the last bit sent so far leaves the sender
         self._last_arrival = 0.0
 
     def schedule(self, now: float, size: int) -> float:
-        """When a message of so many bytes, handed in now, arrives. Never before one handed in earlier."""
+        """Arrival time of a message of `size` bytes sent now; never before that of an earlier one."""
         delay, rate = self._conditions(now)
         self._free_at = max(now, self._free_at) + size * 8 / rate
         jitter = self._emulation.jitter * (2 * self._random.random() - 1)
@@ -124,12 +123,12 @@ class Shaper:
         trace = self._emulation.trace
         if not trace:
             return self._emulation.rtt / 2, self._emulation.rate
-        length = trace[-1].time  # the last row only says when the trace ends
+        length = trace[-1].time  # the last row only marks the end of the trace
         place = bisect_right(trace, now % length, key=lambda row: row.time) - 1
         return trace[place].delay, trace[place].rate
 
     def _retransmission(self, size: int, delay: float) -> float:
-        """s lost to packets that had to be sent again: RFC 6298's timeout, doubled at each loss of the same packet."""
+        """Delay in s by retransmissions: the timeout of RFC 6298, doubled at each loss of the same packet."""
         loss = self._emulation.loss
         if loss == 0.0:
             return 0.0
@@ -145,7 +144,7 @@ class Shaper:
 
 
 class _Options:
-    """The items of `name=value,name=value`."""
+    """Items of `name=value,name=value`."""
 
     def __init__(self, text: str) -> None:
         self._given: dict[str, str] = {}
@@ -204,7 +203,7 @@ def _cuts(text: str) -> tuple[float, ...]:
 
 
 def _trace(text: str) -> tuple[TraceRow, ...]:
-    """A CSV file with the columns of TraceRow. Raises ConfigError naming file and line."""
+    """Read a CSV file with the columns of TraceRow. Raises ConfigError naming file and line."""
     path = Path(text).expanduser()
     names = [column.name for column in fields(TraceRow)]
     try:

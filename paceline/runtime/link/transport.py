@@ -1,7 +1,7 @@
-"""What a link runs over: whole binary messages, in order, and a close with a code. Over the `websockets` client on a
-device, over a Starlette WebSocket on a cloud; anything with these four methods will do.
+"""Transport of a link: whole binary messages in order, and a close with a code. Implemented by the `websockets` client
+on a device and by a Starlette WebSocket on a cloud.
 
-Every default of both libraries is set here: they compress, ping every 20 s and take 16 MiB, none of which a link wants.
+Overrides the defaults of both libraries, which compress, ping every 20 s and accept 16 MiB.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from paceline.wire.messages import MAX_FRAME_BYTES, SUBPROTOCOL
 
 OPEN_TIMEOUT_S = 10.0  # for TCP, TLS and the HTTP upgrade together
 CLOSE_TIMEOUT_S = 2.0
-WRITE_LIMIT = 65_536  # bytes the library buffers before a send waits; what waits is counted by the link's own queue
-MAX_QUEUED_FRAMES = 16  # received and not yet read, then the library stops reading
+WRITE_LIMIT = 65_536  # bytes the library buffers before a send waits; the link bounds its own queue
+MAX_QUEUED_FRAMES = 16  # received and unread; beyond, the library stops reading
 
 
 class TransportClosed(LinkClosed):
-    """The connection is gone: closed by the peer with this code, or broken (1006)."""
+    """The connection has ended: closed by the peer with this code, or broken (1006)."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"connection closed with code {code}: {reason}")
@@ -36,23 +36,23 @@ class TransportClosed(LinkClosed):
 
 
 class Transport(Protocol):
-    """Used by one link. Sends are not concurrent with each other, nor receives; a send may be with a receive."""
+    """A connection used by one link. A send may run concurrently with a receive, but not with another send."""
 
     async def send_bytes(self, data: bytes) -> None:
-        """Waits while the peer reads too slowly. Raises TransportClosed."""
+        """Send a message. Waits while the peer reads too slowly. Raises TransportClosed."""
 
     async def recv_bytes(self) -> bytes:
-        """The next message. Raises TransportClosed, or RemoteProtocolError for a message that is text."""
+        """The next message. Raises TransportClosed, or RemoteProtocolError for a text message."""
 
     async def close(self, code: int, reason: str) -> None:
-        """Say goodbye. Does nothing when the connection is gone. May wait for as long as the peer does not read."""
+        """Send a close frame; no effect after the end. May wait while the peer does not read."""
 
     def abort(self) -> None:
-        """Break the connection, now."""
+        """Break the connection at once."""
 
 
 class ClientTransport:
-    """A device's end, by the `websockets` library."""
+    """A device's end, on a connection of the `websockets` library."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -61,13 +61,13 @@ class ClientTransport:
         try:
             await self._connection.send(data)
         except ConnectionClosed as closed:
-            raise _gone(closed) from closed
+            raise _transport_closed(closed) from closed
 
     async def recv_bytes(self) -> bytes:
         try:
             data = await self._connection.recv()
         except ConnectionClosed as closed:
-            raise _gone(closed) from closed
+            raise _transport_closed(closed) from closed
         if isinstance(data, str):
             raise RemoteProtocolError("a text message", close_code=CloseCode.BAD_FRAME)
         return data
@@ -80,10 +80,9 @@ class ClientTransport:
 
 
 class ServerTransport:
-    """A cloud's end: an accepted Starlette WebSocket.
+    """A cloud's end, on an accepted Starlette WebSocket.
 
-    ASGI has no way to break a connection: after `abort` nothing is sent, and the server closes it when the route
-    returns.
+    ASGI cannot break a connection: after `abort` nothing is sent, and the server closes it when the route returns.
     """
 
     def __init__(self, websocket: WebSocket) -> None:
@@ -93,14 +92,14 @@ class ServerTransport:
     async def send_bytes(self, data: bytes) -> None:
         try:
             await self._websocket.send_bytes(data)
-        except (WebSocketDisconnect, RuntimeError) as gone:  # RuntimeError: a close has been sent or received before
-            raise TransportClosed(1006, "") from gone
+        except (WebSocketDisconnect, RuntimeError) as error:  # RuntimeError: a close has been sent or received before
+            raise TransportClosed(1006, "") from error
 
     async def recv_bytes(self) -> bytes:
         try:
             message = await self._websocket.receive()
-        except RuntimeError as gone:
-            raise TransportClosed(1006, "") from gone
+        except RuntimeError as error:
+            raise TransportClosed(1006, "") from error
         if message["type"] == "websocket.disconnect":
             raise TransportClosed(message.get("code", 1006), message.get("reason") or "")
         data = message.get("bytes")
@@ -114,27 +113,27 @@ class ServerTransport:
         try:
             await self._websocket.close(code, reason)
         except (WebSocketDisconnect, RuntimeError):
-            return  # gone already
+            return  # already closed
 
     def abort(self) -> None:
         self._aborted.set()
 
 
 async def dial(url: str, *, ssl: SSLContext | None = None) -> Transport:
-    """Connect to a cloud's link. Raises LinkClosed with a sentence when it cannot, ConfigError for what is no URL.
+    """Connect to a cloud's link. Raises LinkClosed with a sentence on failure, ConfigError for an invalid URL.
 
-    A proxy named by the environment is used, but never for this very machine.
+    Uses the proxy of the environment, except for this machine.
     """
     try:
         connection = await connect(
             url,
             subprotocols=[Subprotocol(SUBPROTOCOL)],
-            compression=None,  # leaks the lengths of mixed secrets, and a small frame may unpack to a huge one
+            compression=None,  # it leaks the lengths of secrets, and a small frame may decompress to a huge one
             ssl=ssl,
             proxy=None if _is_loopback(url) else True,
             open_timeout=OPEN_TIMEOUT_S,
             close_timeout=CLOSE_TIMEOUT_S,
-            ping_interval=None,  # the link has its own heartbeat, which notices sooner
+            ping_interval=None,  # the link's own heartbeat is faster
             ping_timeout=None,
             max_size=MAX_FRAME_BYTES,
             max_queue=MAX_QUEUED_FRAMES,
@@ -142,13 +141,13 @@ async def dial(url: str, *, ssl: SSLContext | None = None) -> Transport:
         )
     except InvalidURI as error:
         raise ConfigError(f"{url!r} is not a link's URL; it looks like wss://host:port/link") from error
-    except (OSError, InvalidHandshake, TimeoutError) as error:  # asyncio sets TCP_NODELAY on every socket by itself
+    except (OSError, InvalidHandshake, TimeoutError) as error:  # asyncio sets TCP_NODELAY itself
         raise LinkClosed(f"cannot reach {url}: {error}") from error
     return ClientTransport(connection)
 
 
 def is_secret(url: str) -> bool:
-    """Can nobody between the two sides read along?"""
+    """Whether the connection is encrypted or stays on this machine."""
     return urlsplit(url).scheme == "wss" or _is_loopback(url)
 
 
@@ -156,7 +155,7 @@ def _is_loopback(url: str) -> bool:
     return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
-# For `uvicorn.Config` of any server with a link: what `serve_websocket` cannot set from inside a route.
+# For `uvicorn.Config` of any server with a link: options that cannot be set within a route.
 UVICORN_LINK_OPTIONS: dict[str, int | float | bool | None] = {
     "ws_max_size": MAX_FRAME_BYTES,
     "ws_max_queue": MAX_QUEUED_FRAMES,
@@ -166,6 +165,6 @@ UVICORN_LINK_OPTIONS: dict[str, int | float | bool | None] = {
 }
 
 
-def _gone(closed: ConnectionClosed) -> TransportClosed:
+def _transport_closed(closed: ConnectionClosed) -> TransportClosed:
     frame = closed.rcvd or closed.sent
     return TransportClosed(frame.code, frame.reason) if frame else TransportClosed(1006, "")

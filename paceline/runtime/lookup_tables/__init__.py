@@ -1,1 +1,5 @@
-"""Look-up tables on disk, one a key, and warming them up."""
+"""N-gram look-up tables that drafts are taken from.
+
+- `store`: tables in memory and on disk, one for each owner over a common base
+- `warmup`: filling the base table from dialogues
+"""

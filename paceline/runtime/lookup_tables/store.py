@@ -1,10 +1,10 @@
-"""Look-up tables on disk and in memory: one base for all, and over it one table for each owner.
+"""Look-up tables on disk and in memory: a common base, and over it one table for each owner.
 
-What a table holds was seen in somebody's text. So each owner's is read for that owner's requests alone, lies in a file
-of its own and is erased by one call; the base comes from dialogues that the operator chose
-(`runtime.lookup_tables.warmup`). A file belongs to a vocabulary, not to a model: models that read the same ids alike
-share it. Files are written aside and renamed, and a damaged one counts as missing. Not safe for several threads, but
-for `Snapshot.write`.
+A table holds n-grams of somebody's text. Each owner's table is therefore used for that owner's requests only, has a
+file of its own and is erased by one call; the base comes from dialogues that the operator chose
+(`runtime.lookup_tables.warmup`). A file belongs to a vocabulary, not to a model: models with the same tokenizer share
+it. Files are written to a temporary name and renamed; a damaged one counts as missing. Not thread-safe, except
+`Snapshot.write`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("paceline.tables")
 
 FOLDER: Final = "tables"  # in the state directory
 FORMAT: Final = "paceline look-up table 1"
-OWNER_ROWS: Final = 1 << 14  # of one owner: with those of pairs 3.4 MiB at 152k tokens
+OWNER_ROWS: Final = 1 << 14  # per owner: with those of bigrams 3.4 MiB at 152k tokens
 OWNERS: Final = 32  # in memory
 _SUFFIX: Final = ".safetensors"
 
@@ -38,7 +38,7 @@ Kind = Literal["base", "owner"]
 
 
 class TableFile(NamedTuple):
-    """A file in the folder, as `list` shows it."""
+    """A file in the folder, as `paceline tables list` shows it."""
 
     path: Path
     kind: Kind
@@ -50,15 +50,15 @@ class TableFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy of a table on its way to disk."""
+    """A copy of a table to be written to disk."""
 
     path: Path
     arrays: Arrays
     metadata: dict[str, str]
-    land: Callable[[Path, Path], bool]  # (written aside, its place): rename, unless it has been erased since
+    rename: Callable[[Path, Path], bool]  # (temporary file, path): rename unless the table has been erased meanwhile
 
     def write(self) -> bool:
-        """From any thread. False where the table has been erased, or, with a word in the log, the disk is no help."""
+        """Write on any thread. False where the table has been erased or, with a log message, the disk fails."""
         part = self.path.with_name(f".{os.getpid()}-{threading.get_ident()}-{self.path.name}.part")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -67,8 +67,8 @@ class Snapshot:
                 with part.open("wb") as stream:
                     stream.write(save(dict(self.arrays), metadata=self.metadata))
                     stream.flush()
-                    os.fsync(stream.fileno())  # a name never leads to a file that a power cut has emptied
-                return self.land(part, self.path)
+                    os.fsync(stream.fileno())  # after a power cut the file is never empty
+                return self.rename(part, self.path)
             finally:
                 part.unlink(missing_ok=True)
         except OSError as error:
@@ -77,7 +77,7 @@ class Snapshot:
 
 
 def table_files(folder: Path) -> list[TableFile]:
-    """Of every vocabulary; what cannot be read is left out."""
+    """Files of every vocabulary, without unreadable ones."""
     found = []
     for path in sorted(folder.glob(f"*{_SUFFIX}")):
         if (opened := _read(path)) is not None:
@@ -89,7 +89,7 @@ def table_files(folder: Path) -> list[TableFile]:
 
 
 def mark_erased(folder: Path, owner: str | None) -> None:
-    """Tell the programs that run on this folder to forget what they hold of this owner, of all for None."""
+    """Mark this owner's tables, all for None, as erased for the programs that have them in memory."""
     if folder.is_dir():
         _mark(folder, owner).write_text(secrets.token_hex(8))
 
@@ -100,7 +100,7 @@ def _mark(folder: Path, owner: str | None) -> Path:
 
 
 class TableStore:
-    """The tables of one vocabulary."""
+    """Tables of one vocabulary."""
 
     def __init__(
         self,
@@ -111,32 +111,32 @@ class TableStore:
         owners: int = OWNERS,
         owner_rows: int = OWNER_ROWS,
     ) -> None:
-        """folder: None keeps everything in memory. vocabulary: fingerprint of the tokenizer. owners: held in memory;
-        the least recently asked for goes, to its file (`shrink`). owner_rows: of each at most."""
+        """folder: None keeps everything in memory. vocabulary: fingerprint of the tokenizer. owners: limit of tables in
+        memory; `shrink` writes the least recently used to their files. owner_rows: limit of each table."""
         assert owners > 0
         self._folder = folder
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._owners, self._owner_rows = owners, owner_rows
         self._tables: OrderedDict[str, LookupTable] = OrderedDict()
-        self._lock = threading.Lock()  # between erasing a file and a snapshot's landing
-        self._marks: dict[str, tuple[str, str]] = {}  # of owners in memory, as they were found
-        self._filed: set[str] = set()  # owners whose table in memory came from, or has gone to, a file
-        self._base = self._loaded("base", "") or self._new()
+        self._lock = threading.Lock()  # held to erase a file and to rename a snapshot
+        self._marks: dict[str, tuple[str, str]] = {}  # erasure marks of the owners in memory, as read at loading
+        self._filed: set[str] = set()  # owners in memory whose table has a file
+        self._base = self._load("base", "") or self._new()
 
     @property
     def base(self) -> LookupTable:
-        """What every owner reads where the own table has nothing. Written by warming up only."""
+        """The table behind every owner's. Changed by warm-up only."""
         return self._base
 
     def table(self, owner: str) -> LookupTable:
-        """The owner's own, over the base. owner: a name that may stand in a file, never a secret."""
+        """The owner's table over the base. owner: written into files, so never a secret."""
         table = self._tables.get(owner)
         if table is not None and self._was_erased(owner):
             self._forget(owner)
             table = None
         if table is None:
-            table = self._loaded("owner", owner, base=self._base)
+            table = self._load("owner", owner, base=self._base)
             if table is None:
                 table = self._new(self._base)
             else:
@@ -149,21 +149,21 @@ class TableStore:
 
     @property
     def full(self) -> bool:
-        """Are there more owners in memory than there should be? Then somebody must `shrink` it."""
+        """Whether more tables are in memory than allowed; the caller must then `shrink`."""
         return len(self._tables) > self._owners
 
     async def shrink(self) -> None:
-        """Let those go that were not asked for longest. A table stays what it is until its file is there: the disk may
-        take long, and neither the event loop nor who asks for that owner meanwhile may wait for it."""
+        """Write the least recently used tables to their files and drop them. A table stays in use until its file is
+        written, because neither the event loop nor a request of that owner may wait for the disk."""
         while self.full:
             owner, table = next(iter(self._tables.items()))
             for snapshot in self._snapshot(owner):
                 await asyncio.to_thread(snapshot.write)
-            if next(iter(self._tables.items()), None) == (owner, table):  # nobody did
+            if next(iter(self._tables.items()), None) == (owner, table):  # not used meanwhile
                 self._drop(owner)
 
     def erase(self, owner: str) -> bool:
-        """From memory and disk, at once; an answer that is under way goes on with an empty table that nobody keeps.
+        """Erase from memory and disk; an answer under way continues with an empty table that is never saved.
 
         False when there was nothing.
         """
@@ -178,15 +178,15 @@ class TableStore:
             return True
 
     def snapshots(self) -> list[Snapshot]:
-        """Of every owner's table that has rows. Write them on a thread: `await asyncio.to_thread(snapshot.write)`."""
+        """Snapshots of the non-empty tables. Write them on a thread: `await asyncio.to_thread(snapshot.write)`."""
         return [snapshot for owner in list(self._tables) for snapshot in self._snapshot(owner)]
 
     def save(self) -> int:
-        """Write every owner's table; how many."""
+        """Write every owner's table; the number written."""
         return sum(snapshot.write() for snapshot in self.snapshots())
 
     def save_base(self) -> bool:
-        """False without a folder, or where the disk will not have it."""
+        """Write the base. False without a folder or where the disk fails."""
         if self._folder is None:
             return False
         path, arrays, metadata = self._path("base", ""), self._base.arrays(), self._metadata("base", "")
@@ -194,18 +194,19 @@ class TableStore:
 
     @property
     def num_bytes(self) -> int:
-        """Of all tables in memory."""
+        """Size of all tables in memory."""
         tables = [self._base, *self._tables.values()]
         return sum(each.num_bytes for table in tables for each in (table, table.bigrams) if each is not None)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
     def _new(self, base: LookupTable | None = None) -> LookupTable:
-        """An owner's table over the base, or, without one, the base itself."""
+        """An empty table of an owner over the base; without `base`, an empty base."""
         capacity = None if base is None else self._owner_rows
         return LookupTable(self._vocab_size, base=base, capacity=capacity)
 
     def _snapshot(self, owner: str) -> Iterator[Snapshot]:
-        """Nothing without a folder, for an empty table, and for one that another process has erased."""
+        """The snapshot of a table; none without a folder, for an empty table, or for one that another process has
+        erased."""
         if self._folder is None:
             return
         if self._was_erased(owner):
@@ -214,25 +215,25 @@ class TableStore:
         table = self._tables[owner]
         if len(table):
 
-            def land(part: Path, path: Path) -> bool:
+            def rename(part: Path, path: Path) -> bool:
                 with self._lock:
                     if self._tables.get(owner) is not table or self._was_erased(owner):
                         return False
-                    landed = _rename(part, path)
+                    renamed = _rename(part, path)
                     self._filed.add(owner)
-                    return landed
+                    return renamed
 
-            yield Snapshot(self._path("owner", owner), table.arrays(), self._metadata("owner", owner), land)
+            yield Snapshot(self._path("owner", owner), table.arrays(), self._metadata("owner", owner), rename)
 
     def _was_erased(self, owner: str) -> bool:
-        """By another process: its file is gone, or a mark says so."""
+        """Whether another process has erased it: its file is gone or its mark has changed."""
         if self._folder is None:
             return False
         gone = owner in self._filed and not self._path("owner", owner).exists()
         return gone or self._marks.get(owner) != self._marks_of(owner)
 
     def _marks_of(self, owner: str) -> tuple[str, str]:
-        """What `mark_erased` wrote last for this owner and for all; "" for never."""
+        """Erasure marks of this owner and of all owners, written by `mark_erased`; "" for none."""
         found = []
         for each in (owner, None):
             try:
@@ -260,7 +261,7 @@ class TableStore:
         words = "\0".join((kind, owner, self._vocabulary)).encode("utf-8", "surrogatepass")
         return self._folder / f"{kind}-{hashlib.sha256(words).hexdigest()[:32]}{_SUFFIX}"
 
-    def _loaded(self, kind: Kind, owner: str, base: LookupTable | None = None) -> LookupTable | None:
+    def _load(self, kind: Kind, owner: str, base: LookupTable | None = None) -> LookupTable | None:
         if self._folder is None:
             return None
         path = self._path(kind, owner)
@@ -285,7 +286,7 @@ def _rename(part: Path, path: Path) -> bool:
 
 
 def _read(path: Path) -> tuple[dict[str, str], Arrays] | None:
-    """Metadata and arrays; None where there is no such file, or it is not one of ours."""
+    """Metadata and arrays; None where the file is missing or not a look-up table."""
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})

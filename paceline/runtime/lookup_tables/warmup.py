@@ -1,8 +1,8 @@
-"""Warm-up: a model reads dialogues, and the base table learns what it thought after each of their tokens.
+"""Warm-up: a model reads dialogues, and the base table records its distribution after each token.
 
 The dialogues are JSON lines: {"messages": [{"role", "content"}]} as in OpenAI's API, {"turns": [...]} as in Spec-Bench,
-or {"conversations": [{"from", "value"}]} as in ShareGPT. They are the operator's choice: what they say becomes a draft
-for anybody, and though drafts are never seen, how fast an answer comes can tell that one was right.
+or {"conversations": [{"from", "value"}]} as in ShareGPT. The operator chooses them: their text becomes drafts for
+every client, and although drafts are not shown, the speed of an answer can reveal that one was accepted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from paceline.errors import ConfigError
 Message = Mapping[str, str]
 Dialogue = Sequence[Message]
 
-WEIGHT: Final = 0.1  # of a new law in a row: the rows are to suit all dialogues
-CHUNK: Final = 32  # rows a forward: at 152k tokens their laws are 40 MB
+WEIGHT: Final = 0.1  # of a new distribution in a row: rows average over all dialogues
+CHUNK: Final = 32  # rows per forward: at 152k tokens their distributions are 40 MB
 _ROLES: Final = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
-_SEQ: Final = SeqId(1 << 40)  # no session's
+_SEQ: Final = SeqId(1 << 40)  # not used by any session
 
 
 def read_dialogues(file: Path) -> Iterator[Dialogue]:
-    """One for each line of a JSONL file, gzip or not. Raises ConfigError that names the file and the line."""
+    """Dialogues of a JSONL file, gzip or not, one a line. Raises ConfigError that names the file and the line."""
     try:
         with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
@@ -53,22 +53,23 @@ def warm(
     answer_tokens: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Read them all; tokens read. On the engine's own thread, with nothing else running.
+    """Fill the table from all dialogues; returns the tokens read. Runs on the engine's thread, with nothing else
+    running.
 
-    max_tokens: of one dialogue, and the context is never exceeded. answer_tokens: how many the model writes, greedily,
-    behind a dialogue that ends with the user. progress: told the tokens read so far.
+    max_tokens: limit per dialogue; the context is never exceeded. answer_tokens: number the model writes greedily after
+    a dialogue that ends with the user. progress: receives the tokens read so far.
     """
     limit = min(max_tokens, model.engine.info.max_positions)
     total = 0
     for dialogue in dialogues:
         tokens = list(model.tokenizer.chat(dialogue))[:limit]
-        wanted = answer_tokens if dialogue[-1]["role"] == "user" else 0
-        stop = min(len(tokens) + wanted, limit)
+        max_answer = answer_tokens if dialogue[-1]["role"] == "user" else 0
+        stop = min(len(tokens) + max_answer, limit)
         start = 0
         try:
             while start < len(tokens):
                 rows = tokens[start : start + CHUNK]
-                following = _learn(model.engine, table, start, tokens[start - 1] if start else -1, rows)
+                following = _record(model.engine, table, start, tokens[start - 1] if start else -1, rows)
                 start += len(rows)
                 if start == len(tokens) < stop and following not in model.tokenizer.eos_ids:
                     tokens.append(following)
@@ -80,11 +81,12 @@ def warm(
     return total
 
 
-def _learn(engine: Engine, table: LookupTable, start: int, before: int, rows: Sequence[int]) -> int:
-    """One forward; what the model would say next. before: the token before these, -1: none."""
+def _record(engine: Engine, table: LookupTable, start: int, before: int, rows: Sequence[int]) -> int:
+    """Run one forward and record its distributions; the most probable next token. before: the preceding token, -1:
+    none."""
     output = engine.forward(Batch((Segment(_SEQ, start, tuple(rows), logits="all"),)))
     for token, dist in zip(rows, output.dists[0], strict=True):
-        # What an engine's vocabulary is padded with means nothing.
+        # Ids that pad an engine's vocabulary have no meaning.
         ids, probs = zip(
             *((each, prob) for each, prob in dist.top(NUM_SUCCESSORS) if each < table.vocab_size), strict=True
         )
@@ -96,15 +98,15 @@ def _learn(engine: Engine, table: LookupTable, start: int, before: int, rows: Se
 
 
 def _dialogue(line: dict[str, object]) -> Dialogue:
-    """Raises ValueError, KeyError, TypeError or AttributeError for what is none."""
+    """Parse one line. Raises ValueError, KeyError, TypeError or AttributeError for an invalid one."""
     if isinstance(line.get("messages"), list):
-        found = [(message["role"], message["content"]) for message in line["messages"]]  # type: ignore[attr-defined]
+        messages = [(message["role"], message["content"]) for message in line["messages"]]  # type: ignore[attr-defined]
     elif isinstance(line.get("turns"), list):
-        found = [("user", turn) for turn in line["turns"]]  # type: ignore[attr-defined]
+        messages = [("user", turn) for turn in line["turns"]]  # type: ignore[attr-defined]
     elif isinstance(line.get("conversations"), list):
-        found = [(_ROLES[message["from"]], message["value"]) for message in line["conversations"]]  # type: ignore[attr-defined]
+        messages = [(_ROLES[message["from"]], message["value"]) for message in line["conversations"]]  # type: ignore[attr-defined]
     else:
         raise ValueError("neither messages, turns nor conversations")
-    if not found or not all(isinstance(text, str) and role in _ROLES.values() for role, text in found):
+    if not messages or not all(isinstance(text, str) and role in _ROLES.values() for role, text in messages):
         raise ValueError("each message has a role and a text")
-    return [{"role": role, "content": text} for role, text in found]
+    return [{"role": role, "content": text} for role, text in messages]

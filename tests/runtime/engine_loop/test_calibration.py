@@ -12,7 +12,7 @@ from paceline.engine.base import Engine, Output
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.wrappers import WrappedEngine
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.calibration import PREFIX, ROWS, TIMES, Timed, forward_times
+from paceline.runtime.engine_loop.calibration import PREFIX, ROWS, REPEATS, Timed, forward_times
 from paceline.runtime.engine_loop.worker import EngineWorker
 
 
@@ -46,15 +46,15 @@ def timed(engine: Engine) -> list[Timed]:
 def test_each_row_count_is_timed_and_nothing_stays_behind() -> None:
     engine = Narrow(64)
     found = timed(engine)
-    assert [rows for rows, _ in found] == [rows for rows in ROWS for _ in range(TIMES - 1)]
+    assert [rows for rows, _ in found] == [rows for rows in ROWS for _ in range(REPEATS - 1)]
     assert all(seconds > 0.0 for _, seconds in found)
-    assert engine.rows == [PREFIX, *(rows for rows in ROWS for _ in range(TIMES))]
+    assert engine.rows == [PREFIX, *(rows for rows in ROWS for _ in range(REPEATS))]
     assert engine.length(1) == 0
 
 
 def test_a_slow_engine_is_timed_as_far_as_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.runtime.engine_loop.calibration.MOST_S", 0.0)
-    assert [rows for rows, _ in timed(FakeEngine())] == [1] * (TIMES - 1)
+    monkeypatch.setattr("paceline.runtime.engine_loop.calibration.MAX_S", 0.0)
+    assert [rows for rows, _ in timed(FakeEngine())] == [1] * (REPEATS - 1)
 
 
 def test_an_engine_that_refuses_keeps_nobody_from_starting() -> None:

@@ -13,7 +13,7 @@ from paceline.runtime.link import connection
 from paceline.runtime.link.connection import Link
 from paceline.runtime.link.dialer import Dialer, back_off
 from paceline.runtime.link.transport import TransportClosed, is_secret
-from paceline.wire.close_codes import LONGEST_DELAY_S, CloseCode
+from paceline.wire.close_codes import MAX_DELAY_S, CloseCode
 from paceline.wire.codec import encode
 from paceline.wire.messages import VERSION, Hello, OpenSession
 from tests.wire.samples import HELLO, WELCOME, closing, draft, every_message, found, have, opening, targets
@@ -346,7 +346,7 @@ async def test_a_dialer_that_was_refused_for_good_asks_rarely_and_complains_once
 ) -> None:
     clouds = Clouds(refuse, refuse, refuse)
     dialer = await clouds.run()
-    assert clouds.waits == [LONGEST_DELAY_S] * 3
+    assert clouds.waits == [MAX_DELAY_S] * 3
     assert caplog.text.count("ask for a new code") == 1
     assert "revoked this device" in (dialer.last_reason or "")
 
