@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.base import LoadedModel
+from paceline.engine.base import Engine, LoadedModel
 from paceline.engine.loader import load_model
 from paceline.rag.embedder import Embedder
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
-from paceline.runtime.simulator import Network, SimulatedRequest, Simulation
+from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
 from paceline.strategies.base import SIDES, Branch, MachineConfig, Side
 from paceline.strategies.registry import STRATEGIES
+from paceline.strategies.strategy import RoutingContext
 from paceline.wire.messages import DraftLimits
 
 LIMIT = 96  # tokens per answer at most
@@ -42,14 +43,16 @@ class Pair:
         tokenizer, engine = self.models[front].tokenizer, self.models[front].engine
         strategy = STRATEGIES["aggregate" if len(sides) > 1 else "autoregressive"]
         scores = self._scores(question, [documents[side] for side in sides])
-        branches = {
+        branches: dict[str, tuple[Branch, ...]] = {
             side: (self._branch(side, question, documents[side], score),)
             for side, score in zip(sides, scores, strict=True)
         }
         sampling = SamplingParams(temperature=0.0)
-        plain = strategy.options(drafting=DraftLimits(width=1, rows=1, ahead=0))  # drafts change no token, cost time
-        config = MachineConfig(front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, options=plain)
-        engines = {side: self.models[side].engine for side in SIDES}
+        plain = {"drafting": DraftLimits(width=1, rows=1, ahead=0)}  # drafts change no token, cost time
+        options = strategy.options_for(RoutingContext(front, strategy.name, sampling, options=plain))
+        assert options is not None, "neither strategy declines"
+        config = MachineConfig(front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, options)
+        engines: dict[str, Engine] = {side: self.models[side].engine for side in SIDES}
         world = Simulation(SimulatedRequest(strategy, front, config, branches), engines, network=Network((0.01, 0.02)))
         return tokenizer.decode(world.run().tokens)
 

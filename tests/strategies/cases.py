@@ -15,8 +15,9 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.sequence_table import SequenceTable
-from paceline.runtime.simulator import SimulatedRequest
-from paceline.strategies.aggregate.machine import STALL, Aggregate
+from paceline.runtime.simulation import SimulatedRequest
+from paceline.strategies.aggregate.machine import Aggregate
+from paceline.strategies.aggregate.resync import MAX_IDLE_WAKES
 from paceline.strategies.base import (
     Branch,
     ClosePeer,
@@ -128,13 +129,13 @@ def job(
     manner: Manner | None = None,
     table: LookupTable | None = None,
 ) -> SimulatedRequest:
-    options = options_for(strategy.options, {})
-    task = MachineConfig(front, True, sampling, max_tokens, eos_ids, VOCAB, options)
+    options = options_for(strategy.options, {"aggregator": "mixture"})
+    config = MachineConfig(front, True, sampling, max_tokens, eos_ids, VOCAB, options)
     if manner is not None:
         table = LookupTable(VOCAB) if manner.tables and table is None else table
         asked = {"aggregator": manner.rule, "drafting": manner.drafting, "rescoring": manner.rescoring}
-        task = replace(task, options=options_for(strategy.options, asked), private=manner.private, table=table)
-    return SimulatedRequest(strategy, front, task, branches, room or {})
+        config = replace(config, options=options_for(strategy.options, asked), private=manner.private, table=table)
+    return SimulatedRequest(strategy, front, config, branches, room or {})
 
 
 def options_for(kind: type[Options], asked: Mapping[str, object]) -> Options:
@@ -291,7 +292,7 @@ def says(effects: Sequence[Effect]) -> list[SessionMessage]:
 
 def dropped_after(hand: Hand, between: Callable[[], object]) -> int:
     """Wakes until the machine gives its peer up."""
-    for wakes in range(1, 2 * STALL):
+    for wakes in range(1, 2 * MAX_IDLE_WAKES):
         if any(isinstance(effect, ClosePeer) for effect in hand.wake()):
             return wakes
         between()

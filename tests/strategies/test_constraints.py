@@ -22,7 +22,7 @@ from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine, arbitrary
 from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.engine.grammar.compiler import GrammarCompiler
-from paceline.runtime.simulator import Network, SimulatedRequest, Simulation
+from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import SIDES, Branch, Forward, LinkLost, Side
@@ -44,7 +44,7 @@ from tests.strategies.cases import (
     manners,
     point,
 )
-from tests.strategies.test_conformance import changing_speeds, harsh
+from tests.strategies.conformance.worlds import changing_speeds, harsh
 
 SCHEMA = {
     "type": "object",
@@ -88,7 +88,7 @@ def constrained(
     strategy: Strategy, front: Side, sampling: SamplingParams, way: str, mask: Mask, max_tokens: int = LONG
 ) -> SimulatedRequest:
     this = job(strategy, front, sampling, manner=manners(strategy)[way], max_tokens=max_tokens)
-    return replace(this, task=replace(this.task, mask=mask))
+    return replace(this, config=replace(this.config, mask=mask))
 
 
 def check(name: str, tokens: list[int]) -> None:
@@ -128,15 +128,8 @@ def test_text_equals_the_reference_in_random_interleavings_and_validates(
         )
     check(name, reference)
     for seed in range(2):
-        weather = harsh(seed)
-        world = Simulation(
-            constrained(strategy, front, params, way, mask),
-            MODELS[models](),
-            seed=seed,
-            network=weather.network,
-            decode=weather.decode,
-            search=weather.search,
-        )
+        weather = harsh(seed, reorders=seed % 2 == 1)
+        world = weather.world(constrained(strategy, front, params, way, mask), seed, MODELS[models]())
         answer = world.run(changing_speeds if seed % 2 else None)
         assert answer.tokens == reference, f"seed {seed}"
         assert answer.finished is not None and answer.finished.reason == "stop"
@@ -210,7 +203,7 @@ def test_a_peers_targets_that_break_the_constraint_end_the_answer_and_nothing_el
 
 def test_after_a_draft_that_breaks_the_constraint_nothing_comes_but_the_end() -> None:
     """A drafter may know nothing of the constraint; its rows are computed, and no target goes through them."""
-    paths, decoder = PrefixTree(0), BranchDecoder(SamplingParams(), VOCAB, mask=yes_or_no(), ends=EOS)
+    paths, decoder = PrefixTree(0), BranchDecoder(SamplingParams(), VOCAB, mask=yes_or_no(), eos_ids=EOS)
     asked = decoder.start((Branch(PROMPT, None),), (), paths.head, None)
     broken, whole = paths.head.child(ord("m")), paths.head.child(ord('"'))
     for nodes in ([paths.head], [whole, broken, broken.child(65)]):

@@ -19,13 +19,13 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
-from paceline.runtime.simulator import Simulation
+from paceline.runtime.simulation import Simulation
 from paceline.strategies.base import SIDES, Branch, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.core.chi_square import assert_drawn_from
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB, Manner, engines, job
-from tests.strategies.test_conformance import harsh
+from tests.strategies.conformance.worlds import harsh
 
 NUM_SEEDS = 500
 SHORT: dict[Side, tuple[Branch, ...]] = {

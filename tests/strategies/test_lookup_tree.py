@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from paceline.core.drafting.lookup_table import LookupTable, bigram_key
 from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.runtime.simulator import Simulation
+from paceline.runtime.simulation import Simulation
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import (
     Branch,
@@ -182,13 +183,8 @@ def test_many_drafts_in_every_step_change_no_token(sampling: SamplingParams, ove
     accepted = 0.0
     for seed in range(6):
         this = job(strategy, "cloud", sampling)
-        task = this.task.__class__(
-            **{name: getattr(this.task, name) for name in this.task.__slots__} | {"table": table, "stats": experience}
-        )
-        world = Simulation(
-            this.__class__(this.strategy, this.front, task, this.branches, this.room), engines(), seed=seed
-        )
-        answer = world.run()
+        config = replace(this.config, table=table, stats=experience)
+        answer = Simulation(replace(this, config=config), engines(), seed=seed).run()
         expected = oracle.continued_alone(engines()["cloud"], BRANCHES["cloud"], [], sampling, MAX_TOKENS, EOS)
         assert answer.tokens == expected
         assert answer.finished is not None

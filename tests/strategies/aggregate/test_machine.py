@@ -8,8 +8,9 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.aggregation.registry import AggregatorName
-from paceline.runtime.simulator import SimulatedSide, Simulation
-from paceline.strategies.aggregate.machine import PATIENCE, STALL, Aggregate
+from paceline.runtime.simulation import SimulatedSession, Simulation
+from paceline.strategies.aggregate.machine import Aggregate
+from paceline.strategies.aggregate.resync import MAX_IDLE_WAKES, MAX_SILENT_WAKES
 from paceline.strategies.base import (
     SIDES,
     Cancelled,
@@ -139,7 +140,7 @@ def test_a_peer_that_brings_nothing_is_given_up_and_the_answer_goes_on(side: Sid
             hand.on(has(0))
 
     wakes = dropped_after(hand, between)
-    assert wakes in ((STALL, STALL + 1) if lives else (PATIENCE, PATIENCE + 1))
+    assert wakes in ((MAX_IDLE_WAKES, MAX_IDLE_WAKES + 1) if lives else (MAX_SILENT_WAKES, MAX_SILENT_WAKES + 1))
     assert not hand.emitted
     hand.on(LinkLost())
     hand.answer()
@@ -152,7 +153,7 @@ def test_a_slow_search_or_engine_of_its_own_is_not_held_against_the_peer() -> No
     hand.on(Started(0.0))
     for event in (has(0), found()):  # while it searches, and while its engine has not answered
         hand.on(event)
-        for _ in range(2 * STALL):
+        for _ in range(2 * MAX_IDLE_WAKES):
             hand.on(has(0))
             assert not any(isinstance(effect, ClosePeer) for effect in hand.wake())
 
@@ -161,7 +162,7 @@ def test_a_peer_that_helps_to_a_target_now_and_then_is_not_given_up() -> None:
     hand = cloud(max_tokens=1000)
     hand.begin()
     for start in range(3):
-        for _ in range(STALL - 2):
+        for _ in range(MAX_IDLE_WAKES - 2):
             hand.on(has(start))
             assert not any(isinstance(effect, ClosePeer) for effect in hand.wake())
         hand.on(decided(start, 65))
@@ -193,7 +194,7 @@ def test_a_peer_whose_context_ends_leaves_and_the_front_goes_on_alone(front: Sid
     this = job(STRATEGIES["aggregate"], front, sampling, room={other(front): room}, manner=Manner(rule))
     world = Simulation(this, engines())
     answer = world.run()
-    peer: SimulatedSide = world.hosts[other(front)]
+    peer: SimulatedSession = world.session(other(front))
     assert peer.finished is not None and peer.finished.reason == "length"
     assert answer.finished is not None and answer.finished.reason in ("length", "stop")
     together = len(answer.tokens) - int(answer.finished.stats["alone"])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
 from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.runtime.simulator import Simulation
+from paceline.runtime.simulation import Simulation
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.aggregate.ngram_drafts import NgramDrafts
 from paceline.strategies.base import SIDES, Branch, Machine, MachineConfig, Side, Started
@@ -69,7 +69,7 @@ def test_a_first_token_waits_for_no_reading_and_nothing_decided_meanwhile_is_los
         at_once.read()
     for token in (2, 3):
         for forecast in forecasts:
-            forecast.decided(paths.head, token)
+            forecast.observe_target(paths.head, token)
         paths.advance(token)
     late.read()
     assert not late.children(paths.head, paths.head)  # the second prompt has not been read
@@ -113,7 +113,7 @@ def test_a_context_of_two_tokens_is_learnt_with_the_law_that_followed_it(
     machine: Callable[[MachineConfig], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each token stands after several others, and of a large vocabulary not every row is a lesson."""
-    monkeypatch.setattr("paceline.strategies.lookup_tree.LEARNT_IDS", VOCAB / 3)
+    monkeypatch.setattr("paceline.strategies.lookup_tree.STEP_PROBS", VOCAB / 3)
 
     def after(before: int, token: int) -> int:
         return random.Random(f"15 {before} {token}").randrange(10, 16)

@@ -12,8 +12,8 @@ import pytest
 from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist
-from paceline.runtime.simulator import SimulatedSide, Simulation
-from paceline.strategies.aggregate.machine import MAX_EARLY
+from paceline.runtime.simulation import Simulation
+from paceline.strategies.aggregate.following import MAX_EARLY_MESSAGES
 from paceline.strategies.base import SIDES, Branch, Event, Received, Retrieved, Side, Started
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.dist_codec import encode_head
@@ -23,7 +23,6 @@ from paceline.wire.messages import (
     Drafts,
     EvidenceWeight,
     Handover,
-    Message,
     SessionMessage,
     SpeedReport,
     SyncState,
@@ -42,7 +41,6 @@ from tests.strategies.cases import (
     decided,
     device,
     drafted,
-    engines,
     handed,
     has,
     heard,
@@ -51,7 +49,7 @@ from tests.strategies.cases import (
     says,
     weighed,
 )
-from tests.strategies.test_conformance import changing_speeds, harsh
+from tests.strategies.conformance.worlds import changing_speeds, harsh
 
 EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
 
@@ -140,8 +138,8 @@ def test_no_weight_is_too_large_to_decide_with(log_weight: float) -> None:
 def test_what_waits_for_earlier_targets_is_bounded() -> None:
     many = cloud(max_tokens=100_000, drafting=CHAIN)
     many.begin()
-    many.on(*(decided(start, 65) for start in range(1, 10 * MAX_EARLY)), decided(0, 65))
-    assert 1 < known_until(many) <= MAX_EARLY + 1
+    many.on(*(decided(start, 65) for start in range(1, 10 * MAX_EARLY_MESSAGES)), decided(0, 65))
+    assert 1 < known_until(many) <= MAX_EARLY_MESSAGES + 1
     long = cloud(max_tokens=100_000, drafting=CHAIN)
     long.begin()
     long.on(decided(1, *[65] * 3_000), decided(0, 65))
@@ -315,14 +313,6 @@ def test_a_look_up_guess_that_the_model_shares_is_told_with_its_choice() -> None
     assert ((50, 51, 52), 53) in tree(hand)
 
 
-class Overheard(Simulation):
-    """Keeps what each side sends."""
-
-    def send(self, sender: SimulatedSide, message: Message) -> None:
-        self.overheard = [*getattr(self, "overheard", []), (sender.side, message)]
-        super().send(sender, message)
-
-
 @EVERY_FRONT
 @pytest.mark.parametrize("rule", ["mixture", "paper", "coin"])
 def test_a_device_sends_nothing_that_tells_of_its_private_documents(front: Side, rule: AggregatorName) -> None:
@@ -330,7 +320,7 @@ def test_a_device_sends_nothing_that_tells_of_its_private_documents(front: Side,
     lanes: set[int] = set()
     targets = 0
     for seed in range(8):
-        weather, chance = harsh(seed), random.Random(f"overheard {seed}")
+        chance = random.Random(f"overheard {seed}")
 
         def flap(world: Simulation, chance: random.Random = chance) -> None:
             changing_speeds(world)
@@ -340,15 +330,14 @@ def test_a_device_sends_nothing_that_tells_of_its_private_documents(front: Side,
                 world.mend()
 
         this = job(STRATEGIES["aggregate"], front, SAMPLINGS["filtered"], manner=Manner(rule))
-        world = Overheard(
-            this, engines(), seed=seed, network=weather.network, decode=weather.decode, search=weather.search
-        )
+        world = harsh(seed, reorders=seed % 2 == 1).world(this, seed)
         world.run(flap)
-        said = [message for side, message in world.overheard if side == "device"]
+        messages = [sent.message for sent in world.messages if sent.sender == "device"]
+        said = [message for message in messages if isinstance(message, SessionMessage)]
         for message in said:
             assert isinstance(
                 message, Targets | SyncState | DetailRequest | Drafts | EvidenceWeight | SpeedReport | Handover
-            ) or not hasattr(message, "epoch")
+            )
             if isinstance(message, Drafts | EvidenceWeight | SpeedReport | Handover):
                 assert lawful(message, rule), message
             if isinstance(message, Targets):

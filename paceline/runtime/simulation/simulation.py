@@ -1,0 +1,198 @@
+"""Requests played from start to end on simulated hosts and links. Deterministic given the seed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.engine.base import Engine
+from paceline.runtime.simulation.clock import VirtualClock
+from paceline.runtime.simulation.host import SimulatedHost, StepTime
+from paceline.runtime.simulation.network import Network, SimulatedLink
+from paceline.runtime.simulation.session import SimulatedRequest, SimulatedSession
+from paceline.wire.codec import decode, encode
+from paceline.wire.messages import OpenSession, SessionFrame
+
+
+@dataclass(frozen=True, slots=True)
+class SentMessage:
+    time: float  # s
+    sender: str  # host
+    receiver: str  # host
+    message: SessionFrame
+    num_bytes: int
+
+
+class Simulation:
+    """Hosts by name, links between those that send to each other, and requests that share the hosts' engines.
+
+    Every message goes through the codec and is addressed to a host, whose machine of the same request receives it. In
+    an unreliable network the opening of a session still arrives, once, unless the link is cut.
+    """
+
+    def __init__(
+        self,
+        requests: SimulatedRequest | Sequence[SimulatedRequest],
+        engines: Mapping[str, Engine],
+        *,
+        seed: int = 0,
+        network: Network | None = None,
+        links: Mapping[tuple[str, str], Network] | None = None,
+        forward: Mapping[str, StepTime] | None = None,
+        search: Mapping[str, float] | None = None,
+        linked: bool = True,
+    ) -> None:
+        """engines: one a host. network: of every link that `links` does not name by its two hosts, in either order.
+        forward, search: times of a host's forward passes and retrievals, see `SimulatedHost`."""
+        self.requests = (requests,) if isinstance(requests, SimulatedRequest) else tuple(requests)
+        self.random = random.Random(seed)
+        self.clock = VirtualClock()
+        self.events = 0
+        self.messages: list[SentMessage] = []  # also those that a link has lost
+        self.hosts = {
+            name: SimulatedHost(
+                self.clock, name, engine, forward=(forward or {}).get(name, 0.01), search=(search or {}).get(name, 0.0)
+            )
+            for name, engine in engines.items()
+        }
+        given = {frozenset(pair): conditions for pair, conditions in (links or {}).items()}
+        self.links: dict[frozenset[str], SimulatedLink] = {}
+        for request in self.requests:
+            for pair in map(frozenset, request.routes.items()):
+                if pair <= self.hosts.keys() and pair not in self.links:
+                    conditions = given.get(pair, network or Network())
+                    self.links[pair] = SimulatedLink(self.clock, self.random, conditions, up=linked)
+        self._sessions = [self._sessions_of(request) for request in self.requests]
+        self._by_number: dict[int, dict[str, SimulatedSession]] = {}  # by session number: the request's sessions
+
+    def _sessions_of(self, request: SimulatedRequest) -> dict[str, SimulatedSession]:
+        routes = {sender: to for sender, to in request.routes.items() if {sender, to} <= self.hosts.keys()}
+        return {
+            name: SimulatedSession(
+                request,
+                self.hosts[name],
+                self.clock,
+                self,
+                routes.get(name),
+                self.links[frozenset((name, routes[name]))] if name in routes else None,
+            )
+            for name in dict.fromkeys((request.front, *routes))
+        }
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
+
+    @property
+    def front(self) -> SimulatedSession:
+        """Of the first request, at the host that faces its client."""
+        return self.session(self.requests[0].front)
+
+    @property
+    def answers(self) -> list[SimulatedSession]:
+        """Of each request, at the host that faces its client."""
+        return [self.session(request.front, index) for index, request in enumerate(self.requests)]
+
+    def session(self, host: str, request: int = 0) -> SimulatedSession:
+        return self._sessions[request][host]
+
+    @property
+    def sent(self) -> Counter[str]:
+        """Messages by the names of their structs."""
+        return Counter(type(each.message).__name__ for each in self.messages)
+
+    def run(self, before: Callable[[Simulation], None] | None = None, *, limit: float = 100_000.0) -> SimulatedSession:
+        """Play until every machine has ended, and check that no sequence is left. Returns `front`.
+
+        before: called ahead of each event; may cut, mend, kill, cancel and change speeds.
+        """
+        for request, answer in zip(self.requests, self.answers, strict=True):
+            if request.start > 0.0:
+                self.clock.at(request.start, answer.start)
+            else:
+                answer.start()
+        while not self.clock.idle and not self._ended:
+            self.events += 1
+            if before is not None:
+                before(self)
+            self.clock.advance()
+            assert self.now < limit, f"no end after {self.now} s and {len(self.front.tokens)} tokens"
+            for host in self.hosts.values():
+                host.steps.engine.check()
+        for answer in self.answers:
+            assert answer.finished is not None, "nothing is left to happen, and an answer has not ended"
+        for host in self.hosts.values():
+            host.check_released()
+        return self.front
+
+    @property
+    def _ended(self) -> bool:
+        return (
+            all(answer.finished is not None for answer in self.answers)
+            and all(session.ended for sessions in self._sessions for session in sessions.values())
+            and all(host.idle for host in self.hosts.values())
+        )
+
+    # ---- the links --------------------------------------------------------------------------------------------------
+    @property
+    def linked(self) -> bool:
+        """Every link is up."""
+        return all(link.up for link in self.links.values())
+
+    def cut(self, *between: str, kill: str | None = None) -> None:
+        """Cut the link between two hosts, or with no hosts named every link.
+
+        kill: a host whose program dies, and with it its links: none of its machines ends in order.
+        """
+        if kill is not None:
+            for sessions in self._sessions:
+                if kill in sessions:
+                    assert not sessions[kill].faces_client, "an answer cannot outlive the host that faces the client"
+                    sessions[kill].die()
+        for pair in self._named(between):
+            if self.links[pair].up and (kill is None or kill in pair):
+                self.links[pair].cut()
+                for session in self._at(pair):
+                    session.link_lost()
+
+    def mend(self, *between: str) -> None:
+        """Bring the link between two hosts up again, or with no hosts named every link."""
+        for pair in self._named(between):
+            if not self.links[pair].up:
+                self.links[pair].mend()
+                for session in self._at(pair):
+                    if session.faces_client:
+                        session.link_back()
+
+    def _named(self, between: tuple[str, ...]) -> list[frozenset[str]]:
+        return [frozenset(between)] if between else list(self.links)
+
+    def _at(self, pair: frozenset[str]) -> list[SimulatedSession]:
+        """Sessions at both ends of a link, of the requests that use it."""
+        return [
+            sessions[name]
+            for request, sessions in zip(self.requests, self._sessions, strict=True)
+            if pair in map(frozenset, request.routes.items())
+            for name in sorted(pair)
+        ]
+
+    # ---- exchange ---------------------------------------------------------------------------------------------------
+    def new_session(self, opener: SimulatedSession) -> int:
+        number = len(self._by_number) + 1
+        self._by_number[number] = next(each for each in self._sessions if opener in each.values())
+        return number
+
+    def post(self, sender: SimulatedSession, receiver: str, message: SessionFrame) -> None:
+        data = encode(message)
+        sender.egress.sent(message, len(data))
+        self.messages.append(SentMessage(self.now, sender.host.name, receiver, message, len(data)))
+
+        def arrive() -> None:
+            arrived = decode(data)
+            assert isinstance(arrived, SessionFrame)
+            self._by_number[arrived.session][receiver].receive(arrived)
+
+        link = self.links[frozenset((sender.host.name, receiver))]
+        link.carry(sender.host.name, len(data), arrive, reliable=isinstance(message, OpenSession))

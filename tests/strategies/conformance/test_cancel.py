@@ -1,0 +1,18 @@
+"""An answer that its client does not want any more."""
+
+from __future__ import annotations
+
+from paceline.strategies.base import Side
+from paceline.strategies.strategy import Strategy
+from tests.strategies.cases import Manner
+from tests.strategies.conformance.laws import EVERY_FRONT, EVERY_NETWORK, check_cancel, every_manner
+from tests.strategies.conformance.worlds import IN_ORDER, REORDERING
+
+
+@every_manner()
+@EVERY_FRONT
+@EVERY_NETWORK
+def test_cancelled_at_any_step_everything_is_released(
+    strategy: Strategy, manner: Manner, front: Side, reorders: bool
+) -> None:
+    check_cancel(strategy, manner, front, REORDERING if reorders else IN_ORDER)

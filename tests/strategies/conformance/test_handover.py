@@ -1,0 +1,50 @@
+"""`aggregate`: the decision changes sides during an answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.runtime.simulation import Network, Simulation
+from paceline.strategies.base import SIDES, Side
+from paceline.strategies.registry import STRATEGIES
+from tests.strategies.cases import MANNERS, engines, job
+from tests.strategies.conformance.laws import EVERY_FRONT, EVERY_SAMPLING, reference
+from tests.strategies.conformance.worlds import changing_speeds
+
+NETWORKS = {
+    "in order": Network((0.05, 0.15)),
+    "reordering": Network((0.05, 0.15), reorders=True, loss=0.1),
+}
+
+
+@EVERY_FRONT
+@EVERY_SAMPLING
+@pytest.mark.parametrize(
+    ("name", "seeds"),
+    [("in order", 2), pytest.param("reordering", 3, marks=pytest.mark.slow)],
+    ids=list(NETWORKS),
+)
+def test_the_decision_goes_to_and_fro_and_changes_no_token(
+    front: Side, sampling: SamplingParams, name: str, seeds: int
+) -> None:
+    """Speeds that change places make it worth while; every link is long."""
+    strategy = STRATEGIES["aggregate"]
+    handed: dict[Side, float] = dict.fromkeys(SIDES, 0.0)
+    for manner in MANNERS.values():
+        if manner.private and manner.rule != "coin":
+            continue
+        expected = reference(strategy, front, sampling, manner)
+        for seed in range(seeds):
+            world = Simulation(
+                job(strategy, front, sampling, manner=manner),
+                engines(),
+                seed=seed,
+                network=NETWORKS[name],
+                forward={"cloud": 0.4, "device": 0.01},
+            )
+            assert world.run(changing_speeds).tokens == expected
+            for side in SIDES:
+                finish = world.session(side).finished
+                handed[side] += 0.0 if finish is None else finish.stats["handovers"]
+    assert handed["device"] >= 2 and handed["cloud"] >= 1, handed

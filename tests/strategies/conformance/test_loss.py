@@ -1,0 +1,28 @@
+"""A peer that is lost for good."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.strategies.base import Side
+from paceline.strategies.strategy import Strategy
+from tests.strategies.cases import SAMPLINGS, Manner
+from tests.strategies.conformance.laws import EVERY_FRONT, EVERY_NETWORK, check_loss, every_manner
+from tests.strategies.conformance.worlds import IN_ORDER, REORDERING
+
+GREEDY_AND_SAMPLED = pytest.mark.parametrize(
+    "sampling", [SAMPLINGS["greedy"], SAMPLINGS["sampled"]], ids=["greedy", "sampled"]
+)
+
+
+@every_manner()
+@EVERY_FRONT
+@EVERY_NETWORK
+@GREEDY_AND_SAMPLED
+def test_a_peer_lost_for_good_at_any_step_leaves_the_prefix_and_the_front_goes_on(
+    strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, reorders: bool
+) -> None:
+    """At every sixth step, each combination at others; at every step in one manner of trees."""
+    every = 1 if manner == Manner() and sampling.temperature == 1.0 else 6
+    check_loss(strategy, manner, front, sampling, REORDERING if reorders else IN_ORDER, every=every)

@@ -1,0 +1,76 @@
+"""The text equals its reference in any network."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.strategies.base import SIDES, Side
+from paceline.strategies.strategy import Strategy
+from tests.strategies.cases import Manner
+from tests.strategies.conformance.laws import (
+    EVERY_FRONT,
+    EVERY_NETWORK,
+    EVERY_SAMPLING,
+    check_alone,
+    check_repeats,
+    check_text,
+    check_without_documents,
+    every_manner,
+    every_seed,
+)
+
+
+@every_manner(with_peer=True)
+@EVERY_FRONT
+@EVERY_SAMPLING
+@every_seed(10)
+def test_text_equals_the_reference_over_a_link_in_order(
+    strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: range
+) -> None:
+    """2 fronts x 3 samplings x 10 seeds in each manner."""
+    check_text(strategy, manner, front, sampling, seeds, reorders=False)
+
+
+@every_manner(with_peer=True)
+@EVERY_FRONT
+@EVERY_SAMPLING
+@every_seed(10)
+def test_text_equals_the_reference_where_messages_are_lost_repeated_and_reordered(
+    strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: range
+) -> None:
+    check_text(strategy, manner, front, sampling, seeds, reorders=True)
+
+
+@every_manner(with_peer=False)
+@EVERY_FRONT
+@EVERY_SAMPLING
+@every_seed(70)
+def test_text_of_one_side_equals_the_reference(
+    strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: range
+) -> None:
+    check_text(strategy, manner, front, sampling, seeds, reorders=False)
+
+
+@every_manner()
+@EVERY_FRONT
+def test_without_a_peer_the_front_answers_alone(strategy: Strategy, manner: Manner, front: Side) -> None:
+    check_alone(strategy, manner, front)
+
+
+@every_manner()
+@EVERY_FRONT
+@EVERY_NETWORK
+@pytest.mark.parametrize("empty", SIDES)
+def test_a_side_without_documents_has_no_say(
+    strategy: Strategy, manner: Manner, front: Side, empty: Side, reorders: bool
+) -> None:
+    """In a mixture the other side decides; the front's own text where no peer takes part."""
+    check_without_documents(strategy, manner, front, empty, range(5 if reorders else 3), reorders=reorders)
+
+
+@every_manner()
+@EVERY_FRONT
+@EVERY_NETWORK
+def test_a_run_repeats_exactly(strategy: Strategy, manner: Manner, front: Side, reorders: bool) -> None:
+    check_repeats(strategy, manner, front, reorders=reorders)
