@@ -1,9 +1,9 @@
 """The scheduler: merges the segments of many sequences into one ragged batch per forward pass.
 
 No phases: a prefill is a long chain, cut into chunks under the row budget so that decodes and trees never wait for it;
-a tree is never cut. First come, first served, and the oldest segment always advances, so nothing starves. Knows neither
-engine nor clock. The caller runs each batch before it asks for the next. After Orca (Yu et al. 2022) and Sarathi
-(Agrawal et al. 2023).
+a tree is never cut. First come, first served, except for long prompts, of which the shortest runs beside the oldest;
+the oldest segment always advances, so nothing starves. Knows neither engine nor clock. The caller runs each batch
+before it asks for the next. After Orca (Yu et al. 2022) and Sarathi (Agrawal et al. 2023).
 
 Sequences that end together, as the branches of one request do, are a group, which declares the most rows it will need,
 its claim. Rows are allocated only while all running groups could still get their claims, one after the other (the
@@ -13,7 +13,7 @@ claims are never rejected. Nothing is preempted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
@@ -50,6 +50,7 @@ class SchedulerOutput:
 class _Pending:
     key: int
     segment: Segment
+    order: int  # of arrival
     num_cached_tokens: int = 0  # first rows that need memory, but no forward pass
     num_computed_tokens: int = 0  # rows already scheduled
 
@@ -136,6 +137,9 @@ class Scheduler:
         # Chains above this are cut into chunks; together they are guaranteed this many rows per step.
         self._quantum = max(1, max_batched_tokens // 4)
         self._pending: dict[int, _Pending] = {}  # by key, in order of arrival
+        self._queues: dict[SeqId, list[_Pending]] = {}  # the same by sequence; none of them empty
+        self._arrived: list[_Pending] = []  # since the last step: not yet compared with the capacity
+        self._next_order = 0
         self._running: set[SeqId] = set()  # sequences with rows written, as far as the scheduler knows
         self._groups: dict[SeqId, Group] = {}  # of sequences that are pending or hold rows
         self._capacity = 0  # the most rows that were ever free
@@ -156,12 +160,17 @@ class Scheduler:
             raise ValueError(f"key {key} is pending already")
         if num_cached_tokens and not (0 < num_cached_tokens < len(segment.tokens) and segment.parents is None):
             raise ValueError(f"{num_cached_tokens} rows cannot be ready of {segment}")
-        self._pending[key] = _Pending(key, segment, num_cached_tokens)
+        item = _Pending(key, segment, self._next_order, num_cached_tokens)
+        self._next_order += 1
+        self._pending[key] = item
+        self._queues.setdefault(segment.seq, []).append(item)
+        self._arrived.append(item)
         self._groups.setdefault(segment.seq, group or Group(-1 - segment.seq, 0))
 
     def last(self, seq: SeqId) -> int | None:
         """The key of the last pending segment of this sequence."""
-        return next((key for key, item in reversed(self._pending.items()) if item.segment.seq == seq), None)
+        queue = self._queues.get(seq)
+        return queue[-1].key if queue else None
 
     def has_begun(self, group: Group) -> bool:
         """True if a sequence of the group holds rows, as far as the scheduler knows."""
@@ -181,12 +190,12 @@ class Scheduler:
             self._running.discard(seq)
             self._groups.pop(seq, None)
         dropped = []
-        for item in [item for item in self._pending.values() if item.segment.seq == seq]:
+        for item in list(self._queues.get(seq, ())):
             segment = item.segment
             if segment.start + len(segment.tokens) <= from_row:
                 continue
             if item.start >= from_row or segment.parents is not None:
-                del self._pending[item.key]
+                self._remove(item)
                 dropped.append(item.key)
             else:
                 tokens = segment.tokens[: from_row - segment.start]
@@ -203,7 +212,7 @@ class Scheduler:
         is possible only if one has exceeded its claim, the youngest of them is rejected to resolve the deadlock.
         """
         rejected = self._reject_oversized(free_rows)
-        heads = list(self._heads())
+        heads = self._heads()
         scheduled = self._fill(self._admit(heads, free_rows, held))
         if not scheduled and not rejected and heads:
             rejected = self._reject_deadlocked(heads)
@@ -222,27 +231,35 @@ class Scheduler:
         known = self._running | {item.segment.seq for item in self._pending.values()}
         assert known <= self._groups.keys(), (known, self._groups)
 
-    def _heads(self) -> Iterator[_Pending]:
+    def _heads(self) -> list[_Pending]:
         """The first pending segment of each sequence, oldest first."""
-        seen: set[SeqId] = set()
-        for item in self._pending.values():
-            if item.segment.seq not in seen:
-                seen.add(item.segment.seq)
-                yield item
+        return sorted((queue[0] for queue in self._queues.values()), key=lambda item: item.order)
+
+    def _remove(self, item: _Pending) -> None:
+        del self._pending[item.key]
+        queue = self._queues[item.segment.seq]
+        queue.remove(item)
+        if not queue:
+            del self._queues[item.segment.seq]
 
     def _reject_oversized(self, free_rows: int | None) -> list[int]:
         """Drop the segments that would not fit even alone, and the later ones of their sequences; return their keys."""
+        arrived, self._arrived = self._arrived, []
         if free_rows is None:
             return []
         self._capacity = max(self._capacity, free_rows)
-        too_long = [item.segment.seq for item in self._pending.values() if self._ceil(item.end) > self._capacity]
+        too_long = [
+            item.segment.seq
+            for item in arrived
+            if self._pending.get(item.key) is item and self._ceil(item.end) > self._capacity
+        ]
         return [key for seq in dict.fromkeys(too_long) for key in self._drop_with_followers(seq)]
 
     def _drop_with_followers(self, seq: SeqId) -> list[int]:
-        keys = [key for key, item in self._pending.items() if item.segment.seq == seq]
-        for key in keys:
-            del self._pending[key]
-        return keys
+        items = self._queues.pop(seq, [])
+        for item in items:
+            del self._pending[item.key]
+        return [item.key for item in items]
 
     def _reject_deadlocked(self, heads: list[_Pending]) -> list[int]:
         """If all groups that hold rows wait, drop the pending segments of the youngest and return their keys."""
@@ -282,7 +299,7 @@ class Scheduler:
 
     def _fill(self, admitted: list[_Pending]) -> list[ScheduledSegment]:
         """Fill the step: short segments in order while they fit beside the quantum of the long ones, which share the
-        remaining rows in order."""
+        remaining rows."""
         long = [item for item in admitted if item.segment.parents is None and item.rows > self._quantum]
         short = [item for item in admitted if item.segment.parents is not None or item.rows <= self._quantum]
         left = self._max_batched_tokens - (self._quantum if long else 0)
@@ -293,14 +310,9 @@ class Scheduler:
                 break
             left -= item.rows
             scheduled.append(self._chunk(item, item.rows))
-        left = max(left, 0) + self._quantum
-        for item in long[: self._max_num_seqs - len(scheduled)]:
-            if left == 0:
-                break
-            rows = min(item.rows, left)
-            left -= rows
-            scheduled.append(self._chunk(item, rows))
-        return scheduled
+        shares = _shares([item.rows for item in long], max(left, 0) + self._quantum)
+        running = [(item, rows) for item, rows in zip(long, shares, strict=True) if rows]
+        return scheduled + [self._chunk(item, rows) for item, rows in running[: self._max_num_seqs - len(scheduled)]]
 
     def _chunk(self, item: _Pending, rows: int) -> ScheduledSegment:
         """Schedule the next `rows` rows, as a segment of their own."""
@@ -313,7 +325,7 @@ class Scheduler:
         item.num_computed_tokens = first + rows
         self._running.add(whole.seq)
         if final:
-            del self._pending[item.key]
+            self._remove(item)
         return ScheduledSegment(item.key, segment, final)
 
     def _cost(self, item: _Pending) -> int:
@@ -322,3 +334,21 @@ class Scheduler:
 
     def _ceil(self, rows: int) -> int:
         return -(-rows // self._block_size) * self._block_size
+
+
+def _shares(lengths: list[int], rows: int) -> list[int]:
+    """Rows of a step for each of these chains, oldest first; the sum is `rows`, or all that is left of them.
+
+    Half is the oldest's, so that none starves; the rest goes to those with the least left, of equals to the oldest, so
+    that a prompt of 200 tokens does not wait for one of 30,000.
+    """
+    if not lengths:
+        return []
+    shares = [0] * len(lengths)
+    shares[0] = min(lengths[0], max(1, rows // 2))
+    left = rows - shares[0]
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        more = min(lengths[place] - shares[place], left)
+        shares[place] += more
+        left -= more
+    return shares

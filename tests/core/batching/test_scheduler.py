@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.scheduler import Group, Scheduler, SchedulerOutput
+from paceline.core.batching.scheduler import Group, Scheduler, SchedulerOutput, _shares
 from paceline.core.batching.segment import LogitsMode, Segment, SeqId
 
 BUDGET = 12
@@ -117,6 +117,31 @@ def test_prefills_finish_one_after_the_other() -> None:
     scheduler.add(1, chain(1, 0, 20))
     assert rows_of(scheduler.schedule(None)) == {0: 12}
     assert rows_of(scheduler.schedule(None)) == {0: 8, 1: 4}
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_before_it() -> None:
+    scheduler = Scheduler(512, 256)
+    scheduler.add(0, chain(0, 0, 30_000))
+    assert rows_of(scheduler.schedule(None)) == {0: 512}
+    for number in range(1, 17):
+        scheduler.add(number, chain(number, 0, 200))
+    finished: dict[int, int] = {}
+    step = 0
+    while len(finished) < 16:
+        step += 1
+        rows = rows_of(scheduler.schedule(None))
+        assert rows[0] >= 128, "the oldest advances in every step"
+        assert sum(rows.values()) == 512
+        finished |= {key: step for key in range(1, 17) if scheduler.last(SeqId(key)) is None and key not in finished}
+    assert finished[1] == 1 and max(finished.values()) <= 13, "16 * 200 rows at 256 a step or more"
+
+
+@given(st.lists(st.integers(1, 600), min_size=1, max_size=8), st.integers(1, 600))
+def test_rows_of_a_step_are_shared_out_whole_and_the_oldest_has_its_half(lengths: list[int], rows: int) -> None:
+    shares = _shares(lengths, rows)
+    assert sum(shares) == min(rows, sum(lengths))
+    assert all(0 <= share <= length for share, length in zip(shares, lengths, strict=True))
+    assert shares[0] >= min(lengths[0], max(1, rows // 2))
 
 
 def test_a_tree_larger_than_the_budget_runs_whole() -> None:
