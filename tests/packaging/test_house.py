@@ -16,8 +16,10 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("paceline", "server", "device_agent", "client", "bench")
 PROGRAMS = ("server", "device_agent", "client")
-MAX_LINES = 500
+MAX_LINES = 400  # a file
+MAX_CLASS_LINES = 250
 MODULES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench" / "METHODOLOGY.md"])
 CLIENTS = ROOT / "tests" / "e2e" / "clients" / "requirements.txt"  # installed in another environment
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill"}
 UNSAFE_CALLS = re.compile(r"torch\.load\(|(?<![.\w])(eval|exec)\(|trust_remote_code=True|yaml\.load\(")
@@ -43,9 +45,21 @@ def test_a_module_is_short_says_what_it_is_and_loads_nothing_unsafe(file: Path) 
     text = file.read_text("utf-8")
     tree = ast.parse(text)
     assert len(text.splitlines()) <= MAX_LINES
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    assert not [node.name for node in classes if (node.end_lineno or 0) - node.lineno >= MAX_CLASS_LINES]
     assert ast.get_docstring(tree), "a module says what it is"
     assert not imports(tree) & UNSAFE_MODULES
     assert not UNSAFE_CALLS.search(text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_page_names_files_that_exist(page: Path) -> None:
+    """In backticks, from the root of the repository or from `paceline/`; links relative to the page."""
+    text = page.read_text("utf-8")
+    named = set(re.findall(r"`([a-z_][\w./]*/[\w.]*\.(?:py|md|json|toml))`", text))
+    assert not {file for file in named if not any((root / file).exists() for root in (ROOT, ROOT / "paceline"))}
+    linked = set(re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", text))
+    assert not {file for file in linked if not (page.parent / file).exists()}
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
