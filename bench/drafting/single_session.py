@@ -63,10 +63,10 @@ class LocalSession(Session):
         if not self.done.done():
             self.done.set_exception(error)
 
-    def open(self, targets: tuple[int, ...], epoch: int) -> None:
+    def open_peer(self, targets: tuple[int, ...], epoch: int) -> None:
         raise AssertionError(f"no peer takes part: {len(targets)}, {epoch}")
 
-    def drop(self) -> None:
+    def close_peer(self) -> None:
         raise AssertionError("no peer takes part")
 
 

@@ -1,1 +1,15 @@
-"""Asyncio, threads and clocks: drives any machine on any engine and link, for real or in the virtual `world`."""
+"""Asyncio, threads and clocks: runs strategies' machines on engines and links.
+
+- `service`: the protocol that the HTTP surface uses
+- `node`: one side of the program, its implementation
+- `preparation`: from a request to a session that is ready to run
+- `peers`: links of a node and the sessions that peers open
+- `resources`: engine, tokenizer, documents, n-gram tables, grammars and statistics of a side
+- `embeddings`: text embeddings for clients
+- `garbage`: garbage collection while serving
+- `simulation`: two sides on a virtual clock and network
+- `sessions`: one answer on one side
+- `engine_loop`: the thread that owns an engine
+- `link`: connections between device and cloud
+- `lookup_tables`: n-gram tables on disk
+"""

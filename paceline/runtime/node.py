@@ -1,7 +1,7 @@
 """One side of the program: the `Service` behind the HTTP surface, on an engine, a document store and links to peers.
 
-`Node` admits requests and owns what runs. It contains no algorithm: `preparation` makes a request ready, `peers` takes
-part in what peers open, `sessions` run machines, strategies write.
+`Node` admits requests and owns the running tasks. It contains no algorithm: `preparation` prepares a request, `peers`
+serves sessions that peers open, `sessions` run the machines of strategies.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Node:
         tables: TableStore | None = None,
         timed: bool = False,
     ) -> None:
-        """`sampling`: defaults for a request that does not say, before what the model recommends.
+        """sampling: defaults of requests, before those the model recommends.
 
-        `expects_peer`: an answer without a peer is marked even if none was named, as at an agent with a cloud.
-        `open_to_peer`: a device sends distributions of its documents when a client of the cloud asks for that.
-        `tables`: n-grams that answers are drafted from, saved at the end; None: they are forgotten with the node.
-        `timed`: forwards are timed before the first answer.
+        expects_peer: an answer without a peer is marked as degraded even if the request names none; for an agent with a
+        cloud. open_to_peer: a device sends distributions of its documents if the cloud's client requests it. tables:
+        n-grams for drafts, saved at the end; None: kept in memory only. timed: measure forwards before the first
+        answer.
         """
         self._resources = Resources(
             side, model, store, self._run, served_name=served_name, sampling=sampling, kv=kv, tables=tables
@@ -73,7 +73,7 @@ class Node:
         self._preparation = Preparation(
             self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer
         )
-        self._preparing = 0  # requests that will be client sessions
+        self._preparing = 0  # admitted requests without a client session yet
         self._timed = timed
         self._tasks: set[asyncio.Task[None]] = set()
         self._library: Library | None = None
@@ -104,7 +104,7 @@ class Node:
         await self._resources.stop()
 
     async def _prefill_documents(self, prefiller: DocumentPrefiller) -> None:
-        """Compute the KV of documents that are new, while no answer is being written."""
+        """Prefill the KV of new documents while no answer is being written."""
         while True:
             try:
                 await prefiller.prefill_missing(lambda: bool(self._clients or self._peers.busy or self._preparing))
@@ -183,7 +183,7 @@ class Node:
                 type="rate_limit_error",
                 code="rate_limit_exceeded",
             )
-        self._preparing += 1  # a place, before anything is waited for
+        self._preparing += 1  # counted before the first await
         egress = Egress()
         try:
             session = await self._preparation.prepare(request, egress, self._clients.discard)
@@ -197,11 +197,11 @@ class Node:
         return session
 
     def on_link(self, link: Link, peer: str) -> None:
-        """A link to this peer is up. One that it replaces must be closed by the caller; for sessions it is down now."""
+        """A link to this peer is up. The caller must close the link it replaces, which counts as lost for sessions."""
         self._peers.on_link(link, peer)
 
     def _run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """In the background, and no longer than this node lives."""
+        """Run in the background, at most until the node stops."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,4 +1,4 @@
-"""Links of a node, by the peer's name, and the sessions in which this side takes part for a peer's client."""
+"""Links of a node by the peer's name, and the sessions that peers open for their clients."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from paceline.wire.messages import CloseSession, DraftLimits, OpenSession, Optio
 log = logging.getLogger("paceline.node")
 
 MAX_PEER_SESSIONS = 1024
-MAX_PASSAGES = 64  # that a peer may ask this side to read
-_LIMITS = DraftLimits()  # beyond which this side does not draft for a peer: every row costs its memory and its time
+MAX_PASSAGES = 64  # limit of a peer's `top_k_documents`
+_LIMITS = DraftLimits()  # upper bounds of the limits a peer sends, because rows cost this side memory and time
 
 
 class Peers:
-    """Belongs to the event loop. `clients`: sessions of this side's own clients, to be told of links."""
+    """Belongs to the event loop. clients: sessions of this side's own clients, notified of links."""
 
     def __init__(
         self, resources: Resources, clients: Collection[ClientSession], run: Background, *, open_to_peer: bool
     ) -> None:
-        """open_to_peer: a device sends distributions of its documents when a client of the cloud asks for that."""
+        """open_to_peer: a device sends distributions of its documents if the cloud's client requests it."""
         self._resources = resources
         self._clients = clients
         self._run = run
@@ -56,7 +56,7 @@ class Peers:
         return None if name is None else self._links.get(name)
 
     def peer_for(self, device: str | None) -> tuple[str | None, Link | None]:
-        """The peer whose documents join an answer: the named device, else the only peer there is."""
+        """Peer of an answer: the named device, else the only linked peer."""
         if device is not None and self._resources.side == "cloud":
             return device, self._links.get(device)
         if len(self._links) == 1:
@@ -64,41 +64,41 @@ class Peers:
         return None, None
 
     def on_link(self, link: Link, peer: str) -> None:
-        """A link to this peer is up. One that it replaces must be closed by the caller; for sessions it is down now."""
+        """A link to this peer is up. The caller must close the link it replaces, which counts as lost for sessions."""
         if (older := self._links.get(peer)) is not None:
-            self._down(older, peer)
+            self._on_down(older, peer)
         self._links[peer] = link
-        link.on_open = lambda opening: self._opened(link, peer, opening)
-        link.on_down = lambda: self._down(link, peer)
+        link.on_open = lambda opening: self._on_open(link, peer, opening)
+        link.on_down = lambda: self._on_down(link, peer)
         log.info("linked with %s, which holds %s documents", peer, link.peer.documents)
         for client in list(self._clients):
             if client.prepared.peer_name == peer:
                 client.link_back(link)
 
     def close(self) -> None:
-        """End every session of a peer's client: the program is shutting down."""
+        """End all sessions of peers' clients, at shutdown."""
         for session in list(self._sessions):
             session.link_lost()
 
-    def _down(self, link: Link, peer: str) -> None:
+    def _on_down(self, link: Link, peer: str) -> None:
         if self._links.get(peer) is link:
             del self._links[peer]
         log.info("the link with %s is down: %s", peer, link.close_reason)
         for client in list(self._clients):
             if client.link is link:
                 client.link_lost()
-        for session in [session for session, of in self._sessions.items() if of is link]:
+        for session in [session for session, its_link in self._sessions.items() if its_link is link]:
             session.link_lost()
 
     # ---- openings ---------------------------------------------------------------------------------------------------
-    def _opened(self, link: Link, peer: str, opening: OpenSession) -> None:
-        """The peer asks this side to take part in an answer, or, under `SEARCH`, for passages alone."""
+    def _on_open(self, link: Link, peer: str, opening: OpenSession) -> None:
+        """The peer opens a session: this side's part in an answer or, with `SEARCH`, a search for passages."""
         if opening.strategy == SEARCH and self._resources.side == "cloud":
             link.attach(opening.session, lambda _: None)
-            self._run(self._searches.answer(link, opening, self._resources.store, most=MAX_PASSAGES))
+            self._run(self._searches.answer(link, opening, self._resources.store, max_passages=MAX_PASSAGES))
             return
         try:
-            strategy, options = self._accepted(opening)
+            strategy, options = self._accept(opening)
         except PacelineError as refusal:
             link.send(CloseSession(opening.session, f"refused: {refusal}"[:1024]))
             return
@@ -106,8 +106,8 @@ class Peers:
         self._sessions[session] = link
         session.begin()
 
-    def _accepted(self, opening: OpenSession) -> tuple[Strategy, Options]:
-        """Raises PacelineError with the reason where this side does not take part."""
+    def _accept(self, opening: OpenSession) -> tuple[Strategy, Options]:
+        """Strategy and options of an opening. Raises PacelineError with the reason for a refusal."""
         strategy = STRATEGIES.get(opening.strategy)
         if strategy is None or not strategy.needs_peer:
             raise PacelineError(f"it does not know '{opening.strategy}'")
@@ -117,18 +117,18 @@ class Peers:
             options = decode_options(opening.options, strategy.options)
         except RemoteProtocolError as error:
             raise PacelineError(f"the options of '{strategy.name}' cannot be read: {error}") from error
-        if (why := strategy.accepts(opening, options)) is not None:
-            raise PacelineError(why)
+        if (refusal := strategy.accepts(opening, options)) is not None:
+            raise PacelineError(refusal)
         if len(self._sessions) >= MAX_PEER_SESSIONS:
             raise PacelineError("it is busy")
-        return strategy, msgspec.structs.replace(options, drafting=_clamped(options.drafting))
+        return strategy, msgspec.structs.replace(options, drafting=_clamp(options.drafting))
 
     def _session(
         self, link: Link, peer: str, opening: OpenSession, strategy: Strategy, options: Options
     ) -> PeerSession:
         resources = self._resources
         mask = None if opening.constraint is None else DeferredMask()
-        owner = f"peer:{peer}"  # its clients are the peer's to tell apart
+        owner = f"peer:{peer}"  # the peer's clients share one table
         sampling = sampling_from_wire(opening.sampling)
         config = replace(
             resources.config(strategy, options, sampling, opening.max_tokens, owner=owner, faces_client=False),
@@ -156,7 +156,7 @@ class Peers:
             except RequestError as error:
                 session.refuse(str(error))
                 return
-            except Exception:  # whatever it is, the peer must learn that this side does not take part
+            except Exception:  # the peer must receive a refusal in any case
                 log.exception("a peer's constraint could not be compiled")
                 session.refuse("its constraint cannot be kept here")
                 return
@@ -183,18 +183,18 @@ class Peers:
         if share is None or not share.drafts:
             session.fail(PacelineError("the engine's memory is too short for it"))
             return
-        found = RetrievedPassages(0, self._shown(prompts.passages))
-        left = min(positions - prompts.longest, len(opening.targets) + share.tokens)
-        session.retrieved(prompts.branches, left, found, prompts.prefixes, claim=share.rows)
+        found = RetrievedPassages(0, self._to_wire(prompts.passages))
+        max_new_tokens = min(positions - prompts.longest, len(opening.targets) + share.tokens)
+        session.retrieved(prompts.branches, max_new_tokens, found, prompts.prefixes, claim=share.rows)
 
-    def _shown(self, passages: Sequence[Passage]) -> list[RetrievedPassage]:
-        """Passages as the peer may know them: of a device's, only that they exist."""
+    def _to_wire(self, passages: Sequence[Passage]) -> list[RetrievedPassage]:
+        """Passages as sent to the peer: of a device's, only their number."""
         if self._resources.side == "device":
             return [RetrievedPassage(document="", text="", score=0.0)] * len(passages)
         return to_wire(passages)
 
 
-def _clamped(limits: DraftLimits) -> DraftLimits:
+def _clamp(limits: DraftLimits) -> DraftLimits:
     return DraftLimits(
         min(limits.width, _LIMITS.width),
         min(limits.rows, _LIMITS.rows),

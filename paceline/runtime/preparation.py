@@ -1,7 +1,7 @@
 """Preparation of a request: routing, retrieval and the claim of memory, up to a session that is ready to run.
 
-Nothing is computed for the answer yet, and nothing of the request has been sent to the other side but, at the level
-`answer-private`, the query of a search.
+Runs no forward, and sends nothing of the request to the other side except, at the privacy level `answer-private`, the
+query of a search.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paceline.strategies.strategy import RoutingContext
 from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
 from paceline.wire.messages import ChatMessage, OpenSession, Options
 
-MIN_ROOM = 256  # tokens that documents leave for an answer whose request sets no limit, in a context that has them
+MIN_ANSWER_TOKENS = 256  # reserved beside documents for an answer without a limit, if the context is long enough
 
 
 class Preparation:
@@ -37,7 +37,7 @@ class Preparation:
     def __init__(
         self, resources: Resources, peers: Peers, *, max_tokens_default: int | None, expects_peer: bool
     ) -> None:
-        """expects_peer: an answer without a peer is marked even if none was named, as at a device with a cloud."""
+        """expects_peer: an answer without a peer is marked as degraded even if the request names none."""
         self._resources = resources
         self._peers = peers
         self._max_tokens_default = max_tokens_default
@@ -45,7 +45,8 @@ class Preparation:
         self._search = RemoteSearch()
 
     def check(self, request: GenerateRequest, *, room: int) -> None:
-        """Raises RequestError for what cannot be kept. room: tokens that raw tokens must leave of the context."""
+        """Raises RequestError for a raw-token request that `prepare` would refuse. room: positions the prompt must
+        leave."""
         candidates(self._context(request, *self._peers.peer_for(request.device), 0))
         resources = self._resources
         raw_prompt(request.prompt or (), resources.max_positions, resources.vocab_size, room=room)
@@ -53,7 +54,7 @@ class Preparation:
     async def prepare(
         self, request: GenerateRequest, egress: Egress, closed: Callable[[ClientSession], None]
     ) -> ClientSession:
-        """Raises RequestError for what cannot be kept, before anything is sent to the other side."""
+        """Prepare a session. Raises RequestError for a request that cannot be fulfilled, before sending anything."""
         resources, side = self._resources, self._resources.side
         name, link = self._peers.peer_for(request.device)
         selection = Selection(request.collections, request.document_ids)
@@ -64,28 +65,28 @@ class Preparation:
             raise peer_missing(other(side))
         mask = None if request.constraint is None else await resources.mask(request.constraint)
         prompts = await self._prompts(request, selection)
-        # Now that nothing here speaks against the request.
-        public = await self._search.for_answer(request, link, egress, expected=self._expects_peer)
-        if public is None and request.on_loss != "continue":
+        # Sent only after all local checks of the request have passed.
+        peer_passages = await self._search.for_answer(request, link, egress, expected=self._expects_peer)
+        if peer_passages is None and request.on_loss != "continue":
             raise peer_missing(other(side))
-        if public:
-            prompts = await self._prompts(request, selection, public)
+        if peer_passages:
+            prompts = await self._prompts(request, selection, peer_passages)
         choice = choose(found, replace(context, passages=len(prompts.passages)))
         strategy, options = STRATEGIES[choice.strategy], choice.options
         limit = self._limit(request, prompts)
         share = claim_or_refuse(resources.worker.capacity, resources.block_size, prompts.branches, limit)
         if not share.drafts:
             options = without_drafts(options)
-        link = self._peers.link(name)  # it may have gone or come back meanwhile
+        link = self._peers.link(name)  # it may have changed meanwhile
         prepared = PreparedRequest(
             request=request,
             side=side,
             strategy=strategy.name,
             reason=choice.reason,
             prompts=prompts,
-            room=resources.max_positions - prompts.longest,
+            max_new_tokens=resources.max_positions - prompts.longest,
             opening=opening_for(request, strategy.name, options, share.tokens),
-            missing=f"{other(side)}_missing" if choice.missing or public is None else None,
+            missing=f"{other(side)}_missing" if choice.missing or peer_passages is None else None,
             peer_name=name if strategy.needs_peer else None,
             mask=mask,
             claim=share.rows,
@@ -124,12 +125,12 @@ class Preparation:
         )
 
     async def _prompts(
-        self, request: GenerateRequest, selection: Selection, public: Sequence[Passage] = ()
+        self, request: GenerateRequest, selection: Selection, peer_passages: Sequence[Passage] = ()
     ) -> PromptSet:
         resources, positions = self._resources, self._resources.max_positions
         if request.prompt is not None:
             return raw_prompt(request.prompt, positions, resources.vocab_size)
-        default = self._max_tokens_default or min(MIN_ROOM, positions // 8)
+        default = self._max_tokens_default or min(MIN_ANSWER_TOKENS, positions // 8)
         prompts = await build_prompts(
             request.messages,
             resources.store,
@@ -139,14 +140,14 @@ class Preparation:
             kv=resources.prefiller,
             selection=selection,
             min_score=request.min_score,
-            others=public,
+            others=peer_passages,
         )
         if prompts.plain_tokens >= positions:
             raise too_long(positions, prompts.plain_tokens, "messages")
         return prompts
 
     def _limit(self, request: GenerateRequest, prompts: PromptSet) -> int:
-        """Tokens to write at most. What does not fit the context is clamped, as OpenAI does."""
+        """Maximum of output tokens, clamped to the context, as in OpenAI's API."""
         room = self._resources.max_positions - prompts.longest
         return min(request.max_tokens or self._max_tokens_default or room, room)
 
@@ -154,7 +155,7 @@ class Preparation:
 def opening_for(
     request: GenerateRequest, strategy: str, options: Options, max_tokens: int
 ) -> Callable[[int, tuple[int, ...], int], OpenSession]:
-    """The opening of the peer's session; its number, the targets and the epoch are known when it is sent."""
+    """The opening of the peer's session as a function of session number, targets and epoch."""
     conversation = [ChatMessage(message["role"], message["content"]) for message in request.messages]
     query, sampling = query_of(request.messages), sampling_to_wire(request.sampling)
     encoded, constraint = encode_options(options), constraint_to_wire(request.constraint)

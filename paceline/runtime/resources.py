@@ -1,6 +1,6 @@
-"""One side's means of writing answers: its engine, tokenizer, documents, n-gram tables, grammars and statistics.
+"""Resources of one side: engine, tokenizer, documents, n-gram tables, grammars and statistics.
 
-Holds no request and no link. Everything belongs to the event loop of the node, but for what runs in threads.
+Knows no request and no link. All methods belong to the event loop of the node.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paceline.strategies.base import MachineConfig, Side
 from paceline.strategies.strategy import Strategy
 from paceline.wire.messages import Options
 
-Background = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]  # runs no longer than the node lives
+Background = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]  # runs at most until the node stops
 
 
 class Resources:
@@ -43,7 +43,7 @@ class Resources:
         kv: DocumentKvStore | None = None,
         tables: TableStore | None = None,
     ) -> None:
-        """sampling: defaults before those that the model recommends. tables: None: n-grams are forgotten at the end."""
+        """sampling: defaults before those the model recommends. tables: None keeps n-grams in memory only."""
         info = model.engine.info
         self.side: Side = side
         self.info = replace(info, name=served_name or info.name, sampling=sampling.over(info.sampling))
@@ -55,14 +55,14 @@ class Resources:
         self.prefiller = None if kv is None or store is None else DocumentPrefiller(kv, store, self.worker, model)
         self._grammars = GrammarCompiler(model.tokenizer)
         self._tables = tables or TableStore(None, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
-        self._shrinking: asyncio.Task[None] | None = None  # tables go to their files
+        self._shrinking: asyncio.Task[None] | None = None  # writes tables to their files
         self._stats: dict[tuple[str, str, bool], OnlineStats] = {}
         self._times: Sequence[Timed] = ()
         self._run = run
 
     async def start(self, *, timed: bool) -> None:
-        """timed: measure forwards before the first answer."""
-        await asyncio.to_thread(self._grammars.warm)  # now, as it holds up everything
+        """Start the engine's thread. timed: measure forwards before the first answer."""
+        await asyncio.to_thread(self._grammars.warm)  # now, because it holds the GIL for about a second
         await self.worker.start()
         if timed:
             self._times = await forward_times(self.worker)
@@ -85,7 +85,7 @@ class Resources:
         return table
 
     async def mask(self, constraint: Constraint) -> Mask:
-        """Raises RequestError where it cannot be kept. In a thread: compiling may take half a second."""
+        """Compile a constraint, on a thread: it may take half a second. Raises RequestError for an unsupported one."""
         return await asyncio.to_thread(self._grammars.mask, constraint)
 
     def stats(self, strategy: Strategy, options: Options, sampling: SamplingParams) -> OnlineStats:
@@ -106,7 +106,7 @@ class Resources:
         owner: str,
         faces_client: bool,
     ) -> MachineConfig:
-        """Everything that follows from this side, the strategy and the request's sampling."""
+        """Machine configuration, as far as it follows from this side, the strategy and the sampling parameters."""
         return MachineConfig(
             side=self.side,
             faces_client=faces_client,
@@ -122,7 +122,7 @@ class Resources:
 
 
 def without_drafts(options: Options) -> Options:
-    """The same options for an answer whose memory has no room for open rows."""
+    """The same options without drafts, for an answer whose memory has no room for open rows."""
     return msgspec.structs.replace(
         options, drafting=msgspec.structs.replace(options.drafting, width=1, rows=1, ahead=0)
     )

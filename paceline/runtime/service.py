@@ -1,6 +1,6 @@
-"""What the HTTP surface asks of the program behind it, and nothing of how it is done.
+"""The protocol between the HTTP surface and the program behind it, with its requests, events and results.
 
-`paceline.api` knows this protocol only; the server and the device agent each provide one (`runtime.node.Node`).
+`paceline.api` knows this protocol only; server and device agent implement it with `runtime.node.Node`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.rag.store.library import Library
 
 OnLoss = Literal["continue", "pause", "fail"]
-DraftMode = Literal["tree", "chain", "sequence", "none"]  # how far and how broadly the sides draft
+DraftMode = Literal["tree", "chain", "sequence", "none"]  # shape of the draft trees
 DRAFT_MODES: dict[DraftMode, DraftLimits] = {
     "tree": DraftLimits(),
     "chain": DraftLimits(width=1, rows=1),  # DRAGON as published
@@ -35,38 +35,38 @@ DRAFT_MODES: dict[DraftMode, DraftLimits] = {
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One answer to write. `n` choices are `n` of these."""
+    """Request of one answer; `n` choices are `n` requests."""
 
     messages: tuple[Mapping[str, str], ...]  # role and content, parts already joined
     sampling: SamplingParams
     max_tokens: int | None  # None: up to the context
     stop: tuple[str, ...] = ()
     strategy: str = "auto"
-    device: str | None = None  # server only: which device joins; None: the one bound to the key, or the only one
-    documents: int = 2  # how many passages each side reads at most; 0: none
+    device: str | None = None  # server only: device to join; None: the one bound to the key, or the only one
+    documents: int = 2  # maximum of passages per side; 0: none
     on_loss: OnLoss = "continue"
     privacy: Privacy = "document-private"
     top_logprobs: int | None = None  # None: no logprobs
-    seeded: bool = True  # the client named the seed: the same one must give the same text
-    options: Mapping[str, object] = field(default_factory=dict)  # of strategies, by the fields of their options structs
-    owner: str = ""  # whose request: what it teaches about text serves the same owner alone. A name, never a secret
-    constraint: Constraint | None = None  # what the text must look like
-    collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # this side's documents that are read; the peer reads its own
-    min_score: float = MIN_SCORE  # the least cosine of a passage of this side that is read
-    document_ids: frozenset[str] | None = None  # of those collections only these documents, by id; None: all
-    prompt: tuple[int, ...] | None = None  # continue these tokens; then `messages` is empty and no document is read
+    seeded: bool = True  # the client set the seed: equal seeds must give equal text
+    options: Mapping[str, object] = field(default_factory=dict)  # by the fields of the strategies' options structs
+    owner: str = ""  # n-grams of its text are used for the same owner only. A name, never a secret
+    constraint: Constraint | None = None  # on the text
+    collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # of this side's documents; the peer searches its own
+    min_score: float = MIN_SCORE  # minimum cosine similarity of a passage of this side
+    document_ids: frozenset[str] | None = None  # restricts the collections to these documents; None: all
+    prompt: tuple[int, ...] | None = None  # raw tokens to continue; then `messages` is empty and no document is used
 
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A passage of which an answer was written. A device's text stays there: a cloud's client gets none of it."""
+    """A passage behind an answer. The text of a device's passage is never sent to a cloud's client."""
 
     side: Side
     document: str  # file name or title
-    passage: str  # its text; empty where it may not leave its side
+    passage: str  # text; empty where it may not leave its side
     score: float
-    file_id: str = ""  # as `Passage.file_id`; empty where the document lies at the other side
-    store: str = ""  # the collection it was found in; empty likewise
+    file_id: str = ""  # as `Passage.file_id`; empty for a document of the other side
+    store: str = ""  # its collection; empty likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +81,28 @@ Logprobs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]  # a token, and the mos
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Text that is final: never half a character, never the beginning of a stop string, never taken back."""
+    """Final text: whole characters, without a suffix that may begin a stop string."""
 
     text: str
-    tokens: int  # how many output tokens it took since the last piece
-    lane: Side | None = None  # whose documents decided it
+    tokens: int  # output tokens since the last delta
+    lane: Side | None = None  # side whose documents decided the last token
     logprobs: tuple[Logprobs, ...] = ()  # of each of those tokens
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """The last event of every generation that did not fail."""
+    """Last event of every generation that did not fail."""
 
     reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
-    strategy: str  # the one that wrote it
-    why: str  # why it was chosen, a sentence
+    strategy: str
+    strategy_reason: str  # for the choice of the strategy, a sentence
     degraded: str | None = None  # "device_lost", "cloud_lost", "device_missing", "cloud_missing"
     citations: tuple[Citation, ...] = ()
-    found: tuple[Citation, ...] = ()  # all that this side read for it, whether it decided a token or not
+    found: tuple[Citation, ...] = ()  # all passages of this side's prompts, whether they decided a token or not
     stats: Mapping[str, float] = field(default_factory=dict)
-    end: Logprobs | None = None  # of the token that ended the answer, where logprobs are asked for and one did
+    end: Logprobs | None = None  # of the token that ended the answer, if one did and logprobs are requested
 
 
 GenerateEvent = TextDelta | GenerationResult
@@ -116,11 +116,11 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class EmbedderInfo:
-    """What turns texts into vectors here, as clients know it."""
+    """Embedder of this side, as shown to clients."""
 
-    name: str  # as it is served
+    name: str  # served name
     dimensions: int
-    max_tokens: int | None  # of a text; what is beyond is not read. None: no bound
+    max_tokens: int | None  # of a text, which is truncated beyond; None: no bound
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,31 +143,31 @@ class Service(Protocol):
         """Models by the name they are served under; the first is the default."""
 
     def embedders(self) -> Sequence[EmbedderInfo]:
-        """What `embed` can be asked for; none where this side keeps no documents."""
+        """Embedders for `embed`; none where this side keeps no documents."""
 
     def strategies(self) -> Sequence[str]: ...
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
-        """The tokens of a raw prompt, at least one. Raises RequestError."""
+        """Tokens of a raw prompt, at least one. Raises RequestError."""
 
     async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
-        """What each token of a raw prompt stands for in its text; special tokens by their names."""
+        """Bytes of each token of a raw prompt; the name of a special token."""
 
     def check(self, request: GenerateRequest, *, room: int) -> None:
-        """Raises RequestError for what `prepare` would not do to raw tokens, without doing anything: also for a prompt
-        that is empty, that holds unknown ids, or behind which the context has not room for so many tokens."""
+        """Raises RequestError for a raw-token request that `prepare` would refuse, or whose prompt is empty, has
+        unknown ids or leaves fewer than `room` positions of the context. Starts nothing."""
 
     async def score(self, prompt: Sequence[int], top: int) -> Sequence[Logprobs]:
-        """Of every token of a raw prompt but the first, given those before it, with the `top` most probable ones.
+        """Logprobs of every token of a raw prompt but the first, given its prefix, with the `top` most probable tokens.
 
-        The prompt must have been checked. Raises PacelineError. Cancelling it frees its rows.
+        The prompt must have been checked. Cancellation releases its KV rows. Raises PacelineError.
         """
 
     async def embed(self, texts: Sequence[str]) -> Embeddings:
-        """Raises RequestError where there is no embedder or a text is too long."""
+        """Embed texts. Raises RequestError where there is no embedder or a text is too long."""
 
     async def prepare(self, request: GenerateRequest) -> Generation:
-        """Check, retrieve, tokenize and admit. Raises RequestError; nothing has started if it does."""
+        """Check, retrieve, tokenize and admit. Raises RequestError before anything has started."""
 
     def readiness(self) -> Readiness: ...
 
@@ -176,9 +176,10 @@ class Generation(Protocol):
     """An admitted request. Must be run or closed, exactly once."""
 
     def run(self) -> AsyncIterator[GenerateEvent]:
-        """Pieces, then one Done. Closing the iterator cancels the generation and frees its blocks.
+        """Yield text deltas, then one GenerationResult. Closing the iterator cancels the generation and frees its
+        blocks.
 
-        Raises PacelineError when the answer cannot go on.
+        Raises PacelineError when the answer cannot continue.
         """
 
     async def aclose(self) -> None: ...

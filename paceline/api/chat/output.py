@@ -237,7 +237,7 @@ def report(call: Reporting, done: GenerationResult) -> Json | None:
         return {"degraded": done.degraded} if done.degraded is not None else None
     return {
         "strategy": done.strategy,
-        "why": done.why,
+        "why": done.strategy_reason,
         "degraded": done.degraded,
         "citations": [
             {"side": one.side, "document": one.document, "passage": one.passage, "score": one.score}

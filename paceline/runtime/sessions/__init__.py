@@ -1,1 +1,12 @@
-"""One answer on one side: from a request to its strategy, prompts, machine, text and report."""
+"""One answer on one side: strategy, prompts, machine, text and report.
+
+- `routing`: the choice of a strategy
+- `prompts`: retrieval and the prompts of the branches
+- `driver`: execution of a machine's effects through `Ports`
+- `base`: the session of a machine on a real engine, link and clock; `PeerSession` for a peer's client
+- `client`: the session that faces a client
+- `output_text`: tokens to final text and logprobs
+- `prompt_logprobs`: log-probabilities of prompt tokens
+- `remote_search`: passages of the cloud for an answer the device writes alone
+- `egress`: bytes sent to the peer
+"""

@@ -1,4 +1,4 @@
-"""One machine on a real engine, link and clock. `PeerSession` helps the peer; for a client see `front`."""
+"""One machine on a real engine, link and clock. `PeerSession` serves a peer's client; see `client` for own clients."""
 
 from __future__ import annotations
 
@@ -43,28 +43,27 @@ from paceline.wire.messages import (
 
 log = logging.getLogger("paceline.session")
 
-# How often it is looked, and how often in a row a peer's answer may be found to wait for memory: then the peer must do
-# without this side.
-MEMORY_LOOK_S, MEMORY_LOOKS = 1.0, 2
+MEMORY_CHECK_S = 1.0  # interval at which a peer session that has not begun is checked for waiting on memory
+MAX_MEMORY_WAITS = 2  # checks in a row that may find it waiting; then this side leaves the session
 
 
 class Session(ABC):
-    """The ports that both kinds share. Lives on one event loop; every method is called there."""
+    """Ports shared by both kinds of session. Every method is called on one event loop."""
 
     def __init__(self, machine: Machine, worker: EngineWorker) -> None:
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._driver = Driver(machine, self)
-        self._prefixes: Sequence[StoredPrefix] = ()  # what its prompts begin with
-        self._group: Group | None = None  # of its sequences, once it is known what they claim
-        self._cached = 0  # tokens that one prompt begins with and that need not be computed, at most
+        self._prefixes: Sequence[StoredPrefix] = ()  # stored prefixes of its prompts
+        self._group: Group | None = None  # of its sequences, once their claim of memory is known
+        self._cached = 0  # longest stored prefix of its prompts, in tokens
         self.link: Link | None = None
-        self._number: int | None = None  # of this session on `link`
+        self._number: int | None = None  # session number on `link`
         self.egress = Egress()
 
     def deliver(self, event: Event) -> None:
-        """Tell the machine. A fault in it ends this session, not the program."""
+        """Deliver an event to the machine. An exception there ends this session, not the program."""
         try:
             self._driver.deliver(event)
         except Exception as error:
@@ -72,7 +71,7 @@ class Session(ABC):
             self.fail(PacelineError(f"the answer cannot go on: {error}"))
 
     def fail(self, error: PacelineError) -> None:
-        """End without the machine."""
+        """End the session without the machine."""
         log.warning("an answer ended early: %s", error)
         self._driver.abandon()
         self._end("error")
@@ -90,7 +89,7 @@ class Session(ABC):
             else:
                 self.deliver(Scored(ticket, result, self._loop.time(), self._worker.answered))
 
-        prefix = next((prefix for prefix in self._prefixes if prefix.begins(segment)), None)
+        prefix = next((each for each in self._prefixes if each.begins(segment)), None)
         if prefix is not None and prefix.rows is not None:
             self._cached = max(self._cached, len(prefix.tokens))
         self._worker.forward(segment, answer, prefix, self._group)
@@ -102,17 +101,17 @@ class Session(ABC):
         self._worker.control(SequenceOp.release(seq))
 
     def send(self, message: SessionMessage) -> None:
-        if self._number is not None:  # else the link was lost in the same breath; the machine hears of it next
+        if self._number is not None:  # else the link has been lost; the machine receives LinkLost next
             self._post(msgspec.structs.replace(message, session=self._number))
 
     def wake_at(self, time: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(time, self._woke)
+        self._timer = self._loop.call_at(time, self._timer_fired)
 
-    def _woke(self) -> None:
-        known = (None, None) if self.link is None else (self.link.rtt, self.link.bandwidth)
-        self.deliver(TimerFired(self._loop.time(), *known))
+    def _timer_fired(self) -> None:
+        measured = (None, None) if self.link is None else (self.link.rtt, self.link.bandwidth)
+        self.deliver(TimerFired(self._loop.time(), *measured))
 
     @abstractmethod
     def emit(self, token: Emit) -> None: ...
@@ -121,10 +120,10 @@ class Session(ABC):
     def retrieve(self) -> None: ...
 
     @abstractmethod
-    def open(self, targets: tuple[int, ...], epoch: int) -> None: ...
+    def open_peer(self, targets: tuple[int, ...], epoch: int) -> None: ...
 
     @abstractmethod
-    def drop(self) -> None: ...
+    def close_peer(self) -> None: ...
 
     def finish(self, finish: Finish) -> None:
         self._end(finish.reason)
@@ -133,11 +132,11 @@ class Session(ABC):
     def _post(self, message: SessionFrame) -> None:
         if self.link is None:
             return
-        with contextlib.suppress(LinkClosed):  # the node will say so with `link_lost`, once for all its sessions
+        with contextlib.suppress(LinkClosed):  # the node calls `link_lost` on each of its sessions
             self.egress.sent(message, self.link.send(message))
 
     def _end(self, reason: str) -> None:
-        """Close the session with the peer and let go of the clock."""
+        """Close the session with the peer and cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
         if self.link is not None and self._number is not None:
@@ -149,7 +148,7 @@ class Session(ABC):
 
 
 class PeerSession(Session):
-    """Takes part in an answer whose client is at the peer."""
+    """This side's part in an answer whose client is on the peer's side."""
 
     def __init__(
         self,
@@ -164,8 +163,8 @@ class PeerSession(Session):
         self.link, self._number = link, number
         self._retrieve = retrieve
         self._closed = closed
-        self._admission: asyncio.TimerHandle | None = None  # while it may still be waiting for memory
-        link.attach(number, self._heard)
+        self._admission: asyncio.TimerHandle | None = None  # set while it may be waiting for memory
+        link.attach(number, self._received)
 
     def begin(self) -> None:
         self.deliver(Started(self._loop.time()))
@@ -179,22 +178,23 @@ class PeerSession(Session):
         *,
         claim: int = 0,
     ) -> None:
-        """claim: rows that all branches take together at most."""
+        """Give the machine its branches and send the passages. claim: KV rows of all branches together."""
         if not self._driver.finished and self._number is not None:
             self._prefixes, self._group = prefixes, self._worker.group(claim)
             self._post(msgspec.structs.replace(found, session=self._number))
             self.deliver(Retrieved(tuple(branches), room))
-            # Else answers of both sides could wait for each other, each with the memory that the other's waits for.
-            self._look_at_memory(0)
+            # Avoids a deadlock of answers that each wait on one side for memory that the other holds there.
+            self._check_memory(0)
 
-    def _look_at_memory(self, found_short: int) -> None:
+    def _check_memory(self, num_waits: int) -> None:
+        """num_waits: checks in a row that found the session waiting for memory."""
         if self._group is None or self._driver.finished or self._worker.has_begun(self._group):
             return
-        found_short = found_short + 1 if self._worker.lacks_memory(self._group) else 0  # its turn may be long in coming
-        if found_short > MEMORY_LOOKS:
+        num_waits = num_waits + 1 if self._worker.lacks_memory(self._group) else 0  # 0: it waits for its turn
+        if num_waits > MAX_MEMORY_WAITS:
             self.refuse("its memory is taken by other answers")
         else:
-            self._admission = self._loop.call_later(MEMORY_LOOK_S, self._look_at_memory, found_short)
+            self._admission = self._loop.call_later(MEMORY_CHECK_S, self._check_memory, num_waits)
 
     def _end(self, reason: str) -> None:
         super()._end(reason)
@@ -205,25 +205,25 @@ class PeerSession(Session):
         super().fail(error)
         self._closed(self)
 
-    def refuse(self, why: str) -> None:
-        """The peer must do without this side."""
-        log.info("an answer of the peer's is not taken part in: %s", why)
+    def refuse(self, reason: str) -> None:
+        """Leave the session; the peer continues without this side."""
+        log.info("an answer of the peer's is not taken part in: %s", reason)
         self._driver.abandon()
-        self._end(f"refused: {why}"[:1024])
+        self._end(f"refused: {reason}"[:1024])
         self._closed(self)
 
     def link_lost(self) -> None:
         self.link, self._number = None, None
         self.deliver(LinkLost())
 
-    def _heard(self, message: SessionFrame) -> None:
+    def _received(self, message: SessionFrame) -> None:
         match message:
             case CloseSession():
                 self.deliver(Cancelled("cancelled"))
             case SessionMessage():
                 self.deliver(Received(message, self._loop.time()))
             case _:
-                pass  # passages for citations: the client is not here
+                pass  # passages for citations are for the side that faces the client
 
     def retrieve(self) -> None:
         self._retrieve(self)
@@ -231,10 +231,10 @@ class PeerSession(Session):
     def emit(self, token: Emit) -> None:
         raise AssertionError(f"only the side that faces the client emits: {token.token}")
 
-    def open(self, targets: tuple[int, ...], epoch: int) -> None:
+    def open_peer(self, targets: tuple[int, ...], epoch: int) -> None:
         raise AssertionError(f"only the side that faces the client opens a session: {len(targets)}, {epoch}")
 
-    def drop(self) -> None:
+    def close_peer(self) -> None:
         raise AssertionError("only the side that faces the client gives its peer up")
 
     def finish(self, finish: Finish) -> None:

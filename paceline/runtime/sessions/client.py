@@ -1,4 +1,4 @@
-"""The session that faces a client: one machine's tokens become text, its end the last event."""
+"""The session that faces a client: tokens of one machine become text events, its end the last event."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ from paceline.wire.messages import CloseSession, OpenSession, RetrievedPassages,
 
 log = logging.getLogger("paceline.session")
 
-PAUSE_S: Final = 60.0  # that an answer waits for a peer which was lost, where the client wants that
+PAUSE_S: Final = 60.0  # longest wait for a lost peer, for a request with on_loss "pause"
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """What `Node.prepare` has settled of a request before anything runs."""
+    """A request with its strategy, prompts and claim of memory, before anything runs."""
 
     request: GenerateRequest
     side: Side
     strategy: str
-    reason: str  # of the choice of the strategy
+    reason: str  # for the choice of the strategy
     prompts: PromptSet
-    room: int  # output tokens that fit the context
+    max_new_tokens: int  # output tokens that fit the context
     opening: Callable[[int, tuple[int, ...], int], OpenSession]  # (session, targets, epoch)
-    missing: str | None  # the peer was wanted and is not there
-    peer_name: str | None  # whose return is worth waiting for
-    mask: Mask | None = None  # what the answer is held to
-    claim: int = 0  # rows that all branches take together at most
+    missing: str | None  # "device_missing" or "cloud_missing" where a wanted peer is not linked
+    peer_name: str | None  # the peer that may return; None where the strategy needs none
+    mask: Mask | None = None  # of the request's constraint
+    claim: int = 0  # KV rows of all branches together
 
 
 class ClientSession(Session):
     """Writes one answer for a client. `run` yields its text; closing that iterator cancels it.
 
-    The queue between machine and reader is bounded by the answer itself: `max_tokens` pieces at most.
+    The queue between machine and reader holds at most `max_tokens` deltas.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class ClientSession(Session):
         self._lanes: Counter[Side] = Counter()
         self._tokens: list[int] = []
         self._degraded = prepared.missing
-        self._given_up: asyncio.TimerHandle | None = None  # while a lost peer is waited for
-        self._peer_found: tuple[Citation, ...] = ()
+        self._pause: asyncio.TimerHandle | None = None  # set while waiting for a lost peer
+        self._peer_citations: tuple[Citation, ...] = ()
 
     async def run(self) -> AsyncIterator[GenerateEvent]:
         self.deliver(Started(self._loop.time()))
@@ -113,26 +113,26 @@ class ClientSession(Session):
         self._events.put_nowait(error)
 
     # ---- the link ---------------------------------------------------------------------------------------------------
-    def open(self, targets: tuple[int, ...], epoch: int) -> None:
+    def open_peer(self, targets: tuple[int, ...], epoch: int) -> None:
         try:
             if self.link is None:
                 raise LinkClosed("the link was lost before the session was opened")
-            self._number = self.link.open_session(self._heard)
+            self._number = self.link.open_session(self._received)
             opening = self.prepared.opening(self._number, targets, epoch)
             self.egress.sent(opening, self.link.send(opening))
-        except LinkError as error:  # gone, too many sessions on it, or a conversation too long for a frame
+        except LinkError as error:  # closed, too many sessions, or a conversation too long for a frame
             log.info("the %s cannot take part: %s", other(self.prepared.side), error)
             self.link_lost(returns=isinstance(error, LinkClosed))
 
-    def drop(self) -> None:
+    def close_peer(self) -> None:
         log.warning("the %s takes too long", other(self.prepared.side))
-        self.link_lost()  # it may be gone without a word, which the link notices about as late
+        self.link_lost()  # the link may be dead, which its heartbeat notices about as late
 
-    def _heard(self, message: SessionFrame) -> None:
+    def _received(self, message: SessionFrame) -> None:
         match message:
             case RetrievedPassages(_, passages):
                 side = other(self.prepared.side)
-                self._peer_found = tuple(
+                self._peer_citations = tuple(
                     Citation(side, passage.document or "a private document", passage.text, passage.score)
                     for passage in passages
                 )
@@ -145,20 +145,20 @@ class ClientSession(Session):
                 pass
 
     def link_lost(self, *, returns: bool = True) -> None:
-        """The peer is gone: the answer goes on alone, or waits, or ends, as the client wants.
+        """The peer is lost: continue alone, pause, or fail, as the request's `on_loss` says.
 
-        returns: `link_back` may follow; else nothing is worth waiting for.
+        returns: `link_back` may follow; without it a pause fails at once.
         """
         if self.link is not None and self._number is not None:
             self.egress.sent(CloseSession(self._number, ""), self.link.detach(self._number))
         self.link, self._number = None, None
-        wanted, peer = self.prepared.request.on_loss, other(self.prepared.side)
-        if wanted == "fail" or (wanted == "pause" and not returns):
+        on_loss, peer = self.prepared.request.on_loss, other(self.prepared.side)
+        if on_loss == "fail" or (on_loss == "pause" and not returns):
             self.fail(PacelineError(f"the {peer} was lost, and the answer was not to go on alone"))
             return
-        if wanted == "pause":
-            if self._given_up is None:
-                self._given_up = self._loop.call_later(PAUSE_S, self._give_up)
+        if on_loss == "pause":
+            if self._pause is None:
+                self._pause = self._loop.call_later(PAUSE_S, self._pause_expired)
         else:
             self._degraded = self._degraded or f"{peer}_lost"
         self.deliver(LinkLost())
@@ -168,26 +168,26 @@ class ClientSession(Session):
             self.link = link
             self.deliver(LinkBack())
 
-    def _give_up(self) -> None:
+    def _pause_expired(self) -> None:
         self.fail(PacelineError(f"the {other(self.prepared.side)} was lost and has not come back within {PAUSE_S:g} s"))
 
-    def _stop_waiting(self) -> None:
-        if self._given_up is not None:
-            self._given_up.cancel()
-            self._given_up = None
+    def _cancel_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
 
     def _end(self, reason: str) -> None:
         super()._end(reason)
-        self._stop_waiting()
+        self._cancel_pause()
 
     # ---- ports ------------------------------------------------------------------------------------------------------
     def retrieve(self) -> None:
-        self.deliver(Retrieved(self.prepared.prompts.branches, self.prepared.room))
+        self.deliver(Retrieved(self.prepared.prompts.branches, self.prepared.max_new_tokens))
 
     def emit(self, token: Emit) -> None:
         if self._stopped:
             return
-        self._stop_waiting()  # not sooner: a link that comes and goes must not keep the client for ever
+        self._cancel_pause()  # not earlier: a link that comes and goes must not prolong the pause
         self._tokens.append(token.token)
         self._pending_tokens += 1
         if token.lane is not None:
@@ -197,7 +197,7 @@ class ClientSession(Session):
         if logprobs is not None:
             self._pending_logprobs.append(logprobs)
         text, stopped = self._text.push(token.token)
-        self._piece(text)
+        self._put_text(text)
         if stopped:
             self._stopped = True
             self.deliver(Cancelled("stop"))
@@ -206,7 +206,7 @@ class ClientSession(Session):
         top = self.prepared.request.top_logprobs
         return None if top is None or token.dist is None else logprobs_of(self._tokenizer, token.token, token.dist, top)
 
-    def _piece(self, text: str) -> None:
+    def _put_text(self, text: str) -> None:
         if not text and not self._pending_logprobs:
             return
         self._events.put_nowait(TextDelta(text, self._pending_tokens, self._lane, tuple(self._pending_logprobs)))
@@ -216,7 +216,7 @@ class ClientSession(Session):
         super().finish(finish)
         if not self._stopped:
             text, self._stopped = self._text.flush()
-            self._piece(text)
+            self._put_text(text)
         prepared = self.prepared
         if finish.stats.get("alone") and self._degraded is None:
             self._degraded = f"{other(prepared.side)}_lost"
@@ -226,7 +226,7 @@ class ClientSession(Session):
                 prompt_tokens=prepared.prompts.longest,
                 completion_tokens=len(self._tokens),
                 strategy=prepared.strategy,
-                why=prepared.reason,
+                strategy_reason=prepared.reason,
                 degraded=self._degraded,
                 citations=self._cited(),
                 found=self._citations,
@@ -236,14 +236,14 @@ class ClientSession(Session):
         )
 
     def _reason(self, reason: FinishReason) -> FinishReason:
-        """An answer that ended before it kept its constraint was cut off, whatever the machine says: its law had no
-        token left (the constraint grew too intricate), or a peer sent one that breaks it."""
+        """Finish reason; "length" for a stop before the constraint is satisfied: the distribution had no token left
+        (the constraint grew too complex), or a peer sent a token that violates it."""
         if self._stopped:
             return "stop"
         mask = self.prepared.mask
         return "length" if reason == "stop" and mask is not None and not mask.complete(self._tokens) else reason
 
     def _cited(self) -> tuple[Citation, ...]:
-        """The passages that were read by the sides that decided at least one token."""
+        """Passages of the sides that decided at least one token."""
         own = self._citations if self._lanes[self.prepared.side] else ()
-        return (*own, *(self._peer_found if self._lanes[other(self.prepared.side)] else ()))
+        return (*own, *(self._peer_citations if self._lanes[other(self.prepared.side)] else ()))

@@ -1,7 +1,7 @@
-"""Executes a machine's effects, whatever they are executed on.
+"""Execution of a machine's effects.
 
-One driver per machine. The world's engine, clock and network are behind `Ports`: real ones in `runtime.sessions.base`,
-virtual ones in `runtime.simulator`. The driver only keeps order and sequence names.
+One driver per machine. Engine, clock and network are behind `Ports`: real ones in `runtime.sessions.base`, virtual ones
+in `runtime.simulation`. The driver keeps only the order of events and the sequence names.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from paceline.wire.messages import SessionMessage
 
 
 class Ports(Protocol):
-    """What a driver needs of its surroundings. Answers come back through `Driver.deliver`, now or later."""
+    """Engine, link, clock and client of a driver. Results return through `Driver.deliver`, at once or later."""
 
     def allocate(self) -> SeqId:
-        """A sequence name that no one else uses on this engine."""
+        """A sequence name that is unused on this engine."""
 
     def forward(self, ticket: int, segment: Segment) -> None: ...
 
@@ -44,21 +44,21 @@ class Ports(Protocol):
 
     def send(self, message: SessionMessage) -> None: ...
 
-    def open(self, targets: tuple[int, ...], epoch: int) -> None: ...
+    def open_peer(self, targets: tuple[int, ...], epoch: int) -> None: ...
 
-    def drop(self) -> None:
-        """Close the peer's session and say `LinkLost`."""
+    def close_peer(self) -> None:
+        """Close the session with the peer and deliver `LinkLost`."""
 
     def wake_at(self, time: float) -> None: ...
 
     def emit(self, token: Emit) -> None: ...
 
     def finish(self, finish: Finish) -> None:
-        """Called once, after every sequence has been released."""
+        """Called once, after all sequences have been released."""
 
 
 class Driver:
-    """Delivers events one at a time: what a port answers at once waits until the effects before it are done."""
+    """Delivers events one at a time: a result that a port returns at once waits until the earlier effects are done."""
 
     def __init__(self, machine: Machine, ports: Ports, *, observe: Callable[[Event], None] | None = None) -> None:
         self._machine = machine
@@ -71,7 +71,7 @@ class Driver:
         self.finished = False
 
     def deliver(self, event: Event) -> None:
-        """After `Finish` events are dropped: answers to work under way still come in."""
+        """Deliver an event. After `Finish`, results of forwards under way still arrive and are dropped."""
         self._events.append(event)
         if self._running:
             return
@@ -92,7 +92,7 @@ class Driver:
                 self._events.clear()
 
     def abandon(self) -> None:
-        """The program cannot go on with this machine: free what it holds without asking it."""
+        """Release the machine's sequences without it, after a fault or a refusal."""
         if not self.finished:
             self.finished = self._abandoned = True
             self._release()
@@ -111,9 +111,9 @@ class Driver:
             case Retrieve():
                 ports.retrieve()
             case OpenPeer(targets, epoch):
-                ports.open(targets, epoch)
+                ports.open_peer(targets, epoch)
             case ClosePeer():
-                ports.drop()
+                ports.close_peer()
             case WakeAt(time):
                 ports.wake_at(time)
             case Finish():

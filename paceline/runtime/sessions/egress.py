@@ -1,4 +1,4 @@
-"""Bytes that one answer has sent to the other side: counted where they are sent, by kind of message, and logged."""
+"""Bytes that one answer has sent to the other side, by kind of message, for its stats and the log."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from paceline.wire.messages import SessionFrame
 
 
 class Egress:
-    """Bytes of one answer, at one side: of messages; what the connection adds is not counted."""
+    """Bytes of the messages of one answer on one side. Overhead of the connection is not counted."""
 
     def __init__(self) -> None:
         self._bytes: Counter[str] = Counter()
         self._sessions: set[int] = set()
 
     def sent(self, message: SessionFrame, num_bytes: int) -> None:
-        """num_bytes: 0 if it was not sent after all."""
+        """Count a message. num_bytes: 0 if it was not sent."""
         if num_bytes:
             self._bytes[message.kind] += num_bytes
             self._sessions.add(message.session)
@@ -28,5 +28,5 @@ class Egress:
         return f"session {sessions}: " + ", ".join(f"{kind} {size} bytes" for kind, size in sorted(self._bytes.items()))
 
     def stats(self) -> dict[str, float]:
-        """Entries of an answer's report."""
+        """Entries of an answer's stats."""
         return {f"sent_{kind}_bytes": float(size) for kind, size in sorted(self._bytes.items())}

@@ -1,8 +1,8 @@
-"""How probable a prompt is: the log-probability of each of its tokens after those before it.
+"""Prompt log-probabilities: score each prompt token given its prefix.
 
-Scored a few rows at a time, because a row's law is as wide as the vocabulary: of each only what was asked for is kept
-before the next are computed. Other sequences go on between two parts, and one prompt is scored at a time, so that
-memory stays the same however many ask.
+Scored a few rows at a time, because a row's distribution is as wide as the vocabulary; only the requested logprobs are
+kept. Other sequences run between two parts, and one prompt is scored at a time, so that memory does not grow with the
+number of requests.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.service import Logprobs
 from paceline.runtime.sessions.output_text import logprobs_of
 
-PART_BYTES = 1 << 26  # of laws in float64 at once: 55 rows of a vocabulary of 152k
+PART_BYTES = 1 << 26  # of float64 distributions at once: 55 rows of a vocabulary of 152k
 MAX_ROWS = 128
 
 
 class PromptScorer:
-    """Runs on the loop of its worker."""
+    """Scores prompts one at a time, on the loop of its worker."""
 
     def __init__(self, worker: EngineWorker, tokenizer: TextModel, vocab_size: int) -> None:
-        """`vocab_size`: ids that mean something; an engine may pad beyond."""
+        """vocab_size: without the ids that pad an engine's vocabulary."""
         self._worker = worker
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -34,23 +34,23 @@ class PromptScorer:
         self._turn = asyncio.Lock()
 
     async def score(self, prompt: Sequence[int], top: int) -> tuple[Logprobs, ...]:
-        """Of all tokens but the first, which follows nothing. Cancelling it frees its rows. Raises EngineError."""
+        """Logprobs of all tokens but the first. Cancellation releases the KV rows. Raises EngineError."""
         async with self._turn:
             seq = self._worker.allocate()
-            group = self._worker.group(len(prompt) + self._worker.steps.engine.block_size)  # it grows part by part
+            group = self._worker.group(len(prompt) + self._worker.steps.engine.block_size)  # grows part by part
             items: list[Logprobs] = []
             try:
                 for start in range(0, len(prompt) - 1, self._rows):
                     rows = tuple(prompt[start : min(start + self._rows, len(prompt) - 1)])
-                    laws = await self._worker.compute(Segment(seq, start, rows, logits="all"), group)
+                    dists = await self._worker.compute(Segment(seq, start, rows, logits="all"), group)
                     following = prompt[start + 1 : start + 1 + len(rows)]
-                    items += await asyncio.to_thread(self._reduced, laws, following, top)
+                    items += await asyncio.to_thread(self._logprobs, dists, following, top)
             finally:
                 self._worker.control(SequenceOp.release(seq))
             return tuple(items)
 
-    def _reduced(self, laws: Sequence[Dist], following: Sequence[int], top: int) -> list[Logprobs]:
+    def _logprobs(self, dists: Sequence[Dist], following: Sequence[int], top: int) -> list[Logprobs]:
         return [
-            logprobs_of(self._tokenizer, token, law.within(self._vocab_size), top)
-            for law, token in zip(laws, following, strict=True)
+            logprobs_of(self._tokenizer, token, dist.within(self._vocab_size), top)
+            for dist, token in zip(dists, following, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""From a conversation and a store to the branches a machine continues."""
+"""From a conversation and a document store to the prompts of a machine's branches."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ Messages = Sequence[Mapping[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """What one side reads: a branch per passage, or the conversation alone."""
+    """Prompts of one side: a branch per passage, or the conversation alone."""
 
     branches: tuple[Branch, ...]
-    passages: tuple[Passage, ...]  # one a branch; none where nothing was found
-    plain_tokens: int  # of the conversation without a document
-    prefixes: tuple[StoredPrefix, ...] = ()  # what the prompts begin with, where that is stored or worth storing
-    peer_passages: tuple[Passage, ...] = ()  # one a branch behind those of `passages`: of the other side's documents
+    passages: tuple[Passage, ...]  # one a branch; none where the search found none
+    plain_tokens: int  # prompt tokens of the conversation without a document
+    prefixes: tuple[StoredPrefix, ...] = ()  # prefixes of the prompts that are stored or to be stored
+    peer_passages: tuple[Passage, ...] = ()  # of the other side's documents, one a branch after those of `passages`
 
     def citations(self, side: Side) -> tuple[Citation, ...]:
-        """One a branch that reads a document. side: this one."""
-        read = (
+        """Citations of the branches with a document. side: this side."""
+        sources = (
             *((side, passage) for passage in self.passages),
             *((other(side), passage) for passage in self.peer_passages),
         )
         return tuple(
-            Citation(of, passage.document, passages_text(passage), passage.score, passage.file_id, passage.collection)
-            for of, passage in read
+            Citation(
+                source, passage.document, passages_text(passage), passage.score, passage.file_id, passage.collection
+            )
+            for source, passage in sources
         )
 
     @property
@@ -58,20 +60,20 @@ async def build_prompts(
     min_score: float = MIN_SCORE,
     others: Sequence[Passage] = (),
 ) -> PromptSet:
-    """Search and tokenize, off the event loop. A passage that leaves no room within `max_prompt` rows is left out.
+    """Search and tokenize, off the event loop. A passage that does not fit within `max_prompt` tokens is left out.
 
-    `query`: what to search for; by default what the conversation asks. `selection`: in which documents. `others`: what
-    the other side has found, which is read as well. The conversation itself is never cut; the caller must refuse it
-    when `plain_tokens` is too large.
+    query: for the search; by default derived from the conversation. selection: the documents to search. others:
+    passages of the other side, each a branch as well. The conversation itself is never truncated; the caller must
+    refuse it when `plain_tokens` is too large.
     """
     return await asyncio.to_thread(
-        _read, messages, store, tokenizer, k, max_prompt, query, kv, selection, min_score, others
+        _build, messages, store, tokenizer, k, max_prompt, query, kv, selection, min_score, others
     )
 
 
 def raw_prompt(prompt: Sequence[int], positions: int, vocab_size: int, *, room: int = 1) -> PromptSet:
-    """Of tokens that are continued as they are. Raises RequestError (400) for none, for unknown ones, and for so many
-    that fewer than `room` of the positions are left."""
+    """Prompt of given token ids. Raises RequestError (400) for an empty one, for unknown ids, and where fewer than
+    `room` positions are left."""
     unknown = next((token for token in prompt if not 0 <= token < vocab_size), None)
     if not prompt or unknown is not None:
         fault = "is empty" if unknown is None else f"holds {unknown}; token ids are from 0 to {vocab_size - 1}"
@@ -82,7 +84,7 @@ def raw_prompt(prompt: Sequence[int], positions: int, vocab_size: int, *, room: 
 
 
 def too_long(positions: int, tokens: int, param: str) -> RequestError:
-    """In OpenAI's words, by which agents know that they must shorten what they ask."""
+    """The context-length error in OpenAI's words, which agents recognise."""
     return RequestError(
         f"This model's maximum context length is {positions} tokens. However, your {param} resulted in {tokens} "
         f"tokens. Please reduce the length of the {param}.",
@@ -91,7 +93,7 @@ def too_long(positions: int, tokens: int, param: str) -> RequestError:
     )
 
 
-def _read(
+def _build(
     messages: Messages,
     store: DocumentStore | None,
     tokenizer: TextModel,

@@ -1,9 +1,9 @@
 """The cloud's passages for an answer that the device writes alone: the privacy level `answer-private`.
 
-What to search for goes up: the last question word for word, with the one before where it points back, 1,000 characters
-at most (`rag.prompt.query_of`). Public passages come down. The rest of the conversation, the answer and all that is
-computed of private documents stay on the device. The session has a kind of its own, in which nobody generates: opened
-with `SEARCH` for a strategy and without messages, answered with `Found`, and closed.
+The device sends the query: the last question verbatim, preceded by the previous one where it refers to that, 1,000
+characters at most (`rag.prompt.query_of`). The cloud sends public passages. The rest of the conversation, the answer
+and all results computed from private documents stay on the device. The session generates no text: it is opened with
+`SEARCH` as the strategy and without messages, answered with `RetrievedPassages`, and closed.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from paceline.wire.messages import (
 log = logging.getLogger("paceline.session")
 
 SEARCH: Final = "search"  # in place of a strategy
-PATIENCE_S: Final = 5.0  # for what the cloud finds
-KEPT_S: Final = 10.0  # that a search's outcome counts for the same query again
-MOST_KEPT: Final = 256  # outcomes
-MOST_SEARCHES: Final = 32  # at once, of all devices: they share threads with all else
-MOST_NAME, MOST_TEXT = 1024, 16_384  # characters, of what is told of a passage
-MOST_BYTES: Final = 1 << 19  # of all passages in one message
+TIMEOUT_S: Final = 5.0  # for the cloud's reply
+CACHE_S: Final = 10.0  # for which an outcome is reused for the same query
+MAX_CACHED: Final = 256  # outcomes
+MAX_SEARCHES: Final = 32  # at once, of all devices: they share the thread pool
+MAX_NAME, MAX_TEXT = 1024, 16_384  # characters of a passage's document name and text
+MAX_BYTES: Final = 1 << 19  # of all passages in one message
 
 
 def to_wire(passages: Sequence[Passage]) -> list[RetrievedPassage]:
-    """What a device may know of a cloud's passages: all a model reads of them. The first, as many as fit a frame."""
+    """Passages as sent to a device: the text that a prompt contains, and as many of the first as fit a frame."""
     found: list[RetrievedPassage] = []
-    room = MOST_BYTES
+    room = MAX_BYTES
     for passage in passages:
-        name, text = passage.document[:MOST_NAME], passages_text(passage)[:MOST_TEXT]
+        name, text = passage.document[:MAX_NAME], passages_text(passage)[:MAX_TEXT]
         room -= len(name.encode()) + len(text.encode())
         if room < 0:
             break
@@ -57,7 +57,7 @@ def to_wire(passages: Sequence[Passage]) -> list[RetrievedPassage]:
 
 
 def search_opening(session: int, query: str, count: int) -> OpenSession:
-    """All that ever goes up at this level."""
+    """The opening of a search: all that a device sends at this privacy level."""
     return OpenSession(
         session=session,
         strategy=SEARCH,
@@ -75,16 +75,17 @@ def search_opening(session: int, query: str, count: int) -> OpenSession:
 
 
 class RemoteSearch:
-    """The device's part. Of late searches the outcome is remembered: one answer may be prepared several times."""
+    """Searches of a device. Recent outcomes are cached, because one answer may be prepared several times."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Link, str, int], tuple[float, tuple[Passage, ...] | str]] = {}  # or why there are none
+        # (link, query, count) -> (expiry, passages or the reason why there are none)
+        self._cache: dict[tuple[Link, str, int], tuple[float, tuple[Passage, ...] | str]] = {}
 
     async def for_answer(
         self, request: GenerateRequest, link: Link | None, egress: Egress, *, expected: bool
     ) -> Sequence[Passage] | None:
-        """What the cloud finds for an answer that it must not see, nothing where it may not be asked; None where it
-        cannot be. expected: a cloud belongs to this device."""
+        """Passages of the cloud for an answer at `answer-private`, none at other levels; None where the cloud cannot be
+        searched. expected: a cloud is configured for this device."""
         if request.privacy != "answer-private" or request.prompt is not None or request.documents == 0:
             return ()
         try:
@@ -95,32 +96,32 @@ class RemoteSearch:
         return None if expected or link is not None else ()
 
     async def passages(self, link: Link, query: str, count: int, egress: Egress) -> tuple[Passage, ...]:
-        """What the cloud finds, `count` at most. `egress` is told what goes up.
+        """Search the cloud for at most `count` passages; `egress` counts the bytes sent.
 
-        Raises LinkError where the cloud refuses, is lost, or takes longer than PATIENCE_S.
+        Raises LinkError where the cloud refuses, is lost, or takes longer than TIMEOUT_S.
         """
         loop = asyncio.get_running_loop()
-        self._known = {key: kept for key, kept in self._known.items() if kept[0] > loop.time()}
+        self._cache = {key: entry for key, entry in self._cache.items() if entry[0] > loop.time()}
         key = link, query, count
-        if key not in self._known:
+        if key not in self._cache:
             outcome: tuple[Passage, ...] | str
             try:
-                outcome = await _asked(link, query, count, egress)
+                outcome = await _search(link, query, count, egress)
             except LinkError as error:
                 outcome = str(error)
-            if len(self._known) < MOST_KEPT:
-                self._known[key] = loop.time() + KEPT_S, outcome
+            if len(self._cache) < MAX_CACHED:
+                self._cache[key] = loop.time() + CACHE_S, outcome
         else:
-            outcome = self._known[key][1]
+            outcome = self._cache[key][1]
         if isinstance(outcome, str):
             raise LinkClosed(outcome)
         return outcome
 
 
-async def _asked(link: Link, query: str, count: int, egress: Egress) -> tuple[Passage, ...]:
+async def _search(link: Link, query: str, count: int, egress: Egress) -> tuple[Passage, ...]:
     answered: asyncio.Future[tuple[Passage, ...]] = asyncio.get_running_loop().create_future()
 
-    def heard(message: SessionFrame) -> None:
+    def received(message: SessionFrame) -> None:
         if answered.done():
             return
         match message:
@@ -131,44 +132,44 @@ async def _asked(link: Link, query: str, count: int, egress: Egress) -> tuple[Pa
             case _:
                 pass
 
-    def gone(_: asyncio.Future[Literal[True]]) -> None:
+    def link_lost(_: asyncio.Future[Literal[True]]) -> None:
         if not answered.done():
             answered.set_exception(LinkClosed("the link was lost"))
 
-    number = link.open_session(heard)
+    number = link.open_session(received)
     lost = asyncio.ensure_future(link.closed.wait())
-    lost.add_done_callback(gone)
+    lost.add_done_callback(link_lost)
     try:
         opening = search_opening(number, query, count)
         egress.sent(opening, link.send(opening))
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             return await answered
     except TimeoutError:
-        raise LinkClosed(f"nothing was heard for {PATIENCE_S:g} s") from None
+        raise LinkClosed(f"nothing was heard for {TIMEOUT_S:g} s") from None
     finally:
-        answered.cancel()  # where nobody waits for it any more
+        answered.cancel()  # no caller waits for it any more
         lost.cancel()
         egress.sent(CloseSession(number, ""), link.detach(number))
 
 
 class SearchServer:
-    """The cloud's part."""
+    """Searches that devices request from the cloud."""
 
     def __init__(self) -> None:
-        self._running = 0  # of all devices; one that was given up runs to its end
+        self._running = 0  # of all devices; an abandoned one runs to its end
 
-    async def answer(self, link: Link, opening: OpenSession, store: DocumentStore | None, *, most: int) -> None:
-        """Without documents nothing is found. most: passages at once."""
+    async def answer(self, link: Link, opening: OpenSession, store: DocumentStore | None, *, max_passages: int) -> None:
+        """Search and reply; without a store no passage is found."""
         egress, session = Egress(), opening.session
         found, reason = RetrievedPassages(session, []), "stop"
-        if self._running >= MOST_SEARCHES:
+        if self._running >= MAX_SEARCHES:
             reason = "refused: it is busy"
         elif store is not None:
             self._running += 1
-            query, count = opening.query[:MAX_QUERY], min(opening.top_k_documents, most)
+            query, count = opening.query[:MAX_QUERY], min(opening.top_k_documents, max_passages)
             try:
                 found = RetrievedPassages(session, to_wire(await asyncio.to_thread(store.search, query, count)))
-            except Exception:  # whatever it is, the device must hear of it
+            except Exception:  # the device must receive a reply in any case
                 log.exception("a device's search failed")
                 reason = "refused: its documents cannot be searched"
             finally:
@@ -181,5 +182,5 @@ class SearchServer:
 
 
 def _passage(found: RetrievedPassage) -> Passage:
-    """Of no store on this side, so nothing of it is kept."""
+    """A passage of no store on this side, so that its KV is not stored."""
     return Passage(found.document, -1, "", found.text, min(max(found.score, -1.0), 1.0), collection="")

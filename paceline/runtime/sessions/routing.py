@@ -1,7 +1,7 @@
-"""Choice of the strategy that writes an answer, with its reason. Pure: asks nothing and starts nothing.
+"""Choice of the strategy that writes an answer, with its reason. Pure.
 
-Two steps: `candidates` before retrieval, from what is known of request and peer; `choose` after it, when each candidate
-in turn may decline what has been retrieved. `AUTO_RULES` is the order in which `auto` decides.
+Two steps: `candidates` before retrieval, from request and peer; `choose` after it, when each candidate in turn may
+decline because of the number of retrieved passages. `AUTO_RULES` is the order in which `auto` decides.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from paceline.strategies.strategy import JOINT_LEVELS, RoutingContext
 from paceline.wire.messages import DEFAULT_OPTIONS, Options
 
 AUTO = "auto"
-ALONE = "lookup_tree"  # where no second side takes part
+ALONE = "lookup_tree"  # without a second side
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyChoice:
     strategy: str
     reason: str  # a sentence
-    missing: bool = False  # a peer was wanted and is not there
+    missing: bool = False  # a wanted peer is not linked
     options: Options = field(default=DEFAULT_OPTIONS)  # of the strategy's own type, once it is chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Where `applies`, this strategy is a candidate, for this reason."""
+    """Makes a strategy a candidate where `applies`, with a reason."""
 
     applies: Callable[[RoutingContext], bool]
     strategy: str
-    reason: str  # {peer} and {documents} are filled in
+    reason: str  # a format string with {peer} and {documents}
     missing: Callable[[RoutingContext], bool] = lambda _: False
 
     def choice(self, context: RoutingContext) -> StrategyChoice:
@@ -48,7 +48,7 @@ def _always(context: RoutingContext) -> bool:  # noqa: ARG001  # a predicate's s
 
 
 def _search_missing(context: RoutingContext) -> bool:
-    """At `answer-private` the other side is asked for passages, whichever strategy writes."""
+    """Whether a wanted search is impossible: at `answer-private` the other side is searched for every strategy."""
     searches = context.privacy == "answer-private" and context.documents > 0 and not context.raw_prompt
     return searches and context.expected and not context.linked
 
@@ -117,9 +117,9 @@ def routing_context(
 
 
 def candidates(context: RoutingContext) -> tuple[StrategyChoice, ...]:
-    """Strategies that may write the answer, the preferred one first; the last one never declines.
+    """Strategies that may write the answer, in order of preference; the last one never declines.
 
-    Raises RequestError for what the request asks for and this program cannot keep.
+    Raises RequestError for options of the request that cannot be fulfilled.
     """
     _refuse(context)
     for strategy in STRATEGIES.values():
@@ -129,12 +129,12 @@ def candidates(context: RoutingContext) -> tuple[StrategyChoice, ...]:
         if rule.applies(context):
             found.append(rule.choice(context))
             if not STRATEGIES[rule.strategy].needs_peer:
-                break  # it declines nothing
+                break  # a strategy without a peer never declines
     return tuple(found)
 
 
 def choose(found: Sequence[StrategyChoice], context: RoutingContext) -> StrategyChoice:
-    """The first candidate that takes what has been retrieved, with its options."""
+    """The first candidate that does not decline after retrieval, with its options."""
     for candidate in found:
         options = STRATEGIES[candidate.strategy].options_for(context)
         if options is not None:
@@ -143,7 +143,7 @@ def choose(found: Sequence[StrategyChoice], context: RoutingContext) -> Strategy
 
 
 def peer_missing(peer: Side) -> RequestError:
-    """The refusal of a request that wants no answer without its peer."""
+    """Error of a request that requires a peer which is not linked."""
     return RequestError(
         f"The {peer} is not there, and the request does not want an answer without it.",
         status=503,
