@@ -1,4 +1,4 @@
-"""Two nodes of one program, linked in memory: joining, losing and taking back a peer, cancelling, limits."""
+"""Two nodes linked in memory: joint answers, loss and return of a peer, cancellation, limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REQUEST = GenerateRequest(
 
 
 class GatedEngine(FakeEngine):
-    """Runs `allowed` forwards, then waits for more to be allowed."""
+    """An engine that runs `allowed` forwards, then waits for permits."""
 
     def __init__(self, seed: int, max_positions: int = 4096) -> None:
         super().__init__(seed=seed, spread=0.3, max_positions=max_positions)
@@ -51,7 +51,7 @@ class GatedEngine(FakeEngine):
         return super().forward(batch)
 
     def held(self) -> list[int]:
-        """Sequences that still have rows; nodes number theirs from 1."""
+        """Sequences that still have rows; nodes number them from 1."""
         return [seq for seq in range(1, 100) if self.length(SeqId(seq))]
 
     def release_gate(self) -> None:
@@ -64,11 +64,11 @@ class Bench:
     cloud: Node
     device: Node
     engines: dict[Side, GatedEngine]
-    ends: tuple[Pipe, Pipe] | None = None
+    pipes_in_use: tuple[Pipe, Pipe] | None = None
     links: tuple[Link, Link] | None = None
 
     async def link(self, tasks: asyncio.TaskGroup) -> None:
-        self.ends = left, right = pipes()
+        self.pipes_in_use = left, right = pipes()
         vocab = ByteTokenizer().vocab_size
         known = {"strategies": list(STRATEGIES), "tokenizer": ByteTokenizer().fingerprint}
         hello, welcome = (msgspec.structs.replace(message, **known) for message in (HELLO, WELCOME))
@@ -83,9 +83,9 @@ class Bench:
         await cloud.up.wait()
 
     async def unlink(self) -> None:
-        """As when a cable is pulled: no goodbye."""
-        assert self.ends is not None and self.links is not None
-        for end in self.ends:
+        """Break the link without a close frame."""
+        assert self.pipes_in_use is not None and self.links is not None
+        for end in self.pipes_in_use:
             end.abort()
         for link in self.links:
             await link.closed.wait()
@@ -124,7 +124,7 @@ async def collect(session: ClientSession) -> tuple[str, GenerationResult]:
     raise AssertionError("no last event")
 
 
-async def test_both_sides_give_the_same_answer_whoever_is_asked() -> None:
+async def test_both_sides_give_the_same_answer() -> None:
     async with nodes() as (bench, _):
         texts = [await collect(await node.prepare(REQUEST)) for node in (bench.cloud, bench.device)]
         assert texts[0][0] == texts[1][0]
@@ -132,16 +132,16 @@ async def test_both_sides_give_the_same_answer_whoever_is_asked() -> None:
         assert texts[0][1].completion_tokens > 0
 
 
-async def test_a_lost_peer_is_marked_and_one_that_returns_is_taken_back() -> None:
+async def test_a_lost_peer_is_reported_and_joins_again_on_return() -> None:
     async with nodes(gated=("cloud",)) as (bench, tasks):
         cloud = bench.engines["cloud"]
         session = await bench.device.prepare(REQUEST)
         events = session.run()
-        cloud.gate.release()  # the cloud's prefill: its first draft goes out
+        cloud.gate.release()  # the cloud's prefill, after which it sends its first draft
         first = await anext(events)
         assert isinstance(first, TextDelta)
         await bench.unlink()
-        # Alone now: nothing of the gated cloud is needed any more.
+        # The device continues alone, without the gated cloud.
         second = await anext(events)
         assert isinstance(second, TextDelta)
         cloud.release_gate()
@@ -152,7 +152,7 @@ async def test_a_lost_peer_is_marked_and_one_that_returns_is_taken_back() -> Non
         assert done.completion_tokens == 40 or done.reason == "stop"
 
 
-async def test_without_a_link_the_answer_is_written_alone_and_says_so() -> None:
+async def test_an_answer_without_a_link_is_written_alone_and_marked() -> None:
     async with nodes(linked=False) as (bench, _):
         _, done = await collect(await bench.cloud.prepare(REQUEST))
         assert (done.strategy, done.degraded) == ("lookup_tree", "device_missing")
@@ -161,7 +161,7 @@ async def test_without_a_link_the_answer_is_written_alone_and_says_so() -> None:
         assert refused.value.status == 503
 
 
-async def test_a_request_may_want_no_answer_without_the_peer() -> None:
+async def test_a_request_may_require_the_peer() -> None:
     async with nodes(gated=("cloud",)) as (bench, _):
         session = await bench.device.prepare(replace(REQUEST, on_loss="fail"))
         events = session.run()
@@ -173,20 +173,20 @@ async def test_a_request_may_want_no_answer_without_the_peer() -> None:
                 pass
 
 
-async def test_a_client_that_leaves_frees_everything_on_both_sides() -> None:
-    """`nodes` asserts that neither engine holds a sequence at the end."""
+async def test_cancellation_releases_all_sequences_on_both_sides() -> None:
+    """`nodes` asserts at the end that neither engine holds a sequence."""
     async with nodes() as (bench, _):
         session = await bench.cloud.prepare(REQUEST)
         events = session.run()
         await anext(events)
         await events.aclose()  # type: ignore[attr-defined]  # an async generator
         assert bench.cloud.num_answers == 0
-        other = await bench.cloud.prepare(REQUEST)  # prepared, and never run
+        other = await bench.cloud.prepare(REQUEST)  # prepared but never run
         await other.aclose()
         assert bench.cloud.num_answers == 0
 
 
-async def test_the_context_is_never_exceeded_and_never_cut_in_silence() -> None:
+async def test_the_context_is_never_exceeded_and_never_silently_truncated() -> None:
     async with nodes(linked=False, max_positions=64) as (bench, _):
         request = replace(REQUEST, max_tokens=None, sampling=SamplingParams(logit_bias={256: -100.0}))
         _, done = await collect(await bench.cloud.prepare(request))
@@ -198,7 +198,7 @@ async def test_the_context_is_never_exceeded_and_never_cut_in_silence() -> None:
         assert refused.value.code == "context_length_exceeded"
 
 
-async def test_more_answers_than_are_admitted_get_429(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_beyond_the_admission_limit_get_429(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_module, "MAX_ANSWERS", 1)
     async with nodes(linked=False) as (bench, _):
         first = await bench.cloud.prepare(REQUEST)
@@ -209,7 +209,7 @@ async def test_more_answers_than_are_admitted_get_429(monkeypatch: pytest.Monkey
         await collect(await bench.cloud.prepare(REQUEST))
 
 
-async def test_logprobs_are_those_of_the_mixture_the_token_came_from() -> None:
+async def test_logprobs_are_those_of_the_mixture_the_token_was_drawn_from() -> None:
     async with nodes() as (bench, _):
         session = await bench.device.prepare(replace(REQUEST, top_logprobs=3))
         pieces = [event async for event in session.run() if isinstance(event, TextDelta)]

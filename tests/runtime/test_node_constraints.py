@@ -1,4 +1,4 @@
-"""Constraints at a node: refused before anything starts, kept by both sides, honest about what was cut off."""
+"""Constraints at a node: early refusal, enforcement on both sides, finish reason of truncated answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ YES = replace(REQUEST, constraint=Constraint("json_schema", '{"enum": ["yes", "n
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_an_answer_keeps_to_its_constraint_whoever_is_asked(strategy: str) -> None:
+async def test_an_answer_satisfies_its_constraint_on_either_side(strategy: str) -> None:
     async with nodes() as (bench, _):
         for node in (bench.cloud, bench.device):
             text, done = await collect(await node.prepare(replace(YES, strategy=strategy)))
@@ -31,7 +31,7 @@ async def test_an_answer_keeps_to_its_constraint_whoever_is_asked(strategy: str)
             assert (done.reason, done.degraded, done.strategy) == ("stop", None, strategy)
 
 
-async def test_a_constraint_that_cannot_be_kept_is_refused_before_anything_starts() -> None:
+async def test_an_unsupported_constraint_is_refused_before_anything_starts() -> None:
     async with nodes() as (bench, _):
         for text, sentence in (('{"type": "frob"}', "Invalid type: frob"), ("{", "not a JSON Schema")):
             with pytest.raises(RequestError, match=sentence) as refused:
@@ -48,7 +48,7 @@ async def test_a_constraint_that_cannot_be_kept_is_refused_before_anything_start
         (ArithmeticError("nobody thought of it"), "its constraint cannot be kept here"),
     ],
 )
-async def test_a_peer_that_cannot_keep_it_says_so_and_the_answer_goes_on_without_it(
+async def test_an_answer_continues_without_a_peer_that_cannot_enforce_its_constraint(
     error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with nodes() as (bench, _):
@@ -64,9 +64,11 @@ async def test_a_peer_that_cannot_keep_it_says_so_and_the_answer_goes_on_without
         assert (done.reason, done.degraded) == ("stop", "cloud_lost")
 
 
-async def test_an_answer_that_ends_before_its_constraint_is_kept_was_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Lost:
-        """As where a text has grown too intricate for the compiler's limits."""
+async def test_an_answer_that_stops_before_its_constraint_is_satisfied_ends_with_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class DeadEndMask:
+        """A mask without allowed tokens, as when the text exceeds the compiler's limits."""
 
         def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:
             allowed = np.zeros(257, dtype=np.bool_)
@@ -77,12 +79,12 @@ async def test_an_answer_that_ends_before_its_constraint_is_kept_was_cut_off(mon
             return False
 
     async with nodes(linked=False) as (bench, _):
-        monkeypatch.setattr(bench.device._resources._grammars, "mask", lambda _: Lost())
+        monkeypatch.setattr(bench.device._resources._grammars, "mask", lambda _: DeadEndMask())
         text, done = await collect(await bench.device.prepare(YES))
         assert (text, done.reason) == ("AAA", "length")
 
 
-async def test_logprobs_are_those_of_the_tokens_that_were_left() -> None:
+async def test_logprobs_are_those_of_the_allowed_tokens() -> None:
     async with nodes() as (bench, _):
         session = await bench.device.prepare(replace(YES, top_logprobs=5))
         pieces = [event async for event in session.run() if isinstance(event, TextDelta)]

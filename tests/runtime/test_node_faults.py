@@ -1,4 +1,4 @@
-"""Two nodes when something is slow, short, late, silent or too long: what of it a client may notice, and what not."""
+"""Two nodes with slow searches, short contexts, silent peers and lost links, as seen by the client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.runtime import peers as peers_module
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerationResult, TextDelta
-from paceline.runtime.sessions import client as front_module
+from paceline.runtime.sessions import client as client_module
 from paceline.runtime.sessions.base import PeerSession
 from paceline.strategies.aggregate import machine as aggregate_module
 from paceline.wire.codec import decode
@@ -35,7 +35,7 @@ ENDLESS = SamplingParams(temperature=1.0, seed=1, logit_bias={256: -100.0})
 
 
 class OneDocument:
-    """A store of one passage. A search waits until `open` is set, and no longer than a test may."""
+    """A store of one passage. A search waits until `open` is set, with a timeout."""
 
     def __init__(self, text: str, open: threading.Event | None = None) -> None:
         self._passage = Passage("notes.md", 1, "", text, 0.5)
@@ -61,7 +61,7 @@ def give_documents(bench: Bench, device_may_search: threading.Event | None = Non
 
 @asynccontextmanager
 async def short_device(max_positions: int) -> AsyncIterator[Bench]:
-    """Linked, with a device whose context is shorter than the cloud's."""
+    """Linked nodes; the device's context is shorter than the cloud's."""
     engine = GatedEngine(2, max_positions)
     engine.open = True
     async with (
@@ -76,8 +76,8 @@ async def short_device(max_positions: int) -> AsyncIterator[Bench]:
     assert not engine.held(), "blocks leaked"
 
 
-def deafen_cloud(bench: Bench) -> None:
-    """It takes part in what the device opens, and says nothing."""
+def silence_cloud(bench: Bench) -> None:
+    """Make the cloud accept the device's sessions and send no messages."""
     assert bench.links is not None
     link = bench.links[1]
 
@@ -96,12 +96,12 @@ async def test_a_slow_search_on_the_device_changes_no_text() -> None:
     async with nodes() as (bench, _):
         may_search = threading.Event()
         give_documents(bench, may_search)
-        assert bench.ends is not None
-        end, drafts = bench.ends[0], 0
+        assert bench.pipes_in_use is not None
+        end, drafts = bench.pipes_in_use[0], 0
         receive = end.recv_bytes
 
         async def counted() -> bytes:
-            """What it returned before has been dealt with when it is called again."""
+            """Each call implies that the message of the previous call has been processed."""
             nonlocal drafts
             if drafts >= 4:
                 may_search.set()
@@ -109,27 +109,27 @@ async def test_a_slow_search_on_the_device_changes_no_text() -> None:
             drafts += isinstance(decode(data), Drafts)
             return data
 
-        end.recv_bytes = counted  # type: ignore[method-assign]  # to listen in
+        end.recv_bytes = counted  # type: ignore[method-assign]  # to count drafts
         text, done = await collect(await bench.cloud.prepare(REQUEST))
         assert drafts >= 4 and done.degraded is None
         texts.append(text)
     assert len(set(texts)) == 1, texts
 
 
-async def test_a_device_with_a_shorter_context_leaves_and_its_own_answers_are_not_hurt() -> None:
+async def test_a_device_with_a_shorter_context_leaves_without_affecting_its_own_answers() -> None:
     joint = replace(REQUEST, max_tokens=120, sampling=ENDLESS)
     local = replace(joint, max_tokens=20, strategy="autoregressive")
     async with short_device(100) as bench:
         answer = asyncio.ensure_future(collect(await bench.cloud.prepare(joint)))
         num_local = 0
-        while not answer.done():  # one of them is under way whenever the joint answer reaches the end of the context
+        while not answer.done():  # so that one is running when the joint answer reaches the end of the context
             _, done = await collect(await bench.device.prepare(local))
             assert (done.completion_tokens, done.degraded) == (20, None)
             num_local += 1
         _, done = await answer
         assert num_local > 2
         assert (done.completion_tokens, done.reason, done.degraded) == (120, "length", "device_lost")
-        assert 0 < done.stats["alone"] < 120  # it took part until then
+        assert 0 < done.stats["alone"] < 120  # the device took part until then
 
 
 async def test_a_conversation_too_long_for_the_peer_is_answered_without_it() -> None:
@@ -152,7 +152,7 @@ async def test_a_conversation_too_long_for_a_frame_does_not_cut_the_link(monkeyp
         assert done.degraded is None
 
 
-async def test_a_link_replaced_before_it_is_known_dead_takes_the_peer_back() -> None:
+async def test_a_link_that_replaces_a_dead_one_resumes_the_session() -> None:
     async with nodes(gated=("device",)) as (bench, tasks):
         engine = bench.engines["device"]
         session = await bench.cloud.prepare(replace(REQUEST, sampling=ENDLESS))
@@ -160,7 +160,7 @@ async def test_a_link_replaced_before_it_is_known_dead_takes_the_peer_back() -> 
         engine.gate.release()  # the device's prefill: with the cloud's first draft it decides a target
         assert isinstance(await anext(events), TextDelta)
         old, session_link = bench.links, session.link
-        await bench.link(tasks)  # the device has dialled again, and its old link still looks alive to the cloud
+        await bench.link(tasks)  # the device has reconnected, and its old link still looks alive to the cloud
         assert old is not None and bench.links is not None
         assert session_link is old[1] and session.link is bench.links[1]
         for link in old:
@@ -169,11 +169,11 @@ async def test_a_link_replaced_before_it_is_known_dead_takes_the_peer_back() -> 
         engine.release_gate()
         done = [event async for event in events][-1]
         assert isinstance(done, GenerationResult) and done.completion_tokens == 40
-        # Alone it wrote at most what it had drafted ahead, in the same breath; then together again.
+        # Alone it wrote at most its own drafts, then both sides continued together.
         assert done.stats["alone"] <= 20 and done.stats["drafted"] > 10
 
 
-async def test_requests_that_come_at_once_are_admitted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_requests_are_admitted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_module, "MAX_ANSWERS", 2)
     async with nodes(linked=False) as (bench, _):
         give_documents(bench)
@@ -183,21 +183,21 @@ async def test_requests_that_come_at_once_are_admitted_one_by_one(monkeypatch: p
         assert len(admitted) == 2 and [error.status for error in refused] == [429] * 4
         for session in admitted:
             await session.aclose()
-        await collect(await bench.cloud.prepare(REQUEST))  # refusals hold no place
+        await collect(await bench.cloud.prepare(REQUEST))  # refusals do not count against the limit
 
 
 @pytest.mark.parametrize("on_loss", ["continue", "fail", "pause"])
-async def test_a_peer_that_falls_silent_is_as_good_as_lost(on_loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregate_module, "WAKE_INTERVAL", 0.01)
-    monkeypatch.setattr(front_module, "PAUSE_S", 0.01)
+async def test_a_silent_peer_counts_as_lost(on_loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregate_module, "WAKE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(client_module, "PAUSE_S", 0.01)
     async with nodes() as (bench, _):
-        deafen_cloud(bench)
+        silence_cloud(bench)
         request = replace(REQUEST, max_tokens=4, sampling=ENDLESS)
         if on_loss == "fail":
             session = await bench.device.prepare(replace(request, on_loss="fail"))
             with pytest.raises(PacelineError, match="not to go on alone"):
                 await collect(session)
-        elif on_loss == "pause":  # a link that has died without a word may be back
+        elif on_loss == "pause":  # a link that has died silently may return
             session = await bench.device.prepare(replace(request, on_loss="pause"))
             with pytest.raises(PacelineError, match="has not come back"):
                 await collect(session)
@@ -206,17 +206,17 @@ async def test_a_peer_that_falls_silent_is_as_good_as_lost(on_loss: str, monkeyp
             assert (done.completion_tokens, done.degraded) == (4, "cloud_lost")
 
 
-async def test_an_answer_that_pauses_goes_on_as_if_nothing_had_been_lost() -> None:
+async def test_a_paused_answer_continues_with_the_same_text() -> None:
     request = replace(REQUEST, max_tokens=24, sampling=ENDLESS, on_loss="pause")
     async with nodes() as (bench, tasks):
-        whole, _ = await collect(await bench.device.prepare(request))
+        expected, _ = await collect(await bench.device.prepare(request))
         for length in (0, 1, 7, 23):
             session = await bench.device.prepare(request)
             events, text = session.run(), ""
             while len(text.encode()) < length:
-                piece = await anext(events)
-                assert isinstance(piece, TextDelta)
-                text += piece.text
+                delta = await anext(events)
+                assert isinstance(delta, TextDelta)
+                text += delta.text
             await bench.unlink()
             waiting = asyncio.ensure_future(anext(events))
             await bench.link(tasks)
@@ -224,12 +224,12 @@ async def test_an_answer_that_pauses_goes_on_as_if_nothing_had_been_lost() -> No
             while isinstance(event, TextDelta):
                 text += event.text
                 event = await anext(events)
-            assert isinstance(event, GenerationResult) and text == whole
+            assert isinstance(event, GenerationResult) and text == expected
             assert event.degraded is None and event.stats["alone"] == 0
 
 
-async def test_a_pause_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_module, "PAUSE_S", 0.01)
+async def test_a_pause_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "PAUSE_S", 0.01)
     async with nodes() as (bench, _):
         session = await bench.device.prepare(replace(REQUEST, on_loss="pause"))
         await bench.unlink()
@@ -243,17 +243,17 @@ async def test_a_link_that_comes_and_goes_does_not_prolong_a_pause() -> None:
         events = session.run()
         waiting = asyncio.ensure_future(anext(events))
         await bench.unlink()
-        first = session._given_up
+        first = session._pause
         assert first is not None and not first.cancelled()
         await bench.link(tasks)
         await bench.unlink()
-        assert session._given_up is first and not first.cancelled()
+        assert session._pause is first and not first.cancelled()
         waiting.cancel()
         await session.aclose()
         assert first.cancelled()
 
 
-async def test_nobody_pauses_for_a_peer_that_is_there_and_does_not_take_part() -> None:
+async def test_an_answer_does_not_pause_for_a_linked_peer_that_refuses() -> None:
     async with nodes() as (bench, _):
         bench.cloud._peers._sessions = {
             cast(PeerSession, object()): cast(Link, None) for _ in range(peers_module.MAX_PEER_SESSIONS)
@@ -264,12 +264,12 @@ async def test_nobody_pauses_for_a_peer_that_is_there_and_does_not_take_part() -
         bench.cloud._peers._sessions.clear()
 
 
-async def test_a_link_that_goes_before_the_answer_begins_is_a_loss_too() -> None:
+async def test_a_link_lost_before_the_answer_begins_counts_as_lost() -> None:
     async with nodes() as (bench, _):
-        whatever = await bench.device.prepare(REQUEST)
+        lenient = await bench.device.prepare(REQUEST)
         strict = await bench.device.prepare(replace(REQUEST, on_loss="fail"))
         await bench.unlink()
-        _, done = await collect(whatever)
+        _, done = await collect(lenient)
         assert done.degraded == "cloud_lost" and done.completion_tokens > 0
         with pytest.raises(PacelineError, match="not to go on alone"):
             await collect(strict)

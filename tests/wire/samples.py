@@ -1,4 +1,4 @@
-"""One of every message, and both introductions."""
+"""Sample messages: one of every kind, and both introductions."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def closing(session: int, reason: str = "stop") -> CloseSession:
 
 
 def draft(session: int) -> Drafts:
-    """A chain of two nodes behind four targets, with their laws."""
+    """A chain of two nodes after four targets, with their distributions."""
     dist = Dist(np.array([1, 5, 9], dtype=np.int32), np.array([0.5, 0.25, 0.125]), 0.125)
     nodes = pack_nodes(EncodedNodes(4, 7, 0, 7, (-1, 7), (0, 5), None))
     return Drafts(session=session, epoch=2, nodes=nodes, dists=[encode_dist(dist)] * 2)
 
 
 def choice(session: int) -> Drafts:
-    """The same chain, with what the sender would choose after each of its nodes."""
+    """The same chain, with the sender's choice after each node."""
     return Drafts(
         session=session, epoch=2, nodes=pack_nodes(EncodedNodes(4, 7, 0, 7, (-1, 7), (0, 5), (5, 9))), dists=[]
     )

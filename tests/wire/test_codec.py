@@ -60,7 +60,7 @@ def test_every_message_comes_back_as_it_was(message: Message) -> None:
     assert decode(encode(message), vocab_size=10) == message
 
 
-def test_what_is_sent_for_every_token_takes_few_bytes() -> None:
+def test_messages_sent_for_every_token_take_few_bytes() -> None:
     assert len(encode(replace(targets(3), start=100, tokens=[5], lanes=b"\x01"))) == 11
     assert len(encode(replace(targets(3), start=100, tokens=[5], lanes=b""))) == 10
     assert len(encode(choice(3))) == 15
@@ -108,7 +108,7 @@ def test_the_path_of_a_fault_is_named(fields: object, path: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_fields_that_do_not_agree_are_a_fault(message: Message, path: str) -> None:
+def test_contradicting_fields_are_a_fault(message: Message, path: str) -> None:
     error = refusal(encode(message), vocab_size=10)
     assert error.close_code == CloseCode.BAD_FRAME
     assert f"$.{path}" in str(error) or f".{path}`" in str(error)
@@ -120,8 +120,8 @@ def test_drafts_beyond_the_vocabulary_are_a_fault() -> None:
     assert "outside the vocabulary" in str(refusal(encode(draft(1)), vocab_size=5))  # one of its edges is 5
 
 
-def test_no_byte_is_spent_on_laws_that_are_not_there() -> None:
-    """Array, tag, session, epoch, nodes: what a token of `coin` costs besides its packed node."""
+def test_an_empty_list_of_dists_takes_no_byte() -> None:
+    """Array, tag, session, epoch, nodes: the overhead of a token of `coin` beside its packed node."""
     message = choice(5)
     data = encode(message)
     assert len(data) == 1 + 2 + 1 + 1 + 2 + len(message.nodes)
@@ -130,14 +130,14 @@ def test_no_byte_is_spent_on_laws_that_are_not_there() -> None:
     assert len(with_list) == len(data) + 1 and decode(with_list) == message
 
 
-def test_a_bad_law_is_left_to_who_reads_it() -> None:
-    """It is unpacked once, where it is used."""
+def test_a_bad_distribution_is_not_a_fault_of_the_message() -> None:
+    """Distributions are decoded once, where they are used."""
     bad = replace(draft(1), dists=[DistPayload(b"", b""), DistPayload(b"\x41", b"\x00")])
     assert decode(encode(bad), vocab_size=10) == bad
 
 
 @pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
-def test_the_ends_of_the_seeds_range_travel(seed: int) -> None:
+def test_the_extreme_seeds_are_encoded(seed: int) -> None:
     params = SamplingParams(temperature=0.5, logit_bias={9: 1.0, 2: -1.0}, seed=seed)
     message = replace(opening(1), sampling=sampling_to_wire(params))
     received = decode(encode(message))
@@ -145,7 +145,7 @@ def test_the_ends_of_the_seeds_range_travel(seed: int) -> None:
     assert sampling_from_wire(received.sampling) == params
 
 
-def test_a_constraint_travels_and_one_of_a_kind_that_is_unknown_does_not() -> None:
+def test_a_constraint_is_encoded_and_one_of_an_unknown_kind_is_refused() -> None:
     for constraint in (None, Constraint("json_object"), Constraint("tools", "{}")):
         sent = decode(encode(replace(opening(1), constraint=constraint_to_wire(constraint))))
         assert isinstance(sent, OpenSession)
@@ -170,11 +170,11 @@ def test_a_control_message_has_the_smaller_limit() -> None:
     assert len(encode(wide)) < MAX_CONTROL_BYTES
     raw = msgspec.msgpack.encode(["ping", 1.0]).replace(b"\xa4ping", b"\xdb\x00\x00\x00\x04ping")
     assert decode(raw) == Ping(sent_at=1.0)
-    # The limits of the fields keep a control message small by themselves; the limit on the frame does not rely on it.
+    # The fields' own limits keep a control message small; the limit of the frame applies independently.
     assert refusal(msgspec.msgpack.encode(["close", 1, "x" * MAX_CONTROL_BYTES])).close_code == CloseCode.BAD_FRAME
 
 
-def test_what_is_too_large_for_a_peer_is_not_sent() -> None:
+def test_a_message_above_the_limit_is_not_sent() -> None:
     long = ChatMessage(role="user", content="x" * 200_000)
     with pytest.raises(LocalProtocolError, match="open message has"):
         encode(replace(opening(1), messages=[long] * 6))
@@ -200,7 +200,7 @@ def test_text_that_is_not_unicode_is_not_sent() -> None:
     ],
     ids=lambda data: repr(data[:12]),
 )
-def test_nests_bombs_and_rubbish_are_a_fault_of_the_peer(data: bytes) -> None:
+def test_nested_oversized_and_random_bytes_are_a_fault_of_the_peer(data: bytes) -> None:
     assert refusal(data).close_code == CloseCode.BAD_FRAME
     assert peek_version(data) is None
 

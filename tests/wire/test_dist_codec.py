@@ -16,7 +16,7 @@ untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 @st.composite
 def dists(draw: st.DrawFn, max_id: int = 200_000) -> Dist:
-    """Sparse or dense, peaked or flat, summing to 1 or to less."""
+    """Distributions that are sparse or dense, peaked or flat, summing to 1 or less."""
     ids = sorted(draw(st.sets(st.integers(0, max_id), max_size=60)))
     weights = draw(st.lists(st.floats(0, 1), min_size=len(ids), max_size=len(ids)))
     rest = draw(st.sampled_from([0.0, 0.0, 1e-12, 0.3]))
@@ -42,15 +42,15 @@ options = st.fixed_dictionaries({"top_p": st.sampled_from([0.5, 0.9, 1.0]), "max
 
 @untimed
 @given(dists(), options)
-def test_what_arrives_is_bit_for_bit_the_law_the_sender_draws_from(dist: Dist, how: dict[str, float]) -> None:
-    shipped = quantize(dist, **how)  # type: ignore[arg-type]  # hypothesis knows the values' types, mypy does not
-    assert same(decode_dist(encode_dist(dist, **how), 200_001), shipped)  # type: ignore[arg-type]  # likewise
-    assert same(decode_dist(encode_dist(shipped), 200_001), shipped)
+def test_a_decoded_distribution_equals_the_senders_bit_for_bit(dist: Dist, how: dict[str, float]) -> None:
+    sent = quantize(dist, **how)  # type: ignore[arg-type]  # hypothesis knows the values' types, mypy does not
+    assert same(decode_dist(encode_dist(dist, **how), 200_001), sent)  # type: ignore[arg-type]  # likewise
+    assert same(decode_dist(encode_dist(sent), 200_001), sent)
 
 
 @untimed
 @given(dists(), options)
-def test_to_quantise_twice_changes_nothing_more(dist: Dist, how: dict[str, float]) -> None:
+def test_quantizing_is_idempotent(dist: Dist, how: dict[str, float]) -> None:
     once = quantize(dist, **how)  # type: ignore[arg-type]  # hypothesis knows the values' types, mypy does not
     assert same(quantize(once, **how), once)  # type: ignore[arg-type]  # likewise
 
@@ -87,7 +87,7 @@ def test_a_softmax_that_sums_to_a_little_over_one_is_brought_down() -> None:
 
 
 @pytest.mark.parametrize("probs", [[0.9, 0.9], [-0.1, 0.5], [float("nan"), 0.5], [float("inf"), 0.5]])
-def test_what_is_no_distribution_is_our_own_fault(probs: list[float]) -> None:
+def test_encoding_an_invalid_distribution_raises_value_error(probs: list[float]) -> None:
     with pytest.raises(ValueError, match="not a distribution"):
         quantize(Dist(np.arange(2, dtype=np.int32), np.array(probs)))
 
@@ -131,7 +131,7 @@ def test_128_of_152_thousand_ids_take_about_four_bytes_each() -> None:
         (DistPayload(ids=b"\x00", probs=b"\x00"), "within a number"),
     ],
 )
-def test_what_the_encoder_never_writes_is_refused(bad: DistPayload, why: str) -> None:
+def test_bytes_the_encoder_never_writes_are_refused(bad: DistPayload, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why) as caught:
         decode_dist(bad, vocab_size=100)
     assert caught.value.close_code == CloseCode.BAD_FRAME
@@ -148,4 +148,4 @@ def test_any_bytes_are_a_distribution_or_a_fault_of_the_peer(ids: bytes, probs: 
     assert len(dist.ids) == 0 or (dist.ids[0] >= 0 and dist.ids[-1] < 1000)
     assert np.all(dist.probs > 0)
     assert 0 <= dist.tail <= 1
-    assert encode_dist(dist) == DistPayload(ids=ids, probs=probs)  # one law, one spelling
+    assert encode_dist(dist) == DistPayload(ids=ids, probs=probs)  # one encoding per distribution

@@ -17,7 +17,7 @@ REACHED_BY_MESSAGE = {trigger_of(message) for message in every_message()}
 
 
 def machine_in(role: Role, state: LinkState) -> LinkMachine:
-    """A link of this role brought to this state as a driver would, with session 1 or 2 opened by the peer."""
+    """A link machine of this role driven to this state, with session 1 or 2 opened by the peer."""
     machine = LinkMachine(HELLO if role is Role.DEVICE else WELCOME)
     machine.connection_made(0.0)
     if state is LinkState.OPENING:
@@ -48,7 +48,7 @@ def states(role: Role) -> list[LinkState]:
 @pytest.mark.parametrize(
     ("role", "state"), [(role, state) for role in Role for state in states(role)], ids=lambda value: value.value
 )
-def test_a_message_is_taken_or_closes_the_link_just_as_the_table_says(role: Role, state: LinkState) -> None:
+def test_a_message_is_accepted_or_closes_the_link_as_in_the_table(role: Role, state: LinkState) -> None:
     for message in every_message(session=peers_number(role)):
         machine = machine_in(role, state)
         if type(message) is type(opening(0)):
@@ -96,7 +96,7 @@ def test_nothing_is_sent_before_the_handshake_or_after_the_end(role: Role) -> No
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_closed_link_wishes_nothing_more(role: Role) -> None:
+def test_a_closed_link_emits_no_effects(role: Role) -> None:
     machine = machine_in(role, LinkState.CLOSED)
     assert machine.received(b"\xc1", 1.0) == []
     assert machine.tick(99.0) == []
@@ -106,7 +106,7 @@ def test_a_closed_link_wishes_nothing_more(role: Role) -> None:
     assert machine.authenticated(None, 1.0) == []
 
 
-def test_a_cloud_asks_who_it_is_before_anything_else() -> None:
+def test_a_cloud_authenticates_before_anything_else() -> None:
     machine = machine_in(Role.CLOUD, LinkState.OPENING)
     assert machine.received(encode(HELLO), 0.1) == [Authenticate(HELLO)]
     with pytest.raises(LocalProtocolError):

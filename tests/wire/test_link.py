@@ -61,7 +61,7 @@ def test_two_ends_introduce_themselves_and_agree_on_strategies() -> None:
 
 
 @pytest.mark.parametrize("refusal", [CloseCode.BAD_CREDENTIAL, CloseCode.REVOKED])
-def test_a_device_that_is_not_admitted_is_told_what_to_do(refusal: CloseCode) -> None:
+def test_a_device_that_is_not_admitted_receives_advice(refusal: CloseCode) -> None:
     cloud = LinkMachine(WELCOME)
     cloud.connection_made(0.0)
     cloud.received(encode(HELLO), 0.1)
@@ -78,7 +78,7 @@ def test_a_device_that_is_not_admitted_is_told_what_to_do(refusal: CloseCode) ->
         (replace(HELLO, strategies=["telepathy"]), CloseCode.NO_COMMON_STRATEGY, ""),
     ],
 )
-def test_a_cloud_refuses_a_device_that_does_not_fit(hello: Hello, code: CloseCode, detail: str) -> None:
+def test_a_cloud_refuses_an_incompatible_device(hello: Hello, code: CloseCode, detail: str) -> None:
     cloud = LinkMachine(WELCOME)
     cloud.connection_made(0.0)
     cloud.received(encode(hello), 0.1)
@@ -95,7 +95,7 @@ def test_a_cloud_refuses_a_device_that_does_not_fit(hello: Hello, code: CloseCod
         (replace(WELCOME, strategies=["telepathy"]), CloseCode.NO_COMMON_STRATEGY),
     ],
 )
-def test_a_device_refuses_a_cloud_that_does_not_fit(welcome: Welcome, code: CloseCode) -> None:
+def test_a_device_refuses_an_incompatible_cloud(welcome: Welcome, code: CloseCode) -> None:
     device = LinkMachine(HELLO)
     device.connection_made(0.0)
     effects = device.received(encode(welcome), 0.1)
@@ -105,7 +105,7 @@ def test_a_device_refuses_a_cloud_that_does_not_fit(welcome: Welcome, code: Clos
 
 @pytest.mark.parametrize("version", [0, VERSION + 1, 99])
 @pytest.mark.parametrize("rest", [[], ["a field", {"of": "the future"}]])
-def test_another_version_is_named_even_if_its_hello_looks_different(version: int, rest: list[object]) -> None:
+def test_another_version_is_named_even_in_an_unknown_hello(version: int, rest: list[object]) -> None:
     cloud = LinkMachine(WELCOME)
     cloud.connection_made(0.0)
     effects = cloud.received(msgspec.msgpack.encode(["hello", version, *rest]), 0.1)
@@ -114,14 +114,14 @@ def test_another_version_is_named_even_if_its_hello_looks_different(version: int
 
 
 @pytest.mark.parametrize("introduction", [HELLO, WELCOME])
-def test_a_peer_that_says_nothing_is_let_go_after_five_seconds(introduction: Hello | Welcome) -> None:
+def test_a_peer_without_a_hello_is_dropped_after_five_seconds(introduction: Hello | Welcome) -> None:
     machine = LinkMachine(introduction)
     machine.connection_made(10.0)
     assert machine.tick(14.9) == [WakeAt(15.0)]
     assert down(machine.tick(15.0)).code == CloseCode.HANDSHAKE_TIMEOUT
 
 
-def test_a_credential_that_takes_too_long_to_check_is_not_waited_for() -> None:
+def test_authentication_is_bounded_by_the_handshake_limit() -> None:
     cloud = LinkMachine(WELCOME)
     cloud.connection_made(0.0)
     cloud.received(encode(HELLO), 0.1)
@@ -137,7 +137,7 @@ def test_a_silent_peer_is_taken_for_dead_after_two_heartbeats() -> None:
 
 
 @pytest.mark.parametrize("message", [Pong(sent_at=0.0, held_s=0.0), Ping(sent_at=1.0), have(1)])
-def test_any_frame_is_a_sign_of_life(message: Message) -> None:
+def test_any_frame_counts_as_a_heartbeat(message: Message) -> None:
     machine = ready(now=0.0)
     machine.received(encode(opening(1)), 0.0)
     for beat in range(1, 20):
@@ -157,7 +157,7 @@ def test_a_ping_is_answered_at_once_with_its_own_time() -> None:
     assert sent(ready().received(encode(Ping(sent_at=123.5)), 1.0)) == [Pong(sent_at=123.5, held_s=0.0)]
 
 
-def test_round_trips_are_smoothed_and_the_peers_own_delay_is_taken_off() -> None:
+def test_round_trips_are_smoothed_without_the_peers_own_delay() -> None:
     machine = ready(now=0.0)
     assert machine.rtt is None
     machine.received(encode(Pong(sent_at=0.0, held_s=0.25)), 0.5)
@@ -168,7 +168,7 @@ def test_round_trips_are_smoothed_and_the_peers_own_delay_is_taken_off() -> None
 
 
 @pytest.mark.parametrize("pong", [Pong(sent_at=-5.0, held_s=0.0), Pong(sent_at=0.0, held_s=1e9), Pong(0.0, -1e9)])
-def test_a_lying_pong_cannot_make_a_round_trip_negative_or_longer_than_it_was(pong: Pong) -> None:
+def test_a_false_pong_cannot_make_a_round_trip_negative_or_longer(pong: Pong) -> None:
     machine = ready(now=0.0)
     machine.received(encode(pong), 0.5)
     machine.received(encode(pong), 0.7)
@@ -177,7 +177,7 @@ def test_a_lying_pong_cannot_make_a_round_trip_negative_or_longer_than_it_was(po
 
 # ---- sessions -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("role", "own", "peers"), [(Role.DEVICE, [1, 3, 5], 0), (Role.CLOUD, [0, 2, 4], 1)])
-def test_each_side_counts_its_own_sessions(role: Role, own: list[int], peers: int) -> None:
+def test_each_side_numbers_its_own_sessions(role: Role, own: list[int], peers: int) -> None:
     machine = ready(role)
     assert [machine.sessions.allocate() for _ in own] == own
     for number in own:
@@ -200,7 +200,7 @@ def test_messages_of_an_open_session_go_through_both_ways() -> None:
 
 
 @pytest.mark.parametrize("ended_by", ["us", "peer"])
-def test_what_comes_late_for_a_session_that_has_ended_is_dropped(ended_by: str) -> None:
+def test_late_messages_of_an_ended_session_are_dropped(ended_by: str) -> None:
     machine = ready()
     machine.received(encode(opening(1)), 1.0)
     if ended_by == "us":
@@ -218,18 +218,18 @@ def test_what_comes_late_for_a_session_that_has_ended_is_dropped(ended_by: str) 
     [draft(3), closing(2), have(0), opening(0), opening(1)],
     ids=["never opened", "never opened by us", "ours but never opened", "our number", "opened twice"],
 )
-def test_a_session_number_that_cannot_be_closes_the_link(message: Message) -> None:
+def test_an_invalid_session_number_closes_the_link(message: Message) -> None:
     machine = ready()
     machine.received(encode(opening(1)), 1.0)
     assert down(machine.received(encode(message), 1.1)).code == CloseCode.BAD_SESSION
 
 
-def test_a_message_of_a_session_that_never_was_is_not_sent() -> None:
+def test_a_message_of_an_unopened_session_is_not_sent() -> None:
     with pytest.raises(LocalProtocolError):
         ready().send(draft(7))
 
 
-def test_a_peer_that_opens_too_many_sessions_is_refused_those_and_keeps_the_others() -> None:
+def test_sessions_of_the_peer_beyond_the_limit_are_refused() -> None:
     machine = ready()
     for number in range(MAX_SESSIONS):
         assert delivered(machine.received(encode(opening(2 * number + 1)), 1.0))
@@ -241,7 +241,7 @@ def test_a_peer_that_opens_too_many_sessions_is_refused_those_and_keeps_the_othe
     assert delivered(machine.received(encode(have(1)), 1.0))
 
 
-def test_this_side_opens_no_more_sessions_than_a_peer_takes() -> None:
+def test_this_side_opens_no_sessions_beyond_the_limit() -> None:
     machine = ready()
     for _ in range(MAX_SESSIONS):
         machine.send(opening(machine.sessions.allocate()))
@@ -256,7 +256,7 @@ def test_a_token_outside_the_vocabulary_closes_the_link() -> None:
 
 
 # ---- ending ---------------------------------------------------------------------------------------------------------
-def test_draining_lets_open_sessions_end_and_takes_no_others() -> None:
+def test_draining_lets_open_sessions_end_and_refuses_new_ones() -> None:
     machine = ready()
     machine.received(encode(opening(1)), 1.0)
     assert len(sent(machine.drain())) == 1
@@ -324,4 +324,4 @@ def test_no_sequence_of_frames_breaks_the_machine(
     assert len(machine.sessions) <= 2 * MAX_SESSIONS
     assert sum(isinstance(effect, Connected) for effect in effects) <= 1
     if introduction is WELCOME and not any(isinstance(effect, Connected) for effect in effects):
-        assert sent(effects) == []  # a stranger is told nothing
+        assert sent(effects) == []  # an unauthenticated peer receives no frame

@@ -1,4 +1,4 @@
-"""Tree nodes on the wire: nothing lost, nothing wasted, nothing believed."""
+"""Encoding of tree nodes: lossless, compact, validated."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def messages(draw: st.DrawFn) -> EncodedNodes:
             continue
         parent = draw(st.sampled_from([node - 1, draw(st.integers(0, node - 1))]))
         inside = parent - first if choices is not None and parent >= first else None
-        told = [] if choices is None else [FOLLOWS] if inside is None else [choices[inside]]
+        implied = [] if choices is None else [FOLLOWS] if inside is None else [choices[inside]]
         parents.append(parent)
-        edges.append(draw(st.sampled_from([draw(tokens), *told])))
+        edges.append(draw(st.sampled_from([draw(tokens), *implied])))
     return EncodedNodes(
         position=draw(st.integers(0, 2**31 - 1)),
         anchor=anchor,
@@ -61,7 +61,7 @@ def messages(draw: st.DrawFn) -> EncodedNodes:
 
 @untimed
 @given(messages())
-def test_what_arrives_is_what_was_packed(nodes: EncodedNodes) -> None:
+def test_decoded_nodes_equal_the_encoded_ones(nodes: EncodedNodes) -> None:
     assert unpack_nodes(pack_nodes(nodes), VOCAB) == nodes
 
 
@@ -79,7 +79,7 @@ def test_any_bytes_are_nodes_or_a_fault_of_the_peer(data: bytes) -> None:
 
 @untimed
 @given(messages(), st.data())
-def test_a_changed_byte_is_other_nodes_or_a_fault(nodes: EncodedNodes, data: st.DataObject) -> None:
+def test_a_changed_byte_gives_other_nodes_or_a_fault(nodes: EncodedNodes, data: st.DataObject) -> None:
     packed = bytearray(pack_nodes(nodes))
     packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(RemoteProtocolError):
@@ -98,7 +98,7 @@ def test_a_node_of_a_chain_takes_eight_bytes_and_further_ones_little_more_than_t
     assert unpack_nodes(pack_nodes(chain), VOCAB) == chain
 
 
-def test_the_most_nodes_there_may_be_fit_and_one_more_is_refused() -> None:
+def test_the_maximum_of_nodes_is_encoded_and_one_more_is_refused() -> None:
     def of(count: int) -> EncodedNodes:
         parents = tuple(range(-1, count - 1))
         return EncodedNodes(0, 0, 0, 0, parents, (0, *[5] * (count - 1)), (5,) * count)
@@ -127,7 +127,7 @@ def test_the_most_nodes_there_may_be_fit_and_one_more_is_refused() -> None:
         (EncodedNodes(0, 0, 0, 0, (), (), None), "0 nodes"),
     ],
 )
-def test_what_makes_no_sense_is_not_packed(bad: EncodedNodes, why: str) -> None:
+def test_inconsistent_nodes_are_not_encoded(bad: EncodedNodes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         pack_nodes(bad)
 
@@ -154,7 +154,7 @@ def test_hostile_bytes_are_refused(data: bytes, why: str) -> None:
 # ---- heads ----------------------------------------------------------------------------------------------------------
 @untimed
 @given(st.integers(0, 2**32), st.integers(1, 60), st.booleans())
-def test_a_head_arrives_rounded_or_as_it_was(number: int, size: int, precise: bool) -> None:
+def test_a_head_is_decoded_rounded_or_exact(number: int, size: int, precise: bool) -> None:
     generator = np.random.default_rng(number)
     ids = np.sort(generator.choice(VOCAB, size=size, replace=False)).astype(np.int32)
     head = Dist(ids, generator.dirichlet(np.full(size + 1, 0.3))[:size], 0.0)
@@ -169,7 +169,7 @@ def test_a_head_arrives_rounded_or_as_it_was(number: int, size: int, precise: bo
 @pytest.mark.parametrize(
     "probs", [[np.nan], [-0.1], [1.5], [0.9, 0.9], [np.inf, 0.0]], ids=["nan", "negative", "above", "mass", "infinite"]
 )
-def test_precise_numbers_that_are_no_distribution_are_refused(probs: list[float]) -> None:
+def test_precise_numbers_that_form_no_distribution_are_refused(probs: list[float]) -> None:
     payload = DistPayload(ids=bytes(len(probs)), probs=np.array(probs, dtype="<f8").tobytes())
     with pytest.raises(RemoteProtocolError):
         decode_head(payload, VOCAB)

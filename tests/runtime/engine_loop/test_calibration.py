@@ -1,4 +1,4 @@
-"""Forwards that are timed before the first answer."""
+"""Forward times measured at start."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paceline.engine.base import Engine, Output
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.wrappers import WrappedEngine
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.calibration import PREFIX, ROWS, REPEATS, Timed, forward_times
+from paceline.runtime.engine_loop.calibration import PREFIX, REPEATS, ROWS, Timed, forward_times
 from paceline.runtime.engine_loop.worker import EngineWorker
 
 
 class Narrow(WrappedEngine):
-    """Refuses forwards of more than so many rows."""
+    """An engine that refuses forwards of more than so many rows."""
 
     def __init__(self, most: int) -> None:
         super().__init__(FakeEngine())
@@ -43,7 +43,7 @@ def timed(engine: Engine) -> list[Timed]:
     return asyncio.run(measure())
 
 
-def test_each_row_count_is_timed_and_nothing_stays_behind() -> None:
+def test_each_row_count_is_timed_and_no_sequence_is_left() -> None:
     engine = Narrow(64)
     found = timed(engine)
     assert [rows for rows, _ in found] == [rows for rows in ROWS for _ in range(REPEATS - 1)]
@@ -52,17 +52,17 @@ def test_each_row_count_is_timed_and_nothing_stays_behind() -> None:
     assert engine.length(1) == 0
 
 
-def test_a_slow_engine_is_timed_as_far_as_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_engine_is_timed_for_fewer_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.runtime.engine_loop.calibration.MAX_S", 0.0)
     assert [rows for rows, _ in timed(FakeEngine())] == [1] * (REPEATS - 1)
 
 
-def test_an_engine_that_refuses_keeps_nobody_from_starting() -> None:
+def test_an_engine_error_does_not_prevent_the_start() -> None:
     assert timed(Narrow(1)) == []
     assert {rows for rows, _ in timed(Narrow(PREFIX))} == {1, 2, 4, 8, 16}
 
 
-def test_what_was_timed_is_known_from_the_first_step_on() -> None:
+def test_measured_times_are_used_from_the_first_step_on() -> None:
     experience = OnlineStats()
     experience.begin([(rows, 0.02 + 0.001 * rows) for rows in ROWS for _ in range(2)], PREFIX)
     assert experience.budget.seconds(1) == pytest.approx(0.021)

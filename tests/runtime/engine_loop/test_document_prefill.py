@@ -1,4 +1,4 @@
-"""Document KV in a running program: the same text with and without it, fewer rows computed, nothing left behind."""
+"""Document KV in a running program: equal text with and without it, fewer rows computed, removed with documents."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ REQUEST = GenerateRequest(
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model over bytes."""
+    """Folder of a random model over bytes."""
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=32,
@@ -73,7 +73,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["fake", "paged", "hf"])
 def make(request: pytest.FixtureRequest, tiny: Path) -> Callable[[Side], Engine]:
-    """An engine for a side."""
+    """Factory of an engine for a side."""
     if request.param == "fake":
         return lambda side: FakeEngine(seed=SIDES.index(side), spread=0.3)
     options = EngineOptions(backend=request.param, kv_rows=2048)
@@ -90,7 +90,7 @@ class Pair:
         self.last: GenerationResult | None = None  # of the last answer
 
     def rows(self) -> int:
-        """Computed so far, on both sides."""
+        """Rows computed so far on both sides."""
         return sum(node.worker.steps.rows for node in self.nodes.values())
 
     def adopted(self) -> int:
@@ -109,8 +109,8 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(folder: Path, make: Callable[[Side], Engine], *, kept: bool = True) -> AsyncIterator[Pair]:
-    """Whatever is to be written is written when this ends."""
+async def pair(folder: Path, make: Callable[[Side], Engine], *, keep_kv: bool = True) -> AsyncIterator[Pair]:
+    """Two linked nodes. Pending KV is written when this ends."""
     tokenizer = ByteTokenizer()
     with ExitStack() as opened:
         stores = {side: opened.enter_context(DocumentStore.open(folder / side, HashEmbedder())) for side in SIDES}
@@ -119,7 +119,7 @@ async def pair(folder: Path, make: Callable[[Side], Engine], *, kept: bool = Tru
             name, text = NOTES[side]
             store.add_text(name, text, zone=side)
         nodes = {
-            side: Node(side, LoadedModel(make(side), tokenizer), stores[side], kv=files[side] if kept else None)
+            side: Node(side, LoadedModel(make(side), tokenizer), stores[side], kv=files[side] if keep_kv else None)
             for side in SIDES
         }
         async with asyncio.timeout(60), nodes["cloud"], nodes["device"], asyncio.TaskGroup() as tasks:
@@ -147,12 +147,12 @@ async def pair(folder: Path, make: Callable[[Side], Engine], *, kept: bool = Tru
 
 @pytest.fixture
 def lazy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is computed ahead."""
+    """Disable prefill while idle."""
 
-    async def nothing(*_: object) -> int:
+    async def no_prefill(*_: object) -> int:
         return 0
 
-    monkeypatch.setattr(DocumentPrefiller, "prefill_missing", nothing)
+    monkeypatch.setattr(DocumentPrefiller, "prefill_missing", no_prefill)
 
 
 @pytest.mark.usefixtures("lazy")
@@ -160,7 +160,7 @@ def lazy(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_text_is_the_same_without_the_store_at_the_first_and_at_later_uses(
     tmp_path: Path, make: Callable[[Side], Engine], strategy: str
 ) -> None:
-    async with pair(tmp_path, make, kept=False) as without:
+    async with pair(tmp_path, make, keep_kv=False) as without:
         expected, most = await without.text(strategy), without.rows()
         assert not without.files["device"].groups() and expected
     async with pair(tmp_path, make) as first:
@@ -176,12 +176,12 @@ async def test_the_text_is_the_same_without_the_store_at_the_first_and_at_later_
         assert 50 < later.last.stats["cached_tokens"] < later.last.prompt_tokens, "of this side's prompt alone"
         if sides == 1:
             assert later.last.stats["cached_tokens"] == later.adopted()
-        if strategy == "autoregressive":  # two sides draft as far ahead as the other lets them
+        if strategy == "autoregressive":  # in `aggregate` the number of drafted rows depends on timing
             assert later.rows() == most - later.adopted()
 
 
 @pytest.mark.usefixtures("lazy")
-async def test_damaged_files_cost_time_and_nothing_else(tmp_path: Path, make: Callable[[Side], Engine]) -> None:
+async def test_damaged_files_cost_only_time(tmp_path: Path, make: Callable[[Side], Engine]) -> None:
     async with pair(tmp_path, make) as first:
         expected = await first.text("autoregressive")
     (file,) = (tmp_path / "device" / FOLDER).iterdir()
@@ -211,7 +211,7 @@ async def test_documents_leave_room_for_an_answer_whose_request_sets_no_limit(tm
 
 
 class Alone:
-    """A store with its KV and an engine, without a node."""
+    """A document store with its KV files and an engine, without a node."""
 
     def __init__(self, folder: Path, store: DocumentStore, *, limit: int = MIB) -> None:
         self.store = store
@@ -238,7 +238,7 @@ def store(tmp_path: Path) -> DocumentStore:
     return opened
 
 
-async def test_what_was_added_is_computed_ahead_once(tmp_path: Path, store: DocumentStore) -> None:
+async def test_added_documents_are_prefilled_once(tmp_path: Path, store: DocumentStore) -> None:
     async with Alone(tmp_path, store) as alone:
         assert await alone.kv.prefill_missing(lambda: False) == 3
         assert len(alone.files.groups()) == 3
@@ -252,14 +252,14 @@ async def test_what_was_added_is_computed_ahead_once(tmp_path: Path, store: Docu
         assert await restarted.kv.prefill_missing(lambda: False) == 0
 
 
-async def test_nothing_is_computed_ahead_while_an_answer_is_written(tmp_path: Path, store: DocumentStore) -> None:
+async def test_no_document_is_prefilled_while_an_answer_is_written(tmp_path: Path, store: DocumentStore) -> None:
     async with Alone(tmp_path, store) as alone:
         turns = iter([False, True])
         assert await alone.kv.prefill_missing(lambda: next(turns)) == 1
         assert await alone.kv.prefill_missing(lambda: False) == 2
 
 
-async def test_a_full_folder_ends_computing_ahead_and_keeps_what_is_used(tmp_path: Path, store: DocumentStore) -> None:
+async def test_a_full_folder_ends_prefill_and_keeps_used_kv(tmp_path: Path, store: DocumentStore) -> None:
     async with Alone(tmp_path, store, limit=4000) as alone:  # a file is about 1.5 kB
         assert await alone.kv.prefill_missing(lambda: False) < 3
         before = alone.files.groups()
@@ -268,16 +268,16 @@ async def test_a_full_folder_ends_computing_ahead_and_keeps_what_is_used(tmp_pat
         assert alone.files.groups() == before
 
 
-async def test_what_was_removed_meanwhile_goes_at_the_next_start_and_comes_not_back(
+async def test_kv_of_documents_removed_meanwhile_is_deleted_at_the_next_start(
     tmp_path: Path, store: DocumentStore
 ) -> None:
     async with Alone(tmp_path, store) as alone:
         await alone.kv.prefill_missing(lambda: False)
-    kept = tmp_path / "aside"
-    (tmp_path / FOLDER).rename(kept)  # as if the process that removes had been killed before it came to the files
+    aside = tmp_path / "aside"
+    (tmp_path / FOLDER).rename(aside)  # as if the removing process had been killed before it deleted the files
     passage = store.passages(0, 1)[0]
     store.remove("0.md")
-    kept.rename(tmp_path / FOLDER)
+    aside.rename(tmp_path / FOLDER)
     async with Alone(tmp_path, store) as alone:
         late = alone.kv.prefix(passage, tuple(b"a request that found it before"))
         assert late.keep is not None
@@ -295,16 +295,16 @@ async def test_a_running_node_fills_its_store(
     tmp_path: Path, make: Callable[[Side], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled = {side: asyncio.Event() for side in SIDES}
-    catch_up = DocumentPrefiller.prefill_missing
+    prefill_missing = DocumentPrefiller.prefill_missing
 
-    async def told(self: DocumentPrefiller, busy: Callable[[], bool]) -> int:
-        computed = await catch_up(self, busy)
+    async def prefill(self: DocumentPrefiller, busy: Callable[[], bool]) -> int:
+        computed = await prefill_missing(self, busy)
         for side, node in linked.nodes.items():
             if node._resources.prefiller is self:
                 filled[side].set()
         return computed
 
-    monkeypatch.setattr(DocumentPrefiller, "prefill_missing", told)
+    monkeypatch.setattr(DocumentPrefiller, "prefill_missing", prefill)
     monkeypatch.setattr(node_module, "WATCH_S", 0.0)
     async with pair(tmp_path, make) as linked:
         for event in filled.values():
@@ -338,7 +338,7 @@ BEGIN = PROMPT[:10]
 
 
 @pytest.mark.parametrize("budget", [8, 512])
-def test_a_prompt_with_stored_rows_answers_as_one_without(budget: int) -> None:
+def test_a_prompt_with_stored_rows_gives_the_same_dists_as_one_without(budget: int) -> None:
     results: list[object] = []
     for prefix in (None, StoredPrefix(BEGIN, rows_of(BEGIN))):
         steps = StepExecutor(FakeEngine(), token_budget=budget)
@@ -354,7 +354,7 @@ def test_rows_the_engine_refuses_are_computed(caplog: pytest.LogCaptureFixture) 
     for rows in (replace(rows_of(BEGIN), model="another"), rows_of(BEGIN)):
         results: list[object] = []
         steps = StepExecutor(FakeEngine())
-        if rows.model != "another":  # a sequence that the engine knows already
+        if rows.model != "another":  # a sequence that the engine already has
             steps.engine.import_kv(SeqId(1), rows)
             steps.engine.truncate(SeqId(1), 0)
         steps.submit(ForwardRequest(Segment(SeqId(1), 0, PROMPT), results.append, StoredPrefix(BEGIN, rows)))
@@ -373,7 +373,7 @@ def test_rows_the_engine_refuses_are_computed(caplog: pytest.LogCaptureFixture) 
     ],
     ids=["nothing is left", "all rows wanted", "another beginning", "a tree"],
 )
-def test_stored_rows_are_left_alone_where_they_do_not_serve(segment: Segment) -> None:
+def test_stored_rows_that_do_not_match_are_not_imported(segment: Segment) -> None:
     steps = StepExecutor(FakeEngine())
     results: list[object] = []
     steps.submit(ForwardRequest(segment, results.append, StoredPrefix(BEGIN, rows_of(BEGIN))))
@@ -381,7 +381,7 @@ def test_stored_rows_are_left_alone_where_they_do_not_serve(segment: Segment) ->
     assert steps.rows == len(segment.tokens) and steps.adopted == 0 and isinstance(results[0], tuple)
 
 
-def test_what_waits_for_room_with_stored_rows_runs_after_a_release() -> None:
+def test_a_prompt_with_stored_rows_that_waits_for_memory_runs_after_a_release() -> None:
     steps = StepExecutor(FakeEngine(capacity_rows=40))
     results: list[object] = []
     for seq in (1, 2):
@@ -395,7 +395,7 @@ def test_what_waits_for_room_with_stored_rows_runs_after_a_release() -> None:
     assert len(results) == 2 and not any(isinstance(result, EngineError) for result in results)
 
 
-def test_a_request_that_was_cancelled_adopts_and_keeps_nothing() -> None:
+def test_a_cancelled_request_imports_and_exports_no_rows() -> None:
     steps = StepExecutor(FakeEngine())
     kept: list[KvPrefix] = []
     for seq, prefix in ((1, StoredPrefix(BEGIN, rows_of(BEGIN))), (2, StoredPrefix(BEGIN, keep=kept.append))):
@@ -405,7 +405,7 @@ def test_a_request_that_was_cancelled_adopts_and_keeps_nothing() -> None:
     assert (steps.rows, steps.adopted, kept) == (0, 0, [])
 
 
-def test_a_program_keeps_kv_beside_its_documents_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_program_stores_kv_beside_its_documents_by_default(tmp_path: Path) -> None:
     flags = {"state_dir": tmp_path, "model": "fake"}
     settings, _ = resolve(AgentSettings, flags, {})
     assert settings.document_kv_mib > 0

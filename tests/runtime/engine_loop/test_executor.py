@@ -1,4 +1,4 @@
-"""Segments in, answers out: cutting, cancelling, and an engine that refuses."""
+"""StepExecutor: chunked segments, cancellation, engine errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def dist_of(result: Result) -> Dist:
     return result[-1]
 
 
-def test_a_prefill_that_was_cut_answers_as_one_that_was_not() -> None:
+def test_a_chunked_prefill_gives_the_same_dists_as_a_whole_one() -> None:
     whole: list[Result] = []
     ask(steps := StepExecutor(FakeEngine()), 1, 0, PROMPT, whole)
     run_all(steps)
@@ -42,7 +42,7 @@ def test_a_prefill_that_was_cut_answers_as_one_that_was_not() -> None:
     assert (dist_of(cut[0]).probs == dist_of(whole[0]).probs).all()
 
 
-def test_what_was_truncated_away_before_it_ran_is_never_answered() -> None:
+def test_a_segment_truncated_before_it_ran_is_never_answered() -> None:
     steps = StepExecutor(FakeEngine())
     first: list[Result] = []
     void: list[Result] = []
@@ -62,7 +62,7 @@ def grow(
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_commit_comes_after_the_forwards_before_it_and_voids_none(at_once: bool) -> None:
+def test_a_commit_runs_after_earlier_forwards_and_cancels_none(at_once: bool) -> None:
     steps, results = StepExecutor(FakeEngine()), list[Result]()
 
     def turn() -> None:
@@ -96,7 +96,7 @@ def test_a_commit_comes_after_the_forwards_before_it_and_voids_none(at_once: boo
     assert [dist.probs.tolist() for dist in found] == [dist_of(result).probs.tolist() for result in fresh]
 
 
-def test_a_release_waits_for_nothing_and_drops_what_waits() -> None:
+def test_a_release_runs_at_once_and_cancels_pending_segments() -> None:
     steps, results = StepExecutor(FakeEngine()), list[Result]()
     grow(steps, 0, (65, 66), (-1, 0), results)
     steps.submit(SequenceOp.commit(SeqId(1), (0,)))
@@ -106,7 +106,7 @@ def test_a_release_waits_for_nothing_and_drops_what_waits() -> None:
     assert steps.idle and not results and steps.engine.length(SeqId(1)) == 0
 
 
-def test_what_waited_for_a_refused_forward_is_dropped_with_it() -> None:
+def test_operations_after_a_refused_forward_are_dropped() -> None:
     steps, results = StepExecutor(FakeEngine()), list[Result]()
     grow(steps, 5, (65, 66), (-1, 0), results)  # rows 0 to 4 were never written
     steps.submit(SequenceOp.commit(SeqId(1), (0,)))
@@ -116,7 +116,7 @@ def test_what_waited_for_a_refused_forward_is_dropped_with_it() -> None:
     assert isinstance(results[0], EngineError) and dist_of(results[1]).probs.sum() > 0.99
 
 
-def test_a_failed_step_fails_its_segments_and_what_follows_them_and_nothing_else() -> None:
+def test_a_failed_step_fails_its_segments_and_those_after_them_only() -> None:
     steps = StepExecutor(FakeEngine())
     bad: list[Result] = []
     later: list[Result] = []
@@ -130,7 +130,7 @@ def test_a_failed_step_fails_its_segments_and_what_follows_them_and_nothing_else
     assert dist_of(good[0]).probs.sum() > 0.99
 
 
-def test_what_waits_for_room_runs_after_a_release() -> None:
+def test_a_segment_that_waits_for_memory_runs_after_a_release() -> None:
     steps = StepExecutor(FakeEngine(capacity_rows=64))
     first: list[Result] = []
     second: list[Result] = []
@@ -143,7 +143,7 @@ def test_what_waits_for_room_runs_after_a_release() -> None:
     assert dist_of(first[0]).probs.tolist() == dist_of(second[0]).probs.tolist()
 
 
-def test_what_can_never_fit_is_refused_with_a_sentence() -> None:
+def test_a_segment_that_can_never_fit_fails_with_a_sentence() -> None:
     steps = StepExecutor(FakeEngine(capacity_rows=16))
     results: list[Result] = []
     ask(steps, 1, 0, PROMPT, results)
@@ -151,7 +151,7 @@ def test_what_can_never_fit_is_refused_with_a_sentence() -> None:
     assert isinstance(results[0], EngineError) and "memory" in str(results[0])
 
 
-def test_an_engine_that_breaks_fails_what_waits_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_fault_fails_the_step_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FakeEngine):
         def forward(self, batch: Batch) -> Output:
             if batch.segments[0].seq == 1:

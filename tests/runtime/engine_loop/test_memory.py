@@ -1,4 +1,4 @@
-"""Answers of several documents in little memory: what is admitted ends, whatever else is asked for."""
+"""Answers of several documents in little memory: every admitted answer ends, under any load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUESTION = "Where is the key of the mill?"
 TEXTS = ("The key of the mill is red.", "The key of the mill is lost.")
 
 
-def asked(number: int, tokens: int | None = 60) -> GenerateRequest:
+def request_of(number: int, tokens: int | None = 60) -> GenerateRequest:
     return GenerateRequest(
         messages=({"role": "user", "content": QUESTION},),
         sampling=SamplingParams(temperature=1.0, seed=number),
@@ -58,11 +58,11 @@ async def serving(
 
 
 async def answers(folder: Path, rows: int | None, count: int, tokens: int | None = 60) -> list[tuple[str, str]]:
-    """(text, reason) of so many answers that are asked for at once."""
+    """(text, finish reason) of concurrent answers."""
     async with serving(folder, rows) as (node, _):
 
         async def one(number: int) -> tuple[str, str]:
-            session = await node.prepare(asked(number, tokens))
+            session = await node.prepare(request_of(number, tokens))
             assert len(session.prepared.prompts.branches) == 2
             text, done = await collect(session)
             return text, done.reason
@@ -73,36 +73,36 @@ async def answers(folder: Path, rows: int | None, count: int, tokens: int | None
 @pytest.mark.parametrize("count", [1, 8, 64])
 @pytest.mark.parametrize("rows", [560, 700, 1500])
 async def test_answers_of_two_documents_that_do_not_fit_at_once_all_end(tmp_path: Path, rows: int, count: int) -> None:
-    with_room = await answers(tmp_path / "docs", None, count)
-    assert await answers(tmp_path / "docs", rows, count) == with_room
+    unlimited = await answers(tmp_path / "docs", None, count)
+    assert await answers(tmp_path / "docs", rows, count) == unlimited
 
 
-async def test_growth_that_does_not_fit_at_once_is_waited_for(tmp_path: Path) -> None:
-    """Each of them fits alone; all of them began when they were short, and none may be killed for having grown."""
-    with_room = await answers(tmp_path / "docs", None, 8, 200)
-    assert max(len(text) for text, _ in with_room) > 60
-    assert await answers(tmp_path / "docs", 1000, 8, 200) == with_room
+async def test_growing_answers_wait_for_memory(tmp_path: Path) -> None:
+    """Each answer fits alone; all begin while short, and none may fail because of its growth."""
+    unlimited = await answers(tmp_path / "docs", None, 8, 200)
+    assert max(len(text) for text, _ in unlimited) > 60
+    assert await answers(tmp_path / "docs", 1000, 8, 200) == unlimited
 
 
-async def test_what_can_never_fit_is_refused_at_once_and_others_are_served(tmp_path: Path) -> None:
+async def test_a_request_that_can_never_fit_is_refused_at_once_and_others_are_served(tmp_path: Path) -> None:
     async with serving(tmp_path / "docs", 160) as (node, _):
         with pytest.raises(RequestError, match="memory") as refused:
-            await node.prepare(asked(1))
+            await node.prepare(request_of(1))
         assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
-        text, done = await collect(await node.prepare(replace(asked(1), documents=0)))
+        text, done = await collect(await node.prepare(replace(request_of(1), documents=0)))
         assert text and done.reason in ("stop", "length")
 
 
-async def test_without_a_limit_an_answer_ends_where_its_memory_does(tmp_path: Path) -> None:
+async def test_an_answer_without_a_limit_ends_with_its_memory(tmp_path: Path) -> None:
     (whole,) = await answers(tmp_path / "docs", None, 1, None)
     ((text, reason),) = await answers(tmp_path / "docs", 320, 1, None)
     assert whole[0].startswith(text) and (reason == "length" or text == whole[0])
 
 
-async def test_clients_that_leave_make_room_for_those_that_wait(tmp_path: Path) -> None:
+async def test_clients_that_leave_free_memory_for_waiting_ones(tmp_path: Path) -> None:
     async with serving(tmp_path / "docs", 560) as (node, engine):
-        leaving = [await node.prepare(asked(number)) for number in range(6)]
-        staying = [await node.prepare(asked(number)) for number in range(6, 12)]
+        leaving = [await node.prepare(request_of(number)) for number in range(6)]
+        staying = [await node.prepare(request_of(number)) for number in range(6, 12)]
 
         async def leave(number: int) -> None:
             events = leaving[number].run()
@@ -117,8 +117,8 @@ async def test_clients_that_leave_make_room_for_those_that_wait(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("short", [("cloud",), ("device",), SIDES])
-async def test_joint_answers_end_whichever_side_is_short_of_memory(tmp_path: Path, short: tuple[Side, ...]) -> None:
-    """A side that waits for rows is waited for, or left behind; no answer is lost, none hangs."""
+async def test_joint_answers_end_when_a_side_is_short_of_memory(tmp_path: Path, short: tuple[Side, ...]) -> None:
+    """A side that waits for memory is waited for or dropped; no answer is lost or blocked."""
     models = {
         side: LoadedModel(FakeEngine(number, spread=0.3, capacity_rows=700 if side in short else None), ByteTokenizer())
         for number, side in enumerate(SIDES)
@@ -131,7 +131,7 @@ async def test_joint_answers_end_whichever_side_is_short_of_memory(tmp_path: Pat
 
             async def one(number: int) -> tuple[str, GenerationResult]:
                 node = (cloud, device)[number % 2]
-                return await collect(await node.prepare(replace(asked(number), strategy="aggregate")))
+                return await collect(await node.prepare(replace(request_of(number), strategy="aggregate")))
 
             results = await asyncio.gather(*(one(number) for number in range(8)))
             assert bench.links is not None
@@ -143,11 +143,11 @@ async def test_joint_answers_end_whichever_side_is_short_of_memory(tmp_path: Pat
 
 
 @pytest.mark.parametrize("rows", [600, 1000])
-async def test_prompts_that_are_scored_beside_answers_end_and_kill_none(tmp_path: Path, rows: int) -> None:
+async def test_prompts_scored_beside_answers_end_and_fail_none(tmp_path: Path, rows: int) -> None:
     async with serving(tmp_path / "docs", rows) as (node, _):
         prompt = [97 + number % 26 for number in range(500)]
         scores = [node.score(prompt, 2) for _ in range(6)]
-        chats = [collect(await node.prepare(asked(number, 200))) for number in range(12)]
+        chats = [collect(await node.prepare(request_of(number, 200))) for number in range(12)]
         results = await asyncio.gather(*scores, *chats)
         assert all(len(each) == len(prompt) - 1 for each in results[:6])
         assert {each[1].reason for each in results[6:]} <= {"stop", "length"}  # type: ignore[union-attr]  # (text, done)

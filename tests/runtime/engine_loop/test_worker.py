@@ -1,4 +1,4 @@
-"""The thread that owns an engine: what runs together, and what a busy loop may cost."""
+"""The thread that owns an engine: batching of answered sequences, and delay by a busy loop."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from paceline.runtime.engine_loop.worker import EngineWorker
 WAIT_S = 30.0
 
 
-class Held(WrappedEngine):
-    """Its forwards run when they are let, one by one."""
+class GatedEngine(WrappedEngine):
+    """An engine whose forwards each wait for a permit."""
 
     def __init__(self) -> None:
         super().__init__(FakeEngine())
-        self.together: list[set[int]] = []  # the sequences of each step
-        self.begun, self.let = threading.Semaphore(0), threading.Semaphore(0)
+        self.batches: list[set[int]] = []  # sequences of each step
+        self.begun, self.permits = threading.Semaphore(0), threading.Semaphore(0)
 
     def forward(self, batch: Batch) -> Output:
-        self.together.append({int(segment.seq) for segment in batch.segments})
+        self.batches.append({int(segment.seq) for segment in batch.segments})
         self.begun.release()
-        assert self.let.acquire(timeout=WAIT_S)
+        assert self.permits.acquire(timeout=WAIT_S)
         return super().forward(batch)
 
 
@@ -39,13 +39,13 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def test_who_waited_goes_on_together_with_who_was_just_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.runtime.engine_loop.worker.BATCHING_WAIT_S", WAIT_S)  # however slow this machine is
-    asyncio.run(_go_on_together())
+def test_a_waiting_sequence_is_batched_with_those_just_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.runtime.engine_loop.worker.BATCHING_WAIT_S", WAIT_S)  # long enough for any machine
+    asyncio.run(_batch_with_answered())
 
 
-async def _go_on_together() -> None:
-    engine = Held()
+async def _batch_with_answered() -> None:
+    engine = GatedEngine()
     worker = EngineWorker(engine)
     await worker.start()
     first, second = worker.allocate(), worker.allocate()
@@ -67,45 +67,45 @@ async def _go_on_together() -> None:
     try:
         ask(first)
         assert await asyncio.to_thread(engine.begun.acquire, timeout=WAIT_S)
-        ask(second)  # while the first one's forward is under way
-        await asyncio.sleep(0)  # and it reaches the thread
+        ask(second)  # while the first forward is running
+        await asyncio.sleep(0)  # the submission reaches the thread
         for _ in range(5):
-            engine.let.release()
+            engine.permits.release()
         await until(lambda: min(steps.values()) == 4)
     finally:
         for _ in range(9):
-            engine.let.release()
+            engine.permits.release()
         await worker.stop()
     both = {int(first), int(second)}
-    assert engine.together == [{int(first)}, both, both, both, {int(second)}]
+    assert engine.batches == [{int(first)}, both, both, both, {int(second)}]
 
 
-def test_a_busy_loop_holds_no_one_up_for_good() -> None:
-    asyncio.run(_stand_still())
+def test_a_busy_loop_delays_others_for_a_bounded_time() -> None:
+    asyncio.run(_block_the_loop())
 
 
-async def _stand_still() -> None:
-    engine = Held()
+async def _block_the_loop() -> None:
+    engine = GatedEngine()
     worker = EngineWorker(engine)
     await worker.start()
     first, second = worker.allocate(), worker.allocate()
-    told: list[object] = []
+    received: list[object] = []
 
-    def stuck(result: object) -> None:
-        told.append(result)
-        # The loop stands still until the other one's forward has begun, which waits for this one: not for ever.
-        told.append(engine.begun.acquire(timeout=WAIT_S))
+    def block(result: object) -> None:
+        received.append(result)
+        # Blocks the loop until the other forward has begun, which must not wait for this session for ever.
+        received.append(engine.begun.acquire(timeout=WAIT_S))
 
     try:
-        worker.forward(Segment(first, 0, (7,)), stuck)
+        worker.forward(Segment(first, 0, (7,)), block)
         assert await asyncio.to_thread(engine.begun.acquire, timeout=WAIT_S)
-        worker.forward(Segment(second, 0, (7,)), told.append)
+        worker.forward(Segment(second, 0, (7,)), received.append)
         await asyncio.sleep(0)
-        engine.let.release()
-        engine.let.release()
-        await until(lambda: len(told) == 3)
+        engine.permits.release()
+        engine.permits.release()
+        await until(lambda: len(received) == 3)
     finally:
-        engine.let.release()
+        engine.permits.release()
         await worker.stop()
-    assert told[1] is True
-    assert engine.together == [{int(first)}, {int(second)}]
+    assert received[1] is True
+    assert engine.batches == [{int(first)}, {int(second)}]

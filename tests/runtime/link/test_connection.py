@@ -1,4 +1,4 @@
-"""Links over a pair of queues: no network, no time but the event loop's turns."""
+"""Links over a pair of queues, without network or delays."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def linked() -> AsyncIterator[tuple[Link, Link, Pipe, Pipe]]:
         await cloud.closed.wait()
 
 
-async def test_two_links_come_up_and_know_of_each_other() -> None:
+async def test_two_links_come_up_with_each_others_introductions() -> None:
     async with linked() as (device, cloud, _, _):
         assert (cloud.peer.model_name, device.peer.model_name) == ("small", "large")
         assert set(device.strategies) == {"aggregate", "autoregressive"}
@@ -90,7 +90,7 @@ async def test_before_the_handshake_there_is_no_peer() -> None:
         link.open_session(print)
     with pytest.raises(LocalProtocolError):
         link.send(opening(1))
-    await link.close()  # never run: nothing to wait for
+    await link.close()  # returns at once, as the link has not run
     assert link.closed.is_set()
 
 
@@ -104,13 +104,13 @@ async def test_a_sessions_messages_reach_its_handler_and_no_other() -> None:
             cloud.attach(message.session, at_cloud.append)
             cloud.send(found(message.session))
 
-        def heard(message: object) -> None:
+        def received(message: object) -> None:
             at_device.append(message)
             if message == closing(1):
                 ended.set()
 
         cloud.on_open = join
-        number = device.open_session(heard)
+        number = device.open_session(received)
         assert number == 1
         assert device.send(opening(number)) == len(encode(opening(number)))
         device.send(draft(number))
@@ -128,7 +128,7 @@ async def test_a_sessions_messages_reach_its_handler_and_no_other() -> None:
         assert device.send(draft(number)) == 0  # ended by the peer
 
 
-async def test_a_session_nobody_takes_is_refused() -> None:
+async def test_a_session_without_a_handler_is_refused() -> None:
     async with linked() as (device, _, _, _):
         refused: asyncio.Queue[object] = asyncio.Queue()
         device.send(opening(device.open_session(refused.put_nowait)))
@@ -137,7 +137,7 @@ async def test_a_session_nobody_takes_is_refused() -> None:
 
 async def test_a_handler_that_fails_ends_its_own_session_only(caplog: pytest.LogCaptureFixture) -> None:
     async with linked() as (device, cloud, _, _):
-        heard: asyncio.Queue[object] = asyncio.Queue()
+        received: asyncio.Queue[object] = asyncio.Queue()
 
         def join(message: OpenSession) -> None:
             cloud.attach(message.session, fail if message.session == 1 else cloud.send)
@@ -147,37 +147,37 @@ async def test_a_handler_that_fails_ends_its_own_session_only(caplog: pytest.Log
 
         cloud.on_open = join
         for _ in range(2):
-            device.send(opening(device.open_session(heard.put_nowait)))
+            device.send(opening(device.open_session(received.put_nowait)))
         device.send(have(1))
-        assert await heard.get() == closing(1, "cancelled")
+        assert await received.get() == closing(1, "cancelled")
         device.send(have(3))
-        assert await heard.get() == have(3)
+        assert await received.get() == have(3)
     assert "handler failed" in caplog.text
 
 
-async def test_to_detach_an_open_session_cancels_it_at_the_peer() -> None:
+async def test_detaching_an_open_session_cancels_it_at_the_peer() -> None:
     async with linked() as (device, cloud, _, _):
-        heard: asyncio.Queue[object] = asyncio.Queue()
-        cloud.on_open = lambda message: cloud.attach(message.session, heard.put_nowait)
-        number = device.open_session(heard.put_nowait)
+        received: asyncio.Queue[object] = asyncio.Queue()
+        cloud.on_open = lambda message: cloud.attach(message.session, received.put_nowait)
+        number = device.open_session(received.put_nowait)
         device.send(opening(number))
         device.detach(number)
-        assert await heard.get() == closing(1, "cancelled")
+        assert await received.get() == closing(1, "cancelled")
         device.detach(number)
 
 
 async def test_drained_links_close_when_the_last_session_has_ended() -> None:
     async with linked() as (device, cloud, _, right):
-        heard: asyncio.Queue[object] = asyncio.Queue()
-        cloud.on_open = lambda message: cloud.attach(message.session, heard.put_nowait)
-        device.send(opening(device.open_session(heard.put_nowait)))
+        received: asyncio.Queue[object] = asyncio.Queue()
+        cloud.on_open = lambda message: cloud.attach(message.session, received.put_nowait)
+        device.send(opening(device.open_session(received.put_nowait)))
         device.send(have(1))
-        assert await heard.get() == have(1)
+        assert await received.get() == have(1)
         cloud.drain()
         with pytest.raises(LinkClosed):
             cloud.open_session(print)
         cloud.send(targets(1))
-        assert await heard.get() == targets(1)
+        assert await received.get() == targets(1)
         with pytest.raises(LinkClosed):
             device.open_session(print)
         device.send(closing(1))
@@ -186,10 +186,10 @@ async def test_drained_links_close_when_the_last_session_has_ended() -> None:
     assert device.close_code == CloseCode.DRAINED
 
 
-async def test_what_was_queued_before_the_goodbye_still_arrives() -> None:
+async def test_frames_queued_before_the_close_still_arrive() -> None:
     async with linked() as (device, cloud, left, _):
-        heard: list[object] = []
-        cloud.on_open = lambda message: cloud.attach(message.session, heard.append)
+        received: list[object] = []
+        cloud.on_open = lambda message: cloud.attach(message.session, received.append)
         left.may_send.clear()
         device.send(opening(device.open_session(print)))
         device.send(closing(1))
@@ -198,11 +198,11 @@ async def test_what_was_queued_before_the_goodbye_still_arrives() -> None:
         left.may_send.set()
         await shutting
         await cloud.closed.wait()
-    assert heard == [closing(1)]
+    assert received == [closing(1)]
     assert cloud.close_reason == "good night. The other side closed the link; a device connects again by itself."
 
 
-async def test_a_peer_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_link_to_a_peer_that_does_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MAX_QUEUED_BYTES", 1000)
     async with linked() as (device, cloud, _, right):
         downs: list[int | None] = []
@@ -219,7 +219,9 @@ async def test_a_peer_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("credential", ["stolen", "broken"])
-async def test_a_device_that_is_not_admitted_learns_why(credential: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_device_that_is_not_admitted_receives_the_reason(
+    credential: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def check(hello: Hello) -> CloseCode | None:
         if hello.credential == "broken":
             raise OSError("the database is gone")
@@ -238,7 +240,7 @@ async def test_a_device_that_is_not_admitted_learns_why(credential: str, caplog:
     assert ("could not be checked" in caplog.text) == (credential == "broken")
 
 
-async def test_garbage_closes_that_link_and_no_other() -> None:
+async def test_a_bad_frame_closes_its_link_only() -> None:
     async with linked() as (device, cloud, _, _):
         async with linked() as (bad_device, bad_cloud, bad_left, _):
             await bad_left.send_bytes(b"\xc1 garbage")
@@ -246,13 +248,13 @@ async def test_garbage_closes_that_link_and_no_other() -> None:
             await bad_device.closed.wait()
         assert bad_device.close_code == CloseCode.BAD_FRAME
         assert not device.closed.is_set()
-        heard: asyncio.Queue[object] = asyncio.Queue()
-        device.send(opening(device.open_session(heard.put_nowait)))
-        assert await heard.get() == closing(1, "refused: this side takes part in no sessions")
+        received: asyncio.Queue[object] = asyncio.Queue()
+        device.send(opening(device.open_session(received.put_nowait)))
+        assert await received.get() == closing(1, "refused: this side takes part in no sessions")
         assert not cloud.closed.is_set()
 
 
-async def test_a_cancelled_link_is_closed_for_everybody() -> None:
+async def test_a_cancelled_link_is_closed_on_both_sides() -> None:
     left, _ = pipes()
     link = Link(left, HELLO)
     task = asyncio.create_task(link.run())
@@ -273,13 +275,13 @@ def test_the_wait_before_the_next_attempt_is_random_up_to_a_doubling_bound() -> 
 
 
 class Clouds:
-    """What a dialer meets at each attempt, in order; and how long it waits in between."""
+    """Scripted results of a dialer's attempts, and its waits between them."""
 
     def __init__(self, *attempts: Callable[[Pipe], Awaitable[None]] | None) -> None:
         self.attempts = list(attempts)
         self.waits: list[float] = []
         self.tasks: list[asyncio.Task[None]] = []
-        self.ends: list[Pipe] = []  # the device's
+        self.device_pipes: list[Pipe] = []
         self.over = asyncio.Event()
 
     async def connect(self, url: str, *, ssl: object) -> Pipe:
@@ -288,7 +290,7 @@ class Clouds:
         if attempt is None:
             raise LinkClosed("cannot reach ws://cloud/link: refused")
         left, right = pipes()
-        self.ends.append(left)
+        self.device_pipes.append(left)
         self.tasks.append(asyncio.create_task(attempt(right)))  # type: ignore[arg-type]  # all are coroutines
         return left
 
@@ -332,7 +334,7 @@ async def test_a_dialer_waits_longer_at_each_failure_and_briefly_after_a_link_th
 
     def break_at_once(link: Link) -> None:
         seen.append(link.peer.model_name)
-        clouds.ends[-1].incoming.put_nowait(TransportClosed(1006, ""))
+        clouds.device_pipes[-1].incoming.put_nowait(TransportClosed(1006, ""))
 
     dialer = await clouds.run(up=break_at_once, down=lambda code, _: seen.append(code))
     assert seen == [None, None, None, "large", 1006, "large", 1006, None]
@@ -341,7 +343,7 @@ async def test_a_dialer_waits_longer_at_each_failure_and_briefly_after_a_link_th
     assert dialer.last_reason == "cannot reach ws://cloud/link: refused"
 
 
-async def test_a_dialer_that_was_refused_for_good_asks_rarely_and_complains_once(
+async def test_a_dialer_refused_with_a_fatal_code_retries_rarely_and_logs_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clouds = Clouds(refuse, refuse, refuse)
@@ -351,7 +353,7 @@ async def test_a_dialer_that_was_refused_for_good_asks_rarely_and_complains_once
     assert "revoked this device" in (dialer.last_reason or "")
 
 
-async def test_a_dialer_knows_its_link_while_it_is_up() -> None:
+async def test_a_dialer_exposes_its_link_while_it_is_up() -> None:
     known: list[bool] = []
     dialers: list[Dialer] = []
 
@@ -379,5 +381,5 @@ async def test_a_dialer_knows_its_link_while_it_is_up() -> None:
         ("ws://127.0.0.1.example/link", False),
     ],
 )
-def test_a_link_in_the_clear_is_one_that_leaves_this_machine_without_tls(url: str, secret: bool) -> None:
+def test_a_link_is_unencrypted_if_it_leaves_this_machine_without_tls(url: str, secret: bool) -> None:
     assert is_secret(url) is secret

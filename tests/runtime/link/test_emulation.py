@@ -18,7 +18,7 @@ untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 # ---- parsing --------------------------------------------------------------------------------------------------------
-def test_conditions_are_read_from_the_command_line() -> None:
+def test_conditions_are_parsed_from_the_command_line() -> None:
     parsed = Emulation.parse("rtt=100ms, jitter=20ms,rate=10mbit,loss=1%,cut=5s+12s+never,seed=7")
     assert parsed == Emulation(rtt=0.1, jitter=0.02, rate=10e6, loss=0.01, cuts=(5.0, 12.0, math.inf), seed=7)
     assert Emulation.parse("rtt=.5s,loss=0.01,rate=500kbit") == Emulation(rtt=0.5, loss=0.01, rate=500e3)
@@ -46,7 +46,7 @@ def test_conditions_are_read_from_the_command_line() -> None:
         ("row=-1ms", "row"),
     ],
 )
-def test_what_is_not_accepted_is_named_with_what_is(text: str, why: str) -> None:
+def test_a_bad_option_is_named_with_the_accepted_values(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         Emulation.parse(text)
 
@@ -64,14 +64,14 @@ def test_what_is_not_accepted_is_named_with_what_is(text: str, why: str) -> None
         (["time,delay,rate", "0,nan,5"], "line 2: time and delay from 0"),
     ],
 )
-def test_a_trace_that_is_none_is_refused_with_its_line(tmp_path: Path, lines: list[str], why: str) -> None:
+def test_an_invalid_trace_is_refused_with_its_line(tmp_path: Path, lines: list[str], why: str) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(ConfigError, match=why):
         Emulation.parse(f"trace={path}")
 
 
-def test_a_trace_is_replayed_and_begins_again(tmp_path: Path) -> None:
+def test_a_trace_is_replayed_and_repeats(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("time,delay,rate\n0,0.1,8000\n10,0.5,80000\n20,0,1\n", encoding="utf-8")
     shaper = Emulation.parse(f"trace={path}").shaper("up")
@@ -87,7 +87,7 @@ def test_each_direction_takes_half_a_round_trip_and_the_rate_is_shared_in_order(
     shaper = Emulation(rtt=0.1, rate=8000).shaper("up")
     assert shaper.schedule(0.0, 0) == 0.05
     assert shaper.schedule(0.0, 1000) == 1.05
-    assert shaper.schedule(0.5, 500) == 1.55  # waits for the one before
+    assert shaper.schedule(0.5, 500) == 1.55  # waits for the previous message
     assert shaper.schedule(9.0, 500) == 9.55
 
 
@@ -97,7 +97,7 @@ def test_each_direction_takes_half_a_round_trip_and_the_rate_is_shared_in_order(
     st.sampled_from([0.0, 0.1, 0.9]),
     st.integers(0, 3),
 )
-def test_nothing_overtakes_and_the_same_seed_gives_the_same_times(
+def test_order_is_kept_and_equal_seeds_give_equal_times(
     messages: list[tuple[float, int]], loss: float, seed: int
 ) -> None:
     emulation = Emulation(rtt=0.1, jitter=0.2, rate=1e6, loss=loss, seed=seed)
@@ -112,7 +112,7 @@ def test_nothing_overtakes_and_the_same_seed_gives_the_same_times(
     assert runs[0] == runs[1] == sorted(runs[0])
 
 
-def test_directions_links_and_seeds_have_weather_of_their_own() -> None:
+def test_directions_links_and_seeds_have_independent_jitter() -> None:
     def arrivals(seed: int, index: int, direction: str) -> list[float]:
         shaper = Emulation(rtt=1, jitter=0.5, seed=seed).shaper(direction, index)  # type: ignore[arg-type]  # both below
         return [shaper.schedule(10.0 * i, 10) for i in range(5)]
@@ -121,7 +121,7 @@ def test_directions_links_and_seeds_have_weather_of_their_own() -> None:
     assert len({tuple(kind) for kind in kinds}) == 4
 
 
-def test_a_loss_shows_as_the_wait_for_the_retransmission() -> None:
+def test_a_loss_delays_by_the_retransmission() -> None:
     shaper = Emulation(rtt=0.1, loss=0.25, seed=3).shaper("up")
     waits = [round(shaper.schedule(1000.0 * i, 100) - 1000.0 * i - 0.05, 6) for i in range(4000)]
     assert set(waits) <= {round(0.3 * (2**losses - 1), 6) for losses in range(12)}
@@ -139,7 +139,7 @@ def test_the_life_of_each_link_is_scripted() -> None:
 
 # ---- in front of a transport ----------------------------------------------------------------------------------------
 class FakeClock:
-    """Time that passes only when everybody waits for it."""
+    """Virtual time that advances only when all tasks wait."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -155,7 +155,7 @@ class FakeClock:
             await event.wait()
 
     async def settle(self) -> None:
-        """Until every task waits."""
+        """Run until every task waits."""
         for _ in range(50):
             await asyncio.sleep(0)
 
@@ -171,7 +171,7 @@ class FakeClock:
 
 
 class Wire:
-    """The far end of a transport: what was sent and when, and what is to be received."""
+    """A transport that records sent messages with their times and returns scripted ones."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.sent: list[tuple[float, object]] = []
@@ -198,7 +198,7 @@ class Wire:
 pytestmark = pytest.mark.anyio
 
 
-async def test_messages_and_the_goodbye_leave_late_and_in_order() -> None:
+async def test_messages_and_the_close_are_delayed_in_order() -> None:
     clock = FakeClock()
     wire = Wire(clock.now)
     async with emulated(wire, Emulation(rtt=2.0, rate=800), clock=clock) as transport:
@@ -212,7 +212,7 @@ async def test_messages_and_the_goodbye_leave_late_and_in_order() -> None:
     assert wire.sent == [(102.0, b"x" * 100), (102.5, b"y" * 50), (102.5, (4000, "bye"))]
 
 
-async def test_what_comes_in_and_how_it_ends_come_late() -> None:
+async def test_received_messages_and_the_end_are_delayed() -> None:
     clock = FakeClock()
     wire = Wire(clock.now)
     async with emulated(wire, Emulation(rtt=2.0), clock=clock) as transport:
@@ -228,7 +228,7 @@ async def test_what_comes_in_and_how_it_ends_come_late() -> None:
         assert (caught.value.code, caught.value.reason) == (4001, "over")
 
 
-async def test_a_cut_loses_what_is_on_the_way() -> None:
+async def test_a_cut_drops_messages_in_flight() -> None:
     clock = FakeClock()
     wire = Wire(clock.now)
     async with emulated(wire, Emulation.parse("rtt=2s,cut=5s"), clock=clock) as transport:
@@ -246,7 +246,7 @@ async def test_a_cut_loses_what_is_on_the_way() -> None:
     assert wire.sent == []
 
 
-async def test_a_sender_waits_when_too_much_is_on_the_way() -> None:
+async def test_a_sender_waits_when_too_many_bytes_are_in_flight() -> None:
     clock = FakeClock()
     wire = Wire(clock.now)
     async with emulated(wire, Emulation(rate=8e6), clock=clock) as transport:

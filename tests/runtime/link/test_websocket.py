@@ -76,7 +76,7 @@ async def cloud() -> AsyncIterator[Cloud]:
 async def dialer(
     url: str, hello: Hello = HELLO, emulation: Emulation | None = None
 ) -> AsyncIterator[tuple[Dialer, asyncio.Queue[Link], asyncio.Queue[tuple[int | None, str]]]]:
-    """(dialer, links as they come up, ends as they come)"""
+    """(dialer, queue of links that come up, queue of their ends)"""
     ups: asyncio.Queue[Link] = asyncio.Queue()
     downs: asyncio.Queue[tuple[int | None, str]] = asyncio.Queue()
     device = Dialer(
@@ -97,18 +97,18 @@ async def dialer(
 
 
 async def ask(link: Link) -> None:
-    """One session, one question, one answer."""
-    heard: asyncio.Queue[object] = asyncio.Queue()
-    number = link.open_session(heard.put_nowait)
+    """Open a session, send one message, receive the reply."""
+    received: asyncio.Queue[object] = asyncio.Queue()
+    number = link.open_session(received.put_nowait)
     link.send(opening(number))
     link.send(have(number))
-    assert await heard.get() == targets(number)
+    assert await received.get() == targets(number)
     link.send(closing(number))
 
 
 @asynccontextmanager
 async def raw(url: str, subprotocol: str | None = SUBPROTOCOL) -> AsyncIterator[ClientConnection]:
-    """A client that may say what it likes."""
+    """A client that may send any frames."""
     subprotocols = None if subprotocol is None else [Subprotocol(subprotocol)]
     async with connect(url, subprotocols=subprotocols, max_size=None, ping_interval=None, proxy=None) as connection:
         yield connection
@@ -136,7 +136,7 @@ async def test_a_device_and_a_cloud_exchange_messages_and_close() -> None:
     assert served.links[0].closed.is_set()
 
 
-async def test_a_device_may_close_too() -> None:
+async def test_a_device_may_close_the_link() -> None:
     async with cloud() as served, dialer(served.url) as (_, ups, downs):
         link = await ups.get()
         await link.close()
@@ -145,7 +145,7 @@ async def test_a_device_may_close_too() -> None:
         assert served.links[0].close_code == CloseCode.CLOSING
 
 
-async def test_a_link_that_breaks_is_made_again() -> None:
+async def test_a_broken_link_is_dialled_again() -> None:
     async with cloud() as served, dialer(served.url) as (_, ups, downs):
         for _ in range(3):
             link = await ups.get()
@@ -156,7 +156,7 @@ async def test_a_link_that_breaks_is_made_again() -> None:
         assert len(served.links) == 4
 
 
-async def test_a_device_comes_back_after_the_server_has_let_it_go() -> None:
+async def test_a_device_reconnects_after_the_server_has_closed_the_link() -> None:
     async with cloud() as served, dialer(served.url) as (device, ups, downs):
         await ask(await ups.get())
         await served.links[0].close(CloseCode.DRAINED)
@@ -176,7 +176,7 @@ async def test_a_wrong_credential_is_refused_with_a_sentence() -> None:
         assert served.links == []
 
 
-async def test_a_server_that_is_not_there_or_has_no_link_is_a_sentence() -> None:
+async def test_a_server_that_is_down_or_has_no_link_gives_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(LinkClosed, match="cannot reach"):
@@ -200,7 +200,7 @@ async def test_a_server_that_is_not_there_or_has_no_link_is_a_sentence() -> None
     ],
     ids=["garbage", "text", "another version", "not a hello", "too large", "too large in fragments"],
 )
-async def test_a_bad_frame_closes_that_link_and_no_other(frame: bytes | str | list[bytes], code: int) -> None:
+async def test_a_bad_frame_closes_its_link_only(frame: bytes | str | list[bytes], code: int) -> None:
     async with cloud() as served, dialer(served.url) as (_, ups, _):
         honest = await ups.get()
         async with raw(served.url) as connection:
@@ -210,7 +210,7 @@ async def test_a_bad_frame_closes_that_link_and_no_other(frame: bytes | str | li
         await ask(honest)
 
 
-async def test_a_bad_frame_after_the_handshake_closes_that_link_and_no_other() -> None:
+async def test_a_bad_frame_after_the_handshake_closes_its_link_only() -> None:
     async with cloud() as served, dialer(served.url) as (_, ups, _):
         honest = await ups.get()
         async with raw(served.url) as connection:
@@ -224,12 +224,12 @@ async def test_a_bad_frame_after_the_handshake_closes_that_link_and_no_other() -
 
 
 @pytest.mark.parametrize("subprotocol", [None, "paceline.v9"])
-async def test_another_subprotocol_is_told_the_one_that_is_spoken(subprotocol: str | None) -> None:
+async def test_a_client_of_another_subprotocol_receives_the_supported_one(subprotocol: str | None) -> None:
     async with cloud() as served, raw(served.url, subprotocol) as connection:
         assert await end_of(connection) == (CloseCode.VERSION_MISMATCH, "this server speaks paceline.v1")
 
 
-async def test_frames_are_not_compressed_and_go_out_at_once() -> None:
+async def test_frames_are_not_compressed_and_sent_at_once() -> None:
     async with (
         cloud() as served,
         connect(served.url, subprotocols=[Subprotocol(SUBPROTOCOL)], proxy=None, compression="deflate") as greedy,

@@ -1,4 +1,4 @@
-"""Look-up tables on disk: whose they are, what is shared, and that what is erased is gone."""
+"""Look-up tables on disk: owners, the common base, erasure."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest
 
 VOCAB = 300
-LAW = ([5, 6], [0.5, 0.25])
+SUCCESSORS = ([5, 6], [0.5, 0.25])
 
 
 def store(folder: Path | None, vocabulary: str = "words", **options: int) -> TableStore:
     return TableStore(folder, vocabulary, VOCAB, **options)
 
 
-def test_each_owner_reads_the_base_and_the_own_rows_and_no_other_s(tmp_path: Path) -> None:
+def test_each_owner_reads_the_base_and_its_own_rows_only(tmp_path: Path) -> None:
     tables = store(tmp_path)
-    tables.base.record(1, *LAW, overwrite=True)
-    tables.table("anna").record(2, *LAW, overwrite=True)
-    for token, expected in ((1, LAW), (2, ([], []))):
+    tables.base.record(1, *SUCCESSORS, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
+    for token, expected in ((1, SUCCESSORS), (2, ([], []))):
         assert tables.table("ben").successors(token) == expected
         assert store(tmp_path).table("ben").successors(token) == ([], []), "nothing is kept before it is saved"
-    assert tables.table("anna").successors(2) == LAW
+    assert tables.table("anna").successors(2) == SUCCESSORS
 
 
-def test_a_saved_table_comes_back_for_the_same_owner_and_vocabulary_alone(tmp_path: Path) -> None:
+def test_a_saved_table_is_loaded_for_the_same_owner_and_vocabulary_only(tmp_path: Path) -> None:
     tables = store(tmp_path)
-    tables.table("anna").record(2, *LAW, overwrite=True)
-    tables.base.record(1, *LAW, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
+    tables.base.record(1, *SUCCESSORS, overwrite=True)
     assert tables.save() == 1 and tables.save_base()
     again = store(tmp_path)
-    assert again.table("anna").successors(2) == LAW == again.table("ben").successors(1)
+    assert again.table("anna").successors(2) == SUCCESSORS == again.table("ben").successors(1)
     assert again.table("ben").successors(2) == ([], [])
     assert store(tmp_path, "other words").table("anna").successors(2) == ([], [])
     assert [(each.kind, each.owner, each.rows) for each in table_files(tmp_path)] == [
@@ -56,22 +56,22 @@ def test_a_saved_table_comes_back_for_the_same_owner_and_vocabulary_alone(tmp_pa
     assert len(list(tmp_path.iterdir())) == 2, "nothing half-written is left"
 
 
-def test_erasing_takes_memory_and_file_and_a_table_in_use_is_never_kept(tmp_path: Path) -> None:
+def test_erasing_removes_memory_and_file_and_a_table_in_use_is_never_saved(tmp_path: Path) -> None:
     tables = store(tmp_path)
     used = tables.table("anna")
-    used.record(2, *LAW, overwrite=True)
+    used.record(2, *SUCCESSORS, overwrite=True)
     tables.save()
     assert tables.erase("anna") and not tables.erase("nobody")
     assert used.successors(2) == ([], []) and not table_files(tmp_path)
-    used.record(3, *LAW, overwrite=True)  # an answer that is still under way
+    used.record(3, *SUCCESSORS, overwrite=True)  # an answer that is still under way
     tables.save()
     assert not table_files(tmp_path)
     assert tables.table("anna").successors(3) == ([], [])
 
 
-def test_what_is_erased_while_it_is_on_its_way_to_disk_never_lands(tmp_path: Path) -> None:
+def test_a_snapshot_of_a_table_erased_meanwhile_is_not_written(tmp_path: Path) -> None:
     tables = store(tmp_path)
-    tables.table("anna").record(2, *LAW, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
     (snapshot,) = tables.snapshots()
     tables.erase("anna")
     assert not snapshot.write()
@@ -80,67 +80,67 @@ def test_what_is_erased_while_it_is_on_its_way_to_disk_never_lands(tmp_path: Pat
 
 def test_a_file_that_another_process_erased_is_not_written_again(tmp_path: Path) -> None:
     tables = store(tmp_path)
-    tables.table("anna").record(2, *LAW, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
     tables.save()
     table_files(tmp_path)[0].path.unlink()
     assert tables.save() == 0 and not table_files(tmp_path)
     assert tables.table("anna").successors(2) == ([], [])
-    tables.table("anna").record(2, *LAW, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
     assert tables.save() == 1
 
 
 @pytest.mark.parametrize("owner", ["anna", None])
 def test_a_running_program_forgets_an_owner_that_has_no_file_yet(tmp_path: Path, owner: str | None) -> None:
     tables = store(tmp_path)
-    tables.table("ben").record(3, *LAW, overwrite=True)
+    tables.table("ben").record(3, *SUCCESSORS, overwrite=True)
     tables.save()
-    tables.table("anna").record(2, *LAW, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
     mark_erased(tmp_path, owner)
     if owner is None:
         table_files(tmp_path)[0].path.unlink()
     assert tables.save() == (1 if owner else 0)
     assert "anna" not in {each.owner for each in table_files(tmp_path)}
     assert tables.table("anna").successors(2) == ([], [])
-    tables.table("anna").record(2, *LAW, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
     assert tables.save() >= 1, "what is learnt afterwards is kept"
-    assert tables.table("ben").successors(3) == (LAW if owner else ([], []))
+    assert tables.table("ben").successors(3) == (SUCCESSORS if owner else ([], []))
 
 
 @pytest.mark.anyio
-async def test_few_owners_are_in_memory_and_the_rest_in_their_files(tmp_path: Path) -> None:
+async def test_the_number_of_owners_in_memory_is_bounded_and_the_rest_are_in_files(tmp_path: Path) -> None:
     tables = store(tmp_path, owners=2)
     for name in ("anna", "ben", "cleo"):
-        tables.table(name).record(2, *LAW, overwrite=True)
-    assert tables.full and not table_files(tmp_path), "who asks for a table waits for no disk"
+        tables.table(name).record(2, *SUCCESSORS, overwrite=True)
+    assert tables.full and not table_files(tmp_path), "a request for a table does not wait for the disk"
     await tables.shrink()
     assert not tables.full and [each.owner for each in table_files(tmp_path)] == ["anna"]
-    assert tables.table("anna").successors(2) == LAW
+    assert tables.table("anna").successors(2) == SUCCESSORS
     await tables.shrink()
     assert {each.owner for each in table_files(tmp_path)} == {"anna", "ben"}
 
 
 @pytest.mark.anyio
-async def test_a_table_is_there_while_it_goes_to_its_file(tmp_path: Path) -> None:
+async def test_a_table_can_be_used_while_it_is_written_to_its_file(tmp_path: Path) -> None:
     tables = store(tmp_path, owners=2)
     used = {name: tables.table(name) for name in ("anna", "ben", "cleo")}
     for table in used.values():
-        table.record(2, *LAW, overwrite=True)
+        table.record(2, *SUCCESSORS, overwrite=True)
     going = asyncio.create_task(tables.shrink())
-    await asyncio.sleep(0)  # anna's is on its way
+    await asyncio.sleep(0)  # anna's table is being written
     assert tables.table("anna") is used["anna"]
-    used["anna"].record(3, *LAW, overwrite=True)
+    used["anna"].record(3, *SUCCESSORS, overwrite=True)
     await going
     assert tables.table("anna") is used["anna"], "asked for again, it stays, and another goes"
-    assert tables.table("ben") is not used["ben"] and tables.table("ben").successors(2) == LAW
+    assert tables.table("ben") is not used["ben"] and tables.table("ben").successors(2) == SUCCESSORS
     assert tables.save() == 3
-    assert store(tmp_path).table("anna").successors(3) == LAW
+    assert store(tmp_path).table("anna").successors(3) == SUCCESSORS
 
 
 @pytest.mark.anyio
-async def test_what_is_erased_while_it_goes_to_its_file_is_gone(tmp_path: Path) -> None:
+async def test_a_table_erased_while_it_is_written_to_its_file_is_gone(tmp_path: Path) -> None:
     tables = store(tmp_path, owners=1)
     for name in ("anna", "ben"):
-        tables.table(name).record(2, *LAW, overwrite=True)
+        tables.table(name).record(2, *SUCCESSORS, overwrite=True)
     going = asyncio.create_task(tables.shrink())
     await asyncio.sleep(0)
     assert tables.erase("anna")
@@ -150,7 +150,7 @@ async def test_what_is_erased_while_it_goes_to_its_file_is_gone(tmp_path: Path) 
 
 
 @pytest.mark.anyio
-async def test_a_node_lets_tables_go_to_their_files_while_it_answers(tmp_path: Path) -> None:
+async def test_a_node_writes_tables_to_their_files_while_it_answers(tmp_path: Path) -> None:
     model = load_model("fake")
     tables = TableStore(tmp_path, model.tokenizer.fingerprint, model.tokenizer.vocab_size, owners=1)
     async with asyncio.timeout(30), Node("cloud", model, None, tables=tables) as node:
@@ -168,7 +168,7 @@ def test_memory_is_bounded_by_owners_and_rows() -> None:
     tables = store(None, owners=3, owner_rows=10)
     for owner in range(20):
         for token in range(VOCAB):
-            tables.table(str(owner)).record(token, *LAW, overwrite=True)
+            tables.table(str(owner)).record(token, *SUCCESSORS, overwrite=True)
     assert tables.num_bytes < 4 * (4 * (VOCAB + BIGRAM_KEYS) + 10 * 80)
     assert tables.save() == 0 and not tables.save_base()
     assert tables.erase("19") and not tables.erase("0")
@@ -177,8 +177,8 @@ def test_memory_is_bounded_by_owners_and_rows() -> None:
 @pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "foreign", "wrong"])
 def test_a_damaged_file_counts_as_missing(tmp_path: Path, damage: str) -> None:
     tables = store(tmp_path)
-    tables.table("anna").record(2, *LAW, overwrite=True)
-    tables.table("ben").record(3, *LAW, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
+    tables.table("ben").record(3, *SUCCESSORS, overwrite=True)
     tables.save()
     anna, ben = sorted(table_files(tmp_path), key=lambda each: each.owner)
     content = anna.path.read_bytes()
@@ -192,29 +192,29 @@ def test_a_damaged_file_counts_as_missing(tmp_path: Path, damage: str) -> None:
     anna.path.write_bytes(damaged[damage])
     again = store(tmp_path)
     assert again.table("anna").successors(2) == ([], []) == again.table("anna").successors(3)
-    assert again.table("ben").successors(3) == LAW
-    again.table("anna").record(4, *LAW, overwrite=True)
+    assert again.table("ben").successors(3) == SUCCESSORS
+    again.table("anna").record(4, *SUCCESSORS, overwrite=True)
     again.save()
-    assert store(tmp_path).table("anna").successors(4) == LAW
+    assert store(tmp_path).table("anna").successors(4) == SUCCESSORS
 
 
-def test_a_folder_that_cannot_be_used_costs_nothing_but_the_file(tmp_path: Path) -> None:
+def test_an_unusable_folder_only_prevents_saving(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     tables = store(tmp_path / "file" / "tables")
-    tables.table("anna").record(2, *LAW, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
     assert tables.save() == 0 and not tables.save_base()
-    assert tables.table("anna").successors(2) == LAW
+    assert tables.table("anna").successors(2) == SUCCESSORS
 
 
-def test_a_model_that_reads_dialogues_leaves_its_laws(tmp_path: Path) -> None:
+def test_warm_up_records_the_models_distributions(tmp_path: Path) -> None:
     model = load_model("fake")
     file = tmp_path / "talk.jsonl"
     file.write_text(json.dumps({"messages": [{"role": "user", "content": "hello there, hello"}]}) + "\n\n")
-    told: list[int] = []
+    progress: list[int] = []
     tables = TableStore(tmp_path, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
-    tokens = warm(model, tables.base, read_dialogues(file), answer_tokens=3, progress=told.append)
+    tokens = warm(model, tables.base, read_dialogues(file), answer_tokens=3, progress=progress.append)
     prompt = tuple(model.tokenizer.chat(next(iter(read_dialogues(file)))))
-    assert len(prompt) < tokens <= len(prompt) + 3 and told[-1] == tokens
+    assert len(prompt) < tokens <= len(prompt) + 3 and progress[-1] == tokens
     dists = model.engine.forward(Batch((Segment(SeqId(1), 0, prompt, logits="all"),))).dists[0]
     last = {token: dist for token, dist in zip(prompt, dists, strict=True)}
     unsaid = [token for token in last if token not in {dists[-1].argmax()}]
@@ -230,7 +230,7 @@ def test_a_model_that_reads_dialogues_leaves_its_laws(tmp_path: Path) -> None:
         {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]},
     ],
 )
-def test_dialogues_are_read_in_three_forms_packed_or_not(tmp_path: Path, line: dict[str, object]) -> None:
+def test_dialogues_are_read_in_three_formats_gzip_or_not(tmp_path: Path, line: dict[str, object]) -> None:
     plain, packed = tmp_path / "talk.jsonl", tmp_path / "talk.jsonl.gz"
     plain.write_text(json.dumps(line))
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -242,7 +242,7 @@ def test_dialogues_are_read_in_three_forms_packed_or_not(tmp_path: Path, line: d
 @pytest.mark.parametrize(
     "line", ["[]", "{", '{"messages": []}', '{"messages": [1]}', '{"turns": [3]}', '{"conversations": [{"from": "x"}]}']
 )
-def test_a_line_that_is_no_dialogue_is_named(tmp_path: Path, line: str) -> None:
+def test_an_invalid_dialogue_is_named_by_its_line(tmp_path: Path, line: str) -> None:
     file = tmp_path / "talk.jsonl"
     file.write_text(f'{{"turns": ["hi"]}}\n{line}\n')
     with pytest.raises(ConfigError, match="line 2"):

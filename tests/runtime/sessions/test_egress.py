@@ -1,4 +1,4 @@
-"""What an answer has sent is counted where it is sent."""
+"""Bytes that an answer sends, by kind of message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.runtime.test_node_faults import ENDLESS, give_documents
 pytestmark = pytest.mark.anyio
 
 
-def test_kinds_are_counted_and_nothing_that_was_not_sent() -> None:
+def test_only_sent_messages_are_counted_by_kind() -> None:
     egress = Egress()
     assert not egress
     for message in (Targets(1, 0, 0, [5], b""), Targets(1, 0, 1, [6], b""), CloseSession(1, "stop")):
@@ -29,14 +29,16 @@ def test_kinds_are_counted_and_nothing_that_was_not_sent() -> None:
 
 
 @pytest.mark.parametrize(("privacy", "more"), [("document-private", set()), ("open", {"drafts", "weight"})])
-async def test_each_side_says_what_it_has_sent(privacy: str, more: set[str], caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_side_reports_the_bytes_it_has_sent(
+    privacy: str, more: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
     async with nodes() as (bench, _):
         give_documents(bench)
         request = replace(REQUEST, max_tokens=12, sampling=ENDLESS, options={"aggregator": "mixture"}, privacy=privacy)
         with caplog.at_level(logging.INFO, "paceline.session"):
             _, done = await collect(await bench.device.prepare(request))
             while sum("sent to the other side" in message for message in caplog.messages) < 2:
-                await asyncio.sleep(0)  # the cloud hears of the end
+                await asyncio.sleep(0)  # the cloud receives the CloseSession
     sent = {stat.split("_")[1] for stat in done.stats if stat.startswith("sent_")}
     assert {"open", "targets", "close"} <= sent and ({"drafts", "weight"} & sent) == more
     cloud = next(message for message in caplog.messages if "found" in message)

@@ -1,4 +1,4 @@
-"""The privacy level `answer-private`: the device writes alone, and reads what the cloud finds for a query."""
+"""The privacy level `answer-private`: the device writes alone, with passages that the cloud finds for a query."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.service import GenerationResult
-from paceline.runtime.sessions import remote_search as public_module
+from paceline.runtime.sessions import remote_search as search_module
 from paceline.runtime.sessions.egress import Egress
-from paceline.runtime.sessions.remote_search import MOST_BYTES, RemoteSearch, SearchServer, to_wire
+from paceline.runtime.sessions.remote_search import MAX_BYTES, RemoteSearch, SearchServer, to_wire
 from paceline.wire.messages import CloseSession, OpenSession, RetrievedPassages
 from tests.runtime.test_node import REQUEST, Bench, collect, nodes
 
@@ -26,7 +26,7 @@ LANDLORD = Passage("notes.md", 1, "", "My landlord is called Velda.", 0.5)
 
 
 class Passages:
-    """A store that finds these for every query."""
+    """A store that returns these passages for every query."""
 
     def __init__(self, *passages: Passage) -> None:
         self._passages = list(passages)
@@ -45,7 +45,7 @@ class Broken(Passages):
         raise OSError("the disk is gone")
 
 
-def give(bench: Bench, device: Passages, cloud: Passages) -> None:
+def set_stores(bench: Bench, device: Passages, cloud: Passages) -> None:
     for node, store in ((bench.device, device), (bench.cloud, cloud)):
         node._resources.store = cast(DocumentStore, store)
 
@@ -56,24 +56,24 @@ def cloud_end(bench: Bench) -> Link:
 
 
 def opened(bench: Bench) -> list[OpenSession]:
-    """What the cloud is asked from now on."""
+    """Record the openings the cloud receives from now on."""
     openings: list[OpenSession] = []
     link = cloud_end(bench)
     take_part = link.on_open
     assert take_part is not None
 
-    def noted(opening: OpenSession) -> None:
+    def record(opening: OpenSession) -> None:
         openings.append(opening)
         take_part(opening)
 
-    link.on_open = noted
+    link.on_open = record
     return openings
 
 
-async def test_only_the_query_goes_up_and_the_answer_is_that_of_one_side_with_all_documents() -> None:
+async def test_only_the_query_is_sent_and_the_answer_equals_that_of_one_side_with_all_documents() -> None:
     async with nodes() as (bench, _):
         cloud = Passages(HARBOUR)
-        give(bench, Passages(LANDLORD), cloud)
+        set_stores(bench, Passages(LANDLORD), cloud)
         openings = opened(bench)
         text, done = await collect(await bench.device.prepare(PRIVATE))
         (opening,) = openings
@@ -89,19 +89,19 @@ async def test_only_the_query_goes_up_and_the_answer_is_that_of_one_side_with_al
         assert {stat for stat in done.stats if stat.startswith("sent_")} - {"sent_close_bytes"} == {"sent_open_bytes"}
         assert len(question) < done.stats["sent_open_bytes"] < len(question) + 120
 
-        give(bench, Passages(LANDLORD, HARBOUR), Passages())
+        set_stores(bench, Passages(LANDLORD, HARBOUR), Passages())
         alone, _ = await collect(await bench.device.prepare(replace(PRIVATE, privacy="local-only")))
         assert text == alone and len(openings) == 1
 
 
-async def test_the_clouds_passages_are_read_where_the_device_has_no_documents() -> None:
+async def test_the_clouds_passages_are_used_where_the_device_has_no_documents() -> None:
     async with nodes() as (bench, _):
         bench.cloud._resources.store = cast(DocumentStore, Passages(HARBOUR))
         _, done = await collect(await bench.device.prepare(replace(PRIVATE, strategy="autoregressive")))
         assert [of.side for of in done.found] == ["cloud"] and done.strategy == "autoregressive"
 
 
-async def test_a_request_without_documents_asks_nobody() -> None:
+async def test_a_request_without_documents_opens_no_session() -> None:
     async with nodes() as (bench, _):
         openings = opened(bench)
         await collect(await bench.device.prepare(replace(PRIVATE, documents=0)))
@@ -109,19 +109,19 @@ async def test_a_request_without_documents_asks_nobody() -> None:
 
 
 @pytest.mark.parametrize("fault", ["refuses", "is silent", "fails", "is lost"])
-async def test_a_cloud_that_finds_nothing_for_a_fault_is_said(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_search_marks_the_answer_as_degraded(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with nodes() as (bench, _):
         bench.device._preparation._expects_peer = True  # as an agent with a cloud does
-        give(bench, Passages(LANDLORD), Broken() if fault == "fails" else Passages(HARBOUR))
+        set_stores(bench, Passages(LANDLORD), Broken() if fault == "fails" else Passages(HARBOUR))
         link = cloud_end(bench)
         match fault:
             case "refuses":
                 link.on_open = None
             case "is silent":
-                monkeypatch.setattr(public_module, "PATIENCE_S", 0.01)
+                monkeypatch.setattr(search_module, "TIMEOUT_S", 0.01)
                 link.on_open = lambda opening: link.attach(opening.session, lambda _: None)
             case "is lost":
-                link.on_open = lambda _: bench.ends[1].abort() if bench.ends is not None else None
+                link.on_open = lambda _: bench.pipes_in_use[1].abort() if bench.pipes_in_use is not None else None
         session = await bench.device.prepare(PRIVATE)
         _, done = await collect(session)
         assert done.degraded == "cloud_missing" and [of.side for of in done.found] == ["device"]
@@ -130,17 +130,17 @@ async def test_a_cloud_that_finds_nothing_for_a_fault_is_said(fault: str, monkey
         assert refused.value.status == 503
 
 
-async def test_one_answer_that_is_prepared_again_searches_once() -> None:
+async def test_an_answer_prepared_several_times_searches_once() -> None:
     async with nodes() as (bench, _):
         cloud = Passages(HARBOUR)
-        give(bench, Passages(LANDLORD), cloud)
+        set_stores(bench, Passages(LANDLORD), cloud)
         for _ in range(3):
             _, done = await collect(await bench.device.prepare(PRIVATE))
             assert len(done.found) == 2
         assert len(cloud.queries) == 1
 
 
-async def test_nothing_goes_up_for_a_request_that_is_refused() -> None:
+async def test_no_query_is_sent_for_a_refused_request() -> None:
     async with nodes(max_positions=64) as (bench, _):
         openings = opened(bench)
         long = replace(PRIVATE, messages=({"role": "user", "content": "Where is the harbour? " * 40},))
@@ -149,10 +149,10 @@ async def test_nothing_goes_up_for_a_request_that_is_refused() -> None:
         assert not openings
 
 
-async def test_the_cloud_tells_no_more_than_was_asked_for_and_the_device_takes_no_more() -> None:
+async def test_neither_side_sends_or_accepts_more_passages_than_requested() -> None:
     many = [replace(HARBOUR, chunk_id=i, text=f"The harbour has {i} boats.") for i in range(9)]
     async with nodes() as (bench, _):
-        give(bench, Passages(LANDLORD), Passages())
+        set_stores(bench, Passages(LANDLORD), Passages())
         link = cloud_end(bench)
 
         def flood(opening: OpenSession) -> None:
@@ -164,13 +164,13 @@ async def test_the_cloud_tells_no_more_than_was_asked_for_and_the_device_takes_n
         _, done = await collect(await bench.device.prepare(replace(PRIVATE, documents=2)))
         assert [of.side for of in done.found] == ["device", "cloud", "cloud"]
     wide = [replace(HARBOUR, text="\u0e01" * 16_000)] * 40
-    assert 0 < len(to_wire(wide)) < 40 and sum(len(of.text.encode()) for of in to_wire(wide)) <= MOST_BYTES
+    assert 0 < len(to_wire(wide)) < 40 and sum(len(of.text.encode()) for of in to_wire(wide)) <= MAX_BYTES
 
 
-async def test_more_searches_than_there_is_room_for_are_refused() -> None:
+async def test_searches_beyond_the_limit_are_refused() -> None:
     async with nodes() as (bench, _):
-        give(bench, Passages(LANDLORD), Passages(HARBOUR))
-        bench.cloud._peers._searches._running = public_module.MOST_SEARCHES
+        set_stores(bench, Passages(LANDLORD), Passages(HARBOUR))
+        bench.cloud._peers._searches._running = search_module.MAX_SEARCHES
         _, done = await collect(await bench.device.prepare(PRIVATE))
         assert done.degraded == "cloud_missing"
         bench.cloud._peers._searches = SearchServer()
@@ -178,16 +178,16 @@ async def test_more_searches_than_there_is_room_for_are_refused() -> None:
         assert done.degraded is None
 
 
-async def test_a_device_is_searched_by_nobody() -> None:
+async def test_a_device_cannot_be_searched() -> None:
     async with nodes() as (bench, _):
         store = Passages(LANDLORD)
-        give(bench, store, Passages())
+        set_stores(bench, store, Passages())
         with pytest.raises(LinkError, match="does not know 'search'"):
             await RemoteSearch().passages(cloud_end(bench), "who is my landlord?", 3, Egress())
         assert not store.queries
 
 
-async def test_what_is_asked_at_the_cloud_cannot_be_kept_from_it() -> None:
+async def test_answer_private_is_refused_at_the_cloud() -> None:
     async with nodes() as (bench, _):
         with pytest.raises(RequestError, match="ask the device"):
             await bench.cloud.prepare(PRIVATE)
@@ -195,7 +195,7 @@ async def test_what_is_asked_at_the_cloud_cannot_be_kept_from_it() -> None:
 
 async def test_an_answer_that_ends_leaves_no_session_open() -> None:
     async with nodes() as (bench, _):
-        give(bench, Passages(LANDLORD), Passages(HARBOUR))
+        set_stores(bench, Passages(LANDLORD), Passages(HARBOUR))
         for _ in range(3):
             session = await bench.device.prepare(PRIVATE)
             async for event in session.run():

@@ -1,4 +1,4 @@
-"""Choice of a strategy, its reason, and what is refused."""
+"""Choice of a strategy, its reason, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def chosen(context: RoutingContext, **changes: object) -> StrategyChoice:
     return choose(candidates(context), replace(context, passages=1))
 
 
-def test_auto_reads_on_both_sides_where_there_are_documents() -> None:
+def test_auto_uses_both_sides_where_there_are_documents() -> None:
     choice = chosen(LINKED)
     assert (choice.strategy, choice.missing) == ("aggregate", False)
     assert choice.reason == "the cloud is linked and the two sides hold 5 documents"
@@ -44,7 +44,7 @@ def test_auto_needs_documents_and_a_peer(context: RoutingContext, reason: str) -
     assert (choice.strategy, choice.missing, choice.reason) == ("lookup_tree", False, reason)
 
 
-def test_a_peer_that_belongs_here_and_is_not_linked_is_said_to_be_missing() -> None:
+def test_an_expected_peer_that_is_not_linked_is_reported_missing() -> None:
     choice = chosen(LINKED, linked=False, common=())
     assert (choice.strategy, choice.missing) == ("lookup_tree", True)
     assert chosen(ALONE_CLOUD, strategy="aggregate").missing
@@ -59,7 +59,7 @@ def test_local_only_never_takes_a_peer() -> None:
     assert refused.value.param == "paceline.privacy"
 
 
-def test_an_answer_that_is_private_is_written_by_the_device_alone() -> None:
+def test_a_private_answer_is_written_by_the_device_alone() -> None:
     device = replace(LINKED, privacy="answer-private")
     for strategy, written in (("auto", "lookup_tree"), ("autoregressive", "autoregressive")):
         for linked in (True, False):
@@ -71,7 +71,7 @@ def test_an_answer_that_is_private_is_written_by_the_device_alone() -> None:
         chosen(device, strategy="aggregate")
 
 
-def test_what_cannot_be_kept_is_refused_by_name() -> None:
+def test_an_impossible_option_is_refused_by_name() -> None:
     with pytest.raises(RequestError, match="ask the device"):
         chosen(LINKED, privacy="answer-private", side="cloud")
     with pytest.raises(RequestError, match="autoregressive, lookup_tree, aggregate") as unknown:
@@ -86,14 +86,14 @@ def test_the_cloud_gives_logprobs_of_its_own_answers_only() -> None:
         chosen(LINKED, logprobs=True, side="cloud", strategy="aggregate")
 
 
-def test_an_aggregator_without_distributions_gives_no_logprobs_whatever_writes() -> None:
+def test_an_aggregator_without_distributions_gives_no_logprobs() -> None:
     for strategy in ("auto", "lookup_tree"):
         with pytest.raises(RequestError, match="no logprobs") as refused:
             chosen(LINKED, logprobs=True, strategy=strategy, options={"aggregator": "coin"})
         assert refused.value.param == "paceline.aggregator"
 
 
-def test_raw_tokens_are_continued_by_one_side_and_miss_no_other() -> None:
+def test_raw_tokens_are_continued_by_one_side_and_report_no_missing_peer() -> None:
     for context in (LINKED, replace(LINKED, linked=False, common=())):
         choice = chosen(context, raw_prompt=True)
         assert (choice.strategy, choice.missing) == (ALONE, False)
@@ -102,7 +102,7 @@ def test_raw_tokens_are_continued_by_one_side_and_miss_no_other() -> None:
     assert refused.value.param == "paceline.strategy"
 
 
-def test_options_reach_the_strategy_that_has_them_and_aggregate_fills_in_the_rest() -> None:
+def test_options_reach_their_strategy_and_aggregate_sets_the_rest() -> None:
     asked = {"drafting": DraftLimits(1, 1, 0), "rescoring": False, "aggregator": ""}
     alone = chosen(LINKED, strategy="lookup_tree", options=asked).options
     assert alone == STRATEGIES["lookup_tree"].options(rescoring=False, drafting=DraftLimits(1, 1, 0))
@@ -110,7 +110,7 @@ def test_options_reach_the_strategy_that_has_them_and_aggregate_fills_in_the_res
     assert joint == AggregateOptions(False, DraftLimits(1, 1, 0), aggregator="mixture", needs_dists=True)
 
 
-def test_a_strategy_that_declines_what_was_retrieved_leaves_the_answer_to_the_next(
+def test_the_next_candidate_is_chosen_when_a_strategy_declines_after_retrieval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def declines(context: RoutingContext) -> None:
