@@ -1,1 +1,10 @@
-"""Ways for one or two sides to write one answer, each a pure machine (see `machine`)."""
+"""Strategies: ways for one or two sides to write one answer, each a pure machine.
+
+base: events, effects and configuration of machines
+strategy: the record `Strategy`, all that the program around a strategy reads of it
+registry: strategies by name
+autoregressive: one side, one token a forward
+lookup_tree: one side, verifying a draft tree from look-up tables (DIAA)
+aggregate: both sides, mixing their distributions token by token (DRAGON)
+decoding: sequences on the engine and the tree of prefixes, shared by all strategies
+"""

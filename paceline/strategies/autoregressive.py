@@ -28,13 +28,17 @@ from paceline.strategies.strategy import Strategy
 
 
 class Autoregressive:
-    """Needs no peer and ignores everything about one."""
+    """Needs no peer and ignores every event about one."""
 
-    def __init__(self, task: MachineConfig) -> None:
-        self._task = task
-        self._paths = PrefixTree(len(task.targets))
+    def __init__(self, config: MachineConfig) -> None:
+        self._config = config
+        self._tree = PrefixTree(len(config.targets))
         self._decoder = BranchDecoder(
-            task.sampling, task.vocab_size, rescoring=task.options.rescoring, mask=task.mask, ends=task.eos_ids
+            config.sampling,
+            config.vocab_size,
+            rescoring=config.options.rescoring,
+            mask=config.mask,
+            eos_ids=config.eos_ids,
         )
         self._finished = False
 
@@ -44,8 +48,8 @@ class Autoregressive:
         match event:
             case Started():
                 return [Retrieve()]
-            case Retrieved(branches, room):
-                return self._decoder.start(branches, self._task.targets, self._paths.head, room)
+            case Retrieved(branches, max_new_tokens):
+                return self._decoder.start(branches, self._config.targets, self._tree.head, max_new_tokens)
             case Scored(ticket, dists, now):
                 return self._step(now) if self._decoder.scored(ticket, dists, now) else []
             case Cancelled(reason):
@@ -54,18 +58,19 @@ class Autoregressive:
                 return []
 
     def _step(self, now: float) -> list[Effect]:
-        head = self._paths.head
-        if head.position >= self._task.max_tokens:
+        """Sample the next token and ask for the forward after it."""
+        config, head = self._config, self._tree.head
+        if head.position >= config.max_tokens:
             return [self._finish("length")]
         assert head.own_dist is not None, "every branch has answered"
-        final = filter_top(head.own_dist, self._task.sampling)
-        token = sample(final, self._task.sampling, head.position)
-        lane = None if self._decoder.log_evidence is None else self._task.side
-        if token in self._task.eos_ids:
+        final = filter_top(head.own_dist, config.sampling)
+        token = sample(final, config.sampling, head.position)
+        lane = None if self._decoder.log_evidence is None else config.side
+        if token in config.eos_ids:
             return [self._finish("stop", Emit(token, final, lane))]
         effects: list[Effect] = [Emit(token, final, lane)]
-        head = self._paths.advance(token)
-        if head.position >= self._task.max_tokens or not self._decoder.fits(head.position):
+        head = self._tree.advance(token)
+        if head.position >= config.max_tokens or not self._decoder.fits(head.position):
             return [*effects, self._finish("length")]
         return [*effects, *self._decoder.append_rows([head], head, now)]
 

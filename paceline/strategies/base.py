@@ -1,8 +1,8 @@
 """Machines of strategies: events in, effects out. A machine never waits.
 
-Guarantees every machine gives, held by `tests/strategies/conformance`: `Emit` never retracts; after `Finish` nothing;
-every `Forward` is answered by one `Scored`; the same events, seed and statistics give the same effects; no message from
-a peer raises.
+Guarantees every machine gives, tested by `tests/strategies/test_conformance.py` and `test_fuzz.py`: `Emit` never
+retracts; after `Finish` nothing; every `Forward` is answered by one `Scored`; the same events, seed and statistics give
+the same effects; no message from a peer raises.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class MachineConfig:
-    """Facts about a request that a machine needs before anything happens.
+    """Facts about a request that a machine needs before the first event.
 
     `targets` and `epoch` are not empty when a side joins (again) in mid-answer.
     """
@@ -50,12 +50,12 @@ class MachineConfig:
     targets: tuple[int, ...] = ()  # output tokens already decided
     epoch: int = 0
     linked: bool = False  # a peer takes part
-    waits_for_peer: bool = False  # without the peer nothing is decided
-    private: bool = True  # distributions that the device computes from its documents never go up
+    waits_for_peer: bool = False  # without the peer no target is decided
+    private: bool = True  # distributions that the device computes from its documents never leave it
     rtt: float | None = None  # s, between the sides, where it is known
-    bandwidth: float | None = None  # bytes a second towards the peer; None: nothing has shown a limit
+    bandwidth: float | None = None  # bytes a second towards the peer; None: no limit has been measured
     stats: OnlineStats | None = None  # of earlier answers; None: begin without any
-    mask: Mask | None = None  # the constraint of the answer; asked only after `Retrieved`
+    mask: Mask | None = None  # the constraint of the answer; used only after `Retrieved`
     table: LookupTable | None = None  # n-grams of the client's earlier answers; read and written
 
 
@@ -69,7 +69,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """Answer to `Retrieve`: at least one branch. All sequences of one machine are its own: it names them 0, 1, …"""
+    """Answer to `Retrieve`: at least one branch. The machine numbers its own sequences 0, 1, …"""
 
     branches: tuple[Branch, ...]
     max_new_tokens: int | None = None  # output tokens that fit the context behind the longest prompt; None: no bound
@@ -95,7 +95,7 @@ class Received:
 class TimerFired:
     now: float
     rtt: float | None = None  # s, between the sides, as measured last
-    bandwidth: float | None = None  # as in `Task`, as measured last
+    bandwidth: float | None = None  # as in `MachineConfig`, as measured last
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class LinkBack:
-    """The peer can be asked again. Only the side that faces the client is told."""
+    """The peer can be reached again. Sent only to the side that faces the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,10 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Done after the forwards of this sequence that were asked for before it: both count the rows of all of them."""
+    """Commit rows of the open tree and drop the rest, after the forwards of this sequence that precede this effect.
+
+    Row numbers count the rows of all those forwards.
+    """
 
     seq: SeqId
     keep: tuple[int, ...]
@@ -146,7 +149,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class OpenPeer:
-    """Ask the peer to take part (again), from these targets on. The driver adds what the peer needs of the request."""
+    """Ask the peer to take part (again), from these targets on. The driver adds the request."""
 
     targets: tuple[int, ...]
     epoch: int
@@ -154,12 +157,12 @@ class OpenPeer:
 
 @dataclass(frozen=True, slots=True)
 class ClosePeer:
-    """The peer is of no use any more: close its session. `LinkLost` follows."""
+    """Close the session of a peer that is silent or stuck. `LinkLost` follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send `Woke` at this time. A later `WakeAt` replaces an earlier one."""
+    """Send `TimerFired` at this time. A later `WakeAt` replaces an earlier one."""
 
     time: float
 
@@ -170,7 +173,7 @@ class Emit:
 
     token: int
     dist: Dist | None = None  # the target distribution it was chosen from, where this side has it
-    lane: Side | None = None  # whose documents it came from; None where no document took part
+    lane: Side | None = None  # side whose documents it came from; None: neither clearly, or no document was read
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +182,13 @@ class Finish:
 
     reason: FinishReason
     stats: Mapping[str, float] = field(default_factory=dict)
-    end: Emit | None = None  # the end-of-text token, where one was chosen and its law is known: no part of the answer
+    end: Emit | None = None  # the end-of-text token, where one was sampled from a known distribution: not in the answer
 
 
 Effect = Retrieve | Forward | Commit | Send | OpenPeer | ClosePeer | WakeAt | Emit | Finish
 
 
 class Machine(Protocol):
-    """One side of one generation. Told what happened, answers with what to do. Never waits."""
+    """One side of one generation. `on` takes an event and returns the effects to carry out, in order."""
 
     def on(self, event: Event) -> Sequence[Effect]: ...

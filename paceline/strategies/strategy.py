@@ -31,7 +31,7 @@ class RoutingContext:
     strategy: str  # that the request asks for; "auto": any
     sampling: SamplingParams
     privacy: Privacy = "document-private"
-    options: Mapping[str, Any] = field(default_factory=dict)  # that the request asks for, by the fields of strategies' options
+    options: Mapping[str, Any] = field(default_factory=dict)  # that the request asks for, by field of `Options`
     documents: int = 2  # passages that each side reads at most
     raw_prompt: bool = False  # tokens are continued: no conversation, no documents
     logprobs: bool = False

@@ -138,7 +138,7 @@ class Run:
             replace(self.task, table=LookupTable(VOCAB) if self.task.table is not None else None)
         )
         if self._moved and isinstance(machine, Aggregate):
-            machine._turn = 1
+            machine._peer.move(1, 0)
         return machine
 
     def play(self) -> None:

@@ -1,8 +1,7 @@
-"""Guesses for prefixes that neither side has computed: from look-up tables and the text itself
-(`core.drafting.ngram_drafter`).
+"""N-gram drafts for tree nodes whose distribution is not known yet (`core.drafting.ngram_drafter`).
 
-A law tells what may follow a prefix only once the prefix has been computed, so by laws alone a tree grows one level a
-forward. Guesses that need no law let a forward go several levels deeper; whether such rows pay is for `growth` to say.
+A distribution after a prefix is known only once the prefix has been computed, so from distributions alone a tree grows
+one level a forward. N-gram drafts let a forward go several levels deeper; `tree_planner` decides whether such rows pay.
 """
 
 from __future__ import annotations
@@ -14,35 +13,37 @@ from paceline.core.drafting.online_stats import OnlineStats
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 
-READ = 2048  # tokens of the end of a prompt that are looked through: two microseconds each
+MAX_PROMPT_TOKENS = 2048  # of the end of each prompt, that are read: two microseconds each
 
 
 class NgramDrafts:
-    """Of one side, for one answer. Told every target in order."""
+    """Drafts of one side for one answer. Must observe every target in order."""
 
     def __init__(self, drafter: NgramDrafter) -> None:
         self._drafter = drafter
         self._unread: list[Sequence[int]] = []  # prompts
-        self._output: list[int] = []  # what goes on from the last of them, while it is unread
-        self._ending: tuple[int | None, int | None] = None, None  # the two tokens before the head
-        self._head: PrefixNode | None = None  # what the contexts hang on
+        self._output: list[int] = []  # output tokens behind the last prompt, while it is unread
+        self._last_two: tuple[int | None, int | None] = None, None  # tokens before the head
+        self._head: PrefixNode | None = None  # root of `_contexts`
         self._contexts: dict[PrefixNode, Context] = {}
 
     @staticmethod
-    def of(task: MachineConfig, experience: OnlineStats) -> NgramDrafts | None:
+    def of(config: MachineConfig, online_stats: OnlineStats) -> NgramDrafts | None:
         """None where nothing is to be drafted, or there are no tables to draft from."""
-        if task.table is None or task.options.drafting.ahead == 0:
+        if config.table is None or config.options.drafting.ahead == 0:
             return None
-        return NgramDrafts(NgramDrafter(task.table, task.sampling, eos_ids=task.eos_ids, stats=experience.drafter))
+        return NgramDrafts(
+            NgramDrafter(config.table, config.sampling, eos_ids=config.eos_ids, stats=online_stats.drafter)
+        )
 
     def start(self, branches: Sequence[Branch], targets: Sequence[int]) -> None:
-        """The prompts are known. Nothing is guessed until `read` has been called for each of them."""
-        self._unread = [branch.prompt[-READ:] for branch in branches]
+        """Set the prompts. Nothing is drafted until `read` has been called for each of them."""
+        self._unread = [branch.prompt[-MAX_PROMPT_TOKENS:] for branch in branches]
         self._output = list(targets)
-        self._ending = _last_two((*branches[-1].prompt[-2:], *targets))
+        self._last_two = _last_two((*branches[-1].prompt[-2:], *targets))
 
     def read(self) -> None:
-        """The next prompt, if one is left: it takes milliseconds, for which nothing else should wait."""
+        """Read the next prompt, if any is left. Takes milliseconds: call it when nothing else waits."""
         if not self._unread:
             return
         text = self._unread.pop(0)
@@ -52,27 +53,27 @@ class NgramDrafts:
         for token in (*text, *self._output):
             self._drafter.observe(token)
 
-    def decided(self, head: PrefixNode, token: int) -> None:
-        """The target after `head`.
+    def observe_target(self, head: PrefixNode, token: int) -> None:
+        """Observe the target after `head`.
 
-        What is learnt is what this side's model thought there, at temperature 1 and free of any constraint: rows
-        outlive the answer and serve others that are sampled otherwise. What both sides together thought is known as it
-        was warped at best.
+        The table learns this side's own distribution there, at temperature 1 and without constraint, since its entries
+        outlive the answer and serve others with other sampling. The distribution of both sides together is known only
+        after logits processing, if at all.
         """
-        before, last = self._ending
+        before, last = self._last_two
         if last is None:
-            return  # before the prompts are known: then it comes with them
+            return  # the prompts are not known yet: `start` receives this target
         if self._unread:
             self._output.append(token)
         else:
             self._drafter.observe(token)
-        self._ending, self._head = (last, token), None
+        self._last_two, self._head = (last, token), None
         if head.raw_head is not None:
             self._drafter.learn(last, head.raw_head, before=before)
 
     def children(self, node: PrefixNode, head: PrefixNode) -> Sequence[tuple[int, float]]:
-        """Tokens that may follow, each with the probability that it does."""
-        if self._unread or self._ending[1] is None:
+        """Tokens that may follow, each with its probability of being the target."""
+        if self._unread or self._last_two[1] is None:
             return ()
         if self._head is not head:
             self._head, self._contexts = head, {head: self._drafter.root(head.position)}

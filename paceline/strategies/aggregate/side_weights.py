@@ -1,6 +1,6 @@
-"""How much each side counts after a prefix: eta of DRAGON eq. 4, from what both sides' documents weigh (log h).
+"""Weights of both sides after a prefix: eta of DRAGON eq. 4, from the summed weights of their documents (log h).
 
-Log h is told once, or, where scores follow the text, comes with every law.
+A side's log h is sent once, or, where scores follow the text, comes with every distribution.
 """
 
 from __future__ import annotations
@@ -14,39 +14,44 @@ from paceline.strategies.decoding.prefix_tree import PrefixNode
 
 
 class SideWeights:
-    """One side's view. `decoder`: of this side; it says what this side's documents weigh."""
+    """Weights as one side knows them. decoder: this side's, for the weight of its documents."""
 
     def __init__(self, side: Side, decoder: BranchDecoder, *, rescoring: bool) -> None:
         self._side = side
+        self._peer_side = other(side)
         self._decoder = decoder
         self._rescoring = rescoring
         self.reset_peer()
 
     def reset_peer(self) -> None:
-        """Nothing is known of the peer (any more)."""
+        """Forget the peer's weight."""
         self.peer_known = False
-        self._theirs: float | None = None
-        self._fixed: Mapping[Side, float] | None = None  # where scores stay what they were
+        self._peer_log_h: float | None = None
+        self._fixed: Mapping[Side, float] | None = None  # where scores do not follow the text
 
     def receive(self, log_h: float | None) -> None:
-        """What the peer's documents weigh together at the beginning; None: it found none."""
-        self._theirs, self.peer_known = log_h, True
+        """Set the peer's summed weight at the beginning of the answer; None: it found no document."""
+        self._peer_log_h, self.peer_known = log_h, True
 
     @property
     def has_documents(self) -> bool:
-        """Does either side read any?"""
-        return self._theirs is not None or self._decoder.log_evidence is not None
+        """Either side reads documents."""
+        return self._peer_log_h is not None or self._decoder.log_evidence is not None
+
+    @property
+    def has_own_documents(self) -> bool:
+        return self._decoder.log_evidence is not None
 
     def at(self, node: PrefixNode) -> Mapping[Side, float] | None:
         """eta of both sides after this prefix, summing to 1; None while it is not known."""
         if not (self.peer_known and self._decoder.started):
-            return None  # what a side has found is not known before it has searched
-        ours, peer = self._decoder.log_evidence, other(self._side)
-        if not self._rescoring or ours is None or self._theirs is None:  # one without documents leaves the other all
+            return None  # a side's documents are not known before it has searched
+        own_log_h = self._decoder.log_evidence
+        if not self._rescoring or own_log_h is None or self._peer_log_h is None:  # without documents: weight 0
             if self._fixed is None:
-                self._fixed = side_weights({self._side: ours, peer: self._theirs})
+                self._fixed = side_weights({self._side: own_log_h, self._peer_side: self._peer_log_h})
             return self._fixed
-        told = None if node.peer_dist is None else node.peer_dist.log_evidence
-        if node.log_evidence is None or told is None:
+        peer_log_h = None if node.peer_dist is None else node.peer_dist.log_evidence
+        if node.log_evidence is None or peer_log_h is None:
             return None
-        return side_weights({self._side: node.log_evidence, peer: told})
+        return side_weights({self._side: node.log_evidence, self._peer_side: peer_log_h})

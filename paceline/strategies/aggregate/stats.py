@@ -1,4 +1,4 @@
-"""What one side counts while it writes: for the report, and for placement."""
+"""Counts of one side of one answer, for its report."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from paceline.strategies.decoding.branch_decoder import BranchDecoder
 
 
 class AggregateStats:
-    """Whose drafts stood, how often the decision moved, and what was computed."""
+    """Drafts and how many were accepted, hand-overs, and what was computed."""
 
     def __init__(self) -> None:
-        self.alone = 0  # targets that this side wrote alone
+        self.alone = 0  # targets that this side decided alone
         self.handovers = 0  # by this side
-        self._drafted = dict.fromkeys(SIDES, 0)  # first guesses, of each side whose law was seen here
-        self._accepted = dict.fromkeys(SIDES, 0)  # those that stood
-        self._followed = [0, 0]  # the same of the side that followed: drafted, accepted
+        self._drafted = dict.fromkeys(SIDES, 0)  # first drafts of each side, where its distribution was known here
+        self._accepted = dict.fromkeys(SIDES, 0)
+        self._follower_drafted = 0  # the same, of whichever side followed
+        self._follower_accepted = 0
 
-    def target(self, token: int, guesses: dict[Side, int], holder: Side) -> None:
-        """One target that both sides took part in. guesses: what each side whose law is known here would have said."""
-        for side, guess in guesses.items():
+    def count_target(self, token: int, first_drafts: dict[Side, int], holder: Side) -> None:
+        """Count one target of both sides. first_drafts: of each side whose distribution is known here."""
+        for side, draft in first_drafts.items():
             self._drafted[side] += 1
-            self._accepted[side] += guess == token
+            self._accepted[side] += draft == token
         follower = other(holder)
-        if follower in guesses:
-            self._followed[0] += 1
-            self._followed[1] += guesses[follower] == token
+        if follower in first_drafts:
+            self._follower_drafted += 1
+            self._follower_accepted += first_drafts[follower] == token
 
-    def stats(self, decoder: BranchDecoder) -> dict[str, float]:
-        """For `Finish`."""
-        counts: dict[str, int] = {"drafted": self._followed[0], "accepted": self._followed[1]}
+    def report(self, decoder: BranchDecoder) -> dict[str, float]:
+        """Values for `Finish.stats`."""
+        counts: dict[str, int] = {"drafted": self._follower_drafted, "accepted": self._follower_accepted}
         for side in SIDES:
             counts |= {f"drafted_{side}": self._drafted[side], f"accepted_{side}": self._accepted[side]}
         counts |= {"alone": self.alone, "handovers": self.handovers}

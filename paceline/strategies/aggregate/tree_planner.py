@@ -1,10 +1,10 @@
-"""Which rows a side computes next: the tree of drafts, grown best first.
+"""Choice of the rows a side computes next: the draft tree, grown best first.
 
-The paper drafts one continuation, so a target that was the second guess costs a round trip. Here every node has several
-children, weighed by how often such guesses were right, and a forward takes as many of the most likely nodes as pay for
-themselves: one more row costs every forward a little, and saves what a miss costs when targets go through it.
-The peer's laws serve as guesses too: with both laws known a node's only child is certain, and a slow side verifies in
-one forward what a fast one has drafted. Width 1 is DRAGON's chain.
+The paper drafts one continuation, so a target that was the second draft costs a round trip. Here every node has several
+children, weighed by their acceptance rate by rank, and a forward takes as many of the most likely nodes as pay for
+themselves: one more row costs every forward a little, and saves a miss when targets go through it.
+The peer's distributions serve as drafts too: with both known a node's only child is certain, and a slow side verifies
+in one forward what a fast one has drafted. Width 1 is DRAGON's chain.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from paceline.core.sampling.noise import gumbel
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import Side, other
 from paceline.strategies.aggregate.ngram_drafts import NgramDrafts
-from paceline.strategies.decoding.prefix_tree import Guess, PrefixNode
+from paceline.strategies.decoding.prefix_tree import DraftTokens, PrefixNode
 from paceline.wire.messages import DraftLimits
 
-Weigh = Callable[
-    [PrefixNode], Mapping[Side, float] | None
-]  # eta of both sides after a prefix; None while it is not known
+# eta of both sides after a prefix; None while it is not known.
+Weigh = Callable[[PrefixNode], Mapping[Side, float] | None]
 
-LEAST_WEIGHT = 0.002  # a node less likely than this is not computed, however idle the engine
-MAX_VISITS = 64  # nodes looked at for one forward, and so about the most that are alive: laws are large
+MIN_WEIGHT = 0.002  # a node less likely than this is not computed, however idle the engine
+MAX_VISITS = 64  # nodes visited for one forward, and so about the most that are alive: distributions are large
 
 
 class DraftTreePlanner:
-    """Chooses nodes, and learns from targets how good guesses are."""
+    """Selects nodes to compute, and learns acceptance rates from targets."""
 
     def __init__(
         self,
         side: Side,
-        rule: Aggregator,
+        aggregator: Aggregator,
         sampling: SamplingParams,
         drafting: DraftLimits,
-        ends: frozenset[int],
-        experience: OnlineStats | None = None,
+        eos_ids: frozenset[int],
+        online_stats: OnlineStats | None = None,
         *,
         weigh: Weigh,
-        forecast: NgramDrafts | None = None,
+        ngram_drafts: NgramDrafts | None = None,
     ) -> None:
-        """ends: tokens that nothing follows. forecast: guesses where no law is known."""
+        """ngram_drafts: drafts where no distribution is known."""
         self._weigh = weigh
-        self._forecast = forecast
+        self._ngram_drafts = ngram_drafts
         self._side = side
-        self._rule = rule
+        self._peer_side = other(side)
+        self._aggregator = aggregator
         self._sampling = sampling
         self._drafting = drafting
-        self._ends = ends
-        known = OnlineStats() if experience is None else experience
+        self._eos_ids = eos_ids
+        known = OnlineStats() if online_stats is None else online_stats
         self._own_ranks, self._peer_ranks = known.own_ranks, known.peer_ranks
 
     def select(
@@ -65,117 +65,121 @@ class DraftTreePlanner:
     ) -> list[PrefixNode]:
         """Nodes to compute, parents first, `head` included if its row is missing.
 
-        seconds(rows): what a forward costs. delay: what a miss costs besides a forward, s: the round trip for a side
-        that follows. limit: no node at this position or beyond. alone: nothing but the head.
+        seconds(rows): cost of a forward. delay: cost of a miss besides a forward, s: the round trip for a side that
+        follows. limit: no node at this position or beyond. alone: nothing but the head.
         """
         ahead = 0 if alone else self._drafting.ahead
-        picked: list[PrefixNode] = []
-        gained: list[float] = []
+        selected: list[PrefixNode] = []
+        weights: list[float] = []
         order = 0
         waiting: list[tuple[float, int, PrefixNode | None, int]] = [(-1.0, 0, None, head.token)]
         for _ in range(MAX_VISITS):
-            if not waiting or len(picked) >= self._drafting.rows:
+            if not waiting or len(selected) >= self._drafting.rows:
                 break
             negative, _, parent, token = heapq.heappop(waiting)
             node = head if parent is None else parent.child(token)
             if not node.cached:
-                picked.append(node)
-                gained.append(-negative)
+                selected.append(node)
+                weights.append(-negative)
             if node.position - head.position >= ahead or node.position + 1 >= limit:
                 continue
-            for child, share in self._children(node, head):
-                weight = -negative * share
-                if weight >= LEAST_WEIGHT and child not in self._ends:
+            for child, prob in self._children(node, head):
+                weight = -negative * prob
+                if weight >= MIN_WEIGHT and child not in self._eos_ids:
                     order += 1
                     heapq.heappush(waiting, (-weight, order, node, child))
-        return picked[: _cut_at_break_even(gained, seconds, delay + seconds(1))]
+        return selected[: _cut_at_break_even(weights, seconds, delay + seconds(1))]
 
     def observe_target(self, head: PrefixNode, target: int) -> None:
-        """The target after `head` is known."""
-        for ranks, guess in ((self._own_ranks, self._own(head)), (self._peer_ranks, self._peer(head))):
-            if guess is not None:
-                ranks.add(guess.clear, guess.tokens.index(target) if target in guess.tokens else None)
+        """Count the rank of the target after `head` among the drafts of each side."""
+        for ranks, drafts in ((self._own_ranks, self._own(head)), (self._peer_ranks, self._peer(head))):
+            if drafts is not None:
+                ranks.add(drafts.margin_class, drafts.tokens.index(target) if target in drafts.tokens else None)
 
-    def first_guesses(self, head: PrefixNode) -> dict[Side, int]:
-        """What each side whose law is known here would have said."""
-        guesses = {self._side: self._own(head), other(self._side): self._peer(head)}
-        return {side: guess.tokens[0] for side, guess in guesses.items() if guess is not None and guess.tokens}
+    def first_drafts(self, head: PrefixNode) -> dict[Side, int]:
+        """First draft after `head` of each side whose distribution is known here."""
+        both = {self._side: self._own(head), self._peer_side: self._peer(head)}
+        return {side: drafts.tokens[0] for side, drafts in both.items() if drafts is not None and drafts.tokens}
 
     def was_drafted(self, head: PrefixNode, target: int) -> dict[Side, bool]:
-        """Was the target among what each side with a known law would have drafted here?"""
-        guesses = {self._side: self._own(head), other(self._side): self._peer(head)}
+        """The target is among the drafts after `head`, for each side whose distribution is known here."""
+        both = {self._side: self._own(head), self._peer_side: self._peer(head)}
         width = self._drafting.width
-        return {side: target in guess.tokens[:width] for side, guess in guesses.items() if guess is not None}
+        return {side: target in drafts.tokens[:width] for side, drafts in both.items() if drafts is not None}
 
     def derivable_by_peer(self, node: PrefixNode) -> bool:
-        """Would a law that is known here have led to this node from the one above it, a look-up or not?
+        """A distribution known here drafts this node after its parent, with or without an n-gram look-up.
 
-        Where it would not, the node was a guess from other texts, documents and earlier answers, and tells of them.
+        Else the node was drafted from other texts, documents and earlier answers, and would reveal them.
         """
-        above = node.parent
-        if self._forecast is None or above is None:
+        parent = node.parent
+        if self._ngram_drafts is None or parent is None:
             return True
-        guesses = (self._own(above), self._peer(above))
-        drafted = any(node.token in guess.tokens[: self._drafting.width] for guess in guesses if guess is not None)
-        return drafted or self._predicted(above) == node.token
+        both = (self._own(parent), self._peer(parent))
+        width = self._drafting.width
+        drafted = any(node.token in drafts.tokens[:width] for drafts in both if drafts is not None)
+        return drafted or self._predicted(parent) == node.token
 
-    # ---- guesses ----------------------------------------------------------------------------------------------------
+    # ---- drafts -----------------------------------------------------------------------------------------------------
     def _children(self, node: PrefixNode, head: PrefixNode) -> Sequence[tuple[int, float]]:
-        """Tokens that may follow, each with the probability that it does."""
-        settled = self._predicted(node)
-        if settled is not None:
-            return [(settled, 1.0)]
-        own, theirs = self._own(node), self._peer(node)
-        guess, ranks = (own, self._own_ranks) if own is not None else (theirs, self._peer_ranks)
-        if guess is None:
-            return () if self._forecast is None else self._forecast.children(node, head)[: self._drafting.width]
-        return list(zip(guess.tokens[: self._drafting.width], ranks.probs(guess.clear), strict=False))
+        """Tokens that may follow, each with its probability of being the target."""
+        predicted = self._predicted(node)
+        if predicted is not None:
+            return [(predicted, 1.0)]
+        own, peer = self._own(node), self._peer(node)
+        drafts, ranks = (peer, self._peer_ranks) if own is None else (own, self._own_ranks)
+        width = self._drafting.width
+        if drafts is None:
+            return () if self._ngram_drafts is None else self._ngram_drafts.children(node, head)[:width]
+        return list(zip(drafts.tokens[:width], ranks.probs(drafts.margin_class), strict=False))
 
     def _predicted(self, node: PrefixNode) -> int | None:
+        """The token that is the target after this node, if what is known determines it."""
         known = node.own_dist is not None, -1 if node.peer_dist is None else node.peer_dist.level
-        if node.predicted is None and node.tried != known and (weights := self._weigh(node)) is not None:
-            node.tried = known
-            decision = self._rule.decide(self._side, node.own_dist, node.peer_dist, weights, node.position)
-            node.predicted = None if decision is None else decision.token
+        if node.predicted is None and node.predicted_from != known and (weights := self._weigh(node)) is not None:
+            node.predicted_from = known
+            target = self._aggregator.decide(self._side, node.own_dist, node.peer_dist, weights, node.position)
+            node.predicted = None if target is None else target.token
         return node.predicted
 
-    def _own(self, node: PrefixNode) -> Guess | None:
-        if node.own_guess is None and node.own_dist is not None:
-            node.own_guess = self._guess(self._side, node.own_dist, node)
-        return node.own_guess
+    def _own(self, node: PrefixNode) -> DraftTokens | None:
+        if node.own_drafts is None and node.own_dist is not None:
+            node.own_drafts = self._drafts(self._side, node.own_dist, node)
+        return node.own_drafts
 
-    def _peer(self, node: PrefixNode) -> Guess | None:
-        if node.peer_guess is None and node.peer_dist is not None:
+    def _peer(self, node: PrefixNode) -> DraftTokens | None:
+        if node.peer_drafts is None and node.peer_dist is not None:
             share = node.peer_dist
-            node.peer_guess = (
-                Guess((share.token,), margin_class(0.0))
+            node.peer_drafts = (
+                DraftTokens((share.token,), margin_class(0.0))
                 if share.head is None
-                else self._guess(other(self._side), share.head, node)
+                else self._drafts(self._peer_side, share.head, node)
             )
-        return node.peer_guess
+        return node.peer_drafts
 
-    def _guess(self, side: Side, dist: Dist, node: PrefixNode) -> Guess:
-        tokens = tuple(self._rule.draft_tokens(side, dist, self._weigh(node), node.position, self._drafting.width))
-        return Guess(tokens, margin_class(self._margin(dist, tokens, node.position)))
+    def _drafts(self, side: Side, dist: Dist, node: PrefixNode) -> DraftTokens:
+        width = self._drafting.width
+        tokens = tuple(self._aggregator.draft_tokens(side, dist, self._weigh(node), node.position, width))
+        return DraftTokens(tokens, margin_class(self._margin(dist, tokens, node.position)))
 
     def _margin(self, dist: Dist, tokens: tuple[int, ...], position: int) -> float:
-        """How far the first guess's score stands above the second's."""
+        """Score of the first draft less that of the second, nats."""
         if len(tokens) < 2:
             return math.inf
         first, second = (max(dist.prob(token), 1e-300) for token in tokens[:2])
-        gap = math.log(first) - math.log(second)
+        margin = math.log(first) - math.log(second)
         if self._sampling.temperature > 0.0:
             noise = gumbel(self._sampling.seed, position, np.array(tokens[:2], dtype=np.int32))
-            gap += float(noise[0] - noise[1])
-        return gap
+            margin += float(noise[0] - noise[1])
+        return margin
 
 
-def _cut_at_break_even(gained: list[float], seconds: Callable[[int], float], saved: float) -> int:
-    """How many nodes to compute: up to the first whose row costs more than it is likely to save."""
+def _cut_at_break_even(weights: list[float], seconds: Callable[[int], float], saved: float) -> int:
+    """Number of nodes to compute: up to the first whose row costs more than it is likely to save."""
     before = seconds(1)
-    for count, weight in enumerate(gained, start=1):
-        now = seconds(count)
-        if weight * saved < now - before:
+    for count, weight in enumerate(weights, start=1):
+        cost = seconds(count)
+        if weight * saved < cost - before:
             return count - 1
-        before = now
-    return len(gained)
+        before = cost
+    return len(weights)

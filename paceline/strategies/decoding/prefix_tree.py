@@ -1,6 +1,6 @@
-"""The tree of continuations that one side knows of: what it has computed, what it was told, and where the targets go.
+"""The tree of continuations that one side knows of: what it has computed, what it received, and the path of targets.
 
-A node stands for a prefix: the output tokens on its path. What a side predicts after a prefix depends on that prefix
+A node stands for a prefix: the output tokens on its path. A side's distribution after a prefix depends on that prefix
 alone, so nothing computed on a path is ever stale: a target moves the head one node down, and what does not hang
 below it is dead. Knows neither engine nor messages.
 """
@@ -13,45 +13,45 @@ from dataclasses import dataclass, field
 from paceline.core.aggregation.registry import PeerDist
 from paceline.core.sampling.dist import Dist
 
-MAX_NODES = 512  # alive below the head; more is not taken in
-KEPT = 256  # decided nodes that can still be asked for by position
+MAX_LIVE_NODES = 512  # the head and below; more are not added for the peer
+KEPT_POSITIONS = 256  # decided nodes that can still be found by position
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
-    """What one side's law says of the next target: tokens, best first, and how clear the first one is
-    (core.drafting.acceptance).
+class DraftTokens:
+    """Drafts of one side after a prefix, best first, and the class of the first one's margin
+    (`core.drafting.acceptance`).
     """
 
     tokens: tuple[int, ...]
-    clear: int
+    margin_class: int
 
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """The prefix that ends with `token`; `position` output tokens long, so its law is that of output `position`."""
+    """The prefix that ends with `token`; `position` output tokens long, so its distribution is that of output
+    `position`.
+    """
 
     token: int
     position: int
     parent: PrefixNode | None
-    own_dist: Dist | None = None  # this side's law after the prefix, mixed over its documents
-    raw_head: Dist | None = None  # the head of this side's law before any warping, where somebody learns from it
-    branch_dists: tuple[
-        Dist, ...
-    ] = ()  # what the next token is judged by: each document's, where scores follow the text
-    evidence: tuple[float, ...] | None = None  # what the text so far adds to the score of each
-    log_evidence: float | None = None  # of its documents after the prefix, where that follows the text
-    peer_dist: PeerDist | None = None  # what the peer told of its own
+    own_dist: Dist | None = None  # this side's distribution after the prefix, mixed over its documents
+    raw_head: Dist | None = None  # head of the same before any processing, where an n-gram table learns from it
+    branch_dists: tuple[Dist, ...] = ()  # heads of each document's, where scores follow the text
+    evidence: tuple[float, ...] | None = None  # what the text so far adds to the score of each document
+    log_evidence: float | None = None  # log h of this side after the prefix, where scores follow the text
+    peer_dist: PeerDist | None = None  # as received
     dead: bool = False  # the targets have gone another way
     row: int | None = None  # in this side's open tree of KV rows
     cached: bool = False  # its row is in the KV cache
     alive: bool = True  # the head, or below it
-    own_id: int | None = None  # the name under which this side shipped it
-    peer_id: int | None = None  # the name under which the peer did
-    own_guess: Guess | None = None
-    peer_guess: Guess | None = None
-    predicted: int | None = None  # the token that would be the target here, where what is known settles it
-    tried: tuple[bool, int] | None = None  # what was known when that was last looked at
+    own_id: int | None = None  # id under which this side sent it
+    peer_id: int | None = None  # id under which the peer sent it
+    own_drafts: DraftTokens | None = None
+    peer_drafts: DraftTokens | None = None
+    predicted: int | None = None  # the token that would be the target here, where what is known determines it
+    predicted_from: tuple[bool, int] | None = None  # what was known when `predicted` was last computed
     children: dict[int, PrefixNode] = field(default_factory=dict)
 
     def child(self, token: int) -> PrefixNode:
@@ -61,11 +61,11 @@ class PrefixNode:
             found = self.children[token] = PrefixNode(token, self.position + 1, self, alive=self.alive)
         return found
 
-    def set_peer(self, share: PeerDist, number: int) -> None:
-        """The peer's law, or more of it."""
-        self.peer_id = number
+    def set_peer(self, share: PeerDist, node_id: int) -> None:
+        """Set the peer's distribution; one already here is replaced only by one in more detail."""
+        self.peer_id = node_id
         if self.peer_dist is None or share.level > self.peer_dist.level:
-            self.peer_dist, self.peer_guess = share, None
+            self.peer_dist, self.peer_drafts = share, None
 
     def subtree(self) -> Iterator[PrefixNode]:
         """This node and all under it, parents first."""
@@ -77,7 +77,7 @@ class PrefixNode:
 
 
 class PrefixTree:
-    """`head` is the node of all targets. Nodes on the way to it keep their place but lose their laws."""
+    """`head` is the node of all targets. Nodes on the path to it keep their place but lose their distributions."""
 
     def __init__(self, position: int) -> None:
         """position: output tokens already decided."""
@@ -85,27 +85,24 @@ class PrefixTree:
         self._decided: dict[int, PrefixNode] = {position: self.head}
 
     def advance(self, token: int) -> PrefixNode:
-        """The next target. All that does not hang below it dies."""
+        """Move the head to the next target. Everything that does not hang below it dies."""
         before = self.head
         self.head = before.child(token)
         for sibling in before.children.values():
             if sibling is not self.head:
                 for node in list(sibling.subtree()):
                     node.alive, node.dead = False, True
-                    node.own_dist, node.peer_dist, node.branch_dists = (
-                        None,
-                        None,
-                        (),
-                    )  # a law of a large vocabulary is a megabyte
+                    node.own_dist = node.peer_dist = None  # a megabyte for a large vocabulary
+                    node.branch_dists = ()
                     node.children.clear()
-        # Nodes then know those above them alone: no cycles, of which each answer would leave the collector a thousand.
+        # Decided nodes refer to their parents alone: each answer would leave the garbage collector a thousand cycles.
         before.alive = False
         before.children.clear()
-        before.own_dist = before.raw_head = before.peer_dist = before.own_guess = before.peer_guess = None
+        before.own_dist = before.raw_head = before.peer_dist = before.own_drafts = before.peer_drafts = None
         if self.head.evidence is not None:
             before.branch_dists = ()
         self._decided[self.head.position] = self.head
-        self._decided.pop(self.head.position - KEPT, None)
+        self._decided.pop(self.head.position - KEPT_POSITIONS, None)
         return self.head
 
     def decided(self, position: int) -> PrefixNode | None:
@@ -113,16 +110,17 @@ class PrefixTree:
         return self._decided.get(position)
 
     def find(self, parent: PrefixNode, token: int) -> PrefixNode | None:
-        """The child of that token where there is one. Above the head only what is decided has one; a dead node none."""
+        """The child of that token, if any. Above the head only decided nodes are found, below a dead one none."""
         if parent.alive:
             return parent.children.get(token)
         child = self._decided.get(parent.position + 1)
         return child if child is not None and child.parent is parent and child.token == token else None
 
     def full(self) -> bool:
-        return sum(1 for _ in self.head.subtree()) >= MAX_NODES
+        return sum(1 for _ in self.head.subtree()) >= MAX_LIVE_NODES
 
     def forget_peer_ids(self) -> None:
-        """Another peer, or the same after a loss: what was told counts no more."""
+        """Forget everything received from the peer, and which nodes were sent to it."""
         for node in self.head.subtree():
-            node.peer_dist = node.peer_guess = node.predicted = node.tried = node.peer_id = node.own_id = None
+            node.peer_dist = node.peer_drafts = node.peer_id = node.own_id = None
+            node.predicted = node.predicted_from = None

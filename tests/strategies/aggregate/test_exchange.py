@@ -13,7 +13,7 @@ from paceline.core.aggregation.registry import Aggregator, AggregatorName, PeerD
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.aggregate.exchange import DraftExchange
-from paceline.strategies.decoding.prefix_tree import MAX_NODES, PrefixNode, PrefixTree
+from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
 from paceline.wire.codec import decode, encode
 from paceline.wire.dist_codec import decode_head, encode_head
 from paceline.wire.messages import Drafts
@@ -232,7 +232,7 @@ def test_what_is_held_for_a_peer_is_bounded() -> None:
         tokens = (0, *((start // 200 + place) % VOCAB for place in range(199)))
         nodes = EncodedNodes(0, start, 0, start, parents, tokens, (65,) * 200)
         shipping.receive(Drafts(0, 0, pack_nodes(nodes), []))
-    assert sum(1 for _ in paths.head.subtree()) <= MAX_NODES + 256
+    assert sum(1 for _ in paths.head.subtree()) <= MAX_LIVE_NODES + 256
 
 
 def test_a_share_without_a_head_is_a_choice() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.strategies.aggregate.machine import STALL, Aggregate
+from paceline.strategies.aggregate.machine import Aggregate
+from paceline.strategies.aggregate.resync import MAX_IDLE_WAKES
 from paceline.strategies.base import (
     SIDES,
     LinkLost,
@@ -116,7 +117,7 @@ def test_no_peer_makes_a_cloud_decide_what_is_private() -> None:
 def test_a_hand_over_to_nowhere_is_a_peer_that_is_stuck() -> None:
     hand = opened("cloud")
     hand.on(handed(1, 10**6))
-    assert dropped_after(hand, lambda: hand.on(has(0, turn=1))) in (STALL, STALL + 1)
+    assert dropped_after(hand, lambda: hand.on(has(0, turn=1))) in (MAX_IDLE_WAKES, MAX_IDLE_WAKES + 1)
     hand.on(LinkLost())
     hand.answer()
     assert len(hand.tokens) == 100

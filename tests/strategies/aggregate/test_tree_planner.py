@@ -14,7 +14,7 @@ from paceline.core.aggregation.registry import make_aggregator
 from paceline.core.drafting.acceptance import AcceptanceByRank, margin_class
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.strategies.aggregate.tree_planner import LEAST_WEIGHT, DraftTreePlanner
+from paceline.strategies.aggregate.tree_planner import MIN_WEIGHT, DraftTreePlanner
 from paceline.strategies.base import Side
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.wire.messages import DraftLimits
@@ -70,7 +70,7 @@ def by_brute_force(head: PrefixNode, width: int, ahead: int) -> list[float]:
         assert p >= q and first >= 0
         shares = AcceptanceByRank().probs(margin_class(math.log(p) - math.log(q)))
         for (token, _), share in zip(node.own_dist.top(width), shares, strict=False):
-            if weight * share >= LEAST_WEIGHT:
+            if weight * share >= MIN_WEIGHT:
                 visit(node.child(token), weight * share)
 
     visit(head, 1.0)
@@ -189,7 +189,7 @@ def test_it_learns_which_guesses_are_right() -> None:
     (first,) = picker.select(paths.head, free, 1.0, FAR, alone=False)
     assert first.token == 65
     for _ in range(30):
-        assert picker.first_guesses(paths.head) == {"cloud": 65}
+        assert picker.first_drafts(paths.head) == {"cloud": 65}
         assert picker.was_drafted(paths.head, 66) == {"cloud": True}
         assert picker.was_drafted(paths.head, 67) == {"cloud": False}
         picker.observe_target(paths.head, 66)

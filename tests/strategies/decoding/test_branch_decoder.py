@@ -15,8 +15,9 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
 from paceline.strategies.base import SIDES, Branch, Commit, Effect, Forward, Side, Started
-from paceline.strategies.decoding.branch_decoder import RESCORED, BranchDecoder
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.strategies.decoding.rescoring import RESCORED_TOKENS
 from paceline.wire.messages import Drafts
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB, cloud, decided, found, two
@@ -109,7 +110,7 @@ def test_the_law_of_every_row_is_that_of_a_fresh_prefill_of_its_path(side: Side,
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("length", [3, RESCORED, 100])
+@pytest.mark.parametrize("length", [3, RESCORED_TOKENS, 100])
 def test_a_prefix_is_judged_as_if_it_had_been_written_here(side: Side, length: int) -> None:
     """And nothing is kept of its laws, nor of the head's, but what the next token may be judged by."""
     chance = random.Random(length)

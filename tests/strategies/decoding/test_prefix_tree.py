@@ -6,7 +6,7 @@ import gc
 import random
 
 from paceline.core.aggregation.registry import PeerDist
-from paceline.strategies.decoding.prefix_tree import MAX_NODES, PrefixNode, PrefixTree
+from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
 from tests.strategies.cases import point
 
 
@@ -86,7 +86,7 @@ def test_to_forget_a_peer_keeps_what_was_computed_here() -> None:
 def test_it_is_full_when_as_many_as_may_be_are_alive() -> None:
     paths = PrefixTree(0)
     node = paths.head
-    for token in range(MAX_NODES - 1):
+    for token in range(MAX_LIVE_NODES - 1):
         assert not paths.full()
         node = node.child(token)
     assert paths.full()

@@ -1,0 +1,158 @@
+"""From the rows of all branches to one distribution: constraint, document scores, penalties, mixture.
+
+Branches are mixed with weights exp(R) (DRAGON eq. 2). With rescoring, R follows the text: what each branch predicted of
+the tokens so far is evidence for or against its document (`core.aggregation.weights.decayed_evidence`), kept per node,
+so that nothing is rolled back. Knows nothing of sequences, tickets or the order of forwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from paceline.core.aggregation.weights import (
+    decayed_evidence,
+    dequantize_score,
+    evidence_head,
+    log_weight,
+    mix,
+    mix_heads,
+    quantize_score,
+)
+from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
+from paceline.core.sampling.constraint import Mask
+from paceline.core.sampling.dist import Dist, IdArray
+from paceline.core.sampling.sampler import SamplingParams, apply_mask, process_logits
+from paceline.strategies.base import Branch
+from paceline.strategies.decoding.prefix_tree import PrefixNode
+
+NO_COUNTS: Mapping[int, int] = {}
+RESCORED_TOKENS = 48  # of a prefix, at its end: what lies further back adds less than the quantization of a score
+MIN_PROB = 1e-30  # in place of a probability of 0, whose logarithm is not finite
+
+
+class BranchMixer:
+    """Mixes the branches of one answer. A node is scored after its parent."""
+
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        vocab_size: int,
+        *,
+        rescoring: bool,
+        mask: Mask | None,
+        eos_ids: frozenset[int],
+        keep_heads: bool,
+    ) -> None:
+        self.num_prefix_rows = 0  # last tokens of the prefix whose predecessors' rows `take_prefix_rows` needs
+        self.needs_path = mask is not None or sampling.looks_back  # `score` needs the tokens before a row
+        self.rescoring = rescoring
+        self._sampling = sampling
+        self._penalised = sampling.looks_back
+        self._vocab_size = vocab_size
+        self._mask = mask
+        self._eos_ids = eos_ids
+        self._keep_heads = keep_heads
+        self._branches: tuple[Branch, ...] = ()
+        self._weights: tuple[float, ...] = ()  # R of each branch, 0 without a document
+        self._prompt_ids: tuple[IdArray | None, ...] = ()  # ids of each prompt, where a penalty needs them
+        self._prefix: tuple[int, ...] = ()  # output tokens decided when the prompts were read
+        self._root = PrefixNode(-1, 0, None)  # node of the prefix
+        self._prefix_probs: list[list[float]] = []  # of each branch: probability of each of those last tokens
+
+    def start(self, branches: tuple[Branch, ...], prefix: tuple[int, ...], root: PrefixNode) -> None:
+        """Set the branches, and the output tokens decided so far, whose node is `root`."""
+        self._branches = branches
+        self._weights = tuple(0.0 if branch.score is None else branch.score for branch in branches)
+        penalised = self._sampling.repetition_penalty != 1.0
+        self._prompt_ids = tuple(
+            np.unique(np.array(branch.prompt, dtype=np.int32)) if penalised else None for branch in branches
+        )
+        self._prefix, self._root = prefix, root
+        self._prefix_probs = [[] for _ in branches]
+        self.num_prefix_rows = min(len(prefix), RESCORED_TOKENS) if self.rescoring else 0
+
+    def take_prefix_rows(self, branch: int, dists: Sequence[Dist]) -> Sequence[Dist]:
+        """Reduce the rows of the prefix, which come first, to probabilities of the tokens that followed; the rest.
+
+        Called as soon as they come, branch by branch: all their distributions together would be gigabytes.
+        """
+        if not self.num_prefix_rows:
+            return dists
+        probs = self._prefix_probs[branch]
+        rows = dists[: self.num_prefix_rows - len(probs)]
+        for position, row in enumerate(rows, len(self._prefix) - self.num_prefix_rows + len(probs)):
+            (dist,) = self._masked(self._prefix[:position], (row.within(self._vocab_size),))
+            probs.append(dist.prob(self._prefix[position]))
+        return dists[len(rows) :]
+
+    def score(self, node: PrefixNode, rows: Sequence[Dist], path: Sequence[int]) -> None:
+        """Set a node's distribution from each branch's row. path: its output tokens; empty unless `needs_path`."""
+        rows = [row.within(self._vocab_size) for row in rows]
+        dists = self._masked(path, rows)
+        if self.rescoring:
+            self._rescore(node, dists)
+        if node.alive:
+            node.own_dist = self._mixed(node, dists, path)
+            if self._keep_heads:
+                node.raw_head = mix_heads(rows, self._weights, NUM_SUCCESSORS)
+
+    def plain(self, rows: Sequence[Dist]) -> Dist:
+        """The mixture of each branch's row, without any processing."""
+        return mix(rows, self._weights).within(self._vocab_size)
+
+    def _mixed(self, node: PrefixNode, dists: Sequence[Dist], path: Sequence[int]) -> Dist:
+        counts = Counter(path) if self._penalised else NO_COUNTS
+        evidence = node.evidence or (0.0,) * len(dists)
+        weights = [weight + added for weight, added in zip(self._weights, evidence, strict=True)]
+        prompts = zip(dists, self._prompt_ids, strict=True)
+        return mix([process_logits(dist, self._sampling, counts, ids) for dist, ids in prompts], weights)
+
+    def _masked(self, path: Sequence[int], dists: Sequence[Dist]) -> Sequence[Dist]:
+        """Each branch's distribution after a path, under the constraint."""
+        allowed = None if self._mask is None else self._mask.allowed(path)
+        if allowed is None:
+            return dists
+        if not allowed[: self._vocab_size].any():
+            # No text goes through here: a draft that breaks the constraint, or one the mask could not follow.
+            return [self._eos(dist) for dist in dists]
+        return [apply_mask(dist, allowed) for dist in dists]
+
+    def _eos(self, dist: Dist) -> Dist:
+        """All mass on the tokens that end an answer."""
+        probs = np.zeros(len(dist.ids))
+        probs[[token for token in self._eos_ids if token < len(probs)]] = 1.0
+        return Dist.dense(probs / probs.sum()) if probs.any() else dist
+
+    def _rescore(self, node: PrefixNode, dists: Sequence[Dist]) -> None:
+        """Set the evidence for each document from the text up to this node. dists: after it, before processing."""
+        parent = node.parent
+        if node.evidence is None:
+            if node is self._root:  # there may be nodes above it: targets that came before the prompts
+                evidence = [0.0] * len(dists)
+                for probs in zip(*self._prefix_probs, strict=True):
+                    evidence = _with_token(evidence, probs)
+            else:
+                assert parent is not None and parent.evidence is not None and parent.branch_dists, (
+                    "scored after its parent"
+                )
+                evidence = _with_token(parent.evidence, [dist.prob(node.token) for dist in parent.branch_dists])
+            node.evidence = tuple(evidence)
+        node.branch_dists = tuple(map(evidence_head, dists))
+        if parent is not None and not parent.alive:
+            parent.branch_dists = ()
+        scores = [
+            branch.score + added
+            for branch, added in zip(self._branches, node.evidence, strict=True)
+            if branch.score is not None
+        ]
+        node.log_evidence = dequantize_score(quantize_score(log_weight(scores))) if scores else None
+
+
+def _with_token(evidence: Sequence[float], probs: Sequence[float]) -> list[float]:
+    """Evidence after one more token. probs: the token's probability in each branch."""
+    pairs = zip(evidence, probs, strict=True)
+    return [decayed_evidence(before, math.log(max(prob, MIN_PROB))) for before, prob in pairs]
