@@ -1,0 +1,318 @@
+"""A strategy of both sides defined by this file alone: machines, message, options, record.
+
+The front writes its own text token by token. Every few tokens it sends a salt, which its peer echoes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import msgspec
+import pytest
+
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.errors import RemoteProtocolError, RequestError
+from paceline.runtime.sessions.routing import candidates, choose, routing_context
+from paceline.runtime.simulation import Simulation
+from paceline.strategies.autoregressive import Autoregressive
+from paceline.strategies.base import (
+    SIDES,
+    Cancelled,
+    Effect,
+    Emit,
+    Event,
+    Finish,
+    LinkBack,
+    LinkLost,
+    Machine,
+    MachineConfig,
+    OpenPeer,
+    Received,
+    Send,
+    Side,
+    Started,
+    other,
+)
+from paceline.strategies.registry import STRATEGIES, register
+from paceline.strategies.strategy import JOINT_LEVELS, RoutingContext, Strategy, asked_options
+from paceline.wire import codec
+from paceline.wire.codec import decode, encode
+from paceline.wire.messages import Count, OpenSession, Options, SessionMessage
+from tests.runtime.test_node import REQUEST, collect, nodes
+from tests.strategies.cases import SAMPLINGS, Manner, engines, job, manners
+from tests.strategies.conformance.laws import (
+    EVERY_FRONT,
+    EVERY_SAMPLING,
+    QUICK,
+    check_alone,
+    check_cancel,
+    check_flap,
+    check_loss,
+    check_repeats,
+    check_return,
+    check_text,
+    reference,
+)
+from tests.strategies.conformance.worlds import IN_ORDER, REORDERING
+
+MAX_PERIOD = 32  # tokens; the peer refuses more
+
+
+# ---- the strategy ---------------------------------------------------------------------------------------------------
+class SaltOptions(Options, frozen=True):
+    period: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4  # tokens between two salts
+
+
+class Salt(SessionMessage, frozen=True, tag="toy-salt"):
+    kind = "salt"
+
+    position: Count
+    salt: Annotated[bytes, msgspec.Meta(max_length=8)]
+
+    def fault(self, vocab_size: int | None) -> str | None:  # noqa: ARG002  # for other messages
+        return None if self.salt else "an empty salt - at `$.salt`"
+
+
+class SaltedFront:
+    """Autoregressive decoding that also counts the echoes of its salts."""
+
+    def __init__(self, config: MachineConfig) -> None:
+        assert isinstance(config.options, SaltOptions)
+        self._options = config.options
+        self._inner = Autoregressive(config)
+        self._tokens = list(config.targets)
+        self._linked, self._epoch = config.linked, config.epoch
+        self._started = self._finished = False
+        self._expected: dict[int, bytes] = {}
+        self._echoes = 0
+
+    def on(self, event: Event) -> Sequence[Effect]:
+        if self._finished:
+            return []
+        match event:
+            case Received(Salt(epoch=self._epoch, position=position, salt=salt)):
+                self._echoes += self._expected.pop(position, None) == salt
+            case Received():
+                pass
+            case LinkLost():
+                self._linked = False
+                self._expected.clear()
+            case LinkBack():
+                return self._open_again()
+            case Started():
+                self._started = True
+                opening = [OpenPeer((), self._epoch)] if self._linked else []
+                return [*self._inner.on(event), *opening]
+            case _:
+                return [after for effect in self._inner.on(event) for after in self._salted(effect)]
+        return []
+
+    def _open_again(self) -> list[Effect]:
+        if self._linked:
+            return []
+        self._linked = True
+        if not self._started:
+            return []
+        self._epoch += 1
+        return [OpenPeer(tuple(self._tokens), self._epoch)]
+
+    def _salted(self, effect: Effect) -> Iterator[Effect]:
+        match effect:
+            case Emit(token):
+                self._tokens.append(token)
+                position = len(self._tokens)
+                yield effect
+                if self._linked and position % self._options.period == 0:
+                    self._expected[position] = bytes((position % 256, token % 256))
+                    yield Send(Salt(0, self._epoch, position, self._expected[position]))
+            case Finish():
+                self._finished = True
+                yield replace(effect, stats={**effect.stats, "echoes": float(self._echoes)})
+            case _:
+                yield effect
+
+
+class SaltedPeer:
+    """Echoes salts of its own opening."""
+
+    def __init__(self, config: MachineConfig) -> None:
+        self._epoch = config.epoch
+        self._finished = False
+
+    def on(self, event: Event) -> Sequence[Effect]:
+        match event:
+            case _ if self._finished:
+                return []
+            case Received(Salt(epoch=self._epoch) as salt):
+                return [Send(salt)]
+            case Cancelled() | LinkLost():
+                self._finished = True
+                return [Finish("cancelled")]
+            case _:
+                return []
+
+
+def machine(config: MachineConfig) -> Machine:
+    return SaltedFront(config) if config.faces_client else SaltedPeer(config)
+
+
+def choose_options(context: RoutingContext) -> SaltOptions | None:
+    """It declines more than two passages."""
+    return None if (context.passages or 0) > 2 else asked_options(SaltOptions, context)
+
+
+def check(context: RoutingContext) -> None:
+    if context.strategy == "salted" and context.logprobs:
+        raise RequestError("The strategy 'salted' gives no logprobs.", param="logprobs")
+
+
+def accepts(opening: OpenSession, options: Options) -> str | None:  # noqa: ARG001  # a hook's signature
+    assert isinstance(options, SaltOptions)
+    return None if options.period <= MAX_PERIOD else f"it echoes at least every {MAX_PERIOD} tokens"
+
+
+SALTED = Strategy(
+    name="salted",
+    summary="the front writes, its peer echoes salts",
+    machine=machine,
+    participants="both sides",
+    text_of="front",
+    options=SaltOptions,
+    messages=(Salt,),
+    privacy_levels=JOINT_LEVELS,
+    check=check,
+    choose=choose_options,
+    accepts=accepts,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    """The strategy is known in this module, and its tag nowhere afterwards."""
+    messages = codec._registry
+    codec._registry = codec._Registry()
+    codec.register(*(message for strategy in STRATEGIES.values() for message in strategy.messages))
+    register(SALTED)
+    yield
+    del STRATEGIES[SALTED.name]
+    codec._registry = messages
+
+
+# ---- conformance ----------------------------------------------------------------------------------------------------
+EVERY_WAY = pytest.mark.parametrize("manner", manners(SALTED).values(), ids=manners(SALTED).keys())
+BOTH_NETWORKS = pytest.mark.parametrize("reorders", [False, True], ids=["in order", "reordering"])
+
+
+@EVERY_WAY
+@EVERY_FRONT
+@EVERY_SAMPLING
+@BOTH_NETWORKS
+def test_text(manner: Manner, front: Side, sampling: SamplingParams, reorders: bool) -> None:
+    check_text(SALTED, manner, front, sampling, range(QUICK), reorders=reorders)
+
+
+@EVERY_WAY
+@EVERY_FRONT
+@BOTH_NETWORKS
+def test_loss(manner: Manner, front: Side, reorders: bool) -> None:
+    check_loss(SALTED, manner, front, SAMPLINGS["sampled"], REORDERING if reorders else IN_ORDER, every=1)
+
+
+@EVERY_WAY
+@EVERY_FRONT
+@BOTH_NETWORKS
+def test_flap(manner: Manner, front: Side, reorders: bool) -> None:
+    check_flap(SALTED, manner, front, SAMPLINGS["sampled"], range(QUICK), reorders=reorders)
+
+
+@EVERY_FRONT
+def test_return(front: Side) -> None:
+    check_return(SALTED, Manner(), front, range(6), IN_ORDER)
+
+
+@EVERY_WAY
+@EVERY_FRONT
+@BOTH_NETWORKS
+def test_cancel(manner: Manner, front: Side, reorders: bool) -> None:
+    check_cancel(SALTED, manner, front, REORDERING if reorders else IN_ORDER, every=1)
+
+
+@EVERY_FRONT
+def test_alone_and_repeated(front: Side) -> None:
+    check_alone(SALTED, Manner(), front)
+    check_repeats(SALTED, Manner(), front, reorders=True)
+
+
+# ---- options, messages, bytes ---------------------------------------------------------------------------------------
+@EVERY_FRONT
+@pytest.mark.parametrize("period", [1, 5])
+def test_the_option_reaches_the_machine_and_the_messages_are_counted(front: Side, period: int) -> None:
+    request = job(SALTED, front, SAMPLINGS["sampled"])
+    options = SaltOptions(rescoring=False, period=period)
+    request = replace(request, config=replace(request.config, options=options))
+    world = Simulation(request, engines(), network=IN_ORDER, forward={front: 0.2})
+    answer = world.run()
+    assert answer.tokens == reference(SALTED, front, SAMPLINGS["sampled"], Manner())
+    salts = [sent for sent in world.messages if isinstance(sent.message, Salt)]
+    asked = [sent for sent in salts if sent.sender == front]
+    assert len(asked) == len(answer.tokens) // period
+    in_time = (len(answer.tokens) - 1) // period  # the echo of a salt that is sent with the last token comes too late
+    assert answer.finished is not None and answer.finished.stats["echoes"] == in_time > 0
+    assert answer.egress.stats()["sent_salt_bytes"] == sum(sent.num_bytes for sent in asked)
+
+
+def test_a_peer_that_refuses_the_options_leaves_the_front_alone() -> None:
+    request = job(SALTED, "cloud", SAMPLINGS["greedy"])
+    request = replace(request, config=replace(request.config, options=SaltOptions(rescoring=False, period=40)))
+    world = Simulation(request, engines(), network=IN_ORDER)
+    assert world.run().tokens == reference(SALTED, "cloud", SAMPLINGS["greedy"], Manner())
+    peer = world.session("device")
+    assert (peer.openings, peer.refusal) == (0, "it echoes at least every 32 tokens")
+
+
+def test_its_message_is_decoded_and_checked_as_any_other() -> None:
+    message = Salt(3, 1, 8, b"\x08\x41")
+    assert decode(encode(message)) == message
+    with pytest.raises(RemoteProtocolError, match=r"empty salt - at `\$\.salt`"):
+        decode(encode(Salt(3, 1, 8, b"")))
+    with pytest.raises(RemoteProtocolError, match=r"\$\.salt"):
+        decode(encode(Salt(3, 1, 8, bytes(9))))
+    with pytest.raises(ValueError, match="salted"):
+        register(SALTED)
+
+
+# ---- routing --------------------------------------------------------------------------------------------------------
+ASKED = replace(REQUEST, strategy="salted", options={"period": 7})
+
+
+def test_it_is_routed_where_a_request_names_it() -> None:
+    known = routing_context(ASKED, "device", expected=True, linked=True, common=("salted",))
+    choice = choose(candidates(known), known)
+    assert (choice.strategy, choice.options, choice.missing) == ("salted", SaltOptions(period=7), False)
+    declined = replace(known, passages=3)
+    assert choose(candidates(declined), declined).strategy == "lookup_tree"
+    unknown = replace(known, common=("aggregate",))
+    assert candidates(unknown)[0].missing and candidates(unknown)[0].strategy == "lookup_tree"
+    with pytest.raises(RequestError, match="forbids"):
+        candidates(replace(known, privacy="local-only"))
+    with pytest.raises(RequestError, match="no logprobs"):
+        candidates(replace(known, logprobs=True))
+
+
+# ---- two nodes ------------------------------------------------------------------------------------------------------
+@pytest.mark.anyio
+@pytest.mark.parametrize("side", SIDES)
+async def test_two_nodes_write_with_it_over_a_link(side: Side) -> None:
+    """Also where the peer refuses: the front's own text, and the answer says that the peer was lost."""
+    async with nodes() as (bench, _):
+        node = bench.cloud if side == "cloud" else bench.device
+        plain, _ = await collect(await node.prepare(replace(REQUEST, strategy="autoregressive")))
+        asked = replace(REQUEST, strategy="salted", options={"period": 2})
+        text, done = await collect(await node.prepare(asked))
+        assert text == plain and (done.strategy, done.degraded) == ("salted", None)
+        assert done.stats["echoes"] > 0 and done.stats["sent_salt_bytes"] > 0
+        refused, done = await collect(await node.prepare(replace(asked, options={"period": 40})))
+        assert refused == plain and (done.strategy, done.degraded) == ("salted", f"{other(side)}_lost")
+        assert done.stats["echoes"] == 0
