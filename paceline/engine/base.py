@@ -83,6 +83,16 @@ class Engine(Protocol):
         layers, shape or number format, and lack of free blocks. The values of the rows are not checked.
         """
 
+    def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
+        """Start the new sequence `seq` with rows that need not be computed; return how many, at least one row fewer
+        than there are tokens.
+
+        The rows are the longest prefix of `tokens` that sequences of the same salt have cached, or those of `stored`
+        (a prefix of `tokens`) if there are more of them and they can be imported. Full blocks of the sequence are
+        cached from now on, for later ones. With 0 rows the sequence begins with its first segment, as ever. Raises
+        EngineError for a sequence that exists.
+        """
+
     def release(self, seq: SeqId) -> None:
         """Free the sequence. Unknown ids are ignored: a request may be cancelled before its first forward."""
 

@@ -110,6 +110,18 @@ class HFEngine:
             cache.update(key, value, i)
         self._caches[seq], self._tokens[seq] = cache, list(rows.tokens) if self._recompute else []
 
+    def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:  # noqa: ARG002  # shares nothing
+        if seq in self._table:
+            raise EngineError(f"sequence {seq} exists already")
+        if stored is None or not len(stored.tokens) < len(tokens):
+            return 0
+        try:
+            self.import_kv(seq, stored)
+        except EngineError as error:
+            log.warning("stored KV of a document is computed again: %s", error)
+            return 0
+        return len(stored.tokens)
+
     def release(self, seq: SeqId) -> None:
         self._table.release(seq)
         self._caches.pop(seq, None)

@@ -151,6 +151,9 @@ class SequenceTable:
     def __contains__(self, seq: SeqId) -> bool:
         return seq in self._rows
 
+    def num_open_rows(self, seq: SeqId) -> int:
+        return len(self._rows[seq].tree.tokens)
+
     def length(self, seq: SeqId) -> int:
         rows = self._rows.get(seq)
         return rows.length if rows else 0

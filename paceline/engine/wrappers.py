@@ -44,6 +44,9 @@ class WrappedEngine:
     def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
         self._inner.import_kv(seq, rows)
 
+    def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
+        return self._inner.begin(seq, tokens, salt, stored)
+
     def release(self, seq: SeqId) -> None:
         self._inner.release(seq)
 

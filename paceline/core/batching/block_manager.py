@@ -3,10 +3,15 @@
 Knows block numbers only: the engine owns the memory and performs the copies. One block is `block_size` rows; a row's
 slot is block * block_size + offset. Forks share every block, including a partly filled last one, until one of them
 writes to it. After PagedAttention (Kwon et al. 2023).
+
+A full block may be registered under a hash of its content (`prefix_cache`); sequences that begin with the same content
+adopt it. A registered block that no sequence uses stays until its memory is needed, the least recently used first.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +49,9 @@ class BlockManager:
         self.block_size = block_size
         self._free = list(range(total - 1, -1, -1))  # a stack: the lowest id is allocated first
         self._ref_counts = [0] * total  # sequences that share the block
+        self._hashes: dict[int, bytes] = {}  # of registered blocks
+        self._registered: dict[bytes, int] = {}
+        self._unused: OrderedDict[int, None] = OrderedDict()  # registered, and no sequence's; least recent first
         self._tables: dict[SeqId, list[int]] = {}
         self._lengths: dict[SeqId, int] = {}
 
@@ -56,8 +64,36 @@ class BlockManager:
         return tuple(self._tables.get(seq, ()))
 
     def free_rows(self) -> int:
-        """Rows in free blocks, without the unused rows in the last blocks of sequences."""
-        return len(self._free) * self.block_size
+        """Rows in blocks that no sequence uses, without the unused rows in the last blocks of sequences."""
+        return (len(self._free) + len(self._unused)) * self.block_size
+
+    def num_cached(self, hashes: Sequence[bytes]) -> int:
+        """Blocks, from the first one on, that `adopt` would find."""
+        return next((place for place, each in enumerate(hashes) if each not in self._registered), len(hashes))
+
+    def adopt(self, seq: SeqId, hashes: Sequence[bytes]) -> int:
+        """Begin `seq` with the registered blocks of these hashes, up to the first that is missing. Returns the rows;
+        with 0 the sequence has not begun."""
+        if seq in self._tables:
+            raise ValueError(f"sequence {seq} exists already")
+        table = [self._registered[each] for each in hashes[: self.num_cached(hashes)]]
+        if not table:
+            return 0
+        for block in table:
+            self._ref_counts[block] += 1
+            self._unused.pop(block, None)
+        self._tables[seq], self._lengths[seq] = table, len(table) * self.block_size
+        return self._lengths[seq]
+
+    def register(self, seq: SeqId, place: int, content: bytes) -> None:
+        """Offer the block at this place of the table, which is full, under the hash of its content.
+
+        Ignored where another block has that content already.
+        """
+        self._check_range(seq, place * self.block_size, (place + 1) * self.block_size)
+        block = self._tables[seq][place]
+        if content not in self._registered and block not in self._hashes:
+            self._hashes[block], self._registered[content] = content, block
 
     def reserve(self, seq: SeqId, rows: int) -> list[BlockCopy]:
         """Allocate `rows` more rows and make them writable. Returns the copies to perform first: one at most."""
@@ -67,6 +103,7 @@ class BlockManager:
         shared = self._shared(table, start, start + rows)
         grown = self._num_blocks(start + rows) - len(table)
         self._require_free(grown + len(shared))
+        self._forget_overwritten(table, start, start + rows)
         copies = self._copy_on_write(table, shared, start)
         table.extend(self._allocate() for _ in range(grown))
         self._tables[seq], self._lengths[seq] = table, start + rows
@@ -78,6 +115,7 @@ class BlockManager:
         table = self._tables.get(seq, [])
         shared = self._shared(table, start, stop)
         self._require_free(len(shared))
+        self._forget_overwritten(table, start, stop)
         return self._copy_on_write(table, shared, self.length(seq))
 
     def truncate(self, seq: SeqId, length: int) -> None:
@@ -99,7 +137,7 @@ class BlockManager:
 
     def release(self, seq: SeqId) -> None:
         """Free the sequence. Unknown ones are ignored."""
-        for block in self._tables.pop(seq, []):
+        for block in reversed(self._tables.pop(seq, [])):  # so that the end of a cached prefix is evicted first
             self._unref(block)
         self._lengths.pop(seq, None)
 
@@ -118,7 +156,10 @@ class BlockManager:
             for block in table:
                 ref_counts[block] += 1
         assert ref_counts == self._ref_counts, (ref_counts, self._ref_counts)
-        assert sorted(self._free) == [block for block in range(self.total) if ref_counts[block] == 0], self._free
+        idle = [block for block in range(self.total) if ref_counts[block] == 0]
+        assert sorted([*self._free, *self._unused]) == idle, (self._free, self._unused)
+        assert {block: each for each, block in self._registered.items()} == self._hashes
+        assert set(self._unused) == set(idle) & self._hashes.keys(), (self._unused, self._hashes)
         assert self._tables.keys() == self._lengths.keys(), (self._tables, self._lengths)
         for seq, table in self._tables.items():
             assert len(table) == self._num_blocks(self._lengths[seq]), (seq, table, self._lengths[seq])
@@ -131,8 +172,16 @@ class BlockManager:
             raise ValueError(f"rows {start}..{stop} of sequence {seq}, which has {self.length(seq)}")
 
     def _require_free(self, blocks: int) -> None:
-        if blocks > len(self._free):
-            raise OutOfBlocks(f"{blocks} blocks are needed, {len(self._free)} of {self.total} are free")
+        free = len(self._free) + len(self._unused)
+        if blocks > free:
+            raise OutOfBlocks(f"{blocks} blocks are needed, {free} of {self.total} are free")
+
+    def _forget_overwritten(self, table: list[int], start: int, stop: int) -> None:
+        """Registered blocks of these rows that are the sequence's alone: their content is about to change."""
+        end = min(self._num_blocks(stop), len(table)) if stop > start else 0
+        for block in table[start // self.block_size : end]:
+            if self._ref_counts[block] == 1 and block in self._hashes:
+                del self._registered[self._hashes.pop(block)]
 
     def _shared(self, table: list[int], start: int, stop: int) -> list[int]:
         """Indices into the table of the blocks of these rows that other sequences share."""
@@ -151,11 +200,18 @@ class BlockManager:
         return copies
 
     def _allocate(self) -> int:
-        block = self._free.pop()
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._unused.popitem(last=False)
+            del self._registered[self._hashes.pop(block)]
         self._ref_counts[block] = 1
         return block
 
     def _unref(self, block: int) -> None:
         self._ref_counts[block] -= 1
         if self._ref_counts[block] == 0:
-            self._free.append(block)
+            if block in self._hashes:
+                self._unused[block] = None
+            else:
+                self._free.append(block)

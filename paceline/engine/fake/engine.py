@@ -8,6 +8,8 @@ its text is noise with spaces.
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b, sha256
@@ -60,6 +62,15 @@ class _Row:
     answer_rows: int  # rows since the end of the last mark, or since the beginning
 
 
+MAX_CACHED = 64  # sequences that have ended
+
+
+def _common(rows: list[_Row], tokens: Sequence[int]) -> list[_Row]:
+    """The rows of the longest common prefix."""
+    same = next((i for i, (row, token) in enumerate(zip(rows, tokens, strict=False)) if row.token != token), None)
+    return rows[: min(len(rows), len(tokens)) if same is None else same]
+
+
 class FakeEngine:
     """The engine contract on tables. order: number of last tokens that `own` depends on; None: the whole prefix.
 
@@ -92,6 +103,8 @@ class FakeEngine:
         self._capacity = capacity_rows
         self._table = SequenceTable(vocab_size=vocab_size, max_positions=max_positions)
         self._rows: dict[SeqId, list[_Row]] = {}
+        self._salts: dict[SeqId, str] = {}  # of sequences whose rows are cached for later ones
+        self._ended: deque[tuple[str, list[_Row]]] = deque(maxlen=MAX_CACHED)  # salt and rows; beside the capacity
 
     @property
     def info(self) -> ModelInfo:
@@ -150,7 +163,27 @@ class FakeEngine:
             for i, (token, position, answer_rows) in enumerate(rest)
         ]
 
+    def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
+        if seq in self._table or seq in self._salts:
+            raise EngineError(f"sequence {seq} exists already")
+        self._salts[seq] = salt
+        running = [(other, self._committed(each)) for each, other in self._salts.items() if each in self._rows]
+        cached = [rows for other, rows in (*self._ended, *running) if other == salt]
+        longest = max((_common(rows, tokens[:-1]) for rows in cached), key=len, default=[])
+        if stored is not None and len(longest) < len(stored.tokens) < len(tokens):
+            with contextlib.suppress(EngineError):
+                self.import_kv(seq, stored)
+                return len(stored.tokens)
+        free = self.free_rows()
+        if not longest or (free is not None and len(longest) > free):
+            return 0
+        self._table.adopt(seq, tokens[: len(longest)])
+        self._rows[seq] = list(longest)
+        return len(longest)
+
     def release(self, seq: SeqId) -> None:
+        if (salt := self._salts.pop(seq, None)) is not None and seq in self._rows:
+            self._ended.append((salt, self._committed(seq)))
         self._table.release(seq)
         self._rows.pop(seq, None)
 
@@ -170,6 +203,9 @@ class FakeEngine:
         held = {seq: len(rows) for seq, rows in self._rows.items()}
         assert held == self._table.lengths(), (held, self._table.lengths())
         assert self._capacity is None or sum(held.values()) <= self._capacity, (held, self._capacity)
+
+    def _committed(self, seq: SeqId) -> list[_Row]:
+        return self._rows[seq][: self._table.length(seq) - self._table.num_open_rows(seq)]
 
     def _append(self, segment: Segment) -> tuple[Dist, ...]:
         """Write the rows of one segment; returns the distributions of its `logits_rows()`."""

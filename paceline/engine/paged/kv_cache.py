@@ -5,12 +5,14 @@ Knows nothing of models: `PagedEngine` and `Stage` derive from it and add the fo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
 from paceline.core.batching.block_manager import BlockManager, SlotArray
 from paceline.core.batching.kv_prefix import KvPrefix
+from paceline.core.batching.prefix_cache import BlockHasher
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.engine.base import ModelInfo
 from paceline.engine.paged.attention import AttentionMetadata, SegmentSlots
@@ -18,6 +20,8 @@ from paceline.engine.paged.kv_storage import KvStorage
 from paceline.engine.sequence_table import SequenceTable
 from paceline.engine.tensors import kv_from_tensors, kv_to_tensors
 from paceline.errors import EngineError
+
+log = logging.getLogger("paceline.engine")
 
 
 class PagedKvCache:
@@ -32,6 +36,7 @@ class PagedKvCache:
         self._storage = storage
         self._blocks = BlockManager(storage.num_blocks, storage.block_size)
         self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
+        self._hashers: dict[SeqId, BlockHasher] = {}  # of sequences whose blocks are cached for later ones
 
     @property
     def info(self) -> ModelInfo:
@@ -67,6 +72,39 @@ class PagedKvCache:
     def _written(self, batch: Batch) -> None:
         """Record that the forward has written the batch's rows."""
         self._table.written(batch)
+        for segment in batch.segments:
+            if segment.parents is None:
+                self._cache(segment.seq, segment.tokens)
+
+    def _cache(self, seq: SeqId, committed: Sequence[int]) -> None:
+        """Offer the blocks that these tokens have filled to later sequences."""
+        hasher = self._hashers.get(seq)
+        if hasher is None:
+            return
+        known = len(hasher.hashes)
+        hasher.append(committed)
+        for place in range(known, len(hasher.hashes)):
+            self._blocks.register(seq, place, hasher.hashes[place])
+
+    def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
+        if seq in self._table or seq in self._hashers:
+            raise EngineError(f"sequence {seq} exists already")
+        usable = tokens[:-1]  # the last row is computed: its distribution is wanted
+        hashes = BlockHasher(salt, self.block_size, usable).hashes
+        rows = self._blocks.num_cached(hashes) * self.block_size
+        hasher = self._hashers[seq] = BlockHasher(salt, self.block_size)
+        if stored is not None and rows < len(stored.tokens) < len(tokens):
+            try:
+                self.import_kv(seq, stored)
+            except EngineError as error:
+                log.warning("stored KV of a document is computed again: %s", error)
+            else:
+                return len(stored.tokens)
+        if rows:
+            self._table.adopt(seq, tokens[:rows])
+            self._blocks.adopt(seq, hashes)
+            hasher.append(tokens[:rows])
+        return rows
 
     def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
         kept = self._table.commit(seq, keep, rest)
@@ -75,16 +113,21 @@ class PagedKvCache:
             slots = self._blocks.slot_mapping(seq, kept.first, kept.first + kept.size)
             self._storage.move_rows(slots[list(kept.order)], slots[: len(kept.order)])
         self._blocks.truncate(seq, kept.first + len(kept.order))
+        self._cache(seq, kept.committed)
 
     def truncate(self, seq: SeqId, length: int) -> None:
         old_length = self._table.length(seq)
         self._table.truncate(seq, length)
         if length < old_length:
             self._blocks.truncate(seq, length)
+        if seq in self._hashers:
+            self._hashers[seq].truncate(length)
 
     def fork(self, seq: SeqId, into: SeqId) -> None:
         self._table.fork(seq, into)
         self._blocks.fork(seq, into)
+        if seq in self._hashers:
+            self._hashers[into] = self._hashers[seq].fork()
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         self._table.export(seq, len(tokens))
@@ -102,10 +145,12 @@ class PagedKvCache:
             self._table.release(seq)
             raise
         storage.write_rows(self._blocks.slot_mapping(seq, 0, num_rows), keys, values)
+        self._cache(seq, rows.tokens)
 
     def release(self, seq: SeqId) -> None:
         self._table.release(seq)
         self._blocks.release(seq)
+        self._hashers.pop(seq, None)
 
     def length(self, seq: SeqId) -> int:
         return self._table.length(seq)
@@ -121,3 +166,6 @@ class PagedKvCache:
         self._blocks.check()
         for seq, rows in self._table.lengths().items():
             assert self._blocks.length(seq) == rows, (seq, self._blocks.length(seq), rows)
+            if seq in self._hashers:
+                committed = rows - self._table.num_open_rows(seq)
+                assert len(self._hashers[seq]) == committed, (seq, len(self._hashers[seq]), committed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -24,6 +26,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.memory = np.full(TOTAL * SIZE, -1)
         self.model: dict[SeqId, list[int]] = {}
         self.written = 0
+        self.contents: list[list[bytes]] = []  # chains of hashes that were registered
 
     def copy(self, copies: list[BlockCopy]) -> None:
         for source, target, rows in copies:
@@ -87,6 +90,32 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def release(self, seq: SeqId) -> None:
         self.manager.release(seq)
         self.model.pop(seq, None)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def register(self, data: st.DataObject) -> None:
+        """Every full block of a sequence, under a name that says the content of all rows up to its end."""
+        seq = data.draw(st.sampled_from(sorted(self.model)))
+        rows = self.model[seq]
+        hashes = [repr(rows[:end]).encode() for end in range(SIZE, len(rows) + 1, SIZE)]
+        for place, content in enumerate(hashes):
+            self.manager.register(seq, place, content)
+        if hashes:
+            self.contents.append(hashes)
+
+    @precondition(lambda self: self.contents)
+    @rule(seq=ids, data=st.data())
+    def adopt(self, seq: SeqId, data: st.DataObject) -> None:
+        hashes = data.draw(st.sampled_from(self.contents))
+        if seq in self.model:
+            with pytest.raises(ValueError, match="exists"):
+                self.manager.adopt(seq, hashes)
+            return
+        free, known = self.manager.free_rows(), self.manager.num_cached(hashes)
+        rows = self.manager.adopt(seq, hashes)
+        assert rows == known * SIZE and free - rows <= self.manager.free_rows() <= free
+        if rows:
+            self.model[seq] = ast.literal_eval(hashes[known - 1].decode())
 
     @invariant()
     def every_row_reads_as_it_was_written(self) -> None:
@@ -171,3 +200,51 @@ def test_rows_never_reserved_are_refused() -> None:
             act()
     manager.truncate(SeqId(9), 0)  # an unknown sequence has length 0
     assert manager.slot_mapping(SeqId(9), 0, 0).tolist() == []
+
+
+def named(manager: BlockManager, seq: int, *names: bytes) -> None:
+    for place, name in enumerate(names):
+        manager.register(SeqId(seq), place, name)
+
+
+def test_a_registered_prefix_is_adopted_after_its_sequence_has_ended() -> None:
+    manager = BlockManager(4, 4)
+    manager.reserve(SeqId(1), 9)
+    named(manager, 1, b"a", b"ab")
+    manager.release(SeqId(1))
+    assert manager.free_rows() == 16, "what no sequence uses can be allocated"
+    assert manager.adopt(SeqId(2), [b"a", b"ab", b"abc"]) == 8
+    assert manager.block_table(SeqId(2)) == (0, 1) and manager.free_rows() == 8
+    assert manager.adopt(SeqId(3), [b"a", b"ax"]) == 4, "shared while both live"
+    assert manager.free_rows() == 8
+
+
+def test_unused_blocks_are_evicted_when_nothing_else_is_free_the_end_of_the_oldest_prefix_first() -> None:
+    manager = BlockManager(4, 4)
+    for seq, names in ((1, (b"a", b"ab")), (2, (b"x", b"xy"))):
+        manager.reserve(SeqId(seq), 8)
+        named(manager, seq, *names)
+        manager.release(SeqId(seq))
+    manager.reserve(SeqId(3), 4)
+    assert (manager.num_cached([b"a", b"ab"]), manager.num_cached([b"x", b"xy"])) == (1, 2)
+    manager.reserve(SeqId(3), 4)
+    assert (manager.num_cached([b"a", b"ab"]), manager.num_cached([b"x", b"xy"])) == (0, 2)
+
+
+def test_a_registered_block_that_is_written_again_loses_its_name() -> None:
+    manager = BlockManager(2, 4)
+    manager.reserve(SeqId(1), 4)
+    named(manager, 1, b"a")
+    manager.truncate(SeqId(1), 2)
+    manager.reserve(SeqId(1), 1)
+    assert manager.num_cached([b"a"]) == 0
+
+
+def test_a_shared_registered_block_is_copied_before_it_is_written_and_keeps_its_name() -> None:
+    manager = BlockManager(2, 4)
+    manager.reserve(SeqId(1), 4)
+    named(manager, 1, b"a")
+    manager.adopt(SeqId(2), [b"a"])
+    manager.truncate(SeqId(2), 2)
+    assert manager.reserve(SeqId(2), 1) == [BlockCopy(0, 1, 2)]
+    assert manager.num_cached([b"a"]) == 1
