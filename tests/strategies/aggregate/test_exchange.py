@@ -1,4 +1,4 @@
-"""From one side's tree to the other's through the real wire: whatever is lost, what arrives is right or ignored."""
+"""Draft trees through the real wire: messages may be lost; what arrives is right or ignored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKENS = (65, 66, 67, 68)
 RULES: list[AggregatorName] = ["mixture", "coin", "paper"]
 
 
-def law(chance: random.Random) -> Dist:
+def random_dist(chance: random.Random) -> Dist:
     probs = np.full(VOCAB, 1e-4)
     for token in TOKENS:
         probs[token] = chance.random() ** 2
@@ -45,20 +45,20 @@ def same(one: Dist, other: Dist) -> bool:
 
 
 class Pair:
-    """The side that ships (the cloud), the side that hears (the device), and what is between them."""
+    """A sending side (the cloud), a receiving side (the device), and the link between them."""
 
     def __init__(self, name: AggregatorName, chance: random.Random) -> None:
         self.rule, self.chance = rule_of(name), chance
         self.out, self.into = PrefixTree(0), PrefixTree(0)
-        self.ships = DraftExchange("cloud", self.rule, VOCAB, self.out)
-        self.hears = DraftExchange("device", self.rule, VOCAB, self.into)
+        self.sender = DraftExchange("cloud", self.rule, VOCAB, self.out)
+        self.receiver = DraftExchange("device", self.rule, VOCAB, self.into)
         self.targets: list[int] = []
-        self.known = 0  # targets that the shipping side knows
-        self.laws: dict[tuple[int, ...], Dist] = {}
+        self.known = 0  # targets that the sending side knows
+        self.dists: dict[tuple[int, ...], Dist] = {}
         self.way: list[bytes] = []
 
     def grow(self) -> None:
-        """Compute some nodes and ship them."""
+        """Compute some nodes and send them."""
         head = self.out.head
         computed = [node for node in head.subtree() if node.own_dist is not None]
         nodes: list[PrefixNode] = []
@@ -72,10 +72,10 @@ class Pair:
             node = parent.child(choice if self.chance.random() < 0.6 else self.chance.choice(TOKENS))
             if node.own_dist is None:
                 nodes.append(self.scored(node))
-        self.send(self.ships.encode(nodes, 0))
+        self.send(self.sender.encode(nodes, 0))
 
     def scored(self, node: PrefixNode) -> PrefixNode:
-        node.own_dist = self.laws.setdefault(path(node), law(self.chance))
+        node.own_dist = self.dists.setdefault(path(node), random_dist(self.chance))
         return node
 
     def send(self, messages: list[Drafts]) -> None:
@@ -84,28 +84,28 @@ class Pair:
     def arrive(self, at: int) -> None:
         message = decode(self.way.pop(at), vocab_size=VOCAB)
         assert isinstance(message, Drafts)
-        self.hears.receive(message)
+        self.receiver.receive(message)
 
     def decide(self) -> None:
-        """The hearing side goes on; mostly along what it was told."""
-        told = list(self.into.head.children)
+        """The receiving side decides a target, mostly one of the drafts it received."""
+        drafts = list(self.into.head.children)
         self.targets.append(
-            self.chance.choice(told) if told and self.chance.random() < 0.7 else self.chance.choice(TOKENS)
+            self.chance.choice(drafts) if drafts and self.chance.random() < 0.7 else self.chance.choice(TOKENS)
         )
         self.into.advance(self.targets[-1])
 
     def learn(self) -> None:
-        """The shipping side is told a target, sooner or later."""
+        """The sending side receives the next target, if any."""
         if self.known < len(self.targets):
             self.out.advance(self.targets[self.known])
             self.known += 1
 
     def check(self) -> int:
-        """All that is known at the hearing side is what the other side has computed there. How much that is."""
+        """Every distribution received is the one computed at that node. Returns their number."""
         count = 0
         for node in self.into.head.subtree():
             if node.peer_dist is not None:
-                truth = self.laws[path(node)]
+                truth = self.dists[path(node)]
                 expected = self.rule.to_wire("cloud", truth, node.position, node.peer_dist.level)
                 assert node.peer_dist.token == expected.token
                 if expected.head is None:
@@ -171,13 +171,13 @@ def test_what_was_lost_comes_with_all_that_is_alive(name: AggregatorName) -> Non
             pair.learn()
             pair.grow()
             pair.way.clear()
-        pair.send(pair.ships.encode_all(0))
+        pair.send(pair.sender.encode_all(0))
         while pair.way:
             pair.arrive(0)
         assert pair.check() == sum(node.own_dist is not None for node in pair.out.head.subtree())
 
 
-def test_a_node_in_more_detail_replaces_what_was_known_and_never_the_other_way() -> None:
+def test_a_node_in_more_detail_replaces_a_coarser_one_and_never_the_other_way() -> None:
     pair = Pair("mixture", random.Random(5))
     pair.grow()
     first = list(pair.way)
@@ -185,7 +185,7 @@ def test_a_node_in_more_detail_replaces_what_was_known_and_never_the_other_way()
     number = pair.into.head.peer_id
     assert number is not None
     for level in (1, 2):
-        pair.send(pair.ships.refine(number, level, 0))
+        pair.send(pair.sender.refine(number, level, 0))
         pair.arrive(0)
         assert pair.into.head.peer_dist is not None and pair.into.head.peer_dist.level == level
         pair.check()
@@ -194,7 +194,7 @@ def test_a_node_in_more_detail_replaces_what_was_known_and_never_the_other_way()
     assert pair.into.head.peer_dist is not None and pair.into.head.peer_dist.level == 2
 
 
-def test_a_law_of_few_bytes_and_choices_of_fewer() -> None:
+def test_a_distribution_takes_few_bytes_and_a_choice_fewer() -> None:
     sizes = {}
     for name in RULES[:2]:
         pair = Pair(name, random.Random(1))
@@ -208,31 +208,31 @@ def test_a_law_of_few_bytes_and_choices_of_fewer() -> None:
 @pytest.mark.parametrize(
     "nodes",
     [
-        EncodedNodes(9, 0, 0, 0, (-1,), (0,), None),  # a prefix nobody has decided
-        EncodedNodes(0, 0, 0, 5, (3,), (66,), None),  # a parent nobody has heard of
-        EncodedNodes(0, 0, 0, 5, (0,), (-1,), (66,)),  # a choice that never came
+        EncodedNodes(9, 0, 0, 0, (-1,), (0,), None),  # a prefix that is not decided
+        EncodedNodes(0, 0, 0, 5, (3,), (66,), None),  # a parent that was never received
+        EncodedNodes(0, 0, 0, 5, (0,), (-1,), (66,)),  # a choice that was never received
     ],
     ids=["anchor", "parent", "choice"],
 )
 def test_what_hangs_on_nothing_is_ignored(nodes: EncodedNodes) -> None:
-    paths = PrefixTree(0)
-    laws = [] if nodes.choices else [encode_head(point(65), precise=False)]
-    DraftExchange("device", rule_of("coin" if nodes.choices else "mixture"), VOCAB, paths).receive(
-        Drafts(0, 0, pack_nodes(nodes), laws)
+    tree = PrefixTree(0)
+    dists = [] if nodes.choices else [encode_head(point(65), precise=False)]
+    DraftExchange("device", rule_of("coin" if nodes.choices else "mixture"), VOCAB, tree).receive(
+        Drafts(0, 0, pack_nodes(nodes), dists)
     )
-    assert list(paths.head.subtree()) == [paths.head] and paths.head.peer_dist is None
+    assert list(tree.head.subtree()) == [tree.head] and tree.head.peer_dist is None
 
 
-def test_what_is_held_for_a_peer_is_bounded() -> None:
-    """However much it ships: broad, deep, or the same again under new names."""
-    paths = PrefixTree(0)
-    shipping = DraftExchange("device", rule_of("coin"), VOCAB, paths)
+def test_nodes_kept_for_a_peer_are_bounded() -> None:
+    """However much it sends: broad, deep, or the same nodes again under new ids."""
+    tree = PrefixTree(0)
+    exchange = DraftExchange("device", rule_of("coin"), VOCAB, tree)
     for start in range(0, 40_000, 200):
         parents = (-1, *(start + place for place in range(199)))
         tokens = (0, *((start // 200 + place) % VOCAB for place in range(199)))
         nodes = EncodedNodes(0, start, 0, start, parents, tokens, (65,) * 200)
-        shipping.receive(Drafts(0, 0, pack_nodes(nodes), []))
-    assert sum(1 for _ in paths.head.subtree()) <= MAX_LIVE_NODES + 256
+        exchange.receive(Drafts(0, 0, pack_nodes(nodes), []))
+    assert sum(1 for _ in tree.head.subtree()) <= MAX_LIVE_NODES + 256
 
 
 def test_a_share_without_a_head_is_a_choice() -> None:

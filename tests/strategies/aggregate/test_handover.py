@@ -1,4 +1,4 @@
-"""Who decides: the hand-over of the aggregator, by a machine played by hand."""
+"""Hand-over of the decision, by a machine played by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.strategies.cases import (
 EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
 
 
-# ---- who decides ----------------------------------------------------------------------------------------------------
+# ---- the side that decides ------------------------------------------------------------------------------------------
 SLOW, QUICK = SpeedReport(0, 0, 1.0, 0.0), SpeedReport(0, 0, 0.001, 0.0)
 
 
@@ -49,7 +49,7 @@ def test_the_decision_goes_to_a_slower_side_that_is_far_away() -> None:
     kinds = [type(message) for message in says(effects)]
     assert kinds.index(Targets) < kinds.index(Handover)
     hand.answer()
-    assert any(isinstance(message, Drafts) for message in hand.sent)  # it ships what the other side needs
+    assert any(isinstance(message, Drafts) for message in hand.sent)  # it sends what the other side needs
     hand.on(*heard(1, 65, log_weight=5.0))
     assert hand.tokens == [65]  # and decides no more
     hand.on(decided(1, 70))
@@ -74,12 +74,12 @@ def test_the_decision_stays_where_privacy_or_speed_wants_it(reason: str) -> None
 def test_the_side_that_takes_over_decides_from_there_and_gives_it_back() -> None:
     hand = opened("cloud")
     hand.on(*heard(0, 65, 65, log_weight=9.0), handed(1, 2))
-    assert not hand.emitted  # the first two are the other side's to say
+    assert not hand.emitted  # the first two are the other side's to decide
     hand.on(decided(0, 70), decided(1, 71), drafted(2, *[72] * 9))
     hand.answer()
     assert hand.tokens == [70, 71, *[72] * 9]
-    told = [message for message in hand.sent if isinstance(message, Targets)]
-    assert (told[0].start, sum(len(message.tokens) for message in told)) == (2, 9)
+    targets = [message for message in hand.sent if isinstance(message, Targets)]
+    assert (targets[0].start, sum(len(message.tokens) for message in targets)) == (2, 9)
     (handover,) = [message for message in says(hand.on(Received(SLOW))) if isinstance(message, Handover)]
     assert (handover.turn, handover.start) == (2, 11)
     hand.on(drafted(11, 72))
@@ -123,7 +123,7 @@ def test_a_hand_over_to_nowhere_is_a_peer_that_is_stuck() -> None:
     assert len(hand.tokens) == 100
 
 
-def test_a_hand_over_that_was_lost_is_said_again() -> None:
+def test_a_hand_over_that_was_lost_is_sent_again() -> None:
     hand = opened("device")
     hand.on(*heard(0, 65, log_weight=5.0), Received(SLOW))
     again = says(hand.on(has(1, turn=0)))

@@ -116,7 +116,7 @@ def test_a_link_lost_and_back_before_the_start_opens_one_session() -> None:
 
 
 def test_drafts_may_come_before_the_targets_they_hang_on_in_any_order() -> None:
-    """What is said of a path stays true: a law that came for a later target waits for its turn."""
+    """A distribution depends on its prefix alone: one that came for a later target waits for it."""
     hand = device(front=False)
     hand.begin()
     hand.on(drafted(0, 65, 66, 67), weighed(5.0))  # the cloud's word counts for all
@@ -240,16 +240,16 @@ def test_the_epoch_says_how_often_the_answer_was_opened() -> None:
 
 
 @EVERY_FRONT
-def test_after_a_return_the_device_decides_again_and_the_cloud_ships_afresh(front: Side) -> None:
-    """Whoever decided before: the peer's new machine begins where every machine begins."""
+def test_after_a_return_the_device_decides_again_and_the_cloud_sends_all_drafts(front: Side) -> None:
+    """Whichever side decided before: the peer's new machine begins where every machine begins."""
     hand = Hand(Aggregate, front, front=True, max_tokens=100, private=False, drafting=CHAIN)
     hand.begin()
     hand.on(*heard(0, 65, 65), *([handed(1, 2)] if front == "cloud" else []))
     effects = [*hand.on(LinkLost(), LinkBack()), *hand.answer()]
-    shipped = [message for message in says(effects) if isinstance(message, Drafts)]
+    drafts = [message for message in says(effects) if isinstance(message, Drafts)]
     assert all(message.epoch == 1 for message in says(effects))
     if front == "cloud":
-        nodes = unpack_nodes(shipped[0].nodes)
+        nodes = unpack_nodes(drafts[0].nodes)
         assert (nodes.position, nodes.parents[0], nodes.first) == (len(hand.tokens), -1, 0)
         assert any(isinstance(message, EvidenceWeight) for message in says(effects))
         known = len(hand.tokens)
@@ -258,7 +258,7 @@ def test_after_a_return_the_device_decides_again_and_the_cloud_ships_afresh(fron
         hand.on(decided(known, 70, epoch=1))
         assert hand.tokens[-1] == 70
     else:
-        assert not shipped
+        assert not drafts
         known = len(hand.tokens)
         hand.on(*heard(known, 65, epoch=1))
         assert len(hand.tokens) == known + 1
@@ -284,7 +284,7 @@ def test_what_is_missing_is_asked_for_and_sent_again() -> None:
     decider.on(*heard(0, 65, 65, 65, log_weight=5.0))
     (again,) = says(decider.on(has(1)))
     assert again == Targets(0, 0, 1, [65, 65], b"")
-    # One that decides and lacks the other's laws says so, and is shipped all that is alive.
+    # To a peer that decides and lacks distributions, every live node is sent.
     assert {type(message) for message in says(follower.on(has(1, waits=True)))} == {EvidenceWeight, Drafts}
 
 
@@ -327,11 +327,11 @@ def test_nothing_is_computed_that_no_target_can_need() -> None:
     assert all(len(path) < 3 and 256 not in path for path in hand.rows)
 
 
-def test_a_burst_is_shipped_as_a_whole() -> None:
+def test_a_sequence_is_sent_as_a_whole() -> None:
     hand = cloud(max_tokens=100, drafting=DraftLimits(width=1, rows=1, ahead=5, whole_sequences=True))
     hand.begin()
-    (shipped,) = [message for message in hand.sent if isinstance(message, Drafts)]
-    assert len(unpack_nodes(shipped.nodes).tokens) == 6
+    (drafts,) = [message for message in hand.sent if isinstance(message, Drafts)]
+    assert len(unpack_nodes(drafts.nodes).tokens) == 6
     hand.on(decided(0, 70))  # not what was drafted
     hand.answer()
     second = [message for message in hand.sent if isinstance(message, Drafts)][1:]
@@ -339,7 +339,7 @@ def test_a_burst_is_shipped_as_a_whole() -> None:
 
 
 def test_a_slow_side_verifies_in_one_forward_what_a_fast_one_has_drafted() -> None:
-    """The peer's laws are guesses too, where it has none of its own yet."""
+    """The peer's distributions serve as drafts, where it has none of its own yet."""
     hand = device(max_tokens=100, drafting=DraftLimits(width=1, rows=4, ahead=8))
     hand.say = lambda path: point((70, 71, 72, 73, 74)[min(len(path), 4)])
     hand.on(Started(0.0), *heard(0, 70, 71, 72, 73, log_weight=0.5), found())
@@ -349,7 +349,7 @@ def test_a_slow_side_verifies_in_one_forward_what_a_fast_one_has_drafted() -> No
     assert hand.tokens == [70, 71, 72, 73]
 
 
-# ---- more of a law --------------------------------------------------------------------------------------------------
+# ---- detail of a distribution ---------------------------------------------------------------------------------------
 def test_what_a_head_does_not_settle_is_asked_for_once_in_more_detail() -> None:
     hand = device(max_tokens=20)
     hand.say = lambda _: point(66)
@@ -394,7 +394,7 @@ def test_of_a_node_that_is_dead_or_was_never_there_nothing_is_sent(node: int) ->
 # ---- what is counted ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("side", SIDES)
 def test_accepted_and_drafted_are_what_happened(side: Side) -> None:
-    """Drafts of the side that follows: two that stand, one that does not, and one more that does."""
+    """Drafts of the side that follows: two accepted, one rejected, and one more accepted."""
     hand = Hand(Aggregate, side, front=True, max_tokens=4, drafting=CHAIN)
     if side == "device":
         hand.say = lambda path: point(70 if len(path) == 2 else 65)
@@ -425,7 +425,7 @@ def test_alone_counts_what_was_written_alone() -> None:
     assert hand.finish.stats["alone"] == 4
 
 
-def test_the_speed_is_told_once_it_is_known_and_when_it_has_changed() -> None:
+def test_the_speed_is_sent_once_it_is_known_and_when_it_has_changed() -> None:
     hand = Hand(Aggregate, "cloud", front=False, private=False, rtt=0.1, max_tokens=1000, drafting=TOKEN_BY_TOKEN)
     hand.begin()
 
@@ -438,8 +438,8 @@ def test_the_speed_is_told_once_it_is_known_and_when_it_has_changed() -> None:
             effects += hand.answer()
         return effects
 
-    told = [message for message in says(decode(0.5, 3)) if isinstance(message, SpeedReport)]
-    assert [round(message.decode_s, 3) for message in told] == [0.5]
+    reports = [message for message in says(decode(0.5, 3)) if isinstance(message, SpeedReport)]
+    assert [round(message.decode_s, 3) for message in reports] == [0.5]
     assert [m for m in says(decode(0.5, 20)) if isinstance(m, SpeedReport)] == []
     slower = [message for message in says(decode(2.0, 20)) if isinstance(message, SpeedReport)]
     assert slower and slower[-1].decode_s > 1.0
@@ -452,8 +452,8 @@ def test_it_ends_at_an_end_token_without_emitting_it() -> None:
     hand.on(*heard(0, 65, 65, 65, log_weight=0.0))
     hand.answer()
     assert hand.tokens == [65, 65] and hand.finish.reason == "stop"
-    told = [token for message in hand.sent if isinstance(message, Targets) for token in message.tokens]
-    assert told == [65, 65, 256]  # the peer learns of it
+    sent = [token for message in hand.sent if isinstance(message, Targets) for token in message.tokens]
+    assert sent == [65, 65, 256]  # the peer receives it
 
 
 def test_a_wake_that_comes_back_asks_for_the_next_one() -> None:
@@ -465,7 +465,7 @@ def test_a_wake_that_comes_back_asks_for_the_next_one() -> None:
 
 
 def test_on_a_full_link_fewer_rows_are_worth_their_bytes() -> None:
-    """A side that ships counts what its laws take on the link."""
+    """A side that sends drafts counts the time its distributions take on the link."""
     rows = {}
     for bandwidth in (None, 1e6, 100.0):
         hand = cloud(max_tokens=100, drafting=DraftLimits(width=3, rows=8, ahead=6), rtt=0.1, bandwidth=bandwidth)

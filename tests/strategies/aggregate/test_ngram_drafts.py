@@ -1,4 +1,4 @@
-"""What one answer teaches the tables, and the next one drafts from."""
+"""Tables learn from one answer, and the next one drafts from them."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from tests.strategies.cases import (
 )
 
 HEATS = (0.1, 0.0, 1.0, 0.0, 0.7)
-LAW = two(65, 66, 0.6)
+DIST = two(65, 66, 0.6)
 
 
 class Only:
-    """A constraint: one token, for ever."""
+    """A constraint that allows one token only."""
 
     def __init__(self, token: int) -> None:
         self._token = token
@@ -60,23 +60,23 @@ class Only:
 
 def test_a_first_token_waits_for_no_reading_and_nothing_decided_meanwhile_is_lost() -> None:
     branches = [Branch((1, 2, 3, 4, 5, 6), 0.0), Branch((7, 2, 3, 8, 9), 0.0)]
-    forecasts = [NgramDrafts(NgramDrafter(LookupTable(VOCAB), SamplingParams(temperature=0.0))) for _ in range(2)]
-    at_once, late = forecasts
-    for forecast in forecasts:
-        forecast.start(branches, (1,))
-    paths = PrefixTree(1)
+    both_drafts = [NgramDrafts(NgramDrafter(LookupTable(VOCAB), SamplingParams(temperature=0.0))) for _ in range(2)]
+    at_once, late = both_drafts
+    for drafts in both_drafts:
+        drafts.start(branches, (1,))
+    tree = PrefixTree(1)
     for _ in branches:
         at_once.read()
     for token in (2, 3):
-        for forecast in forecasts:
-            forecast.observe_target(paths.head, token)
-        paths.advance(token)
+        for drafts in both_drafts:
+            drafts.observe_target(tree.head, token)
+        tree.advance(token)
     late.read()
-    assert not late.children(paths.head, paths.head)  # the second prompt has not been read
+    assert not late.children(tree.head, tree.head)  # the second prompt has not been read
     late.read()
 
-    assert late.children(paths.head, paths.head) == at_once.children(paths.head, paths.head)
-    assert [token for token, _ in late.children(paths.head, paths.head)] == [4]  # what followed 1, 2, 3
+    assert late.children(tree.head, tree.head) == at_once.children(tree.head, tree.head)
+    assert [token for token, _ in late.children(tree.head, tree.head)] == [4]  # what followed 1, 2, 3
 
 
 EVERY_MACHINE = pytest.mark.parametrize("machine", [Aggregate, LookupTree])
@@ -91,25 +91,25 @@ EVERY_MACHINE = pytest.mark.parametrize("machine", [Aggregate, LookupTree])
         {"mask": Only(65)},
     ],
 )
-def test_what_is_learnt_is_what_the_model_thought_whatever_was_made_of_it(
+def test_tables_learn_what_the_model_predicted_before_any_processing(
     machine: Callable[[MachineConfig], Machine], changes: dict[str, object]
 ) -> None:
     table = LookupTable(VOCAB)
     hand = Hand(machine, "device", front=True, linked=False, table=table, **{"max_tokens": 12} | changes)
-    hand.say = lambda _: LAW
+    hand.say = lambda _: DIST
     hand.begin()
     assert len(table) > 1  # the last token of the prompt, and some of the answer
     for token in {*hand.tokens[:-1], PROMPT[-1]}:
         ids, probs = table.successors(token)
         assert not ids or (ids, probs) == (
-            [i for i, _ in LAW.top(NUM_SUCCESSORS)],
-            pytest.approx([p for _, p in LAW.top(NUM_SUCCESSORS)]),
+            [i for i, _ in DIST.top(NUM_SUCCESSORS)],
+            pytest.approx([p for _, p in DIST.top(NUM_SUCCESSORS)]),
         )
     table.check()
 
 
 @EVERY_MACHINE
-def test_a_context_of_two_tokens_is_learnt_with_the_law_that_followed_it(
+def test_a_context_of_two_tokens_is_learnt_with_the_distribution_after_it(
     machine: Callable[[MachineConfig], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each token stands after several others, and of a large vocabulary not every row is a lesson."""
@@ -131,7 +131,7 @@ def test_a_context_of_two_tokens_is_learnt_with_the_law_that_followed_it(
     assert len(known) > 2 and len({token for _, token in known}) < len(known)
 
 
-def test_targets_whose_law_is_not_known_here_teach_nothing() -> None:
+def test_targets_whose_distribution_is_not_known_here_teach_nothing() -> None:
     table = LookupTable(VOCAB)
     hand = cloud(table=table)
     hand.on(Started(0.0), decided(0, 65, 66), found())
@@ -158,7 +158,7 @@ def test_answers_of_different_temperatures_share_a_table(front: Side, manner: Ma
 
 
 def test_what_other_answers_have_taught_reaches_no_peer_before_it_is_a_target() -> None:
-    """Neither side's: the earlier ones may have been for its own eyes alone."""
+    """On either side: earlier answers may be private."""
     table = LookupTable(VOCAB)
     for token in range(40, 50):
         table.record(token, [token + 1], [0.9], overwrite=True)
@@ -167,7 +167,7 @@ def test_what_other_answers_have_taught_reaches_no_peer_before_it_is_a_target() 
     hand.begin()
     hand.on(decided(0, 40))
     hand.answer()
-    assert (40, 41, 42) in hand.rows, "nothing was guessed"
+    assert (40, 41, 42) in hand.rows, "nothing was drafted"
     tokens = {token for message in hand.sent if isinstance(message, Drafts) for token in edges(message)}
     assert tokens <= {90, 91, *(token for token, _ in two(90, 91).top(4))}
 

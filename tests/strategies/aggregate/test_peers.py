@@ -1,4 +1,4 @@
-"""`aggregate` and its peer: useless and hostile messages, bounds on what is held, and what a peer may learn."""
+"""`aggregate` and its peer: useless and hostile messages, bounds on memory, and privacy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
 
 
 def known_until(hand: Hand) -> int:
-    """Targets the machine has, as it says when nothing happens."""
+    """Number of targets in the state that the machine sends when nothing happens."""
     have = [message for _ in range(2) for message in says(hand.wake())][-1]
     assert isinstance(have, SyncState)
     return have.targets
@@ -69,21 +69,23 @@ def nodes(
 
 # ---- messages that are worth nothing --------------------------------------------------------------------------------
 OUTSIDE = Dist(np.array([65, VOCAB + 5], dtype=np.int32), np.array([0.5, 0.5]))
-LAW = encode_head(point(65), precise=False)
+PAYLOAD = encode_head(point(65), precise=False)
 
 USELESS_DRAFTS: dict[str, Event] = {
     "no nodes": Received(Drafts(0, 0, b"", [])),
-    "nodes that are none": Received(Drafts(0, 0, b"\xff\xff\xff", [LAW])),
-    "no law": Received(Drafts(0, 0, nodes((-1,), (0,)), [])),
-    "more laws than nodes": Received(Drafts(0, 0, nodes((-1,), (0,)), [LAW, LAW])),
-    "half a law": Received(Drafts(0, 0, nodes((-1,), (0,)), [DistPayload(b"\x41", b"\x00")])),
-    "a choice in place of a law": Received(Drafts(0, 0, nodes((-1,), (0,), (65,)), [])),
-    "a law of ids outside the vocabulary": drafted(0, 65, law=OUTSIDE),
-    "an edge outside the vocabulary": Received(Drafts(0, 0, nodes((-1, 0), (0, VOCAB)), [LAW, LAW])),
+    "nodes that are none": Received(Drafts(0, 0, b"\xff\xff\xff", [PAYLOAD])),
+    "no distribution": Received(Drafts(0, 0, nodes((-1,), (0,)), [])),
+    "more distributions than nodes": Received(Drafts(0, 0, nodes((-1,), (0,)), [PAYLOAD, PAYLOAD])),
+    "half a distribution": Received(Drafts(0, 0, nodes((-1,), (0,)), [DistPayload(b"\x41", b"\x00")])),
+    "a choice in place of a distribution": Received(Drafts(0, 0, nodes((-1,), (0,), (65,)), [])),
+    "a distribution of ids outside the vocabulary": drafted(0, 65, law=OUTSIDE),
+    "an edge outside the vocabulary": Received(Drafts(0, 0, nodes((-1, 0), (0, VOCAB)), [PAYLOAD, PAYLOAD])),
     "another epoch": drafted(0, 65, epoch=3),
     "a prefix that is not decided": drafted(5, 65),
-    "a parent nobody knows": Received(Drafts(0, 0, pack_nodes(EncodedNodes(0, 0, 0, 9, (7,), (65,), None)), [LAW])),
-    "a choice nobody told": Received(Drafts(0, 0, pack_nodes(EncodedNodes(0, 0, 0, 9, (0,), (FOLLOWS,), (65,))), [])),
+    "an unknown parent": Received(Drafts(0, 0, pack_nodes(EncodedNodes(0, 0, 0, 9, (7,), (65,), None)), [PAYLOAD])),
+    "a choice that was never sent": Received(
+        Drafts(0, 0, pack_nodes(EncodedNodes(0, 0, 0, 9, (0,), (FOLLOWS,), (65,))), [])
+    ),
 }
 USELESS_TARGETS: dict[str, Event] = {
     "outside the vocabulary": decided(0, 65, VOCAB),
@@ -104,8 +106,8 @@ def test_a_useless_draft_is_as_good_as_lost(useless: Event) -> None:
     assert hand.tokens == [65]
 
 
-def test_an_empty_law_is_asked_for_in_more_detail() -> None:
-    """All there was may have been too unlikely for 16 bits."""
+def test_an_empty_distribution_is_asked_for_in_more_detail() -> None:
+    """Every probability may have been too small for 16 bits."""
     hand = device()
     hand.begin()
     (asked,) = says(hand.on(weighed(), Received(Drafts(0, 0, nodes((-1,), (0,)), [DistPayload(b"", b"")]))))
@@ -152,8 +154,8 @@ def test_targets_that_follow_at_once_need_not_wait() -> None:
     assert known_until(hand) == 3_000
 
 
-def test_a_law_for_every_prefix_there_might_be_makes_no_side_compute_for_ever() -> None:
-    """`Hand` holds every machine to 5,000 rows."""
+def test_a_distribution_for_every_possible_prefix_makes_no_side_compute_for_ever() -> None:
+    """`Hand` asserts a limit of 5,000 rows."""
     hand = device(max_tokens=1000)
     chance = random.Random(1)
     hand.begin()
@@ -161,7 +163,7 @@ def test_a_law_for_every_prefix_there_might_be_makes_no_side_compute_for_ever() 
     for start in range(0, 3000, 30):
         parents = (-1, *(start + chance.randrange(place) for place in range(1, 30)))
         tokens = (0, *(chance.randrange(256) for _ in range(29)))
-        hand.on(Received(Drafts(0, 0, nodes(parents, tokens, first=start), [LAW] * 30)))
+        hand.on(Received(Drafts(0, 0, nodes(parents, tokens, first=start), [PAYLOAD] * 30)))
         hand.answer()
     assert len(hand.rows) < 2000
 
@@ -172,7 +174,7 @@ def test_a_law_for_every_prefix_there_might_be_makes_no_side_compute_for_ever() 
     [
         (66, 5.0, 66, "cloud"),
         (66, -5.0, 65, "device"),
-        (65, 5.0, 65, None),  # both would have said it
+        (65, 5.0, 65, None),  # both would have chosen it
         (66, None, 65, "device"),  # the cloud found nothing
     ],
 )
@@ -194,7 +196,7 @@ def test_where_nobody_found_a_document_no_side_is_named() -> None:
     assert [emit.lane for emit in hand.emitted] == [None]
 
 
-def test_a_cloud_that_faces_the_client_names_the_side_it_was_told() -> None:
+def test_a_cloud_that_faces_the_client_names_the_side_it_received() -> None:
     hand = cloud()
     hand.begin()
     hand.on(decided(0, 65, 66, 67, 68, lanes=b"\x00\x01\x02\x07"))
@@ -214,8 +216,8 @@ def test_who_writes_alone_names_itself_where_it_reads_a_document(
 
 
 # ---- what a peer learns ---------------------------------------------------------------------------------------------
-def lawful(message: SessionMessage, rule: AggregatorName) -> bool:
-    """May a device say that of private documents?"""
+def may_send(message: SessionMessage, rule: AggregatorName) -> bool:
+    """A device with private documents may send this message."""
     if isinstance(message, Drafts):
         return rule == "coin" and not message.dists
     return rule == "coin" or not isinstance(message, EvidenceWeight | SpeedReport | Handover)
@@ -224,7 +226,7 @@ def lawful(message: SessionMessage, rule: AggregatorName) -> bool:
 @EVERY_FRONT
 @pytest.mark.parametrize("rule", ["mixture", "paper", "coin"])
 def test_no_peer_gets_out_of_a_device_what_is_private(front: Side, rule: AggregatorName) -> None:
-    """Whatever it asks for, however it claims to decide."""
+    """Whatever the peer requests, and even if it claims to decide."""
     for seed in range(5):
         chance = random.Random(seed)
         hand = device(front=front == "device", private=True, aggregator=rule, rtt=0.5, max_tokens=100, drafting=TREE)
@@ -245,31 +247,33 @@ def test_no_peer_gets_out_of_a_device_what_is_private(front: Side, rule: Aggrega
                 )
             )
             hand.answer()
-        assert all(lawful(message, rule) for message in hand.sent)
+        assert all(may_send(message, rule) for message in hand.sent)
 
 
 DOCUMENT = (*PROMPT, 40, 50, 51, 52, 53, 7, 8)
 
 
 def tree(hand: Hand) -> list[tuple[tuple[int, ...], int]]:
-    """What it has shipped under `coin`: each node's tokens from the anchor of its message on, and the choice there."""
-    named: dict[int, tuple[int, ...]] = {}
+    """Nodes sent under `coin`: each one's tokens from the anchor of its message on, and the choice there."""
+    paths: dict[int, tuple[int, ...]] = {}
     chosen: dict[int, int] = {}
-    told = []
+    sent = []
     for message in hand.sent:
         if isinstance(message, Drafts):
-            said = unpack_nodes(message.nodes, VOCAB)
-            assert said.choices is not None
-            for place, (parent, token, choice) in enumerate(zip(said.parents, said.tokens, said.choices, strict=True)):
+            encoded = unpack_nodes(message.nodes, VOCAB)
+            assert encoded.choices is not None
+            for place, (parent, token, choice) in enumerate(
+                zip(encoded.parents, encoded.tokens, encoded.choices, strict=True)
+            ):
                 edge = () if parent < 0 else (chosen[parent] if token == FOLLOWS else token,)
-                number = said.first + place
-                named[number], chosen[number] = (*named.get(parent, ()), *edge), choice
-                told.append((named[number], choice))
-    return told
+                number = encoded.first + place
+                paths[number], chosen[number] = (*paths.get(parent, ()), *edge), choice
+                sent.append((paths[number], choice))
+    return sent
 
 
 def following(prompt: tuple[int, ...], say: Callable[[int], int], table: LookupTable) -> Hand:
-    """A device with private documents that lets the cloud decide. say: what comes after a token."""
+    """A device with private documents that lets the cloud decide. say: the token that follows a token."""
     hand = device(front=False, private=True, aggregator="coin", rtt=0.5, max_tokens=100, table=table)
     hand.say = lambda path: point(say(path[-1]) if path else 90)
     hand.on(Started(0.0), Retrieved((Branch(prompt, 0.0),)))
@@ -281,8 +285,8 @@ def following(prompt: tuple[int, ...], say: Callable[[int], int], table: LookupT
 
 
 @pytest.mark.parametrize("source", ["document", "earlier answer"])
-def test_a_look_up_guess_is_not_told_before_it_is_a_target(source: str) -> None:
-    """It would be private text, word by word; and a second choice at one position."""
+def test_an_n_gram_draft_is_not_sent_before_it_is_a_target(source: str) -> None:
+    """It would reveal private text, word by word, and a second choice at one position."""
     table = LookupTable(VOCAB)
     for before, after in pairwise(DOCUMENT):
         if source == "earlier answer":
@@ -292,20 +296,20 @@ def test_a_look_up_guess_is_not_told_before_it_is_a_target(source: str) -> None:
     known = len(hand.rows)
     hand.on(decided(0, 40))
     hand.answer()
-    guessed = [row[len(prompt) - len(PROMPT) :] for row in hand.rows[known:]]
-    assert (40, 50) in guessed and (40, 50, 51, 52) in guessed, "nothing was guessed"
+    drafts = [row[len(prompt) - len(PROMPT) :] for row in hand.rows[known:]]
+    assert (40, 50) in drafts and (40, 50, 51, 52) in drafts, "nothing was drafted"
     assert all(set(path) <= {90} for path, _ in tree(hand))
     known = len(hand.rows)
-    told = says(hand.on(decided(1, 50)))
-    assert any(isinstance(message, Drafts) for message in told), "what was computed is told at once"
+    sent = says(hand.on(decided(1, 50)))
+    assert any(isinstance(message, Drafts) for message in sent), "a row that was computed is sent at once"
     hand.on(has(2, turn=1, waits=True), decided(2, 51), handed(2, 3))
     hand.answer()
     assert not any(row[-1] in (50, 51) for row in hand.rows[known:]), "and not computed again"
     assert all(set(path) <= {90} for path, _ in tree(hand))
 
 
-def test_a_look_up_guess_that_the_model_shares_is_told_with_its_choice() -> None:
-    """This is what they are for: several levels in one forward."""
+def test_an_n_gram_draft_that_the_model_shares_is_sent_with_its_choice() -> None:
+    """Several levels in one forward."""
     after = dict(pairwise((40, 50, 51, 52, 53, 40)))
     hand = following(DOCUMENT, lambda token: after.get(token, 90), LookupTable(VOCAB))
     hand.on(decided(0, 40))
@@ -316,7 +320,7 @@ def test_a_look_up_guess_that_the_model_shares_is_told_with_its_choice() -> None
 @EVERY_FRONT
 @pytest.mark.parametrize("rule", ["mixture", "paper", "coin"])
 def test_a_device_sends_nothing_that_tells_of_its_private_documents(front: Side, rule: AggregatorName) -> None:
-    """Lanes only to a cloud that must show them to its client."""
+    """Lanes are sent only to a cloud that must show them to its client."""
     lanes: set[int] = set()
     targets = 0
     for seed in range(8):
@@ -339,7 +343,7 @@ def test_a_device_sends_nothing_that_tells_of_its_private_documents(front: Side,
                 message, Targets | SyncState | DetailRequest | Drafts | EvidenceWeight | SpeedReport | Handover
             )
             if isinstance(message, Drafts | EvidenceWeight | SpeedReport | Handover):
-                assert lawful(message, rule), message
+                assert may_send(message, rule), message
             if isinstance(message, Targets):
                 targets += len(message.tokens)
                 lanes.update(message.lanes)

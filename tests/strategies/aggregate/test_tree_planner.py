@@ -1,4 +1,4 @@
-"""Which rows are computed next: the most likely ones, as many as pay for themselves, and none that cannot come."""
+"""Choice of the next rows: the most likely ones, as many as pay for themselves, and none that no target can need."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def free(rows: int) -> float:
     return 0.01 + 0.0 * rows
 
 
-def growth(
+def make_planner(
     drafting: DraftLimits, sampling: SamplingParams = GREEDY, weights: Mapping[Side, float] | None = None
 ) -> DraftTreePlanner:
     rule = make_aggregator("mixture", sampling, vocab_size=VOCAB)
@@ -37,14 +37,14 @@ def growth(
 
 
 def table(chance: random.Random) -> Dist:
-    """Five tokens that matter, not equally."""
+    """Five likely tokens of different probability."""
     probs = np.full(VOCAB, 1e-7)
     probs[chance.sample(range(60, 70), 5)] = [chance.random() ** 3 + 1e-3 for _ in range(5)]
     return Dist.dense(probs / probs.sum())
 
 
 def grown(seed: int, count: int) -> PrefixNode:
-    """A tree with laws on some of its nodes, whose rows are there."""
+    """A tree with distributions on some of its nodes, whose rows are cached."""
     chance = random.Random(seed)
     head = PrefixTree(0).head
     nodes = [head]
@@ -78,13 +78,13 @@ def by_brute_force(head: PrefixNode, width: int, ahead: int) -> list[float]:
 
 
 def weight_of(node: PrefixNode) -> float:
-    """By the same prior."""
+    """Weight of a node by the same prior."""
     if node.parent is None or node.parent.own_dist is None:
         return 1.0
     tops = node.parent.own_dist.top(8)
     rank = [token for token, _ in tops].index(node.token)
-    gap = math.log(tops[0][1]) - math.log(tops[1][1])
-    return weight_of(node.parent) * AcceptanceByRank().probs(margin_class(gap))[rank]
+    margin = math.log(tops[0][1]) - math.log(tops[1][1])
+    return weight_of(node.parent) * AcceptanceByRank().probs(margin_class(margin))[rank]
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
@@ -93,19 +93,19 @@ def test_the_most_likely_rows_come_first(width: int, rows: int) -> None:
     for seed in range(40):
         head = grown(seed, 12)
         expected = by_brute_force(head, width, 6)[:rows]
-        picked = growth(DraftLimits(width, rows, 6)).select(head, free, 1.0, FAR, alone=False)
+        picked = make_planner(DraftLimits(width, rows, 6)).select(head, free, 1.0, FAR, alone=False)
         assert [weight_of(node) for node in picked] == pytest.approx(expected)
         assert len(set(picked)) == len(picked) and not any(node.cached for node in picked)
 
 
 def test_parents_come_before_their_children() -> None:
-    """Several rows of one path, where the other side's laws say what may follow a row this side has not computed."""
+    """Several rows of one path, where the other side's distributions draft below rows this side has not computed."""
     chain = node = PrefixTree(0).head
     rule = make_aggregator("mixture", GREEDY)
     for token in (70, 71, 72, 73):
         node.set_peer(rule.to_wire("device", point(token), node.position), token)
         node = node.child(token)
-    picked = growth(DraftLimits(2, 8, 8)).select(chain, free, 1.0, FAR, alone=False)
+    picked = make_planner(DraftLimits(2, 8, 8)).select(chain, free, 1.0, FAR, alone=False)
     assert picked[0] is chain and [node.token for node in picked if node.token >= 70][:4] == [70, 71, 72, 73]
     for place, each in enumerate(picked[1:], start=1):
         assert each.parent in picked[:place]
@@ -115,23 +115,23 @@ def test_width_1_makes_a_chain() -> None:
     for seed in range(30):
         head = PrefixTree(0).head
         head.cached, head.own_dist = True, table(random.Random(seed))
-        picker = growth(DraftLimits(1, 16, 8))
+        planner = make_planner(DraftLimits(1, 16, 8))
         node = head
         for depth in range(1, 9):
-            (node,) = picker.select(head, free, 1.0, FAR, alone=False)
+            (node,) = planner.select(head, free, 1.0, FAR, alone=False)
             assert node.position == depth
             node.cached, node.own_dist = True, table(random.Random(f"{seed} {depth}"))
-        assert picker.select(head, free, 1.0, FAR, alone=False) == []
+        assert planner.select(head, free, 1.0, FAR, alone=False) == []
 
 
 @pytest.mark.parametrize(("ahead", "alone"), [(0, False), (32, True)])
 def test_token_by_token_and_alone_nothing_is_computed_ahead(ahead: int, alone: bool) -> None:
     head = PrefixTree(0).head
     head.own_dist = table(random.Random(1))
-    picker = growth(DraftLimits(4, 16, ahead))
-    assert picker.select(head, free, 1.0, FAR, alone=alone) == [head]
+    planner = make_planner(DraftLimits(4, 16, ahead))
+    assert planner.select(head, free, 1.0, FAR, alone=alone) == [head]
     head.cached = True
-    assert picker.select(head, free, 1.0, FAR, alone=alone) == []
+    assert planner.select(head, free, 1.0, FAR, alone=alone) == []
 
 
 def test_nothing_is_computed_below_an_end_token_or_beyond_the_limit() -> None:
@@ -139,9 +139,9 @@ def test_nothing_is_computed_below_an_end_token_or_beyond_the_limit() -> None:
     probs = np.full(VOCAB, 1e-5)
     probs[256], probs[65] = 0.6, 0.39
     head.own_dist, head.cached = Dist.dense(probs / probs.sum()), True
-    picker = growth(DraftLimits(2, 16, 8))
-    assert [node.token for node in picker.select(head, free, 1.0, FAR, alone=False)] == [65]
-    assert picker.select(head, free, 1.0, 1, alone=False) == []  # position 0 is the last that is wanted
+    planner = make_planner(DraftLimits(2, 16, 8))
+    assert [node.token for node in planner.select(head, free, 1.0, FAR, alone=False)] == [65]
+    assert planner.select(head, free, 1.0, 1, alone=False) == []  # position 0 is the last that is wanted
 
 
 def steep(rows: int) -> float:
@@ -155,8 +155,8 @@ def test_a_row_is_computed_only_where_it_saves_more_than_it_costs(
 ) -> None:
     for seed in range(20):
         head = grown(seed, 6)
-        picked = growth(DraftLimits(4, 16, 8)).select(head, seconds, delay, FAR, alone=False)
-        everything = growth(DraftLimits(4, 16, 8)).select(head, free, delay, FAR, alone=False)
+        picked = make_planner(DraftLimits(4, 16, 8)).select(head, seconds, delay, FAR, alone=False)
+        everything = make_planner(DraftLimits(4, 16, 8)).select(head, free, delay, FAR, alone=False)
         assert picked == everything[: len(picked)] and 1 <= len(picked) <= most
         saved = delay + seconds(1)
         for count, node in enumerate(picked, start=1):
@@ -166,42 +166,42 @@ def test_a_row_is_computed_only_where_it_saves_more_than_it_costs(
             assert weight_of(left) * saved < seconds(len(picked) + 1) - seconds(len(picked))
 
 
-def test_where_both_laws_are_known_the_only_child_is_the_target() -> None:
+def test_where_both_distributions_are_known_the_only_child_is_the_target() -> None:
     rule = make_aggregator("mixture", GREEDY, vocab_size=VOCAB)
-    picker = growth(DraftLimits(4, 16, 8), weights={"cloud": 0.3, "device": 0.7})
+    planner = make_planner(DraftLimits(4, 16, 8), weights={"cloud": 0.3, "device": 0.7})
     head = node = PrefixTree(0).head
     for theirs in (70, 71, 72):
         node.own_dist, node.cached = point(66), True
         node.set_peer(rule.to_wire("device", point(theirs), node.position), theirs)
         node = node.child(theirs)
-    picked = picker.select(head, free, 1.0, FAR, alone=False)
+    picked = planner.select(head, free, 1.0, FAR, alone=False)
     assert picked == [node]  # 70, 71, 72 are certain: no other child of any of them is worth a row
 
 
-def test_it_learns_which_guesses_are_right() -> None:
-    """Where targets are always the second guess, that is the row to compute."""
-    picker = growth(DraftLimits(2, 1, 8))
-    paths = PrefixTree(0)
+def test_it_learns_which_drafts_are_accepted() -> None:
+    """Where targets are always the second draft, that is the row to compute."""
+    planner = make_planner(DraftLimits(2, 1, 8))
+    tree = PrefixTree(0)
     probs = np.full(VOCAB, 1e-5)
     probs[65], probs[66] = 0.5, 0.45
-    law = Dist.dense(probs / probs.sum())
-    paths.head.own_dist, paths.head.cached = law, True
-    (first,) = picker.select(paths.head, free, 1.0, FAR, alone=False)
+    dist = Dist.dense(probs / probs.sum())
+    tree.head.own_dist, tree.head.cached = dist, True
+    (first,) = planner.select(tree.head, free, 1.0, FAR, alone=False)
     assert first.token == 65
     for _ in range(30):
-        assert picker.first_drafts(paths.head) == {"cloud": 65}
-        assert picker.was_drafted(paths.head, 66) == {"cloud": True}
-        assert picker.was_drafted(paths.head, 67) == {"cloud": False}
-        picker.observe_target(paths.head, 66)
-        paths.advance(66)
-        paths.head.own_dist, paths.head.cached = law, True
-    (first,) = picker.select(paths.head, free, 1.0, FAR, alone=False)
+        assert planner.first_drafts(tree.head) == {"cloud": 65}
+        assert planner.was_drafted(tree.head, 66) == {"cloud": True}
+        assert planner.was_drafted(tree.head, 67) == {"cloud": False}
+        planner.observe_target(tree.head, 66)
+        tree.advance(66)
+        tree.head.own_dist, tree.head.cached = dist, True
+    (first,) = planner.select(tree.head, free, 1.0, FAR, alone=False)
     assert first.token == 66
 
 
 def test_best_first_is_a_heap_order() -> None:
-    """What `select` returns is sorted by weight: whatever is cut off was worth less."""
+    """`select` returns nodes by falling weight: those cut off weigh less."""
     for seed in range(20):
-        picked = growth(DraftLimits(4, 16, 8)).select(grown(seed, 10), free, 1.0, FAR, alone=False)
+        picked = make_planner(DraftLimits(4, 16, 8)).select(grown(seed, 10), free, 1.0, FAR, alone=False)
         weights = [weight_of(node) for node in picked]
         assert weights == heapq.nlargest(len(weights), weights)

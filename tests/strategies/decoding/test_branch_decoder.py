@@ -1,4 +1,4 @@
-"""A side's rows on a real engine: whatever is fed, decided and settled in between, each law is that of its path."""
+"""A side's rows on a real engine: after any appends, targets and commits, each distribution is that of its path."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Play:
         self.prefix = [self.chance.choice(TOKENS) for _ in range(self.chance.choice((0, 0, 3)))]
         self.branches, self.sampling = branches, sampling
         self.engine: Engine = FakeEngine(seed=1, spread=0.4)
-        self.paths = PrefixTree(len(self.prefix))
+        self.tree = PrefixTree(len(self.prefix))
         self.decoder = BranchDecoder(sampling, VOCAB)
         self.answers: list[tuple[int, tuple[Dist, ...]]] = []
         self.scored: list[tuple[PrefixNode, Dist]] = []
         self.now = 0.0
-        self.do(self.decoder.start(branches, self.prefix, self.paths.head, None))
+        self.do(self.decoder.start(branches, self.prefix, self.tree.head, None))
 
     def do(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -56,7 +56,7 @@ class Play:
                     raise AssertionError(effect)
 
     def answer(self) -> None:
-        """One branch's; in any order."""
+        """Answer the forward of one branch; in any order."""
         self.now += 0.01
         ticket, dists = self.answers.pop(self.chance.randrange(len(self.answers)))
         for node in self.decoder.scored(ticket, dists, self.now):
@@ -64,13 +64,13 @@ class Play:
                 self.scored.append((node, node.own_dist))
 
     def advance(self) -> None:
-        """Mostly along what is drafted."""
-        known = list(self.paths.head.children)
+        """Append a target, mostly one of the drafts."""
+        known = list(self.tree.head.children)
         drafted = known and self.chance.random() < 0.8
-        self.paths.advance(self.chance.choice(known) if drafted else self.chance.choice(TOKENS))
+        self.tree.advance(self.chance.choice(known) if drafted else self.chance.choice(TOKENS))
 
-    def feed(self) -> None:
-        head = self.paths.head
+    def append(self) -> None:
+        head = self.tree.head
         self.do(self.decoder.commit_to(head))
         nodes = self.decoder.missing_rows(head)
         known = [node for node in head.subtree() if node.cached] + ([head] if nodes else [])
@@ -86,7 +86,7 @@ class Play:
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("how", ["sampled", "filtered"])
-def test_the_law_of_every_row_is_that_of_a_fresh_prefill_of_its_path(side: Side, how: str) -> None:
+def test_the_distribution_of_every_row_is_that_of_a_fresh_prefill_of_its_path(side: Side, how: str) -> None:
     deepest = trees = 0
     for seed in range(25):
         play = Play(seed, BRANCHES[side], SAMPLINGS[how])
@@ -94,16 +94,16 @@ def test_the_law_of_every_row_is_that_of_a_fresh_prefill_of_its_path(side: Side,
             if play.answers and play.chance.random() < 0.6:
                 play.answer()
             elif play.decoder.idle:
-                play.feed()
+                play.append()
             elif play.chance.random() < 0.4:
                 play.advance()  # while a forward is under way
             if play.decoder.idle and play.chance.random() < 0.3:
                 play.advance()
             play.engine.check()
         fresh = FakeEngine(seed=1, spread=0.4)
-        for node, law in play.scored[:: 1 + len(play.scored) // 12]:
+        for node, dist in play.scored[:: 1 + len(play.scored) // 12]:
             expected, _ = oracle.side_law(fresh, BRANCHES[side], [*play.prefix, *path(node)], SAMPLINGS[how])
-            np.testing.assert_allclose(law.probs, expected.probs, atol=1e-12)
+            np.testing.assert_allclose(dist.probs, expected.probs, atol=1e-12)
             deepest = max(deepest, node.position)
         trees += sum(siblings > 1 for siblings in Counter(node.parent for node, _ in play.scored).values())
     assert deepest > 10 and trees > 50  # otherwise nothing was tried
@@ -111,19 +111,19 @@ def test_the_law_of_every_row_is_that_of_a_fresh_prefill_of_its_path(side: Side,
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("length", [3, RESCORED_TOKENS, 100])
-def test_a_prefix_is_judged_as_if_it_had_been_written_here(side: Side, length: int) -> None:
-    """And nothing is kept of its laws, nor of the head's, but what the next token may be judged by."""
+def test_a_prefix_is_scored_as_if_it_had_been_decoded_here(side: Side, length: int) -> None:
+    """And nothing is kept of its distributions but the heads by which the next token is scored."""
     chance = random.Random(length)
     prefix = [chance.choice(TOKENS) for _ in range(length)]
-    engine, paths = FakeEngine(seed=1, spread=0.4), PrefixTree(length)
+    engine, tree = FakeEngine(seed=1, spread=0.4), PrefixTree(length)
     decoder = BranchDecoder(SAMPLINGS["sampled"], VOCAB, rescoring=True)
-    for effect in decoder.start(BRANCHES[side], prefix, paths.head, None):
+    for effect in decoder.start(BRANCHES[side], prefix, tree.head, None):
         assert isinstance(effect, Forward)
         decoder.scored(effect.ticket, engine.forward(Batch((effect.segment,))).dists[0], 0.0)
-    law, log_h = oracle.side_law(engine, BRANCHES[side], prefix, SAMPLINGS["sampled"], rescoring=True)
-    assert paths.head.own_dist is not None and paths.head.log_evidence == log_h
-    np.testing.assert_allclose(paths.head.own_dist.probs, law.probs, atol=1e-12)
-    assert paths.head.branch_dists and all(len(each.ids) < 1 / NEGLIGIBLE_PROB for each in paths.head.branch_dists)
+    dist, log_h = oracle.side_law(engine, BRANCHES[side], prefix, SAMPLINGS["sampled"], rescoring=True)
+    assert tree.head.own_dist is not None and tree.head.log_evidence == log_h
+    np.testing.assert_allclose(tree.head.own_dist.probs, dist.probs, atol=1e-12)
+    assert tree.head.branch_dists and all(len(each.ids) < 1 / NEGLIGIBLE_PROB for each in tree.head.branch_dists)
 
 
 def test_targets_that_came_before_the_prompts_are_a_prefix_like_any_other() -> None:
@@ -143,13 +143,13 @@ def test_targets_alone_are_a_chain_scored_at_its_end() -> None:
     play = Play(0, BRANCHES["device"], SAMPLINGS["greedy"])
     play.answer()
     for token in TOKENS:
-        play.paths.advance(token)
-    effects = play.decoder.append_rows(play.decoder.missing_rows(play.paths.head), play.paths.head, 0.0)
+        play.tree.advance(token)
+    effects = play.decoder.append_rows(play.decoder.missing_rows(play.tree.head), play.tree.head, 0.0)
     (forward,) = effects
     assert isinstance(forward, Forward)
     assert (forward.segment.tokens, forward.segment.parents, forward.segment.logits) == (TOKENS, None, "last")
     play.do(effects)
-    assert play.decoder.commit_to(play.paths.head) == []
+    assert play.decoder.commit_to(play.tree.head) == []
 
 
 def test_forwards_are_timed_but_for_the_prefill() -> None:
@@ -159,8 +159,8 @@ def test_forwards_are_timed_but_for_the_prefill() -> None:
     assert play.decoder.log_evidence is not None and len(play.answers) == 1  # the other document's answer is missing
     play.answer()
     assert play.decoder.timed is None
-    play.paths.advance(65)
-    play.do(play.decoder.append_rows(play.decoder.missing_rows(play.paths.head), play.paths.head, play.now))
+    play.tree.advance(65)
+    play.do(play.decoder.append_rows(play.decoder.missing_rows(play.tree.head), play.tree.head, play.now))
     play.answer()
     play.answer()
     assert play.decoder.timed is not None
@@ -169,7 +169,7 @@ def test_forwards_are_timed_but_for_the_prefill() -> None:
     assert (play.decoder.forwards, play.decoder.rows) == (2, 2)
 
 
-def test_an_answer_nobody_waits_for_is_ignored() -> None:
+def test_an_unexpected_answer_is_ignored() -> None:
     play = Play(0, BRANCHES["device"], SAMPLINGS["greedy"])
     assert len(play.decoder.scored(999, (), 0.0)) == 0
     assert not play.decoder.idle
