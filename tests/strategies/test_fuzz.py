@@ -1,4 +1,4 @@
-"""Whatever comes in whatever order: no machine raises, retracts, forgets its rows or acts after its end.
+"""Random events in random order: no machine raises, retracts, loses its rows or acts after its end.
 
 Messages are random but of the right shape, aimed near where the machine is, so that many of them matter.
 """
@@ -62,7 +62,7 @@ from tests.strategies.cases import EOS, VOCAB
 NUM_RUNS = 1200
 KINDS = ("quiet", "busy", "hostile")
 MESSAGES = {"quiet": 0.12, "busy": 0.55, "hostile": 0.53}  # share of the events
-LIKELY = 65  # a token that both sides mostly say, so that answers get somewhere
+LIKELY = 65  # the most probable token of both sides in most rows, so that answers make progress
 SECRET = range(200, 206)  # tokens of prompts
 SAMPLINGS = (
     SamplingParams(temperature=0.0),
@@ -79,14 +79,14 @@ DRAFTINGS = (
 
 
 class Run:
-    """One machine under random events: what it did, and what must hold of it."""
+    """One machine under random events, its effects, and the checks of each."""
 
     def __init__(self, seed: int, kind: str) -> None:
         self.chance = chance = random.Random(f"{kind} {seed}")
         self.kind = kind
         side, self.front = chance.choice(SIDES), chance.random() < 0.6
         strategy = STRATEGIES[chance.choice(sorted(STRATEGIES))] if self.front else STRATEGIES["aggregate"]
-        self.task = MachineConfig(
+        self.config = MachineConfig(
             side=side,
             faces_client=self.front,
             sampling=chance.choice(SAMPLINGS),
@@ -107,35 +107,35 @@ class Run:
             table=LookupTable(VOCAB) if chance.random() < 0.6 else None,
             waits_for_peer=chance.random() < 0.2,
         )
-        assert isinstance(self.task.options, AggregateOptions)
-        self.options = self.task.options
-        self._linked = self.task.linked
+        assert isinstance(self.config.options, AggregateOptions)
+        self.options = self.config.options
+        self._linked = self.config.linked
         self._strategy = strategy
         may_move = (
-            self.task.linked
+            self.config.linked
             and not self.options.needs_dists
-            and (self.options.aggregator == "coin" or not self.task.private)
+            and (self.options.aggregator == "coin" or not self.config.private)
         )
         self._moved = may_move and chance.random() < 0.4  # the cloud decides
         self.machine = self.make()
         self.log: list[Event] = []
         self.effects: list[Effect] = []
-        self.known = list(self.task.targets)  # what has been emitted
+        self.known = list(self.config.targets)  # what has been emitted
         self.finished = False
-        self._epoch, self._at = self.task.epoch, len(self.task.targets)  # as the machine told its peer last
+        self._epoch, self._at = self.config.epoch, len(self.config.targets)  # as the machine sent its peer last
         self._ledger = SequenceTable(vocab_size=VOCAB, max_positions=10_000)
         self._pending: list[tuple[int, int]] = []  # tickets, and how many distributions they want
-        self._said: list[tuple[int, int]] = []  # names of nodes that the peer has used, and their positions
-        self._shipped: list[int] = []  # names that the machine has used
-        self._chosen: dict[int, int] = {}  # what it would say at them, under `coin`
-        self._heard: set[int] = set()  # tokens that a peer would say, under `coin`
+        self._peer_nodes: list[tuple[int, int]] = []  # names of nodes that the peer has used, and their positions
+        self._own_nodes: list[int] = []  # names that the machine has used
+        self._chosen: dict[int, int] = {}  # its choices at them, under `coin`
+        self._peer_tokens: set[int] = set()  # tokens that a peer has chosen, under `coin`
         self._turn = 0
         self._now = 0.0
 
     def make(self) -> Machine:
-        """The machine, new; with a table of its own, since another has written into the task's."""
+        """The machine, new; with a table of its own, since another has written into the config's."""
         machine = self._strategy.machine(
-            replace(self.task, table=LookupTable(VOCAB) if self.task.table is not None else None)
+            replace(self.config, table=LookupTable(VOCAB) if self.config.table is not None else None)
         )
         if self._moved and isinstance(machine, Aggregate):
             machine._peer.move(1, 0)
@@ -144,16 +144,16 @@ class Run:
     def play(self) -> None:
         chance = self.chance
         if chance.random() < 0.1:
-            self._tell(LinkLost())
-            self._tell(LinkBack())
-        self._tell(Started(0.0))
+            self._deliver(LinkLost())
+            self._deliver(LinkBack())
+        self._deliver(Started(0.0))
         searched = False
         for _ in range(chance.randrange(5, 160)):
             if not searched and chance.random() < 0.2:
                 searched = True
-                self._tell(self._retrieved())
+                self._deliver(self._retrieved())
             elif (event := self._event()) is not None:
-                self._tell(event)
+                self._deliver(event)
 
     def _event(self) -> Event | None:
         draw = self.chance.random()
@@ -174,13 +174,13 @@ class Run:
             return LinkBack() if self.front else None
         return Cancelled() if draw < 0.9955 else None
 
-    def _tell(self, event: Event) -> None:
+    def _deliver(self, event: Event) -> None:
         self.log.append(event)
         match event:
             case LinkLost():
                 self._linked = False
             case LinkBack():
-                self._linked = self.task.linked or self._strategy.needs_peer
+                self._linked = self.config.linked or self._strategy.needs_peer
         effects = list(self.machine.on(event))
         self.effects += effects
         for effect in effects:
@@ -194,12 +194,14 @@ class Run:
             case Commit(seq, keep, rest):
                 self._ledger.commit(seq, keep, rest)  # raises for what no engine can do
             case Emit(token):
-                assert self.front and len(self.known) < self.task.max_tokens
-                assert self._linked or not (self.task.waits_for_peer and self._strategy.needs_peer), "it does not wait"
+                assert self.front and len(self.known) < self.config.max_tokens
+                assert self._linked or not (self.config.waits_for_peer and self._strategy.needs_peer), (
+                    "it does not wait"
+                )
                 self.known.append(token)
                 self._at = len(self.known)
             case OpenPeer(targets, epoch):
-                assert list(targets) == self.known, "what was emitted is not what the peer is told"
+                assert list(targets) == self.known, "the peer is not opened with what was emitted"
                 self._epoch = epoch
             case Send(message):
                 self._sent(message)
@@ -219,8 +221,8 @@ class Run:
             case Targets():
                 assert message.start <= len(self.known) or not self.front
                 if self.front:  # all that was emitted, and then perhaps the end
-                    told = [*self.known[: message.start], *message.tokens]
-                    assert told == self.known or (told[:-1] == self.known and told[-1] in EOS), "retracted"
+                    targets = [*self.known[: message.start], *message.tokens]
+                    assert targets == self.known or (targets[:-1] == self.known and targets[-1] in EOS), "retracted"
                 self._at = message.start + len(message.tokens)
             case SyncState():
                 self._at = message.targets
@@ -228,14 +230,14 @@ class Run:
                 self._turn = message.turn
             case Drafts():
                 nodes = unpack_nodes(message.nodes, VOCAB)
-                self._shipped += range(nodes.first, nodes.first + len(nodes.tokens))
+                self._own_nodes += range(nodes.first, nodes.first + len(nodes.tokens))
             case _:
                 pass
         self._private(message)
 
     def _private(self, message: SessionMessage) -> None:
-        """What a device never says of private documents, whatever it is asked."""
-        if self.task.side == "device" and self.task.private:
+        """A device sends nothing that is computed from private documents, whatever it is asked for."""
+        if self.config.side == "device" and self.config.private:
             if self.options.aggregator != "coin":
                 assert not isinstance(message, Drafts | EvidenceWeight | SpeedReport | Handover), message
             elif isinstance(message, Drafts):
@@ -245,15 +247,15 @@ class Run:
                 assert not message.lanes
 
     def _choices(self, nodes: EncodedNodes) -> None:
-        """One a position: no node tells of more than what this side chose above it, or its peer did."""
+        """One a position: a node follows a choice of this side, or a token of its peer, and reveals no other."""
         assert nodes.choices is not None
         for number, (parent, edge, choice) in enumerate(
             zip(nodes.parents, nodes.tokens, nodes.choices, strict=True), nodes.first
         ):
-            assert parent < 0 or edge in (FOLLOWS, self._chosen[parent]) or edge in self._heard, "a guess"
+            assert parent < 0 or edge in (FOLLOWS, self._chosen[parent]) or edge in self._peer_tokens, "a guess"
             self._chosen[number] = choice
 
-    # ---- what may come ----------------------------------------------------------------------------------------------
+    # ---- random events ----------------------------------------------------------------------------------------------
     def _dist(self) -> Dist:
         if self.chance.random() < 0.7:
             probs = np.full(VOCAB, 1e-5)
@@ -272,7 +274,7 @@ class Run:
         return Retrieved(branches, self.chance.choice((None, None, 20, 6)))
 
     def _prompt(self) -> tuple[int, ...]:
-        """Text that says what comes after the likely token."""
+        """Text in which tokens follow the likely token."""
         text = tuple(self.chance.choice((LIKELY, *SECRET)) for _ in range(self.chance.randrange(1, 12)))
         return text * self.chance.choice((1, 2))
 
@@ -288,14 +290,14 @@ class Run:
         epoch = self._epoch if chance.random() < near else self._any()
         start = max(0, self._at + chance.choice((0, 0, 0, -2, -1, 1, 5))) if chance.random() < near else self._any()
         tokens = [self._token() for _ in range(chance.randrange(5))]
-        match chance.choice("dddddwttthhmpp" if self._said else "dwwt"):
+        match chance.choice("dddddwttthhmpp" if self._peer_nodes else "dwwt"):
             case "d":
                 return self._drafts(epoch, start)
             case "w":
                 return EvidenceWeight(0, epoch, chance.choice((None, 0.3, 0.0, 5.0, -5.0, 700.0, 1e308, -1e308)))
             case "t":
                 if start == self._at and not self.front:
-                    self._at += len(tokens)  # as it will say itself, sooner or later
+                    self._at += len(tokens)  # as it will send itself, sooner or later
                 num_lanes = len(tokens) if chance.random() < 0.9 else 0
                 return Targets(0, epoch, start, tokens, bytes(chance.randrange(3) for _ in range(num_lanes)))
             case "h" if chance.random() < 0.6:
@@ -306,7 +308,7 @@ class Run:
                     0, epoch, self._turn if chance.random() < near else self._any(), start, chance.random() < 0.5
                 )
             case "m":
-                node = chance.choice(self._shipped) if self._shipped and chance.random() < near else self._any()
+                node = chance.choice(self._own_nodes) if self._own_nodes and chance.random() < near else self._any()
                 return DetailRequest(0, epoch, node, chance.choice((1, 2)))
             case _:
                 return SpeedReport(
@@ -314,11 +316,11 @@ class Run:
                 )
 
     def _drafts(self, epoch: int, start: int) -> Drafts:
-        """A few nodes: on a decided prefix, on what was said before, or on nothing."""
+        """A few nodes: on a decided prefix, on nodes sent before, or on nothing."""
         chance = self.chance
-        first = (self._said[-1][0] + 1 if self._said else 0) if chance.random() < 0.9 else self._any()
+        first = (self._peer_nodes[-1][0] + 1 if self._peer_nodes else 0) if chance.random() < 0.9 else self._any()
         count = chance.choice((1, 1, 2, 3, 6))
-        old = [(name, position) for name, position in self._said if name < first]
+        old = [(name, position) for name, position in self._peer_nodes if name < first]
         anchor, start = (first, start) if not old or chance.random() < 0.5 else chance.choice(old[-8:])
         wide = chance.random() < 0.5
         parents, edges = [], []
@@ -335,7 +337,7 @@ class Run:
                 parents[-1], edges[-1], anchor = -1, 0, number
         coin = self.options.aggregator == "coin" if chance.random() < 0.95 else chance.random() < 0.5
         choices = tuple(self._token() % VOCAB for _ in range(count)) if coin else None
-        self._heard.update(choices or ())
+        self._peer_tokens.update(choices or ())
         if coin:
             edges = [
                 FOLLOWS if 0 <= parent < first and chance.random() < 0.5 else edge
@@ -345,14 +347,14 @@ class Run:
         scored = not coin and self.options.rescoring and chance.random() < 0.9
         scores = tuple(chance.randrange(-999, 999) for _ in range(count)) if scored else None
         nodes = EncodedNodes(start, anchor, level, first, tuple(parents), tuple(edges), choices, scores)
-        self._said += [(number, start) for number in range(first, first + count)]
+        self._peer_nodes += [(number, start) for number in range(first, first + count)]
         try:
             packed = pack_nodes(nodes)
         except ValueError:  # this one is no tree: the codec would refuse it before any machine sees it
             return Drafts(0, epoch, b"\x00" if chance.random() < 0.5 else b"", [])
-        return Drafts(0, epoch, packed, [] if coin else self._laws(count, level))
+        return Drafts(0, epoch, packed, [] if coin else self._dists(count, level))
 
-    def _laws(self, count: int, level: int) -> list[DistPayload]:
+    def _dists(self, count: int, level: int) -> list[DistPayload]:
         chance = self.chance
         if chance.random() < 0.03:
             return [DistPayload(b"\x41", b"\x00")] * count
@@ -390,8 +392,8 @@ def test_no_order_of_events_and_no_message_breaks_a_machine() -> None:
         did["whole answers"] += any(e.reason in ("stop", "length") for e in run.effects if isinstance(e, Finish))
     # That much happened: otherwise nothing was tried.
     wanted = ("Emit", "Forward", "Commit", "OpenPeer", "ClosePeer", "whole answers")
-    said = ("Drafts", "EvidenceWeight", "DetailRequest", "Targets", "Handover", "SpeedReport", "SyncState")
-    assert min(did[kind] for kind in wanted) > 40 and min(did[kind] for kind in said) > 2, did
+    sent = ("Drafts", "EvidenceWeight", "DetailRequest", "Targets", "Handover", "SpeedReport", "SyncState")
+    assert min(did[kind] for kind in wanted) > 40 and min(did[kind] for kind in sent) > 2, did
 
 
 def test_the_same_events_give_the_same_effects() -> None:
