@@ -51,7 +51,7 @@ class MachineConfig:
     epoch: int = 0
     linked: bool = False  # a peer takes part
     waits_for_peer: bool = False  # without the peer no target is decided
-    private: bool = True  # distributions that the device computes from its documents never leave it
+    private: bool = True  # the device never sends distributions that it computes from its documents
     rtt: float | None = None  # s, between the sides, where it is known
     bandwidth: float | None = None  # bytes a second towards the peer; None: no limit has been measured
     stats: OnlineStats | None = None  # of earlier answers; None: begin without any
@@ -77,7 +77,7 @@ class Retrieved:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Answer to `Forward`: distributions of the wanted rows, in row order, at temperature 1, before any warping."""
+    """Answer to `Forward`: distributions of the wanted rows, in row order, at temperature 1, before any processing."""
 
     ticket: int
     dists: tuple[Dist, ...]

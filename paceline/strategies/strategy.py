@@ -50,7 +50,7 @@ def asked_options(kind: type[O], context: RoutingContext) -> O:
 
 
 def _no_check(context: RoutingContext) -> None:
-    """Every request can be kept."""
+    """Accept every request."""
 
 
 def _accept(opening: OpenSession, options: Options) -> str | None:  # noqa: ARG001  # a hook's signature
@@ -59,7 +59,7 @@ def _accept(opening: OpenSession, options: Options) -> str | None:  # noqa: ARG0
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One strategy.
+    """Record of one strategy.
 
     check: raises RequestError for what a request asks of this strategy and it cannot keep. Called for every request,
     whichever strategy the request names: it must look at `RoutingContext.strategy` where that matters.
@@ -74,7 +74,7 @@ class Strategy:
     summary: str
     machine: Callable[[MachineConfig], Machine]
     participants: Literal["one side", "both sides"]
-    text_of: Literal["front", "cloud", "both"]  # whose target distribution the text is sampled from, see docs
+    text_of: Literal["front", "cloud", "both"]  # side whose target distribution the text is sampled from
     options: type[Options] = Options
     messages: tuple[type[SessionMessage], ...] = ()
     privacy_levels: tuple[Privacy, ...] = PRIVACY_LEVELS

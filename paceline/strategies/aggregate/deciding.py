@@ -86,7 +86,7 @@ class Decider:
         return Targets(0, self._peer.epoch, start, self._answer.targets[start:], lanes)
 
     def request_detail(self) -> list[Effect]:
-        """Request more of the peer's distribution at the head where the head of it does not determine the target."""
+        """Request more of the peer's distribution, where the part it sent does not determine the next target."""
         peer, head = self._peer, self._tree.head
         weights = self._weights.at(head)  # also fixes them where this side does not decide
         if not (peer.decides and peer.linked) or weights is None or len(self._answer.targets) < peer.start:
