@@ -74,7 +74,7 @@ class Script:
 
 
 def done(reason: str = "stop", **fields: object) -> GenerationResult:
-    base: dict[str, object] = {"prompt_tokens": 7, "completion_tokens": 3, "strategy": "aggregate", "why": "both read."}
+    base: dict[str, object] = {"prompt_tokens": 7, "completion_tokens": 3, "strategy": "aggregate", "strategy_reason": "both read."}
     return GenerationResult(reason, **(base | fields))  # type: ignore[arg-type]  # a test's shorthand
 
 
