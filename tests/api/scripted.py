@@ -74,7 +74,12 @@ class Script:
 
 
 def done(reason: str = "stop", **fields: object) -> GenerationResult:
-    base: dict[str, object] = {"prompt_tokens": 7, "completion_tokens": 3, "strategy": "aggregate", "strategy_reason": "both read."}
+    base: dict[str, object] = {
+        "prompt_tokens": 7,
+        "completion_tokens": 3,
+        "strategy": "aggregate",
+        "strategy_reason": "both read.",
+    }
     return GenerationResult(reason, **(base | fields))  # type: ignore[arg-type]  # a test's shorthand
 
 
