@@ -51,13 +51,14 @@ class _Pending:
     key: int
     segment: Segment
     order: int  # of arrival
-    num_cached_tokens: int = 0  # first rows that need memory, but no forward pass
-    num_computed_tokens: int = 0  # rows already scheduled
+    num_computed_tokens: int = 0  # rows already scheduled, or found cached
+    asked: bool = False  # the caller has been asked for cached rows
+    started: bool = False  # memory for all of its rows has been allocated
 
     @property
     def rows(self) -> int:
         """Rows still to be run."""
-        return len(self.segment.tokens) - max(self.num_computed_tokens, self.num_cached_tokens)
+        return len(self.segment.tokens) - self.num_computed_tokens
 
     @property
     def end(self) -> int:
@@ -149,18 +150,19 @@ class Scheduler:
     def idle(self) -> bool:
         return not self._pending
 
-    def add(self, key: int, segment: Segment, *, num_cached_tokens: int = 0, group: Group | None = None) -> None:
+    @property
+    def running(self) -> Collection[SeqId]:
+        """Sequences with rows written, as far as the scheduler knows."""
+        return self._running
+
+    def add(self, key: int, segment: Segment, *, group: Group | None = None) -> None:
         """Queue a segment. Those of one sequence run in the order they are added. Raises ValueError for a key in use.
 
         group: of the sequence, given with its first segment.
-        num_cached_tokens: first rows of a chain whose KV the caller has already. They need memory with the chain, but
-        its first chunk starts behind them; the caller writes them before it runs that chunk.
         """
         if key in self._pending:
             raise ValueError(f"key {key} is pending already")
-        if num_cached_tokens and not (0 < num_cached_tokens < len(segment.tokens) and segment.parents is None):
-            raise ValueError(f"{num_cached_tokens} rows cannot be ready of {segment}")
-        item = _Pending(key, segment, self._next_order, num_cached_tokens)
+        item = _Pending(key, segment, self._next_order)
         self._next_order += 1
         self._pending[key] = item
         self._queues.setdefault(segment.seq, []).append(item)
@@ -200,20 +202,26 @@ class Scheduler:
             else:
                 tokens = segment.tokens[: from_row - segment.start]
                 item.segment = Segment(seq, segment.start, tokens, None, segment.logits)
-                if item.num_cached_tokens >= len(tokens):
-                    item.num_cached_tokens = 0
         return dropped
 
-    def schedule(self, free_rows: int | None, held: Callable[[SeqId], int] = lambda _: 0) -> SchedulerOutput | None:
+    def schedule(
+        self,
+        free_rows: int | None,
+        held: Callable[[SeqId], int] = lambda _: 0,
+        begin: Callable[[int], int | None] = lambda _: 0,
+    ) -> SchedulerOutput | None:
         """The next step, and rejected segments. None: nothing is pending, or nothing fits until something is released.
 
         free_rows: rows the engine can still write; None: unlimited. held: rows the engine has written of a sequence.
+        begin: called with the key of a sequence's first chain once there is memory for it; returns the number of its
+        first rows that the caller has now written from a cache, fewer than there are, or None if it is to wait for
+        another segment in progress.
         Segments that need more rows than were ever free are rejected. If all groups that hold rows wait for more, which
         is possible only if one has exceeded its claim, the youngest of them is rejected to resolve the deadlock.
         """
         rejected = self._reject_oversized(free_rows)
         heads = self._heads()
-        scheduled = self._fill(self._admit(heads, free_rows, held))
+        scheduled = self._fill([item for item in self._admit(heads, free_rows, held) if self._begin(item, begin)])
         if not scheduled and not rejected and heads:
             rejected = self._reject_deadlocked(heads)
         if not scheduled and not rejected:
@@ -281,12 +289,12 @@ class Scheduler:
             free_rows, self._groups, self._running, lambda seq: self._ceil(held(seq)), self._capacity
         )
         for item in heads:
-            if item.num_computed_tokens:  # all of its rows were allocated when it started
+            if item.started:
                 accounts.allocate(self._groups[item.segment.seq], self._cost(item))
         admitted, waits = [], False
         for item in heads:
             group, cost = self._groups[item.segment.seq], self._cost(item)
-            if item.num_computed_tokens:
+            if item.started:
                 admitted.append(item)
             elif (accounts.has_begun(group) or not waits) and accounts.can_allocate(group, cost):
                 accounts.allocate(group, cost)
@@ -296,6 +304,19 @@ class Scheduler:
                 short.add(group)
         self._short = frozenset(short)
         return admitted
+
+    def _begin(self, item: _Pending, begin: Callable[[int], int | None]) -> bool:
+        """Ask for cached rows before a sequence's first chain runs. False if the chain is to wait."""
+        if item.asked or item.segment.start or item.segment.parents is not None:
+            return True
+        rows = begin(item.key)
+        if rows is None:
+            return False
+        item.asked = True
+        if rows:
+            item.num_computed_tokens, item.started = rows, True
+            self._running.add(item.segment.seq)
+        return True
 
     def _fill(self, admitted: list[_Pending]) -> list[ScheduledSegment]:
         """Fill the step: short segments in order while they fit beside the quantum of the long ones, which share the
@@ -317,12 +338,12 @@ class Scheduler:
     def _chunk(self, item: _Pending, rows: int) -> ScheduledSegment:
         """Schedule the next `rows` rows, as a segment of their own."""
         whole, final = item.segment, rows == item.rows
-        segment, first = whole, max(item.num_computed_tokens, item.num_cached_tokens)
+        segment, first = whole, item.num_computed_tokens
         if first or not final:
             tokens = whole.tokens[first : first + rows]
             logits = whole.logits if final or whole.logits == "all" else "none"
             segment = Segment(whole.seq, whole.start + first, tokens, None, logits)
-        item.num_computed_tokens = first + rows
+        item.num_computed_tokens, item.started = first + rows, True
         self._running.add(whole.seq)
         if final:
             self._remove(item)

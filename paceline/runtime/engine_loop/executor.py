@@ -53,12 +53,14 @@ class SequenceOp:
         return SequenceOp(seq, 0, lambda engine: engine.release(seq))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ForwardRequest:
     segment: Segment
     answer: Answer
     prefix: StoredPrefix | None = None  # prefix of the segment, if it is a whole prompt
     group: Group | None = None  # sequences of one answer, released together
+    salt: str | None = None  # owner within which the KV of a prompt is shared; None: it is not
+    cached_rows: int = 0  # first rows of a prompt that were not computed; set before the answer
 
 
 class StepExecutor:
@@ -75,6 +77,7 @@ class StepExecutor:
         self._parts: dict[int, list[Dist]] = {}  # results so far of segments that the scheduler has chunked
         self._after: dict[int, list[SequenceOp]] = {}  # operations that wait for a segment, by its key
         self._prefixes = PrefixReuse(engine)
+        self._capacity = engine.free_rows()
         self.steps = 0  # forward passes
         self.rows = 0  # rows in them
         self.last = StepSize()  # size of the last step
@@ -101,8 +104,8 @@ class StepExecutor:
             self._next_key += 1
             self._answers[self._next_key] = item.answer
             self._parts[self._next_key] = []
-            cached = self._prefixes.add(self._next_key, item.segment, item.prefix)
-            self._scheduler.add(self._next_key, item.segment, num_cached_tokens=cached, group=item.group)
+            self._prefixes.add(self._next_key, item)
+            self._scheduler.add(self._next_key, item.segment, group=item.group)
             return
         last = self._scheduler.last(item.seq)
         if last is not None and (item.from_row is None or (item.from_row > 0 and self._has_waiting(item.seq))):
@@ -125,7 +128,17 @@ class StepExecutor:
 
     def next(self) -> SchedulerOutput | None:
         """Schedule the next step; None when nothing is pending or nothing fits until memory is released."""
-        return self._scheduler.schedule(self.engine.free_rows(), self.engine.length)
+        return self._scheduler.schedule(self._free_rows(), self.engine.length, self._prefixes.begin)
+
+    def _free_rows(self) -> int | None:
+        """Rows that may be written if every sequence had its own copy of what it shares: the scheduler's accounts
+        assume that a sequence frees all of its rows."""
+        free = self.engine.free_rows()
+        if free is None or self._capacity is None:
+            return None
+        size = self.engine.block_size
+        used = sum(-(-self.engine.length(seq) // size) * size for seq in self._scheduler.running)
+        return min(free, self._capacity - used)
 
     def run(self, scheduled: SchedulerOutput) -> Answers:
         answers: Answers = [
@@ -134,7 +147,7 @@ class StepExecutor:
         ]
         if not scheduled.segments:
             return answers
-        return answers + self._forward(self._prefixes.adopt(scheduled.segments))
+        return answers + self._forward(scheduled.segments)
 
     def export_prefixes(self) -> None:
         """Export computed prefixes. Call after a step's answers are sent and before the next `submit`."""

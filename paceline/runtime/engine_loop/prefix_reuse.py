@@ -1,4 +1,4 @@
-"""KV of document prefixes of prompts: imported where it is stored, exported for storing where it is not.
+"""Prefixes of prompts that need not be computed: cached by the engine, or KV of documents that the caller has stored.
 
 Runs on the engine's thread, between `StepExecutor` and the engine. Knows no files: the caller provides and stores rows.
 """
@@ -6,8 +6,9 @@ Runs on the engine's thread, between `StepExecutor` and the engine. Knows no fil
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.scheduler import ScheduledSegment
@@ -33,43 +34,63 @@ class StoredPrefix:
         return whole and rows < len(segment.tokens) and segment.tokens[:rows] == self.tokens
 
 
+class Prompt(Protocol):
+    """A request for a forward, as far as its beginning matters."""
+
+    segment: Segment
+    prefix: StoredPrefix | None
+    salt: str | None  # owner within which rows are shared; None: they are not
+    cached_rows: int  # set when the sequence begins
+
+
 class PrefixReuse:
     """Prefixes of the requests of one `StepExecutor`, by their keys."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._adopting: dict[int, KvPrefix] = {}
+        self._prompts: dict[int, Prompt] = {}  # that may begin with rows that need not be computed
+        self._computing: dict[tuple[str, tuple[int, ...]], int] = {}  # salt and tokens of prompts in progress
         self._keeping: dict[int, StoredPrefix] = {}
         self._computed: list[tuple[SeqId, StoredPrefix]] = []
-        self.adopted = 0  # rows imported instead of computed
+        self.adopted = 0  # rows not computed
 
-    def add(self, key: int, segment: Segment, prefix: StoredPrefix | None) -> int:
-        """Register a segment; the number of its first rows that need not be computed."""
-        if prefix is None or not prefix.begins(segment):
-            return 0
-        if prefix.rows is not None:
-            self._adopting[key] = prefix.rows
-            return len(prefix.tokens)
-        if prefix.keep is not None:
+    def add(self, key: int, prompt: Prompt) -> None:
+        """Register a segment, whatever it is."""
+        segment, prefix = prompt.segment, prompt.prefix
+        if segment.start or segment.parents is not None or segment.logits == "all" or len(segment.tokens) < 2:
+            return
+        stored = prefix is not None and prefix.begins(segment)
+        if prompt.salt is not None or (stored and prefix is not None and prefix.rows is not None):
+            self._prompts[key] = prompt
+        if stored and prefix is not None and prefix.rows is None and prefix.keep is not None:
             self._keeping[key] = prefix
-        return 0
 
-    def adopt(self, chunks: Sequence[ScheduledSegment]) -> tuple[ScheduledSegment, ...]:
-        """Import the stored rows before these segments; rows that the engine refuses are computed instead."""
-        return tuple(self._import(chunk) for chunk in chunks)
+    def begin(self, key: int) -> int | None:
+        """Start the sequence of a prompt; the number of its rows that need not be computed.
 
-    def _import(self, chunk: ScheduledSegment) -> ScheduledSegment:
-        rows, segment = self._adopting.pop(chunk.key, None), chunk.segment
-        if rows is None or segment.start != len(rows.tokens):
-            return chunk
+        None while the same prompt of the same owner is being computed: its rows are shared once they are there.
+        """
+        prompt = self._prompts.get(key)
+        if prompt is None:
+            return 0
+        segment, prefix = prompt.segment, prompt.prefix
+        if prompt.salt is not None and self._computing.setdefault((prompt.salt, segment.tokens), key) != key:
+            return None
+        stored = prefix.rows if prefix is not None and prefix.begins(segment) else None
         try:
-            self._engine.import_kv(segment.seq, rows)
+            if prompt.salt is not None:
+                rows = self._engine.begin(segment.seq, segment.tokens, prompt.salt, stored)
+            elif stored is not None:
+                self._engine.import_kv(segment.seq, stored)
+                rows = len(stored.tokens)
+            else:
+                rows = 0
         except EngineError as error:
-            log.warning("stored rows of a document are computed again: %s", error)
-            whole = Segment(segment.seq, 0, rows.tokens + segment.tokens, None, segment.logits)
-            return replace(chunk, segment=whole)
-        self.adopted += len(rows.tokens)
-        return chunk
+            log.warning("rows of a prompt are computed again: %s", error)
+            rows = 0
+        self.adopted += rows
+        prompt.cached_rows = rows
+        return rows
 
     def done(self, chunk: ScheduledSegment) -> None:
         """Called when the last chunk of a request has run."""
@@ -87,5 +108,9 @@ class PrefixReuse:
         self._computed.clear()
 
     def forget(self, key: int) -> None:
-        self._adopting.pop(key, None)
+        prompt = self._prompts.pop(key, None)
         self._keeping.pop(key, None)
+        if prompt is not None and prompt.salt is not None:
+            ident = prompt.salt, prompt.segment.tokens
+            if self._computing.get(ident) == key:
+                del self._computing[ident]

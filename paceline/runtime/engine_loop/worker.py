@@ -90,9 +90,17 @@ class EngineWorker:
         return self.steps.lacks_memory(group)
 
     def forward(
-        self, segment: Segment, answer: Answer, prefix: StoredPrefix | None = None, group: Group | None = None
-    ) -> None:
-        self._submit(ForwardRequest(segment, answer, prefix, group))
+        self,
+        segment: Segment,
+        answer: Answer,
+        prefix: StoredPrefix | None = None,
+        group: Group | None = None,
+        salt: str | None = None,
+    ) -> ForwardRequest:
+        """The request that was submitted; its `cached_rows` is known when it is answered."""
+        request = ForwardRequest(segment, answer, prefix, group, salt)
+        self._submit(request)
+        return request
 
     async def compute(self, segment: Segment, group: Group | None = None) -> tuple[Dist, ...]:
         """Distributions of a segment's rows. Raises EngineError. The caller must release the sequence if cancelled."""

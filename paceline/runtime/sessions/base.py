@@ -50,14 +50,16 @@ MAX_MEMORY_WAITS = 2  # checks in a row that may find it waiting; then this side
 class Session(ABC):
     """Ports shared by both kinds of session. Every method is called on one event loop."""
 
-    def __init__(self, machine: Machine, worker: EngineWorker) -> None:
+    def __init__(self, machine: Machine, worker: EngineWorker, owner: str | None) -> None:
+        """owner: of the request; KV of its prompts is shared with the same owner's requests alone. None: with none."""
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._driver = Driver(machine, self)
         self._prefixes: Sequence[StoredPrefix] = ()  # stored prefixes of its prompts
         self._group: Group | None = None  # of its sequences, once their claim of memory is known
-        self._cached = 0  # longest stored prefix of its prompts, in tokens
+        self._owner = owner
+        self._cached = 0  # tokens of a prompt that were not computed, the most of all branches
         self.link: Link | None = None
         self._number: int | None = None  # session number on `link`
         self.egress = Egress()
@@ -84,15 +86,14 @@ class Session(ABC):
         def answer(result: tuple[Dist, ...] | EngineError) -> None:
             if self._driver.finished:
                 return
+            self._cached = max(self._cached, request.cached_rows)
             if isinstance(result, EngineError):
                 self.fail(result)
             else:
                 self.deliver(Scored(ticket, result, self._loop.time(), self._worker.answered))
 
         prefix = next((each for each in self._prefixes if each.begins(segment)), None)
-        if prefix is not None and prefix.rows is not None:
-            self._cached = max(self._cached, len(prefix.tokens))
-        self._worker.forward(segment, answer, prefix, self._group)
+        request = self._worker.forward(segment, answer, prefix, self._group, self._owner)
 
     def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:
         self._worker.control(SequenceOp.commit(seq, keep, rest))
@@ -154,12 +155,13 @@ class PeerSession(Session):
         self,
         machine: Machine,
         worker: EngineWorker,
+        owner: str,
         link: Link,
         number: int,
         retrieve: Callable[[PeerSession], None],
         closed: Callable[[PeerSession], None],
     ) -> None:
-        super().__init__(machine, worker)
+        super().__init__(machine, worker, owner)
         self.link, self._number = link, number
         self._retrieve = retrieve
         self._closed = closed

@@ -71,7 +71,7 @@ class ClientSession(Session):
         link: Link | None,
         closed: Callable[[ClientSession], None],
     ) -> None:
-        super().__init__(machine, worker)
+        super().__init__(machine, worker, prepared.request.owner)
         self.prepared = prepared
         self._prefixes = prepared.prompts.prefixes
         self._citations = prepared.prompts.citations(prepared.side)

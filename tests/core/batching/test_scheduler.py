@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -320,37 +321,61 @@ def test_a_key_in_use_is_refused() -> None:
         scheduler.add(0, chain(1, 0, 1))
 
 
+def cached(**rows: int | None) -> Callable[[int], int | None]:
+    """Cached rows by key, as `k0=20`; no other segment begins with any."""
+    return lambda key: rows.get(f"k{key}", 0)
+
+
 def test_cached_rows_need_no_forward_but_memory() -> None:
     scheduler = Scheduler(BUDGET, 8, block_size=4)
     scheduler.add(9, chain(9, 0, 1))
     assert rows_of(scheduler.schedule(40)) == {9: 1}
-    scheduler.add(0, chain(0, 0, 30), num_cached_tokens=20)
+    scheduler.add(0, chain(0, 0, 30))
     scheduler.add(1, chain(1, 0, 1))
-    assert scheduler.schedule(28) is None  # it waits for all of its 32 rows, and is not overtaken
-    scheduled = scheduler.schedule(36)
+    begin = cached(k0=20, k2=20)
+    assert scheduler.schedule(28, begin=begin) is None  # it waits for all of its 32 rows, and is not overtaken
+    scheduled = scheduler.schedule(36, begin=begin)
     assert rows_of(scheduled) == {0: 10, 1: 1}
     assert scheduled is not None
     (piece,) = (piece for piece in scheduled.segments if piece.key == 0)
     assert piece.final and (piece.segment.start, piece.segment.tokens) == (20, tuple(range(20, 30)))
-    scheduler.add(2, chain(2, 0, 50), num_cached_tokens=20)
-    assert [rows_of(scheduler.schedule(None))[2] for _ in range(3)] == [12, 12, 6]
-    scheduler.add(3, chain(3, 0, 44), num_cached_tokens=43)
-    last = scheduler.schedule(32)
+    scheduler.add(2, chain(2, 0, 50))
+    assert [rows_of(scheduler.schedule(None, begin=begin))[2] for _ in range(3)] == [12, 12, 6]
+    scheduler.add(3, chain(3, 0, 44))
+    last = scheduler.schedule(32, begin=begin)
     assert last is not None and last.rejected == (3,)
 
 
-def test_a_chain_shortened_within_its_cached_rows_runs_from_its_start() -> None:
+def test_cached_rows_are_asked_for_once_and_only_where_a_sequence_begins_with_a_chain() -> None:
+    asked: list[int] = []
+
+    def begin(key: int) -> int:
+        asked.append(key)
+        return 0
+
     scheduler = Scheduler(BUDGET, 8)
-    scheduler.add(0, chain(0, 0, 10), num_cached_tokens=6)
-    assert scheduler.cancel(SeqId(0), 6) == []
-    scheduled = scheduler.schedule(None)
-    assert scheduled is not None and scheduled.segments[0].segment == chain(0, 0, 6)
+    scheduler.add(0, chain(0, 0, 30))
+    scheduler.add(1, chain(0, 30, 2))
+    scheduler.add(2, tree(1, 0, 3))
+    while not scheduler.idle:
+        scheduler.schedule(None, begin=begin)
+    assert asked == [0]
 
 
-@pytest.mark.parametrize("segment", [chain(0, 0, 3), tree(0, 0, 9)])
-def test_at_least_one_row_of_a_chain_is_left_to_run(segment: Segment) -> None:
-    with pytest.raises(ValueError, match="cannot be ready"):
-        Scheduler(BUDGET, 8).add(0, segment, num_cached_tokens=3)
+def test_a_chain_that_waits_for_another_is_not_scheduled_and_holds_nobody_up() -> None:
+    scheduler = Scheduler(BUDGET, 8)
+    for number in range(3):
+        scheduler.add(number, chain(number, 0, 3))
+    assert rows_of(scheduler.schedule(None, begin=cached(k1=None))) == {0: 3, 2: 3}
+    assert scheduler.schedule(None, begin=cached(k1=None)) is None
+    assert rows_of(scheduler.schedule(None, begin=cached(k1=2))) == {1: 1}
+
+
+def test_a_chain_shortened_to_its_cached_rows_has_nothing_left_to_run() -> None:
+    scheduler = Scheduler(2, 2)
+    scheduler.add(0, chain(0, 0, 10))
+    assert rows_of(scheduler.schedule(None, begin=cached(k0=6))) == {0: 2}
+    assert scheduler.cancel(SeqId(0), 8) == [0]
 
 
 @given(

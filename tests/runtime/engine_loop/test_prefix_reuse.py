@@ -1,0 +1,91 @@
+"""Prompts that begin alike: computed once for each owner, whoever asks and however often."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.batching.segment import Segment, SeqId
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import LoadedModel
+from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor
+from paceline.runtime.node import Node
+from paceline.runtime.service import GenerateRequest, GenerationResult
+from tests.runtime.test_node import collect
+
+PROMPT = tuple(b"The key of the mill is under the stone.")
+REQUEST = GenerateRequest(
+    messages=({"role": "user", "content": "Where is the key?"},),
+    sampling=SamplingParams(temperature=0.0),
+    max_tokens=12,
+    strategy="autoregressive",
+    owner="ann",
+)
+
+
+def run_all(steps: StepExecutor) -> None:
+    while (scheduled := steps.next()) is not None:
+        for answer, result in steps.run(scheduled):
+            answer(result)
+        steps.engine.check()
+
+
+def asked(steps: StepExecutor, seq: int, salt: str | None, tokens: tuple[int, ...] = PROMPT) -> ForwardRequest:
+    request = ForwardRequest(Segment(SeqId(seq), 0, tokens), lambda _: None, salt=salt)
+    steps.submit(request)
+    return request
+
+
+def test_equal_prompts_of_one_owner_that_come_together_are_computed_once() -> None:
+    steps = StepExecutor(FakeEngine())
+    requests = [asked(steps, seq, "ann") for seq in range(1, 9)]
+    run_all(steps)
+    assert steps.rows == len(PROMPT) + 7, "one row each is left to compute"
+    assert [request.cached_rows for request in requests] == [0] + [len(PROMPT) - 1] * 7
+
+
+def test_rows_are_shared_within_an_owner_alone() -> None:
+    steps = StepExecutor(FakeEngine())
+    requests = [asked(steps, seq, salt) for seq, salt in enumerate(("ann", "bob", None, None), 1)]
+    run_all(steps)
+    assert steps.rows == 4 * len(PROMPT) and not any(request.cached_rows for request in requests)
+
+
+def test_a_prompt_that_waits_for_an_equal_one_is_computed_where_that_is_cancelled() -> None:
+    steps = StepExecutor(FakeEngine(), token_budget=8)
+    answered: list[object] = []
+    asked(steps, 1, "ann")
+    steps.submit(ForwardRequest(Segment(SeqId(2), 0, PROMPT), answered.append, salt="ann"))
+    first = steps.next()
+    assert first is not None and [each.segment.seq for each in first.segments] == [1]
+    steps.run(first)
+    steps.submit(SequenceOp.release(SeqId(1)))
+    run_all(steps)
+    assert len(answered) == 1 and isinstance(answered[0], tuple)
+
+
+async def answer(node: Node, request: GenerateRequest) -> tuple[str, GenerationResult]:
+    return await collect(await node.prepare(request))
+
+
+@pytest.mark.anyio
+async def test_turns_of_a_conversation_compute_only_what_is_new() -> None:
+    """And the text is that of a node which has cached nothing."""
+    engine = FakeEngine(1, spread=0.3)
+    async with Node("cloud", LoadedModel(engine, ByteTokenizer()), None) as node:
+        messages, before = REQUEST.messages, 0
+        for turn in range(5):
+            text, done = await answer(node, replace(REQUEST, messages=messages))
+            async with Node("cloud", LoadedModel(FakeEngine(1, spread=0.3), ByteTokenizer()), None) as fresh:
+                expected, _ = await answer(fresh, replace(REQUEST, messages=messages))
+            assert text == expected
+            cached = int(done.stats["cached_tokens"])
+            assert cached >= before if turn else cached == 0, "all of the turn before"
+            before = done.prompt_tokens
+            following = {"role": "user", "content": f"And the {turn}. one?"}
+            messages = (*messages, {"role": "assistant", "content": text}, following)
+        _, other = await answer(node, replace(REQUEST, messages=messages, owner="bob"))
+        assert other.stats["cached_tokens"] == 0
