@@ -106,7 +106,7 @@ class Resources:
         owner: str,
         faces_client: bool,
     ) -> MachineConfig:
-        """Machine configuration, as far as it follows from this side, the strategy and the sampling parameters."""
+        """Machine configuration with the fields that this side, the strategy and the sampling parameters determine."""
         return MachineConfig(
             side=self.side,
             faces_client=faces_client,
@@ -115,7 +115,7 @@ class Resources:
             eos_ids=self.tokenizer.eos_ids,
             vocab_size=self.vocab_size,
             options=options,
-            linked=strategy.needs_peer,
+            has_peer=strategy.needs_peer,
             stats=self.stats(strategy, options, sampling),
             table=self.table(owner),
         )

@@ -1,4 +1,4 @@
-"""`autoregressive`: one side, one token a forward. The baseline, and what remains when a link is lost.
+"""`autoregressive`: one side, one token a forward. The baseline of measurements and tests.
 
 With several documents it is output aggregation on one side: the next token comes from the mixture of the branches
 (DRAGON eq. 2 with one side).
@@ -81,7 +81,6 @@ class Autoregressive:
 
 autoregressive = Strategy(
     name="autoregressive",
-    summary="one side writes the answer token by token from its own documents",
     machine=Autoregressive,
     participants="one side",
     text_of="front",

@@ -1,8 +1,8 @@
 """Machines of strategies: events in, effects out. A machine never waits.
 
-Guarantees every machine gives, tested by `tests/strategies/test_conformance.py` and `test_fuzz.py`: `Emit` never
-retracts; after `Finish` nothing; every `Forward` is answered by one `Scored`; the same events, seed and statistics give
-the same effects; no message from a peer raises.
+Guarantees every machine gives, tested by `tests/strategies/conformance/` and `tests/strategies/test_fuzz.py`: `Emit`
+never retracts; after `Finish` nothing; every `Forward` is answered by one `Scored`; the same events, seed and
+statistics give the same effects; no message from a peer raises.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Branch:
 class MachineConfig:
     """Facts about a request that a machine needs before the first event.
 
-    `targets` and `epoch` are not empty when a side joins (again) in mid-answer.
+    A side that joins, or joins again, in mid-answer has non-empty `targets` or an `epoch` above 0.
     """
 
     side: Side
@@ -45,11 +45,11 @@ class MachineConfig:
     sampling: SamplingParams
     max_tokens: int
     eos_ids: frozenset[int]
-    vocab_size: int  # ids both sides give the same meaning; an engine may pad beyond
+    vocab_size: int  # of the tokenizer, equal on both sides; an engine's logits may be padded beyond
     options: Options = DEFAULT_OPTIONS  # of the strategy's own type, see `Strategy.options`
     targets: tuple[int, ...] = ()  # output tokens already decided
     epoch: int = 0
-    linked: bool = False  # a peer takes part
+    has_peer: bool = False  # the answer is written with a peer; a lost link is reported by `LinkLost`
     waits_for_peer: bool = False  # without the peer no target is decided
     private: bool = True  # the device never sends distributions that it computes from its documents
     rtt: float | None = None  # s, between the sides, where it is known
@@ -121,7 +121,7 @@ Event = Started | Retrieved | Scored | Received | TimerFired | LinkLost | LinkBa
 # ---- effects -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Retrieve:
-    """Find this side's documents for the request and build its branches."""
+    """Ask for the branches of this side's prompts, which the driver holds ready or builds."""
 
 
 @dataclass(frozen=True, slots=True)

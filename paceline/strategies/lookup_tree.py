@@ -295,7 +295,6 @@ def _max_drafts(drafting: DraftLimits) -> int:
 
 lookup_tree = Strategy(
     name="lookup_tree",
-    summary="one side writes alone and verifies several guessed tokens in one forward, where that is faster",
     machine=LookupTree,
     participants="one side",
     text_of="front",

@@ -1,4 +1,4 @@
-"""Strategies by name: what the command line, the API's enum, routing and the conformance tests read."""
+"""Strategies by name, as read by routing, peers, the list of names that the API accepts, and the conformance tests."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def register(strategy: Strategy) -> None:
         raise ValueError(f"there is a strategy {strategy.name!r} already")
     codec.register(*strategy.messages)
     STRATEGIES[strategy.name] = strategy
+
+
+def unregister(name: str) -> None:
+    """Undo `register`, for a strategy whose messages no other one uses."""
+    codec.unregister(*STRATEGIES.pop(name).messages)
 
 
 for _strategy in (autoregressive, lookup_tree, aggregate):

@@ -1,8 +1,9 @@
 """Records of strategies: everything that the program around a strategy reads of it.
 
-A strategy is one file or folder: its machines, its options and messages if it needs any, and a `Strategy` at the
-bottom, which `registry` lists. Link, egress, limits, simulator, routing, the API's enum and the conformance tests read
-the record and the base structs in `wire.messages`; none of them names a strategy.
+A strategy is one file or folder: its machines, and a `Strategy` at the bottom, which `registry` lists. Options and
+messages of its own are there too, or in `wire.messages` like those of `aggregate`. Link, codec, egress, limits,
+simulator and the conformance tests read the record and the base structs in `wire.messages`, and name no strategy.
+Routing names those that `auto` chooses.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Strategy:
     """Record of one strategy.
 
     check: raises RequestError for what a request asks of this strategy and it cannot keep. Called for every request,
-    whichever strategy the request names: it must look at `RoutingContext.strategy` where that matters.
+    whichever strategy the request names: a check for this strategy alone compares `RoutingContext.strategy` first.
 
     choose: called after retrieval for a strategy that routing proposes: the options to write with, or None where the
     strategy declines and the next one is asked. Absent: it never declines, and the options are those asked for.
@@ -71,10 +72,9 @@ class Strategy:
     """
 
     name: str
-    summary: str
     machine: Callable[[MachineConfig], Machine]
     participants: Literal["one side", "both sides"]
-    text_of: Literal["front", "cloud", "both"]  # side whose target distribution the text is sampled from
+    text_of: Literal["front", "cloud", "both"]  # whose distributions the text is sampled from; read by tests
     options: type[Options] = Options
     messages: tuple[type[SessionMessage], ...] = ()
     privacy_levels: tuple[Privacy, ...] = PRIVACY_LEVELS

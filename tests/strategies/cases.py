@@ -208,11 +208,11 @@ class Hand:
     def __init__(
         self, machine: Callable[[MachineConfig], Machine], side: Side, *, front: bool, **changes: object
     ) -> None:
-        task = MachineConfig(side, front, SamplingParams(temperature=0.0), 8, EOS, VOCAB, linked=True)
         asked = {name: changes.pop(name) for name in AggregateOptions.__struct_fields__ if name in changes}
         options = options_for(AggregateOptions, asked)
-        self.task = replace(task, options=options, **changes)  # type: ignore[arg-type]  # any of its fields
-        self.machine = machine(self.task)
+        config = MachineConfig(side, front, SamplingParams(temperature=0.0), 8, EOS, VOCAB, options, has_peer=True)
+        self.config = replace(config, **changes)  # type: ignore[arg-type]  # any of its fields
+        self.machine = machine(self.config)
         self.effects: list[Effect] = []
         self.say: Callable[[tuple[int, ...]], Dist] = lambda _: point(65)
         self.rows: list[tuple[int, ...]] = []  # output tokens on the path of every row that was asked for

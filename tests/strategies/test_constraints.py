@@ -223,7 +223,7 @@ def test_what_an_engine_pads_its_vocabulary_with_is_never_chosen() -> None:
         probs[VOCAB:] = 1.0
         return Dist.dense(probs / probs.sum())
 
-    hand = Hand(Autoregressive, "device", front=True, linked=False, mask=yes_or_no())
+    hand = Hand(Autoregressive, "device", front=True, has_peer=False, mask=yes_or_no())
     hand.say = padded
     hand.begin()
     assert bytes(hand.tokens) == b'"no"'
@@ -231,7 +231,7 @@ def test_what_an_engine_pads_its_vocabulary_with_is_never_chosen() -> None:
 
 
 def test_logprobs_are_of_the_law_that_the_mask_has_left() -> None:
-    hand = Hand(Autoregressive, "device", front=True, linked=False, mask=yes_or_no())
+    hand = Hand(Autoregressive, "device", front=True, has_peer=False, mask=yes_or_no())
     hand.say = lambda _: point(ord("y"), 0.5)
     hand.begin()
     assert bytes(hand.tokens) == b'"yes"'

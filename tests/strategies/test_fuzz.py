@@ -95,7 +95,7 @@ class Run:
             vocab_size=VOCAB,
             targets=() if self.front else tuple(chance.randrange(VOCAB - 1) for _ in range(chance.choice((0, 0, 3)))),
             epoch=0 if self.front else chance.choice((0, 0, 5)),
-            linked=strategy.needs_peer and chance.random() < 0.95,
+            has_peer=strategy.needs_peer and chance.random() < 0.95,
             options=AggregateOptions(
                 rescoring=chance.random() < 0.3,
                 drafting=chance.choice(DRAFTINGS),
@@ -109,10 +109,12 @@ class Run:
         )
         assert isinstance(self.config.options, AggregateOptions)
         self.options = self.config.options
-        self._linked = self.config.linked
+        if not isinstance(self.options, strategy.options):
+            self.config = replace(self.config, options=strategy.options())
+        self._linked = self.config.has_peer
         self._strategy = strategy
         may_move = (
-            self.config.linked
+            self.config.has_peer
             and not self.options.needs_dists
             and (self.options.aggregator == "coin" or not self.config.private)
         )
@@ -180,7 +182,7 @@ class Run:
             case LinkLost():
                 self._linked = False
             case LinkBack():
-                self._linked = self.config.linked or self._strategy.needs_peer
+                self._linked = self.config.has_peer or self._strategy.needs_peer
         effects = list(self.machine.on(event))
         self.effects += effects
         for effect in effects:

@@ -49,7 +49,7 @@ def always(count: int, *, overlap: bool = True) -> type | object:
 
 
 def hand(count: int = 8, *, overlap: bool = True, **changes: object) -> Hand:
-    return Hand(always(count, overlap=overlap), "cloud", front=True, linked=False, **changes)  # type: ignore[arg-type]
+    return Hand(always(count, overlap=overlap), "cloud", front=True, has_peer=False, **changes)  # type: ignore[arg-type]
 
 
 def cycling(hand: Hand, *, ends_after: int | None = None) -> Hand:
@@ -159,7 +159,9 @@ def test_without_overlap_it_is_learnt_before() -> None:
 
 
 def test_a_request_that_wants_no_drafts_gets_none() -> None:
-    played = cycling(Hand(LookupTree, "cloud", front=True, linked=False, drafting=DraftLimits(1, 1, 0), max_tokens=20))
+    played = cycling(
+        Hand(LookupTree, "cloud", front=True, has_peer=False, drafting=DraftLimits(1, 1, 0), max_tokens=20)
+    )
     played.begin()
     assert played.tokens == cycle(20) and played.finish.stats["drafted"] == 0
 
@@ -193,7 +195,7 @@ def test_many_drafts_in_every_step_change_no_token(sampling: SamplingParams, ove
 
 
 def test_logprobs_are_those_of_plain_decoding() -> None:
-    plain = Hand(Autoregressive, "cloud", front=True, linked=False, max_tokens=20)
+    plain = Hand(Autoregressive, "cloud", front=True, has_peer=False, max_tokens=20)
     drafted = hand(max_tokens=20)
     for played in (plain, drafted):
         cycling(played).begin()
@@ -209,6 +211,6 @@ def test_a_drafter_of_ones_own_takes_the_place() -> None:
     def machine(task: MachineConfig) -> Machine:
         return LookupTree(task, drafter=NgramDrafter(table, GREEDY), budget=FixedBudget(4))
 
-    played = cycling(Hand(machine, "cloud", front=True, linked=False, max_tokens=20))
+    played = cycling(Hand(machine, "cloud", front=True, has_peer=False, max_tokens=20))
     played.begin()
     assert played.tokens == cycle(20) and len(table) > 0

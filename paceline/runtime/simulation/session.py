@@ -136,7 +136,7 @@ class SimulatedSession:
             config,
             side=self.side,
             faces_client=self.faces_client,
-            linked=linked and self.request.strategy.needs_peer,
+            has_peer=linked and self.request.strategy.needs_peer,
             rtt=None if network is None else network.rtt,
             bandwidth=None if network is None else network.bandwidth,
         )

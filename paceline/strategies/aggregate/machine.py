@@ -121,7 +121,7 @@ class Aggregate:
         self._rtt, self._bandwidth = config.rtt, config.bandwidth
         self._started = False
         self._finished = False
-        self._meet_peer(config.epoch, linked=config.linked)
+        self._meet_peer(config.epoch, linked=config.has_peer)
 
     def _meet_peer(self, epoch: int, *, linked: bool) -> None:
         """Forget everything about the peer, and begin every role afresh."""
@@ -278,7 +278,6 @@ class Aggregate:
 
 aggregate = Strategy(
     name="aggregate",
-    summary="device and cloud each read their own documents; their predictions are mixed token by token",
     machine=Aggregate,
     participants="both sides",
     text_of="both",

@@ -95,7 +95,7 @@ def test_tables_learn_what_the_model_predicted_before_any_processing(
     machine: Callable[[MachineConfig], Machine], changes: dict[str, object]
 ) -> None:
     table = LookupTable(VOCAB)
-    hand = Hand(machine, "device", front=True, linked=False, table=table, **{"max_tokens": 12} | changes)
+    hand = Hand(machine, "device", front=True, has_peer=False, table=table, **{"max_tokens": 12} | changes)
     hand.say = lambda _: DIST
     hand.begin()
     assert len(table) > 1  # the last token of the prompt, and some of the answer
@@ -119,7 +119,7 @@ def test_a_context_of_two_tokens_is_learnt_with_the_distribution_after_it(
         return random.Random(f"15 {before} {token}").randrange(10, 16)
 
     table = LookupTable(VOCAB)
-    hand = Hand(machine, "device", front=True, linked=False, table=table, max_tokens=200)
+    hand = Hand(machine, "device", front=True, has_peer=False, table=table, max_tokens=200)
     hand.say = lambda path: point(after(*(*PROMPT, *path)[-2:]))
     hand.begin()
     assert table.bigrams is not None

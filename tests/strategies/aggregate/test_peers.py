@@ -203,18 +203,6 @@ def test_a_cloud_that_faces_the_client_names_the_side_it_received() -> None:
     assert [emit.lane for emit in hand.emitted] == [None, "cloud", "device", None]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("score", [0.5, None], ids=["document", "none"])
-def test_who_writes_alone_names_itself_where_it_reads_a_document(
-    side: Side, score: float | None, strategy: object
-) -> None:
-    machine = next(each.machine for each in STRATEGIES.values() if each is strategy)
-    hand = Hand(machine, side, front=True, linked=False)
-    hand.begin(score)
-    assert {emit.lane for emit in hand.emitted} == {None if score is None else side}
-
-
 # ---- what a peer learns ---------------------------------------------------------------------------------------------
 def may_send(message: SessionMessage, rule: AggregatorName) -> bool:
     """A device with private documents may send this message."""

@@ -23,6 +23,7 @@ from tests.strategies.cases import (
     EOS,
     MAX_TOKENS,
     SAMPLINGS,
+    Hand,
     Manner,
     engines,
     job,
@@ -212,6 +213,15 @@ def check_alone(strategy: Strategy, manner: Manner, front: Side) -> None:
     sampling = SAMPLINGS["sampled"]
     world = Simulation(job(strategy, front, sampling, manner=manner), engines(), linked=False)
     assert world.run().tokens == alone(front, sampling, manner, MAX_TOKENS)
+
+
+def check_lane_alone(strategy: Strategy, manner: Manner, front: Side) -> None:
+    """A front that writes alone names itself as the lane where it reads a document, and no side where it reads none."""
+    options = job(strategy, front, SAMPLINGS["greedy"], manner=manner).config.options
+    for score, lane in ((0.5, front), (None, None)):
+        hand = Hand(strategy.machine, front, front=True, has_peer=False, options=options)
+        hand.begin(score)
+        assert {emit.lane for emit in hand.emitted} == {lane}
 
 
 def check_without_documents(

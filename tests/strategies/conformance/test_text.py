@@ -13,6 +13,7 @@ from tests.strategies.conformance.laws import (
     EVERY_NETWORK,
     EVERY_SAMPLING,
     check_alone,
+    check_lane_alone,
     check_repeats,
     check_text,
     check_without_documents,
@@ -56,6 +57,12 @@ def test_text_of_one_side_equals_the_reference(
 @EVERY_FRONT
 def test_without_a_peer_the_front_answers_alone(strategy: Strategy, manner: Manner, front: Side) -> None:
     check_alone(strategy, manner, front)
+
+
+@every_manner()
+@EVERY_FRONT
+def test_a_front_alone_names_itself_where_it_reads_a_document(strategy: Strategy, manner: Manner, front: Side) -> None:
+    check_lane_alone(strategy, manner, front)
 
 
 @every_manner()

@@ -35,9 +35,8 @@ from paceline.strategies.base import (
     Started,
     other,
 )
-from paceline.strategies.registry import STRATEGIES, register
+from paceline.strategies.registry import register, unregister
 from paceline.strategies.strategy import JOINT_LEVELS, RoutingContext, Strategy, asked_options
-from paceline.wire import codec
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import Count, OpenSession, Options, SessionMessage
 from tests.runtime.test_node import REQUEST, collect, nodes
@@ -49,6 +48,7 @@ from tests.strategies.conformance.laws import (
     check_alone,
     check_cancel,
     check_flap,
+    check_lane_alone,
     check_loss,
     check_repeats,
     check_return,
@@ -83,7 +83,7 @@ class SaltedFront:
         self._options = config.options
         self._inner = Autoregressive(config)
         self._tokens = list(config.targets)
-        self._linked, self._epoch = config.linked, config.epoch
+        self._linked, self._epoch = config.has_peer, config.epoch
         self._started = self._finished = False
         self._expected: dict[int, bytes] = {}
         self._echoes = 0
@@ -175,7 +175,6 @@ def accepts(opening: OpenSession, options: Options) -> str | None:  # noqa: ARG0
 
 SALTED = Strategy(
     name="salted",
-    summary="the front writes, its peer echoes salts",
     machine=machine,
     participants="both sides",
     text_of="front",
@@ -190,14 +189,11 @@ SALTED = Strategy(
 
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
-    """The strategy is known in this module, and its tag nowhere afterwards."""
-    messages = codec._registry
-    codec._registry = codec._Registry()
-    codec.register(*(message for strategy in STRATEGIES.values() for message in strategy.messages))
+    """The strategy is known in this module, and its tag nowhere afterwards. A strategy of the package needs no fixture:
+    its name in `registry` is enough."""
     register(SALTED)
     yield
-    del STRATEGIES[SALTED.name]
-    codec._registry = messages
+    unregister(SALTED.name)
 
 
 # ---- conformance ----------------------------------------------------------------------------------------------------
@@ -242,6 +238,7 @@ def test_cancel(manner: Manner, front: Side, reorders: bool) -> None:
 @EVERY_FRONT
 def test_alone_and_repeated(front: Side) -> None:
     check_alone(SALTED, Manner(), front)
+    check_lane_alone(SALTED, Manner(), front)
     check_repeats(SALTED, Manner(), front, reorders=True)
 
 
