@@ -63,6 +63,14 @@ class _Registry:
             tag = str(struct.__struct_config__.tag)
             if self._structs.setdefault(tag, struct) is not struct:
                 raise ValueError(f"the tag {tag!r} is {self._structs[tag].__name__}'s")
+        self._rebuild()
+
+    def remove(self, *structs: type[msgspec.Struct]) -> None:
+        for struct in structs:
+            del self._structs[str(struct.__struct_config__.tag)]
+        self._rebuild()
+
+    def _rebuild(self) -> None:
         kinds = reduce(or_, self._structs.values())
         self.decoder = cast("msgspec.msgpack.Decoder[Message]", msgspec.msgpack.Decoder(kinds))
 
@@ -77,6 +85,11 @@ _registry = _Registry()
 def register(*structs: type[SessionMessage]) -> None:
     """Add a strategy's messages to those the link decodes. Raises ValueError for a tag that is taken."""
     _registry.add(*structs)
+
+
+def unregister(*structs: type[SessionMessage]) -> None:
+    """Undo `register`."""
+    _registry.remove(*structs)
 
 
 def encode(message: Message) -> bytes:
