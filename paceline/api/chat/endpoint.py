@@ -50,14 +50,14 @@ class ChatEndpoint:
         call = chat_call(body, self._service, request.state.identity, documents=self._documents)
         model = chat_model(self._service, call.model)
         identity = request.state.identity
-        generations = await select_stores(call.generations, self._service, identity, call.vector_stores)
+        requests = await select_stores(call.requests, self._service, identity, call.vector_stores)
         try:
-            prepared = await while_connected(request.receive, prepare_all(self._service, generations))
+            generations = await while_connected(request.receive, prepare_all(self._service, requests))
         except RequestError as error:
             if error.param == "tools" and call.tools is not None and call.tools.legacy:
                 error.param = "functions"
             raise
         meta = ChatMeta(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), f"fp_{model.fingerprint[:12]}", call)
         if not call.stream:
-            return JsonAnswer(prepared, ChatBody(meta))
-        return SseAnswer(prepared, ChatChunks(meta), self._keep_alive, meta.id)
+            return JsonAnswer(generations, ChatBody(meta))
+        return SseAnswer(generations, ChatChunks(meta), self._keep_alive, meta.id)

@@ -61,7 +61,7 @@ class ChatBody:
 
     def __init__(self, meta: ChatMeta) -> None:
         self._meta = meta
-        self._choices = [ChoiceBuilder(meta.call) for _ in meta.call.generations]
+        self._choices = [ChoiceBuilder(meta.call) for _ in meta.call.requests]
 
     def take(self, index: int, event: GenerateEvent) -> None:
         self._choices[index].take(event)
@@ -75,7 +75,7 @@ class ChatChunks:
 
     def __init__(self, meta: ChatMeta) -> None:
         self._meta = meta
-        self._messages = [MessageBuilder(meta.call.tools) for _ in meta.call.generations]
+        self._messages = [MessageBuilder(meta.call.tools) for _ in meta.call.requests]
         self._logprobs: list[list[Json]] = [[] for _ in self._messages]  # that are not sent yet
         self._dones: dict[int, GenerationResult] = {}
 
@@ -279,7 +279,7 @@ def _optional(name: str, value: Mapping[str, object] | None) -> Json:
 
 
 def _logprobs(call: ChatCall, items: list[Json]) -> Json | None:
-    return {"content": items, "refusal": None} if call.generations[0].top_logprobs is not None else None
+    return {"content": items, "refusal": None} if call.requests[0].top_logprobs is not None else None
 
 
 def logprob_items(delta: TextDelta) -> list[Json]:

@@ -1,4 +1,4 @@
-"""Conversion of chat bodies to generations: validated, defaults filled in, one seed per choice."""
+"""Conversion of chat bodies to requests of generations: validated, defaults filled in, one seed per choice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.runtime.service import GenerateRequest, Service
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """One HTTP call: its generations, and the form of its answer."""
+    """One HTTP call: the requests of its generations, and the form of its answer."""
 
     model: str  # name as in the request, and echoed
     stream: bool
@@ -28,7 +28,7 @@ class ChatCall:
     vector_stores: tuple[str, ...] | None  # read instead of this side's own collection
     tools: ToolUse | None  # None: none may be called
     service_tier: bool  # whether one was requested
-    generations: tuple[GenerateRequest, ...]  # one per choice
+    requests: tuple[GenerateRequest, ...]  # one per choice
 
 
 def chat_call(body: Mapping[str, object], service: Service, identity: Identity, *, documents: int) -> ChatCall:
@@ -42,7 +42,7 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
     tools = tool_use(asked)
     wanted = format_constraint(asked)
     instructions = [text for text in (tools and tools.instructions(), format_instructions(asked, tools)) if text]
-    generation = replace(
+    request = replace(
         generation_of(asked, model, service, identity, documents=documents, limit=limit),
         messages=conversation(asked.messages, instructions),
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
@@ -56,7 +56,7 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
         vector_stores=None if asked.paceline.vector_stores is None else tuple(asked.paceline.vector_stores),
         tools=tools,
         service_tier=asked.service_tier is not None,
-        generations=choices_of(generation, asked.n),
+        requests=choices_of(request, asked.n),
     )
 
 

@@ -70,24 +70,24 @@ class CompletionsEndpoint:
     async def __call__(self, request: Request) -> Response:
         body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
         call = completion_call(body, self._service, request.state.identity)
-        meta, prepared = await while_connected(request.receive, self._begin(call))
+        meta, generations = await while_connected(request.receive, self._begin(call))
         if not call.stream:
-            return JsonAnswer(prepared, CompletionBody(meta))
-        return SseAnswer(prepared, CompletionChunks(meta), self._keep_alive, meta.id)
+            return JsonAnswer(generations, CompletionBody(meta))
+        return SseAnswer(generations, CompletionChunks(meta), self._keep_alive, meta.id)
 
     async def _begin(self, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
         """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""
         prompts = [await self._tokens(prompt) for prompt in call.prompts]
         for prompt in prompts if call.echo else ():
-            self._service.check(replace(call.generation, prompt=prompt), room=int(call.write))
+            self._service.check(replace(call.request, prompt=prompt), room=int(call.write))
         if not call.write:
             empty = [_EmptyGeneration(len(prompt)) for prompt in prompts for _ in range(call.n)]
             return await self._meta(call, prompts), empty
-        prepared = await prepare_all(self._service, call.generations(prompts))
+        generations = await prepare_all(self._service, call.requests(prompts))
         try:
-            return await self._meta(call, prompts), prepared
+            return await self._meta(call, prompts), generations
         except BaseException:  # also a cancellation: the client may leave while its prompts are scored
-            await close_all(prepared)
+            await close_all(generations)
             raise
 
     async def _meta(self, call: CompletionCall, prompts: Sequence[Tokens]) -> CompletionMeta:

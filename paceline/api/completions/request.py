@@ -1,4 +1,4 @@
-"""Request bodies of `/v1/completions`, and their conversion to generations.
+"""Request bodies of `/v1/completions`, and their conversion to requests of generations.
 
 A prompt is continued without a chat template and without documents, by one side alone. `suffix` is refused: it needs a
 model that was trained to fill in. Source: openai-openapi 2.3.0, CreateCompletionRequest.
@@ -51,15 +51,15 @@ class CompletionCall:
     n: int
     prompts: tuple[Input, ...]
     write: bool  # False: `max_tokens` is 0
-    generation: GenerateRequest  # common to all choices; the prompt is still to be filled in
+    request: GenerateRequest  # common to all choices; the prompt is still to be filled in
 
-    def generations(self, prompts: Sequence[tuple[int, ...]]) -> list[GenerateRequest]:
-        """One generation per choice. With a seed, a prompt has the same answers alone and among others; without one,
+    def requests(self, prompts: Sequence[tuple[int, ...]]) -> list[GenerateRequest]:
+        """One request per choice. With a seed, a prompt has the same answers alone and among others; without one,
         all answers differ."""
-        if self.generation.seeded:
-            choices = choices_of(self.generation, self.n) * len(prompts)
+        if self.request.seeded:
+            choices = choices_of(self.request, self.n) * len(prompts)
         else:
-            choices = choices_of(self.generation, self.n * len(prompts))
+            choices = choices_of(self.request, self.n * len(prompts))
         return [replace(one, prompt=prompts[index // self.n]) for index, one in enumerate(choices)]
 
 
@@ -93,7 +93,7 @@ def completion_call(body: Mapping[str, object], service: Service, identity: Iden
         raise RequestError("max_tokens can only be 0 with echo: else there would be no answer.", param="max_tokens")
     if len(prompts) * asked.n > MAX_CHOICES:
         raise RequestError(f"{len(prompts)} prompts times n is more than {MAX_CHOICES} answers.", param="n")
-    generation = generation_of(asked, model, service, identity, documents=0, limit=max(asked.max_tokens, 1))
+    request = generation_of(asked, model, service, identity, documents=0, limit=max(asked.max_tokens, 1))
     return CompletionCall(
         model=model,
         name=asked.model,
@@ -105,5 +105,5 @@ def completion_call(body: Mapping[str, object], service: Service, identity: Iden
         n=asked.n,
         prompts=prompts,
         write=asked.max_tokens > 0,
-        generation=replace(generation, documents=0, top_logprobs=asked.logprobs),
+        request=replace(request, documents=0, top_logprobs=asked.logprobs),
     )

@@ -18,28 +18,28 @@ from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation,
 QUEUE_LIMIT = 64  # events of all choices together
 
 
-async def prepare_all(service: Service, generations: Sequence[GenerateRequest]) -> list[Generation]:
-    """Admit all of them or none. Raises what `prepare` raises."""
-    prepared: list[Generation] = []
+async def prepare_all(service: Service, requests: Sequence[GenerateRequest]) -> list[Generation]:
+    """Admit all requests or none. Raises what `prepare` raises."""
+    generations: list[Generation] = []
     try:
-        for generation in generations:
-            prepared.append(await service.prepare(generation))
+        for request in requests:
+            generations.append(await service.prepare(request))
     except BaseException:  # also a cancellation: the client may leave while others are admitted
-        await close_all(prepared)
+        await close_all(generations)
         raise
-    return prepared
+    return generations
 
 
-async def close_all(prepared: Sequence[Generation]) -> None:
-    for one in prepared:
-        await one.aclose()
+async def close_all(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        await generation.aclose()
 
 
 class GenerationFanIn:
-    """Reader of the generations `prepared`, which it owns. A context manager, to be entered once."""
+    """Reader of several generations, which it owns. A context manager, to be entered once."""
 
-    def __init__(self, prepared: Sequence[Generation]) -> None:
-        self._waiting = dict(enumerate(prepared))  # not yet running
+    def __init__(self, generations: Sequence[Generation]) -> None:
+        self._waiting = dict(enumerate(generations))  # not yet running
         self._queue: asyncio.Queue[tuple[int, GenerateEvent | Exception]] = asyncio.Queue(QUEUE_LIMIT)
         self._readers: list[asyncio.Task[None]] = []
 

@@ -23,7 +23,7 @@ _SEEDS = 2**64
 def generation_of(
     asked: SamplingFields, model: ModelInfo, service: Service, identity: Identity, *, documents: int, limit: int | None
 ) -> GenerateRequest:
-    """The generation that the common fields describe; the caller adds its messages or prompt.
+    """The request of one generation that the common fields describe; the caller adds its messages or prompt.
 
     `documents`: passages per side where the request sets none. `limit`: maximum of tokens; None: up to the context.
     """
@@ -110,12 +110,10 @@ def device_of(name: str | None, service: Service, identity: Identity) -> str | N
     return identity.device or name
 
 
-def choices_of(generation: GenerateRequest, count: int) -> tuple[GenerateRequest, ...]:
-    """Choice i has the first seed plus i, so that any one choice can be requested again alone."""
-    first = generation.sampling
-    return tuple(
-        replace(generation, sampling=replace(first, seed=seed_of(first.seed, index))) for index in range(count)
-    )
+def choices_of(request: GenerateRequest, count: int) -> tuple[GenerateRequest, ...]:
+    """Requests of `count` choices. Choice i has the first seed plus i, so that it can be requested again alone."""
+    first = request.sampling
+    return tuple(replace(request, sampling=replace(first, seed=seed_of(first.seed, index))) for index in range(count))
 
 
 def seed_of(seed: int | None, offset: int) -> int:

@@ -57,19 +57,19 @@ class AnswerChunks(Protocol):
 class JsonAnswer(Response):
     """Sends the JSON when every generation is done. Cancels the generations when the client leaves."""
 
-    def __init__(self, prepared: Sequence[Generation], body: AnswerBody) -> None:
+    def __init__(self, generations: Sequence[Generation], body: AnswerBody) -> None:
         super().__init__()
-        self._prepared = prepared
+        self._generations = generations
         self._body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI's signature
-        async with GenerationFanIn(self._prepared) as generations:
-            await while_connected(receive, self._write(generations, send))
+        async with GenerationFanIn(self._generations) as fan_in:
+            await while_connected(receive, self._write(fan_in, send))
 
-    async def _write(self, generations: GenerationFanIn, send: Send) -> None:
-        running = len(self._prepared)
+    async def _write(self, fan_in: GenerationFanIn, send: Send) -> None:
+        running = len(self._generations)
         while running:
-            event = await generations.next()
+            event = await fan_in.next()
             if event is not None:
                 self._body.take(*event)
                 running -= isinstance(event[1], GenerationResult)
@@ -85,23 +85,23 @@ class SseAnswer(Response):
     Cancels the generations when the client leaves.
     """
 
-    def __init__(self, prepared: Sequence[Generation], chunks: AnswerChunks, keep_alive: float, name: str) -> None:
+    def __init__(self, generations: Sequence[Generation], chunks: AnswerChunks, keep_alive: float, name: str) -> None:
         """`name`: the answer's id, for the log."""
         super().__init__()
-        self._prepared = prepared
+        self._generations = generations
         self._chunks = chunks
         self._keep_alive = keep_alive
         self._name = name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI's signature
-        async with GenerationFanIn(self._prepared) as generations:
-            await while_connected(receive, self._write(generations, send))
+        async with GenerationFanIn(self._generations) as fan_in:
+            await while_connected(receive, self._write(fan_in, send))
 
-    async def _write(self, generations: GenerationFanIn, send: Send) -> None:
-        event = await generations.next(min(HEADERS_WAIT_S, self._keep_alive))
+    async def _write(self, fan_in: GenerationFanIn, send: Send) -> None:
+        event = await fan_in.next(min(HEADERS_WAIT_S, self._keep_alive))
         headers = [(name.encode(), value.encode()) for name, value in sse.HEADERS.items()]
         await send_part(send, {"type": "http.response.start", "status": 200, "headers": headers})
-        running = len(self._prepared)
+        running = len(self._generations)
         try:
             await put(send, self._chunks.begin())
             while True:
@@ -112,7 +112,7 @@ class SseAnswer(Response):
                     await put(send, self._chunks.take(*event))
                 if not running:
                     break
-                event = await generations.next(self._keep_alive)
+                event = await fan_in.next(self._keep_alive)
             await put(send, self._chunks.end(), last=True)
         except ClientGoneError:
             raise

@@ -86,22 +86,22 @@ def _missing(previous: str) -> RequestError:
     )
 
 
-async def prepare(service: Service, asked: ResponseRequest, generation: GenerateRequest) -> Generation:
-    """Admit the generation. With `truncation: auto`, drop as few of the oldest messages as make it fit the context.
+async def prepare(service: Service, asked: ResponseRequest, request: GenerateRequest) -> Generation:
+    """Admit the request. With `truncation: auto`, drop as few of the oldest messages as make it fit the context.
 
     Holds one admission at a time, and none when this raises or is cancelled: a trial is closed at once.
     """
     try:
-        return await service.prepare(generation)
+        return await service.prepare(request)
     except RequestError as error:
         if error.code != "context_length_exceeded" or asked.truncation != "auto":
             raise
         too_long = error
-    messages = generation.messages
+    messages = request.messages
     fixed = sum(1 for message in messages[:1] if asked.instructions and message["role"] == "system")
 
     def without(count: int) -> GenerateRequest:
-        return replace(generation, messages=(*messages[:fixed], *messages[fixed + count :]))
+        return replace(request, messages=(*messages[:fixed], *messages[fixed + count :]))
 
     low, high = 1, len(messages) - fixed - 1  # messages to drop
     max_dropped = high
@@ -116,12 +116,12 @@ async def prepare(service: Service, asked: ResponseRequest, generation: Generate
     return await service.prepare(without(low))
 
 
-async def _fits(service: Service, generation: GenerateRequest) -> bool:
+async def _fits(service: Service, request: GenerateRequest) -> bool:
     try:
-        prepared = await service.prepare(generation)
+        generation = await service.prepare(request)
     except RequestError as error:
         if error.code != "context_length_exceeded":
             raise
         return False
-    await prepared.aclose()
+    await generation.aclose()
     return True

@@ -123,9 +123,9 @@ class ResponsesEndpoint:
         items = await conversation_of(asked, given, self._log, identity.key)
         with as_written(asked):
             call = chat_call(chat_body(asked, items), self._service, identity, documents=self._documents)
-            generation, search = await self._searching(asked, call, identity)
-            prepared = await while_connected(request.receive, prepare(self._service, asked, generation))
-        run = self._start(asked, call, identity, given, search, prepared)
+            wanted, search = await self._searching(asked, call, identity)
+            generation = await while_connected(request.receive, prepare(self._service, asked, wanted))
+        run = self._start(asked, call, identity, given, search, generation)
         if asked.background and not asked.stream:
             return answer(run.response_events.first)
         cancel = None if asked.background else lambda: self.runs.stop(run.live.record.id)
@@ -147,7 +147,7 @@ class ResponsesEndpoint:
         identity: Identity,
         given: Sequence[Json],
         search: Search | None,
-        prepared: Generation,
+        generation: Generation,
     ) -> Run:
         now = time.time()
         response = new_id("resp")
@@ -157,7 +157,7 @@ class ResponsesEndpoint:
             return {} if note is None else {"paceline": note}
 
         response_events = ResponseEvents(
-            first_state(asked, response, int(now), call.generations[0].sampling),
+            first_state(asked, response, int(now), call.requests[0].sampling),
             calls=call.tools is not None,
             search=search,
             new_id=new_id,
@@ -166,34 +166,34 @@ class ResponsesEndpoint:
         )
         stored_request = encode_json({"input": given, "background": asked.background})
         record = ResponseRecord(response, identity.key, now, asked.previous_response_id, stored_request)
-        return self.runs.start(record, prepared, response_events, stored=asked.store, background=asked.background)
+        return self.runs.start(record, generation, response_events, stored=asked.store, background=asked.background)
 
     async def _searching(
         self, asked: ResponseRequest, call: ChatCall, identity: Identity
     ) -> tuple[GenerateRequest, Search | None]:
-        """Apply a `file_search` tool to the generation. Its stores take precedence over those of `paceline`.
+        """Apply a `file_search` tool to the request. Its stores take precedence over those of `paceline`.
 
         Raises RequestError: 404 for a store that is not the key's, 400 for filters that cannot be used.
         """
-        generation = call.generations[0]
+        request = call.requests[0]
         index, tool = search_of(asked)
         if tool is None:
-            (generation,) = await select_stores([generation], self._service, identity, call.vector_stores)
-            return generation, None
+            (request,) = await select_stores([request], self._service, identity, call.vector_stores)
+            return request, None
         condition = filter_of(tool.filters, f"tools[{index}].filters")
         min_score = min_score_of(tool.ranking_options, f"tools[{index}].ranking_options")
-        generation = replace(
-            generation,
-            documents=tool.max_num_results or generation.documents,
-            min_score=min_score or generation.min_score,
+        request = replace(
+            request,
+            documents=tool.max_num_results or request.documents,
+            min_score=min_score or request.min_score,
         )
         stores = tuple(tool.vector_store_ids or ()) or call.vector_stores
-        user_messages = (message["content"] for message in reversed(generation.messages) if message["role"] == "user")
+        user_messages = (message["content"] for message in reversed(request.messages) if message["role"] == "user")
         query = next(user_messages, "")
-        (generation,), attributes = await select_stores_with_attributes(
-            [generation], self._service, identity, stores, condition
+        (request,), attributes = await select_stores_with_attributes(
+            [request], self._service, identity, stores, condition
         )
-        return generation, Search(query, "file_search_call.results" in asked.include, attributes)
+        return request, Search(query, "file_search_call.results" in asked.include, attributes)
 
     # ---- stored responses -------------------------------------------------------------------------------------------
     async def retrieve(self, request: Request) -> Response:

@@ -50,18 +50,18 @@ class Runs:
     def start(
         self,
         record: ResponseRecord,
-        prepared: Generation,
+        generation: Generation,
         response_events: ResponseEvents,
         *,
         stored: bool,
         background: bool,
     ) -> Run:
-        """Start a run, which owns `prepared`. A background run counts as an active request, so that a drain waits."""
+        """Start a run, which owns `generation`. A background run counts as an active request, so that a drain waits."""
         run = Run(self._log.begin(record, stored=stored), response_events)
         self._runs[record.id] = run
         if background:
             self._admission.stay()
-        run.task = asyncio.create_task(self._write(run, prepared, background=background))
+        run.task = asyncio.create_task(self._write(run, generation, background=background))
         return run
 
     def first(self, response: str) -> Json | None:
@@ -97,14 +97,14 @@ class Runs:
             run.task.cancel()
         await asyncio.wait({run.task})
 
-    async def _write(self, run: Run, prepared: Generation, *, background: bool) -> None:
+    async def _write(self, run: Run, generation: Generation, *, background: bool) -> None:
         live, response_events = run.live, run.response_events
         run.began.set()
         try:
-            async with GenerationFanIn([prepared]) as generations:
+            async with GenerationFanIn([generation]) as fan_in:
                 await self._log.append(live, _encoded(response_events.begin()))
                 while run.final is None:
-                    received = await generations.next()
+                    received = await fan_in.next()
                     assert received is not None, "there is no timeout"
                     events = response_events.take(received[1])
                     if isinstance(received[1], GenerationResult):

@@ -110,17 +110,17 @@ def library_of(service: Service) -> Library:
 
 
 async def select_stores(
-    generations: Sequence[GenerateRequest], service: Service, identity: Identity, store_ids: Sequence[str] | None
+    requests: Sequence[GenerateRequest], service: Service, identity: Identity, store_ids: Sequence[str] | None
 ) -> tuple[GenerateRequest, ...]:
-    """Let the generations read the named stores of this side instead of its own collection, which is named `default`.
+    """Let the requests read the named stores of this side instead of its own collection, which is named `default`.
 
     Raises RequestError (404) for a store that is not the key's.
     """
-    return (await select_stores_with_attributes(generations, service, identity, store_ids))[0]
+    return (await select_stores_with_attributes(requests, service, identity, store_ids))[0]
 
 
 async def select_stores_with_attributes(
-    generations: Sequence[GenerateRequest],
+    requests: Sequence[GenerateRequest],
     service: Service,
     identity: Identity,
     store_ids: Sequence[str] | None,
@@ -129,10 +129,10 @@ async def select_stores_with_attributes(
     """`select_stores`, limited to files that meet `condition`; and a function that returns a file's attributes."""
     names = (DEFAULT_COLLECTION,) if store_ids is None else tuple(store_ids)
     if names == (DEFAULT_COLLECTION,) and condition is None:
-        return tuple(generations), lambda _store, _file: {}
+        return tuple(requests), lambda _store, _file: {}
     library = library_of(service)
     selection, attributes = await asyncio.to_thread(library.selection, identity.key, names, condition)
     selected = (
-        replace(one, collections=selection.collections, document_ids=selection.document_ids) for one in generations
+        replace(one, collections=selection.collections, document_ids=selection.document_ids) for one in requests
     )
     return tuple(selected), attributes
