@@ -1,7 +1,7 @@
 """The HTTP API as one application, the same on both sides.
 
-Knows `runtime.service.Service` and nothing of models, threads or links. The programs `register` their own routes with
-the application. FastAPI's documentation routes are off: they would need no key.
+Knows `runtime.service.Service`, with the documents in its `library`, and nothing of models or machines. The programs
+`register` their own routes with the application. FastAPI's documentation routes are off: they would need no key.
 """
 
 from __future__ import annotations

@@ -232,6 +232,8 @@ def _plain_message(message: Message) -> dict[str, object]:
     A tool's result, which is marked as such in its text, becomes a user message, so that every template accepts it;
     Qwen2.5's own template renders it that way.
     """
+    # The API has joined parts and replaced `developer` already, since it extends the system message
+    # (`api/chat/messages.py`). Conversations of a peer, a demo or a bench have not passed there.
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))

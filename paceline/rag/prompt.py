@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paceline.rag.records import Passage
 
-Messages = Sequence[Mapping[str, object]]
+Messages = Sequence[Mapping[str, object]]  # a conversation: role and content of each message
 Ids = list[int]
 
 RELEVANCE_TEMPERATURE = 0.8

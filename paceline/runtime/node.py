@@ -60,10 +60,10 @@ class Node:
     ) -> None:
         """sampling: defaults of requests, before those the model recommends.
 
-        expects_peer: an answer without a peer is marked as degraded even if the request names none; for an agent with a
-        cloud. open_to_peer: a device sends distributions of its documents if the cloud's client requests it. tables:
-        n-grams for drafts, saved at the end; None: kept in memory only. timed: measure forwards before the first
-        answer.
+        expects_peer: an answer without a peer is marked as degraded even if the request names no device; for an agent
+        with a cloud. open_to_peer: a device sends distributions of its documents if the cloud's client requests it.
+        tables: n-grams for drafts, saved at the end; None: kept in memory only. timed: measure forwards before the
+        first answer.
         """
         self._resources = Resources(
             side, model, store, self._run, served_name=served_name, sampling=sampling, kv=kv, tables=tables

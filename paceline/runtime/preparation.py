@@ -1,7 +1,7 @@
 """Preparation of a request: routing, retrieval and the claim of memory, up to a session that is ready to run.
 
-Runs no forward, and sends nothing of the request to the other side except, at the privacy level `answer-private`, the
-query of a search.
+Runs no forward. Sends nothing of the request to the other side except, at the privacy level `answer-private`, the query
+of a search; the length of the prompts and the claim of memory are checked again after that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Preparation:
     def __init__(
         self, resources: Resources, peers: Peers, *, max_tokens_default: int | None, expects_peer: bool
     ) -> None:
-        """expects_peer: an answer without a peer is marked as degraded even if the request names none."""
+        """expects_peer: an answer without a peer is marked as degraded even if the request names no device."""
         self._resources = resources
         self._peers = peers
         self._max_tokens_default = max_tokens_default
@@ -54,7 +54,8 @@ class Preparation:
     async def prepare(
         self, request: GenerateRequest, egress: Egress, closed: Callable[[ClientSession], None]
     ) -> ClientSession:
-        """Prepare a session. Raises RequestError for a request that cannot be fulfilled, before sending anything."""
+        """Prepare a session. Raises RequestError for a request that cannot be fulfilled; by then nothing has been sent
+        but the query of `answer-private`."""
         resources, side = self._resources, self._resources.side
         name, link = self._peers.peer_for(request.device)
         selection = Selection(request.collections, request.document_ids)
@@ -65,7 +66,7 @@ class Preparation:
             raise peer_missing(other(side))
         mask = None if request.constraint is None else await resources.mask(request.constraint)
         prompts = await self._prompts(request, selection)
-        # Sent only after all local checks of the request have passed.
+        # The query is sent only for a request whose options, constraint and conversation have been accepted here.
         peer_passages = await self._search.for_answer(request, link, egress, expected=self._expects_peer)
         if peer_passages is None and request.on_loss != "continue":
             raise peer_missing(other(side))

@@ -1,6 +1,7 @@
 """The protocol between the HTTP surface and the program behind it, with its requests, events and results.
 
-`paceline.api` knows this protocol only; server and device agent implement it with `runtime.node.Node`.
+`paceline.api` generates and embeds through this protocol, and reaches files and vector stores through
+`Service.library`. Server and device agent implement it with `runtime.node.Node`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class GenerateRequest:
     top_logprobs: int | None = None  # None: no logprobs
     seeded: bool = True  # the client set the seed: equal seeds must give equal text
     options: Mapping[str, object] = field(default_factory=dict)  # by the fields of the strategies' options structs
-    owner: str = ""  # n-grams of its text are used for the same owner only. A name, never a secret
+    owner: str = ""  # a name, never a secret; n-grams and cached KV blocks are shared within one owner
     constraint: Constraint | None = None  # on the text
     collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # of this side's documents; the peer searches its own
     min_score: float = MIN_SCORE  # minimum cosine similarity of a passage of this side

@@ -14,7 +14,7 @@ from paceline.api.chat.schema import Message, Part
 from paceline.api.chat.tool_calls import CLOSE, OPEN
 from paceline.errors import RequestError
 
-_ROLES = {"developer": "system", "function": "tool"}
+_ROLES = {"developer": "system", "function": "tool"}  # here, since instructions are appended to the system message
 
 
 def conversation(messages: Sequence[Message], instructions: Sequence[str] = ()) -> tuple[dict[str, str], ...]:

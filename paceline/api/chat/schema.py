@@ -18,7 +18,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 def _kind(value: object) -> str | None:
-    """The branch of a union for a string or an object with a `type`. Names of branches are in <>."""
+    """Tag of the union's alternative for a string or an object with a `type`. Tags are in <>."""
     if isinstance(value, str):
         return "<word>"
     kind = value.get("type", "function") if isinstance(value, dict) else getattr(value, "type", None)

@@ -5,10 +5,10 @@ a tree is never cut. First come, first served, except for long prompts, of which
 the oldest segment always advances, so nothing starves. Knows neither engine nor clock. The caller runs each batch
 before it asks for the next. After Orca (Yu et al. 2022) and Sarathi (Agrawal et al. 2023).
 
-Sequences that end together, as the branches of one request do, are a group, which declares the most rows it will need,
-its claim. Rows are allocated only while all running groups could still get their claims, one after the other (the
-banker's algorithm, Dijkstra 1965), so none of them waits for rows that are never freed. Groups that stay within their
-claims are never rejected. Nothing is preempted.
+Sequences that end together, as the branches of one request do, form a group. A group's claim is the maximum of rows
+that it declares to need. Rows are allocated only while all running groups could still get their claims, one after the
+other (the banker's algorithm, Dijkstra 1965), so none of them waits for rows that are never freed. Groups that stay
+within their claims are never rejected. Nothing is preempted.
 """
 
 from __future__ import annotations

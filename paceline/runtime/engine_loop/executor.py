@@ -29,7 +29,7 @@ MAX_SEGMENTS = 256
 class SequenceOp:
     """A change of a sequence between two steps. Pending rows from `from_row` on are cancelled.
 
-    from_row None: cancels nothing and runs after the pending rows; later changes of the sequence wait for it.
+    from_row None: no row is cancelled. The change runs after its sequence's pending rows and before its later changes.
     """
 
     seq: SeqId

@@ -1,6 +1,6 @@
 """The thread that owns an engine.
 
-Callers run on one event loop; they submit segments and are called back there. Submissions of one turn of the loop reach
+Callers submit segments on one event loop, where their callbacks run too. Submissions of one turn of the loop reach
 the thread together, so that sixteen sessions answered together continue as one batch. After a step, the thread waits
 briefly for the sessions it has just answered before it runs others: else two groups of eight would alternate for ever.
 """

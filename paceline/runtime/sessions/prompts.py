@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.engine.base import TextModel
 from paceline.errors import RequestError
-from paceline.rag.prompt import passages_text, prompt_parts, query_of, relevance
+from paceline.rag.prompt import Messages, passages_text, prompt_parts, query_of, relevance
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller
@@ -16,18 +16,16 @@ from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.service import Citation
 from paceline.strategies.base import Branch, Side, other
 
-Messages = Sequence[Mapping[str, object]]
-
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
     """Prompts of one side: a branch per passage, or the conversation alone."""
 
     branches: tuple[Branch, ...]
-    passages: tuple[Passage, ...]  # one a branch; none where the search found none
+    passages: tuple[Passage, ...]  # in the order of their branches; empty if none was found
     plain_tokens: int  # prompt tokens of the conversation without a document
     prefixes: tuple[StoredPrefix, ...] = ()  # prefixes of the prompts that are stored or to be stored
-    peer_passages: tuple[Passage, ...] = ()  # of the other side's documents, one a branch after those of `passages`
+    peer_passages: tuple[Passage, ...] = ()  # of the other side's documents; their branches follow those of `passages`
 
     def citations(self, side: Side) -> tuple[Citation, ...]:
         """Citations of the branches with a document. side: this side."""
@@ -108,7 +106,7 @@ def _build(
     plain = tokenizer.chat(messages)
     branches: list[Branch] = []
     passages: list[Passage] = []
-    public: list[Passage] = []
+    peer_passages: list[Passage] = []
     prefixes: list[StoredPrefix] = []
     query = query_of(messages) if query is None else query
     room = max_prompt - len(plain)
@@ -122,11 +120,11 @@ def _build(
         preamble, document, tail = parts
         branches.append(Branch((*preamble, *document, *tail), relevance(passage)))
         if place >= len(found):
-            public.append(passage)
+            peer_passages.append(passage)
             continue
         passages.append(passage)
         if kv is not None:
             prefixes.append(kv.prefix(passage, (*preamble, *document)))
     if not branches:
         branches.append(Branch(tuple(plain), None))
-    return PromptSet(tuple(branches), tuple(passages), len(plain), tuple(prefixes), tuple(public))
+    return PromptSet(tuple(branches), tuple(passages), len(plain), tuple(prefixes), tuple(peer_passages))

@@ -36,7 +36,7 @@ class BranchDecoder:
         keep_heads: bool = False,
     ) -> None:
         """rescoring: scores of documents follow the text. mask: constraint of the answer. eos_ids: needed with a mask
-        only. lazy: a row's distribution is made when `dist` asks for it, a parent's before its child's: for machines
+        only. lazy: distributions are made only for the nodes that `dist` is called with, parents first; for machines
         that use few of the rows they compute. keep_heads: nodes keep the head of the plain mixture (`raw_head`)."""
         self.started = False  # the prompts are known
         self.max_new_tokens: int | None = None  # output tokens that fit the context
@@ -85,7 +85,7 @@ class BranchDecoder:
     ) -> list[Effect]:
         """Prefill every prompt, followed by the output tokens decided so far; `head` is their node.
 
-        num_prompt_dists: rows of the last prompt's end that are scored for `prompt_dists`, at most; none with a prefix.
+        num_prompt_dists: maximum of rows of the last prompt's end to score for `prompt_dists`; unused with a prefix.
         """
         self.started, self.max_new_tokens = True, max_new_tokens
         self._branches = tuple(branches)
@@ -140,7 +140,10 @@ class BranchDecoder:
         return nodes[::-1]
 
     def append_rows(self, nodes: Sequence[PrefixNode], head: PrefixNode, now: float) -> list[Effect]:
-        """Append rows, parents first, after `commit_to`. Decided ones alone are a chain, scored at its end only."""
+        """Append rows, parents first. An open tree must have been committed with `commit_to`.
+
+        Rows of decided nodes alone are a chain; without rescoring only its last row is scored.
+        """
         start = len(self._committed) + len(self._open)
         tokens = tuple(node.token for node in nodes)
         parents: tuple[int, ...] | None = None

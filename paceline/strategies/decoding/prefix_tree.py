@@ -1,8 +1,8 @@
 """The tree of continuations that one side knows of: what it has computed, what it received, and the path of targets.
 
 A node stands for a prefix: the output tokens on its path. A side's distribution after a prefix depends on that prefix
-alone, so nothing computed on a path is ever stale: a target moves the head one node down, and what does not hang
-below it is dead. Knows neither engine nor messages.
+alone, so nothing computed on a path is ever stale: a target moves the head one node down, and nodes that are not below
+the new head are dead. Knows neither engine nor messages.
 """
 
 from __future__ import annotations

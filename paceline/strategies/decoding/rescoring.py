@@ -47,7 +47,7 @@ class BranchMixer:
         eos_ids: frozenset[int],
         keep_heads: bool,
     ) -> None:
-        self.num_prefix_rows = 0  # last tokens of the prefix whose predecessors' rows `take_prefix_rows` needs
+        self.num_prefix_rows = 0  # tokens at the prefix's end that are rescored; `take_prefix_rows` takes their rows
         self.needs_path = mask is not None or sampling.looks_back  # `score` needs the tokens before a row
         self.rescoring = rescoring
         self._sampling = sampling
