@@ -214,7 +214,7 @@ def test_messages_are_addressed_by_host_so_that_a_chain_of_machines_can_run() ->
         made.append(config)
         return Relay(config) if len(made) < 4 else Stage(config)
 
-    chain = Strategy("relay", "", machine, "both sides", "front")
+    chain = Strategy("relay", machine, "both sides", "front")
     names = ("first", "second", "third", "last")
     peers = dict(zip(names, (*names[1:], "first"), strict=True))
     config = job(STRATEGIES["autoregressive"], "cloud", SamplingParams()).config
@@ -255,6 +255,6 @@ def test_an_answer_that_never_ends_is_reported() -> None:
         def on(self, event: Event) -> Sequence[Effect]:  # noqa: ARG002  # says nothing to anything
             return []
 
-    mute = Strategy("mute", "", Mute, "one side", "front")
+    mute = Strategy("mute", Mute, "one side", "front")
     with pytest.raises(AssertionError, match="has not ended"):
         Simulation(job(mute, "cloud", SAMPLINGS["greedy"]), engines()).run()

@@ -181,7 +181,7 @@ def test_an_answer_begins_with_what_an_earlier_one_taught() -> None:
 def test_many_drafts_in_every_step_change_no_token(sampling: SamplingParams, overlap: bool) -> None:
     """The tables are full of another text's successors, and stay from answer to answer."""
     table, experience = LookupTable(VOCAB), OnlineStats()
-    strategy = Strategy("greedy drafts", "", always(24, overlap=overlap), "one side", "front")  # type: ignore[arg-type]
+    strategy = Strategy("greedy drafts", always(24, overlap=overlap), "one side", "front")  # type: ignore[arg-type]
     accepted = 0.0
     for seed in range(6):
         this = job(strategy, "cloud", sampling)
