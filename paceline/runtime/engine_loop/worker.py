@@ -164,9 +164,10 @@ class EngineWorker:
                     self._changed.wait_for(self._has_continued, max(seconds, BATCHING_WAIT_S))
                 items = list(self._inbox)
                 self._inbox.clear()
+                stopping = self._stopping  # now: what is submitted before a later stop is taken in the next turn
             for item in items:
                 self.steps.submit(item)
-            if self._stopping:
+            if stopping:
                 return
             if idle and not checked and self.steps.idle:
                 self._check()

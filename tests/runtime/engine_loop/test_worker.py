@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.engine.base import Output
+from paceline.engine.base import Engine, Output
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.wrappers import WrappedEngine
-from paceline.runtime.engine_loop.executor import Answer
+from paceline.runtime.engine_loop.executor import Answer, SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 
 WAIT_S = 30.0
@@ -109,3 +109,29 @@ async def _block_the_loop() -> None:
         await worker.stop()
     assert received[1] is True
     assert engine.batches == [{int(first)}, {int(second)}]
+
+
+def test_what_is_released_before_the_stop_is_released_however_late_the_thread_sees_it() -> None:
+    asyncio.run(_stop_while_an_operation_runs())
+
+
+async def _stop_while_an_operation_runs() -> None:
+    engine = FakeEngine()
+    worker = EngineWorker(engine)
+    await worker.start()
+    seq = worker.allocate()
+    await worker.compute(Segment(seq, 0, (7, 8)))
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold(_: Engine) -> None:
+        entered.set()
+        assert leave.wait(WAIT_S)
+
+    worker.control(SequenceOp(seq, None, hold))
+    assert await asyncio.to_thread(entered.wait, WAIT_S)
+    worker.control(SequenceOp.release(seq))
+    stopping = asyncio.ensure_future(worker.stop())
+    await until(lambda: worker._stopping)
+    leave.set()
+    await stopping
+    assert engine.length(seq) == 0
