@@ -208,6 +208,7 @@ class _Bench:
     def __init__(self, side: DeviceSide, shape: Shape) -> None:
         self.shape = shape
         self.side, self.worker, self.model = side, side.node.worker, side.model
+        self.asked = 0  # questions answered by the node
         self.textless = dict.fromkeys(_textless(self.model.tokenizer), -100.0)
 
     def search(self, side: Side = "device") -> Passage:
@@ -260,7 +261,10 @@ class _Bench:
     async def written(self, strategy: str) -> FirstToken:
         """Answer by the program's node, up to the first text event."""
         sampling = SamplingParams(temperature=0.0, logit_bias=self.textless)
-        request = GenerateRequest(MESSAGES, sampling, 16, strategy=strategy, documents=1)
+        self.asked += 1  # another owner each time: the prompt must not be in the prefix cache
+        request = GenerateRequest(
+            MESSAGES, sampling, 16, strategy=strategy, documents=1, owner=f"question {self.asked}"
+        )
         steps = self.worker.steps
         rows, adopted, start = steps.rows, steps.adopted, time.perf_counter()
         session = await self.side.node.prepare(request)
