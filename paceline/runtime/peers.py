@@ -146,7 +146,7 @@ class Peers:
         def closed(session: PeerSession) -> None:
             self._sessions.pop(session, None)
 
-        return PeerSession(strategy.machine(config), resources.worker, owner, link, opening.session, retrieve, closed)
+        return PeerSession(strategy.machine(config), resources.worker, link, opening.session, retrieve, closed)
 
     async def _retrieve(self, session: PeerSession, opening: OpenSession, mask: DeferredMask | None) -> None:
         resources, positions = self._resources, self._resources.max_positions

@@ -52,7 +52,6 @@ class _Pending:
     segment: Segment
     order: int  # of arrival
     num_computed_tokens: int = 0  # rows already scheduled, or found cached
-    asked: bool = False  # the caller has been asked for cached rows
     started: bool = False  # memory for all of its rows has been allocated
 
     @property
@@ -307,15 +306,14 @@ class Scheduler:
 
     def _begin(self, item: _Pending, begin: Callable[[int], int | None]) -> bool:
         """Ask for cached rows before a sequence's first chain runs. False if the chain is to wait."""
-        if item.asked or item.segment.start or item.segment.parents is not None:
+        if item.started or item.segment.start or item.segment.parents is not None:
             return True
         rows = begin(item.key)
         if rows is None:
             return False
-        item.asked = True
-        if rows:
-            item.num_computed_tokens, item.started = rows, True
-            self._running.add(item.segment.seq)
+        # From now on its memory is its own, even if it has no rows in this step: another chain may wait for it.
+        item.num_computed_tokens, item.started = rows, True
+        self._running.add(item.segment.seq)
         return True
 
     def _fill(self, admitted: list[_Pending]) -> list[ScheduledSegment]:

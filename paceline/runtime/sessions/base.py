@@ -155,13 +155,12 @@ class PeerSession(Session):
         self,
         machine: Machine,
         worker: EngineWorker,
-        owner: str,
         link: Link,
         number: int,
         retrieve: Callable[[PeerSession], None],
         closed: Callable[[PeerSession], None],
     ) -> None:
-        super().__init__(machine, worker, owner)
+        super().__init__(machine, worker, None)  # the peer's clients cannot be told apart, so they share no KV
         self.link, self._number = link, number
         self._retrieve = retrieve
         self._closed = closed

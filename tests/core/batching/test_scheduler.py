@@ -455,3 +455,15 @@ def test_branches_that_wait_for_each_other_s_rows_do_not_block_the_engine() -> N
         scheduler.add(2 * request + 1, chain(2 * request + 1, 0, 5), group=Group(request, 0))
     scheduled = scheduler.schedule(2)
     assert scheduled is not None and (scheduled.rejected, scheduled.segments) == ((3,), ())
+
+
+def test_a_chain_that_others_wait_for_keeps_its_memory_though_it_has_no_rows_in_this_step() -> None:
+    """Otherwise it could wait for memory of a group whose own chain waits for it."""
+    scheduler = Scheduler(8, 8)
+    scheduler.add(0, chain(0, 0, 8))
+    scheduler.add(1, chain(1, 0, 8))
+    assert rows_of(scheduler.schedule(20)) == {0: 8}, "the step is full, but both have begun"
+    scheduler.add(2, chain(0, 8, 5))
+    scheduler.add(3, chain(2, 0, 5), group=Group(7, 5))
+    after = scheduler.schedule(12, lambda seq: 8 if seq == SeqId(0) else 0)
+    assert rows_of(after)[1] > 0, "4 rows are left beside those of sequence 1"

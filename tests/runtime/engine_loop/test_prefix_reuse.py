@@ -14,7 +14,7 @@ from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
-from tests.runtime.test_node import collect
+from tests.runtime.test_node import collect, nodes
 
 PROMPT = tuple(b"The key of the mill is under the stone.")
 REQUEST = GenerateRequest(
@@ -65,6 +65,15 @@ def test_a_prompt_that_waits_for_an_equal_one_is_computed_where_that_is_cancelle
     steps.submit(SequenceOp.release(SeqId(1)))
     run_all(steps)
     assert len(answered) == 1 and isinstance(answered[0], tuple)
+
+
+@pytest.mark.anyio
+async def test_a_peer_shares_nothing_between_answers_whose_clients_it_cannot_tell_apart() -> None:
+    async with nodes() as (bench, _):
+        for _ in range(2):
+            _, done = await collect(await bench.cloud.prepare(replace(REQUEST, strategy="aggregate")))
+            assert done.strategy == "aggregate"
+        assert bench.cloud.worker.steps.adopted > 0 and bench.device.worker.steps.adopted == 0
 
 
 async def answer(node: Node, request: GenerateRequest) -> tuple[str, GenerationResult]:
