@@ -9,8 +9,9 @@ import pytest
 from paceline.commands.processes import command
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("demo_ports")
 def test_the_demonstration_answers_its_questions_and_ends() -> None:
-    done = subprocess.run(command("demo", "--check"), capture_output=True, text=True, timeout=170, check=False)
+    done = subprocess.run(command("demo", "--check"), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("PASS") == 6 and "FAIL" not in done.stdout

@@ -1,0 +1,18 @@
+"""Ports 8000 and 8001, which README and the demonstration name: one test at a time has them."""
+
+from __future__ import annotations
+
+import fcntl
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def demo_ports() -> Iterator[None]:
+    """Held while the programs of a module use them: the workers of a run are processes of their own."""
+    with (Path(tempfile.gettempdir()) / "paceline-tests-demo-ports.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
