@@ -67,7 +67,7 @@ class LinkMachine:
 
     @property
     def accepting(self) -> bool:
-        """Whether a session can be opened now."""
+        """True if a session can be opened now."""
         return self.state is LinkState.READY
 
     # ---- inputs -----------------------------------------------------------------------------------------------------

@@ -61,13 +61,13 @@ class SessionTable:
         self._open.discard(session)
 
     def sendable(self, session: int) -> bool:
-        """Whether the session is open; False: it has ended. Raises LocalProtocolError if it was never opened."""
+        """True if the session is open; False: it has ended. Raises LocalProtocolError if it was never opened."""
         if not self._known(session):
             raise LocalProtocolError(f"session {session} was never opened")
         return session in self._open
 
     def receivable(self, session: int) -> bool:
-        """Whether the session is open; False: it has ended. Raises RemoteProtocolError if it was never opened."""
+        """True if the session is open; False: it has ended. Raises RemoteProtocolError if it was never opened."""
         if not self._known(session):
             raise RemoteProtocolError(f"session {session} was never opened", close_code=_CODE)
         return session in self._open

@@ -128,7 +128,7 @@ def unpack_nodes(data: bytes, vocab_size: int | None = None) -> EncodedNodes:
 
 
 def _implied(nodes: EncodedNodes, index: int) -> bool:
-    """Whether the receiver can derive this edge's token."""
+    """True if the receiver can derive this edge's token."""
     parent, token = nodes.parents[index], nodes.tokens[index]
     return parent < 0 or token == FOLLOWS or token == nodes.choice(parent)
 

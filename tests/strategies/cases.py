@@ -164,13 +164,13 @@ def found(score: float | None = 0.0, room: int | None = None) -> Retrieved:
     return Retrieved((Branch(PROMPT, score),), room)
 
 
-def drafted(start: int, *tokens: int, epoch: int = 0, first: int | None = None, law: Dist | None = None) -> Event:
-    """A peer's chain of drafts from a decided prefix of that length: each law has nearly all mass on its token."""
+def drafted(start: int, *tokens: int, epoch: int = 0, first: int | None = None, dist: Dist | None = None) -> Event:
+    """A peer's chain of drafts from a decided prefix of that length: each distribution has nearly all mass on its token."""
     number = 1000 * (start + 1) if first is None else first
     parents = (-1, *range(number, number + len(tokens) - 1))
     nodes = EncodedNodes(start, number, 0, number, parents, (0, *tokens[:-1]), None)
-    laws = [encode_head(point(token) if law is None else law, precise=False) for token in tokens]
-    return Received(Drafts(0, epoch, pack_nodes(nodes), laws))
+    dists = [encode_head(point(token) if dist is None else dist, precise=False) for token in tokens]
+    return Received(Drafts(0, epoch, pack_nodes(nodes), dists))
 
 
 def weighed(log_weight: float | None = 0.0, epoch: int = 0) -> Event:
@@ -199,7 +199,7 @@ def has(targets: int, *, turn: int = 0, waits: bool = False, epoch: int = 0) -> 
 
 
 class Hand:
-    """A machine without engine, link or clock, told events one by one. Its rows are kept as honestly as an engine's.
+    """A machine without engine, link or clock, given events one by one. Its rows are kept as honestly as an engine's.
 
     `say` is what its engine would answer after the output tokens of a path. `answer` gives these answers until none is
     wanted. `asked` are the forwards so far, `rows` what they hold: the paths whose rows were asked for.

@@ -30,7 +30,7 @@ from paceline.strategies.base import Branch
 _KNOWN: dict[tuple[object, ...], tuple[Dist, float | None]] = {}
 
 
-def side_law(
+def side_dist(
     engine: Engine,
     branches: Sequence[Branch],
     prefix: Sequence[int],
@@ -52,7 +52,7 @@ def side_law(
         if mask is not None:
             rows = tuple(apply_mask(row, mask.allowed(prefix[:at])) for at, row in enumerate(rows))
         merit = 0.0
-        for row, token in zip(rows, prefix, strict=False):  # the last row is the law asked for
+        for row, token in zip(rows, prefix, strict=False):  # the last row is the dist asked for
             merit = decayed_evidence(merit, math.log(max(row.prob(token), 1e-30))) if rescoring else 0.0
         scores.append((branch.score or 0.0) + merit)
         dists.append(process_logits(rows[-1], sampling, Counter(prefix), np.array(branch.prompt, dtype=np.int32)))
@@ -79,8 +79,8 @@ def continued_alone(
     """Autoregressive decoding forced over `prefix`; the whole answer, without the end token."""
     tokens = list(prefix)
     while len(tokens) < max_tokens:
-        law, _ = side_law(engine, branches, tokens, sampling, rescoring=rescoring, mask=mask)
-        dist = filter_top(law, sampling)
+        dist, _ = side_dist(engine, branches, tokens, sampling, rescoring=rescoring, mask=mask)
+        dist = filter_top(dist, sampling)
         token = sample(dist, sampling, len(tokens))
         if token in eos_ids:
             break
@@ -101,12 +101,12 @@ def mixed(
     """The synchronous mixture of both sides (DRAGON eq. 4), one position at a time."""
 
     def target(tokens: list[int]) -> int:
-        told = [
-            side_law(engines[side], branches[side], tokens, sampling, rescoring=rescoring, mask=mask) for side in SIDES
+        by_side = [
+            side_dist(engines[side], branches[side], tokens, sampling, rescoring=rescoring, mask=mask) for side in SIDES
         ]
-        weights = side_weights({side: log_h for side, (_, log_h) in zip(SIDES, told, strict=True)})
-        law = mix_weighted([law for law, _ in told], [weights[side] for side in SIDES])
-        return sample(filter_top(law, sampling), sampling, len(tokens))
+        weights = side_weights({side: log_h for side, (_, log_h) in zip(SIDES, by_side, strict=True)})
+        dist = mix_weighted([dist for dist, _ in by_side], [weights[side] for side in SIDES])
+        return sample(filter_top(dist, sampling), sampling, len(tokens))
 
     return _written(target, max_tokens, eos_ids)
 
@@ -123,12 +123,12 @@ def tossed(
 ) -> list[int]:
     """A coin for every position says whose token it is (specs 1.6, mode B)."""
     assert not rescoring, "not under `coin`"
-    weights = side_weights({side: side_law(engines[side], branches[side], [], sampling)[1] for side in SIDES})
+    weights = side_weights({side: side_dist(engines[side], branches[side], [], sampling)[1] for side in SIDES})
 
     def target(tokens: list[int]) -> int:
         cloud = uniform(sampling.seed, len(tokens), "coin") < weights["cloud"]
         side: Side = "cloud" if cloud else "device"
-        dist, _ = side_law(engines[side], branches[side], tokens, sampling, mask=mask)
+        dist, _ = side_dist(engines[side], branches[side], tokens, sampling, mask=mask)
         return sample(filter_top(dist, sampling), sampling, len(tokens))
 
     return _written(target, max_tokens, eos_ids)
@@ -144,16 +144,16 @@ def by_paper(
     rescoring: bool = False,
     mask: Mask | None = None,
 ) -> list[int]:
-    """Algorithm 1 with both laws at hand; the rule itself is held to its law by tests/core."""
+    """Algorithm 1 with both distributions at hand; the aggregator itself is tested by tests/core."""
     rule = make_aggregator("paper", sampling, vocab_size=next(iter(engines.values())).info.vocab_size)
 
     def target(tokens: list[int]) -> int:
-        told = {
-            side: side_law(engines[side], branches[side], tokens, sampling, rescoring=rescoring, mask=mask)
+        by_side = {
+            side: side_dist(engines[side], branches[side], tokens, sampling, rescoring=rescoring, mask=mask)
             for side in SIDES
         }
-        device, cloud = told["device"][0], told["cloud"][0]
-        weights = side_weights({side: log_h for side, (_, log_h) in told.items()})
+        device, cloud = by_side["device"][0], by_side["cloud"][0]
+        weights = side_weights({side: log_h for side, (_, log_h) in by_side.items()})
         share = rule.to_wire("cloud", cloud, len(tokens), LAST_LEVEL)
         decision = rule.decide("device", device, share, weights, len(tokens))
         assert decision is not None

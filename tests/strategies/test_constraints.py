@@ -1,4 +1,4 @@
-"""Answers held to a schema or to tools: valid and unchanged whatever the strategy, the laws and the network.
+"""Answers held to a schema or to tools: valid and unchanged whatever the strategy, the dists and the network.
 
 Strategies come from the registry: one that is added is held to this, unasked.
 """
@@ -77,7 +77,7 @@ def speaking() -> dict[Side, Engine]:
 
 
 def raving() -> dict[Side, Engine]:
-    """Two models for which anything may follow, each with laws of its own."""
+    """Two models for which anything may follow, each with dists of its own."""
     return {"cloud": arbitrary(FakeEngine(seed=1, spread=0.3)), "device": arbitrary(FakeEngine(seed=2, spread=0.5))}
 
 
@@ -243,10 +243,10 @@ def test_logprobs_are_of_the_law_that_the_mask_has_left() -> None:
 
 
 def test_the_mask_keeps_proportions_and_is_even_where_nothing_allowed_is_possible() -> None:
-    law = Dist.dense(np.array([0.5, 0.2, 0.1, 0.2, 0.0, 0.0]))
-    assert apply_mask(law, np.array([0, 1, 1, 0, 1, 0], dtype=bool)).probs == pytest.approx([0, 2 / 3, 1 / 3, 0, 0, 0])
-    assert apply_mask(law, np.array([0, 0, 0, 0, 1, 1, 1], dtype=bool)).probs == pytest.approx([0, 0, 0, 0, 0.5, 0.5])
+    dist = Dist.dense(np.array([0.5, 0.2, 0.1, 0.2, 0.0, 0.0]))
+    assert apply_mask(dist, np.array([0, 1, 1, 0, 1, 0], dtype=bool)).probs == pytest.approx([0, 2 / 3, 1 / 3, 0, 0, 0])
+    assert apply_mask(dist, np.array([0, 0, 0, 0, 1, 1, 1], dtype=bool)).probs == pytest.approx([0, 0, 0, 0, 0.5, 0.5])
     faint = Dist.dense(np.array([1.0, 3e-310, 1e-310]))
     assert apply_mask(faint, np.array([0, 1, 1], dtype=bool)).probs == pytest.approx([0, 0.75, 0.25])
     with pytest.raises(ValueError, match="allowed"):
-        apply_mask(law, np.zeros(6, dtype=bool))
+        apply_mask(dist, np.zeros(6, dtype=bool))

@@ -1,4 +1,4 @@
-"""Sampling by the declared law: the first two tokens over many seeds, and every token of an answer on a bad link.
+"""Sampling by the declared distribution: the first two tokens over many seeds, and every token of an answer on a bad link.
 
 The reference of the first is computed here, not by the machine's own mixing: one softmax over all documents wherever
 they lie (DRAGON eq. 2 and 4).
@@ -104,10 +104,10 @@ def test_every_token_is_lawful_though_the_link_flaps(front: Side, how: str, priv
             .tokens
         )
         for position, token in enumerate(tokens):
-            told = {side: oracle.side_law(by[side], BRANCHES[side], tokens[:position], sampling) for side in SIDES}
+            by_side = {side: oracle.side_dist(by[side], BRANCHES[side], tokens[:position], sampling) for side in SIDES}
             dists, weights = (
-                {side: law for side, (law, _) in told.items()},
-                side_weights({side: h for side, (_, h) in told.items()}),
+                {side: dist for side, (dist, _) in by_side.items()},
+                side_weights({side: h for side, (_, h) in by_side.items()}),
             )
             mixture = mix_weighted([dists[side] for side in SIDES], [weights[side] for side in SIDES])
             together = sample(filter_top(mixture, sampling), sampling, position)

@@ -128,9 +128,9 @@ def test_the_end_of_a_prompt_is_learnt_from_the_forward_that_read_it() -> None:
     machine = LookupTree(MachineConfig("cloud", True, GREEDY, 40, EOS, VOCAB, table=table))
     machine.on(Started(0.0))
     (read,) = [e for e in machine.on(Retrieved((Branch(prompt, None),), None)) if isinstance(e, Forward)]
-    laws = tuple(point(prompt[row] + 10) for row in read.segment.logits_rows())
-    assert len(laws) == len(prompt)
-    machine.on(Scored(read.ticket, laws, 0.1))
+    dists = tuple(point(prompt[row] + 10) for row in read.segment.logits_rows())
+    assert len(dists) == len(prompt)
+    machine.on(Scored(read.ticket, dists, 0.1))
     machine.on(TimerFired(0.2))
     assert all(table.successors(token)[0][0] == token + 10 for token in prompt)
     assert table.bigrams is not None and table.bigrams.successors(bigram_key(20, 21))[0][0] == 31
@@ -199,8 +199,8 @@ def test_logprobs_are_those_of_plain_decoding() -> None:
     drafted = hand(max_tokens=20)
     for played in (plain, drafted):
         cycling(played).begin()
-    laws = [[emit.dist for emit in played.emitted] for played in (plain, drafted)]
-    for theirs, ours in zip(*laws, strict=True):
+    dists = [[emit.dist for emit in played.emitted] for played in (plain, drafted)]
+    for theirs, ours in zip(*dists, strict=True):
         assert theirs is not None and ours is not None and (theirs.probs == ours.probs).all()
     assert all(isinstance(emit, Emit) for emit in drafted.emitted)
 

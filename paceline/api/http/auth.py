@@ -39,7 +39,7 @@ class Identity:
     scopes: frozenset[str] | None = None
 
     def may(self, scope: Scope | None) -> bool:
-        """Whether the key may use a route of this scope; None: a route for any key."""
+        """True if the key may use a route of this scope; None: a route for any key."""
         return scope is None or self.scopes is None or scope in self.scopes
 
 
@@ -101,7 +101,7 @@ class Keyring:
         return found.identity
 
     def holds(self) -> bool:
-        """Whether there is a key that has not expired."""
+        """True if there is a key that has not expired."""
         return bool(self._configured) or any(key.until is None or self._now() < key.until for key in self._stored())
 
 

@@ -23,13 +23,13 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]*)?", re.IGNORECASE)
 
 
 def is_local_host(host: str | None) -> bool:
-    """Whether a `Host` header names this machine. A missing one does not: every browser sends it."""
+    """True if a `Host` header names this machine. A missing one does not: every browser sends it."""
     named = _HOST.fullmatch(host or "")
     return named is not None and _is_local(named[1].lower())
 
 
 def is_local_origin(origin: str) -> bool:
-    """Whether an origin is a page of this machine or an application (`app://…`). `null` is neither: a sandboxed frame
+    """True if an origin is a page of this machine or an application (`app://…`). `null` is neither: a sandboxed frame
     of any page sends it."""
     try:
         url = urlsplit(origin)

@@ -207,14 +207,14 @@ class Scheduler:
         self,
         free_rows: int | None,
         held: Callable[[SeqId], int] = lambda _: 0,
-        begin: Callable[[int], int | None] = lambda _: 0,
+        begin: Callable[[int, Segment], int | None] = lambda *_: 0,
     ) -> SchedulerOutput | None:
         """The next step, and rejected segments. None: nothing is pending, or nothing fits until something is released.
 
         free_rows: rows the engine can still write; None: unlimited. held: rows the engine has written of a sequence.
-        begin: called with the key of a sequence's first chain once there is memory for it; returns the number of its
-        first rows that the caller has now written from a cache, fewer than there are, or None if it is to wait for
-        another segment in progress.
+        begin: called with key and segment of a sequence's first chain once there is memory for it; returns the number
+        of its first rows that the caller has now written from a cache, fewer than there are, or None if it is to wait
+        for another segment in progress.
         Segments that need more rows than were ever free are rejected. If all groups that hold rows wait for more, which
         is possible only if one has exceeded its claim, the youngest of them is rejected to resolve the deadlock.
         """
@@ -304,13 +304,14 @@ class Scheduler:
         self._short = frozenset(short)
         return admitted
 
-    def _begin(self, item: _Pending, begin: Callable[[int], int | None]) -> bool:
+    def _begin(self, item: _Pending, begin: Callable[[int, Segment], int | None]) -> bool:
         """Ask for cached rows before a sequence's first chain runs. False if the chain is to wait."""
         if item.started or item.segment.start or item.segment.parents is not None:
             return True
-        rows = begin(item.key)
+        rows = begin(item.key, item.segment)
         if rows is None:
             return False
+        assert rows < len(item.segment.tokens), (rows, item)
         # From now on its memory is its own, even if it has no rows in this step: another chain may wait for it.
         item.num_computed_tokens, item.started = rows, True
         self._running.add(item.segment.seq)

@@ -89,10 +89,11 @@ class PagedKvCache:
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
         if seq in self._table or seq in self._hashers:
             raise EngineError(f"sequence {seq} exists already")
-        usable = tokens[:-1]  # the last row is computed: its distribution is wanted
-        hashes = BlockHasher(salt, self.block_size, usable).hashes
+        hasher = BlockHasher(salt, self.block_size, tokens[:-1])  # the last row's distribution is always computed
+        hashes = tuple(hasher.hashes)
         rows = self._blocks.num_cached(hashes) * self.block_size
-        hasher = self._hashers[seq] = BlockHasher(salt, self.block_size)
+        hasher.truncate(0)  # it grows with the rows that are written
+        self._hashers[seq] = hasher
         if stored is not None and rows < len(stored.tokens) < len(tokens):
             try:
                 self.import_kv(seq, stored)

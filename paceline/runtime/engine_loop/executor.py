@@ -92,11 +92,11 @@ class StepExecutor:
         return self._scheduler.idle
 
     def has_begun(self, group: Group) -> bool:
-        """Whether any of its rows has run. From any thread."""
+        """True if any of its rows has run. From any thread."""
         return self._scheduler.has_begun(group)
 
     def lacks_memory(self, group: Group) -> bool:
-        """Whether it waits for memory, not for its turn, as of the last step. From any thread."""
+        """True if it waits for memory, not for its turn, as of the last step. From any thread."""
         return self._scheduler.lacks_memory(group)
 
     def submit(self, item: SequenceOp | ForwardRequest) -> None:
@@ -117,7 +117,7 @@ class StepExecutor:
         self._apply(item)
 
     def _has_waiting(self, seq: SeqId) -> bool:
-        """Whether a commit waits for a segment of this sequence; later row numbers then count the rows after it."""
+        """True if a commit waits for a segment of this sequence; later row numbers then count the rows after it."""
         return any(op.seq == seq for ops in self._after.values() for op in ops)
 
     def _apply(self, op: SequenceOp) -> None:

@@ -28,7 +28,7 @@ class StoredPrefix:
     keep: Callable[[KvPrefix], None] | None = None  # receives computed KV on the engine's thread; must not wait
 
     def begins(self, segment: Segment) -> bool:
-        """Whether the segment starts with this prefix and has rows left to compute."""
+        """True if the segment starts with this prefix and has rows left to compute."""
         rows = len(self.tokens)
         whole = segment.start == 0 and segment.parents is None and segment.logits != "all"
         return whole and rows < len(segment.tokens) and segment.tokens[:rows] == self.tokens
@@ -65,15 +65,16 @@ class PrefixReuse:
         if stored and prefix is not None and prefix.rows is None and prefix.keep is not None:
             self._keeping[key] = prefix
 
-    def begin(self, key: int) -> int | None:
+    def begin(self, key: int, segment: Segment) -> int | None:
         """Start the sequence of a prompt; the number of its rows that need not be computed.
 
-        None while the same prompt of the same owner is being computed: its rows are shared once they are there.
+        segment: as it is scheduled; a prompt that has been shortened since `add` is computed whole. None while the same
+        prompt of the same owner is being computed: its rows are shared once they are there.
         """
         prompt = self._prompts.get(key)
-        if prompt is None:
+        if prompt is None or len(segment.tokens) < len(prompt.segment.tokens):
             return 0
-        segment, prefix = prompt.segment, prompt.prefix
+        prefix = prompt.prefix
         if prompt.salt is not None and self._computing.setdefault((prompt.salt, segment.tokens), key) != key:
             return None
         stored = prefix.rows if prefix is not None and prefix.begins(segment) else None

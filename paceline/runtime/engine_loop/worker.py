@@ -82,11 +82,11 @@ class EngineWorker:
         return Group(self._next_group, rows)
 
     def has_begun(self, group: Group) -> bool:
-        """Whether any of its rows has run, as of the last step."""
+        """True if any of its rows has run, as of the last step."""
         return self.steps.has_begun(group)
 
     def lacks_memory(self, group: Group) -> bool:
-        """Whether it waits for memory, not for its turn, as of the last step."""
+        """True if it waits for memory, not for its turn, as of the last step."""
         return self.steps.lacks_memory(group)
 
     def forward(

@@ -85,7 +85,7 @@ class Link:
 
     @property
     def accepting(self) -> bool:
-        """Whether a session can be opened now."""
+        """True if a session can be opened now."""
         return self._machine.accepting
 
     # ---- sessions ---------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class Emulation:
 
     @property
     def has_link(self) -> bool:
-        """Whether a link is emulated, not only the engine."""
+        """True if a link is emulated, not only the engine."""
         return bool(self.rtt or self.jitter or self.rate < math.inf or self.loss or self.cuts or self.trace)
 
     def cut_after(self, index: int) -> float | None:

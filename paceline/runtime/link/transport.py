@@ -147,7 +147,7 @@ async def dial(url: str, *, ssl: SSLContext | None = None) -> Transport:
 
 
 def is_secret(url: str) -> bool:
-    """Whether the connection is encrypted or stays on this machine."""
+    """True if the connection is encrypted or stays on this machine."""
     return urlsplit(url).scheme == "wss" or _is_loopback(url)
 
 

@@ -149,7 +149,7 @@ class TableStore:
 
     @property
     def full(self) -> bool:
-        """Whether more tables are in memory than allowed; the caller must then `shrink`."""
+        """True if more tables are in memory than allowed; the caller must then `shrink`."""
         return len(self._tables) > self._owners
 
     async def shrink(self) -> None:
@@ -226,7 +226,7 @@ class TableStore:
             yield Snapshot(self._path("owner", owner), table.arrays(), self._metadata("owner", owner), rename)
 
     def _was_erased(self, owner: str) -> bool:
-        """Whether another process has erased it: its file is gone or its mark has changed."""
+        """True if another process has erased it: its file is gone or its mark has changed."""
         if self._folder is None:
             return False
         gone = owner in self._filed and not self._path("owner", owner).exists()

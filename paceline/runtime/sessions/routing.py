@@ -48,7 +48,7 @@ def _always(context: RoutingContext) -> bool:  # noqa: ARG001  # a predicate's s
 
 
 def _search_missing(context: RoutingContext) -> bool:
-    """Whether a wanted search is impossible: at `answer-private` the other side is searched for every strategy."""
+    """True if a wanted search is impossible: at `answer-private` the other side is searched for every strategy."""
     searches = context.privacy == "answer-private" and context.documents > 0 and not context.raw_prompt
     return searches and context.expected and not context.linked
 

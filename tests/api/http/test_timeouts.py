@@ -37,7 +37,7 @@ def address(monkeypatch: pytest.MonkeyPatch, service: ScriptedService) -> Iterat
 
 
 def is_closed(client: socket.socket, wait: float) -> bool:
-    """Whether the server closes the connection within `wait` seconds."""
+    """True if the server closes the connection within `wait` seconds."""
     readable, _, _ = select.select([client], [], [], wait)
     try:
         return bool(readable) and client.recv(65_536) == b""

@@ -321,9 +321,9 @@ def test_a_key_in_use_is_refused() -> None:
         scheduler.add(0, chain(1, 0, 1))
 
 
-def cached(**rows: int | None) -> Callable[[int], int | None]:
+def cached(**rows: int | None) -> Callable[[int, Segment], int | None]:
     """Cached rows by key, as `k0=20`; no other segment begins with any."""
-    return lambda key: rows.get(f"k{key}", 0)
+    return lambda key, _: rows.get(f"k{key}", 0)
 
 
 def test_cached_rows_need_no_forward_but_memory() -> None:
@@ -349,7 +349,7 @@ def test_cached_rows_need_no_forward_but_memory() -> None:
 def test_cached_rows_are_asked_for_once_and_only_where_a_sequence_begins_with_a_chain() -> None:
     asked: list[int] = []
 
-    def begin(key: int) -> int:
+    def begin(key: int, _: Segment) -> int:
         asked.append(key)
         return 0
 

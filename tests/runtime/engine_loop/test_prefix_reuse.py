@@ -54,6 +54,16 @@ def test_rows_are_shared_within_an_owner_alone() -> None:
     assert steps.rows == 4 * len(PROMPT) and not any(request.cached_rows for request in requests)
 
 
+def test_a_prompt_shortened_before_it_begins_is_computed_whole() -> None:
+    steps = StepExecutor(FakeEngine())
+    asked(steps, 1, "ann")
+    run_all(steps)
+    asked(steps, 2, "ann")
+    steps.submit(SequenceOp.truncate(SeqId(2), 5))
+    run_all(steps)
+    assert (steps.engine.length(SeqId(2)), steps.rows) == (5, len(PROMPT) + 5)
+
+
 def test_a_prompt_that_waits_for_an_equal_one_is_computed_where_that_is_cancelled() -> None:
     steps = StepExecutor(FakeEngine(), token_budget=8)
     answered: list[object] = []

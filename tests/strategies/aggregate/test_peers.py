@@ -78,7 +78,7 @@ USELESS_DRAFTS: dict[str, Event] = {
     "more distributions than nodes": Received(Drafts(0, 0, nodes((-1,), (0,)), [PAYLOAD, PAYLOAD])),
     "half a distribution": Received(Drafts(0, 0, nodes((-1,), (0,)), [DistPayload(b"\x41", b"\x00")])),
     "a choice in place of a distribution": Received(Drafts(0, 0, nodes((-1,), (0,), (65,)), [])),
-    "a distribution of ids outside the vocabulary": drafted(0, 65, law=OUTSIDE),
+    "a distribution of ids outside the vocabulary": drafted(0, 65, dist=OUTSIDE),
     "an edge outside the vocabulary": Received(Drafts(0, 0, nodes((-1, 0), (0, VOCAB)), [PAYLOAD, PAYLOAD])),
     "another epoch": drafted(0, 65, epoch=3),
     "a prefix that is not decided": drafted(5, 65),

@@ -102,7 +102,7 @@ def test_the_distribution_of_every_row_is_that_of_a_fresh_prefill_of_its_path(si
             play.engine.check()
         fresh = FakeEngine(seed=1, spread=0.4)
         for node, dist in play.scored[:: 1 + len(play.scored) // 12]:
-            expected, _ = oracle.side_law(fresh, BRANCHES[side], [*play.prefix, *path(node)], SAMPLINGS[how])
+            expected, _ = oracle.side_dist(fresh, BRANCHES[side], [*play.prefix, *path(node)], SAMPLINGS[how])
             np.testing.assert_allclose(dist.probs, expected.probs, atol=1e-12)
             deepest = max(deepest, node.position)
         trees += sum(siblings > 1 for siblings in Counter(node.parent for node, _ in play.scored).values())
@@ -120,7 +120,7 @@ def test_a_prefix_is_scored_as_if_it_had_been_decoded_here(side: Side, length: i
     for effect in decoder.start(BRANCHES[side], prefix, tree.head, None):
         assert isinstance(effect, Forward)
         decoder.scored(effect.ticket, engine.forward(Batch((effect.segment,))).dists[0], 0.0)
-    dist, log_h = oracle.side_law(engine, BRANCHES[side], prefix, SAMPLINGS["sampled"], rescoring=True)
+    dist, log_h = oracle.side_dist(engine, BRANCHES[side], prefix, SAMPLINGS["sampled"], rescoring=True)
     assert tree.head.own_dist is not None and tree.head.log_evidence == log_h
     np.testing.assert_allclose(tree.head.own_dist.probs, dist.probs, atol=1e-12)
     assert tree.head.branch_dists and all(len(each.ids) < 1 / NEGLIGIBLE_PROB for each in tree.head.branch_dists)
