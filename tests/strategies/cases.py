@@ -165,7 +165,8 @@ def found(score: float | None = 0.0, room: int | None = None) -> Retrieved:
 
 
 def drafted(start: int, *tokens: int, epoch: int = 0, first: int | None = None, dist: Dist | None = None) -> Event:
-    """A peer's chain of drafts from a decided prefix of that length: each distribution has nearly all mass on its token."""
+    """A peer's chain of drafts from a decided prefix of that length: each distribution has nearly all mass on its
+    token."""
     number = 1000 * (start + 1) if first is None else first
     parents = (-1, *range(number, number + len(tokens) - 1))
     nodes = EncodedNodes(start, number, 0, number, parents, (0, *tokens[:-1]), None)

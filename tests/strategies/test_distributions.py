@@ -1,4 +1,5 @@
-"""Sampling by the declared distribution: the first two tokens over many seeds, and every token of an answer on a bad link.
+"""Sampling by the declared distribution: the first two tokens over many seeds, and every token of an answer on a bad
+link.
 
 The reference of the first is computed here, not by the machine's own mixing: one softmax over all documents wherever
 they lie (DRAGON eq. 2 and 4).

@@ -1,0 +1,55 @@
+"""Openings of a peer that is hostile, or of another version: refused by name, and the link stays."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from paceline.runtime.peers import _clamp
+from paceline.wire.codec import encode_options
+from paceline.wire.messages import AggregateOptions, CloseSession, DraftLimits, Options, SessionFrame
+from tests.runtime.test_node import REQUEST, collect, nodes
+from tests.wire.samples import opening
+
+pytestmark = pytest.mark.anyio
+
+
+def raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(value))
+
+
+BAD = {
+    "no array": (raw({"drafting": 1}), "options of 'aggregate' cannot be read"),
+    "of another strategy": (raw([True, [1, 1, 1, False], 7]), "options of 'aggregate' cannot be read"),
+    "one field too many": (raw([True, [1, 1, 1, False], "mixture", False, 1]), "options of 'aggregate' cannot be read"),
+    "beyond a limit": (raw([True, [65, 1, 1, False], "mixture", False]), "options of 'aggregate' cannot be read"),
+    "an aggregator it does not know": (encode_options(AggregateOptions(aggregator="sum")), "aggregator 'sum'"),
+    "no aggregator": (encode_options(Options()), "aggregator ''"),
+    "not MessagePack": (msgspec.Raw(b"\xc1"), ""),
+}
+
+
+@pytest.mark.parametrize(("options", "reason"), BAD.values(), ids=BAD.keys())
+async def test_options_that_cannot_be_used_are_refused(options: msgspec.Raw, reason: str) -> None:
+    async with nodes() as (bench, _):
+        assert bench.links is not None
+        device, _ = bench.links
+        answered: asyncio.Future[SessionFrame] = asyncio.get_running_loop().create_future()
+        number = device.open_session(lambda message: answered.done() or answered.set_result(message))
+        device.send(msgspec.structs.replace(opening(number), options=options, constraint=None))
+        if not reason:  # the frame itself is broken
+            async with asyncio.timeout(10):
+                await device.closed.wait()
+            return
+        async with asyncio.timeout(10):
+            message = await answered
+        assert isinstance(message, CloseSession) and message.reason.startswith("refused: ") and reason in message.reason
+        _, done = await collect(await bench.device.prepare(REQUEST))
+        assert done.degraded is None and done.strategy == "aggregate"
+
+
+def test_a_peer_asks_for_no_more_drafts_than_this_side_makes_for_itself() -> None:
+    assert _clamp(DraftLimits(64, 256, 256, True)) == DraftLimits(4, 16, 32, True)
+    assert _clamp(DraftLimits(1, 1, 0)) == DraftLimits(1, 1, 0)
