@@ -17,7 +17,7 @@ import msgspec
 from paceline.core.sampling.constraint import MAX_TEXT, ConstraintKind
 from paceline.wire.tree_codec import unpack_nodes
 
-VERSION = 4  # 4: Sampling.repetition_penalty, OpenSession.options; masks close objects that name properties
+VERSION = 5  # 5: the common noise is drawn in groups of ids; 4: Sampling.repetition_penalty, OpenSession.options
 SUBPROTOCOL = "paceline.v1"
 
 MAX_FRAME_BYTES = 1 << 20

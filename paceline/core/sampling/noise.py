@@ -1,22 +1,31 @@
 """Common random numbers: noise as a function of (seed, position, token id), the same on every side.
 
-Stateless: any subset of ids, at any position and in any order of calls, has the same values. The hash is SplitMix64
-(Steele, Lea, Flood 2014) started from a key of seed, position and purpose, with the token id as its counter. The values
-are part of the wire contract: two sides of different versions must agree on them, so a test pins them. Not for secrets:
-the hash is not cryptographic.
+Stateless: any subset of ids, at any position and in any order of calls, has the same values. They are independent
+standard Gumbel numbers, G = -log(x) with x exponential, made top-down (Maddison, Tarlow and Minka 2014, "A* sampling",
+for exponentials): ids are taken in groups of `GROUP`, the least x of a group is drawn first (exponential, divided by
+the group's size, at an id drawn uniformly), and every other x of the group is that one plus an exponential of its own,
+because exponentials have no memory. So one number bounds the noise of a whole group, and a sampler reads the noise of
+few ids of a vocabulary (`contenders`).
+
+The hash is SplitMix64 (Steele, Lea, Flood 2014) started from a key of seed, position and purpose, with the token id, or
+2**32 plus the group's number, as its counter. The values are part of the wire contract: two sides of different versions
+must agree on them, so a test pins them. Not for secrets: the hash is not cryptographic.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.sampling.dist import IdArray, IndexArray, ProbArray, token_ids
+from paceline.core.sampling.dist import IdArray, IndexArray, ProbArray
 
+GROUP = 64  # ids; the group of an id is id // GROUP
+_GROUP_BITS = 6
+_FIRST_GROUP = 1 << 32  # counter of group 0: beyond all ids
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
@@ -24,17 +33,18 @@ _SECOND = 0x94D049BB133111EB
 
 # 52 bits plus one half: every u is exact in float64 and strictly between 0 and 1.
 _STEP = 2.0**-52
+_SLACK = 1.0 + 1e-9  # more than the rounding of products and logarithms
 _CHUNK = 8192  # ids per pass of the hash: its arrays fit the CPU cache and need no memory from the system
 
 
 def gumbel(seed: int, position: int, ids: IdArray) -> NDArray[np.float64]:
-    """Standard Gumbel noise, -log(-log(u)). ids: (n,) → (n,). The value of an id does not depend on the other ids."""
+    """Standard Gumbel noise. ids: (n,) → (n,). The value of an id does not depend on the other ids."""
     noise = np.empty(len(ids))
-    key = _start(seed, position)
+    key = np.uint64(_start_of(seed, position))
+    consecutive = _is_whole(ids)
     for begin in range(0, len(ids), _CHUNK):
-        u = _uniforms(key, ids[begin : begin + _CHUNK])
-        np.negative(np.log(u, out=u), out=u)
-        np.negative(np.log(u, out=u), out=noise[begin : begin + _CHUNK])
+        x = _exponentials(key, ids[begin : begin + _CHUNK], consecutive=consecutive)
+        np.negative(np.log(x, out=x), out=noise[begin : begin + _CHUNK])
     return noise
 
 
@@ -42,11 +52,36 @@ def gumbel_of(seed: int, position: int, tokens: Iterable[int]) -> list[float]:
     """`gumbel` for a few tokens, in a third of the time. For drafts only: the logarithm may round differently."""
     key, log, found = _start_of(seed, position), math.log, []
     for token in tokens:
-        z = (token * _GAMMA + key) & _MASK  # `_mix`, without the calls
+        group = token >> _GROUP_BITS
+        z = ((_FIRST_GROUP + group) * _GAMMA + key) & _MASK  # `_mix`, without the calls
         z = ((z ^ (z >> 30)) * _FIRST) & _MASK
         z = ((z ^ (z >> 27)) * _SECOND) & _MASK
-        found.append(-log(-log((((z ^ (z >> 31)) >> 12) + 0.5) * _STEP)))
+        z ^= z >> 31
+        x = -log(((z >> 12) + 0.5) * _STEP) / GROUP
+        if (z ^ token) & (GROUP - 1):
+            z = (token * _GAMMA + key) & _MASK
+            z = ((z ^ (z >> 30)) * _FIRST) & _MASK
+            z = ((z ^ (z >> 27)) * _SECOND) & _MASK
+            x -= log((((z ^ (z >> 31)) >> 12) + 0.5) * _STEP)
+        found.append(-log(x))
     return found
+
+
+def gumbel_rows(keys: NDArray[np.uint64], ids: NDArray[np.integer]) -> NDArray[np.float64]:
+    """`gumbel` for many positions at once. keys: (rows,) of `row_keys`. ids: (rows, n) → (rows, n)."""
+    return -np.log(_exponentials(np.repeat(keys, ids.shape[1]), ids.reshape(-1))).reshape(ids.shape)
+
+
+def row_keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint64]:
+    """(rows,) keys of the noise at these positions under these seeds."""
+    keys = [_start_of(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    return np.array(keys, dtype=np.uint64)
+
+
+def group_minima(keys: NDArray[np.uint64], num_groups: int) -> NDArray[np.float64]:
+    """The least x of each group: exp(-G) of every id of the group is at least that. (rows,) → (rows, groups)."""
+    counters = np.arange(_FIRST_GROUP, _FIRST_GROUP + num_groups, dtype=np.uint64) * np.uint64(_GAMMA)
+    return -np.log(_uniforms(_mixed(keys[:, None] + counters))) / GROUP
 
 
 def uniform(seed: int, position: int, purpose: str) -> float:
@@ -56,62 +91,69 @@ def uniform(seed: int, position: int, purpose: str) -> float:
 
 
 def contenders(seed: int, position: int, ids: IdArray, weights: ProbArray, score: float) -> IndexArray:
-    """Indices of the ids whose log(weight) + noise may reach `score`: all that do, and a few that do not.
+    """Indices of the ids whose log(weight) + noise reaches `score`, and of a few that rounding might let reach it.
 
-    weights: (n,) >= 0. Costs the hash but no logarithm: noise reaches `score - log(w)` only if
-    -log(u) <= w * exp(-score), and 1 - u <= -log(u).
+    ids: ascending. weights: (n,) >= 0. Noise reaches `score - log(w)` only if x <= w * exp(-score), which the least x
+    of most groups rules out.
     """
-    limit = float(np.exp(min(-score, 600.0))) * (1.0 + 1e-9)  # a little more than rounding; exp(600) is finite
-    likely = weights >= _STEP / 2 / limit  # _STEP / 2 is the smallest 1 - u
-    if 4 * np.count_nonzero(likely) < len(ids):
-        places = np.flatnonzero(likely)
-        return places[contenders(seed, position, ids[places], weights[places], score)] if len(places) else places
-    reach = weights * limit
-    reach += _uniforms_of_all(_start(seed, position), ids)
-    return np.flatnonzero(reach >= 1.0)
+    key = _start_of(seed, position)
+    limit = float(np.exp(min(-score, 600.0))) * _SLACK  # exp(600) is finite
+    if _is_whole(ids):
+        whole = len(ids) - len(ids) % GROUP
+        least = _all_minima(key, whole // GROUP) / limit
+        places = np.flatnonzero(weights[:whole].reshape(-1, GROUP) >= least[:, None])
+        places = np.concatenate((places, np.arange(whole, len(ids))))
+    else:
+        places = np.flatnonzero(weights >= _STEP / 2 / GROUP / limit)  # the least x there can be
+    x = _exponentials(np.uint64(key), ids[places])
+    return places[weights[places] * limit >= x]
 
 
-def _uniforms_of_all(key: np.uint64, ids: IdArray) -> NDArray[np.float64]:
-    """Uniform numbers of `ids`. Those of a whole vocabulary are cached: siblings in a tree, and both sides'
-    distributions at a position, need the same ones."""
-    if len(ids) > _CHUNK and int(ids[-1]) == len(ids) - 1:
-        return _whole_row(int(key), len(ids))
-    return _in_chunks(key, ids)
+def _is_whole(ids: IdArray) -> bool:
+    """True if these ascending ids are 0, 1, … without a gap, and at least a group."""
+    return len(ids) >= GROUP and int(ids[-1]) == len(ids) - 1 and int(ids[0]) == 0
 
 
-@lru_cache(maxsize=12)  # positions, about the depth of a tree: 1.2 MB each with 152,000 ids
-def _whole_row(key: int, vocab_size: int) -> NDArray[np.float64]:
-    row = _in_chunks(np.uint64(key), token_ids(vocab_size))
-    row.flags.writeable = False
-    return row
+@lru_cache(maxsize=64)  # positions: 19 kB each with 152,000 ids
+def _all_minima(key: int, num_groups: int) -> NDArray[np.float64]:
+    """`group_minima` of one position: siblings in a tree, and both sides' distributions there, need the same ones."""
+    return group_minima(np.array([key], dtype=np.uint64), num_groups)[0]
 
 
-def _in_chunks(key: np.uint64, ids: IdArray) -> NDArray[np.float64]:
-    row = np.empty(len(ids))
-    for begin in range(0, len(ids), _CHUNK):
-        row[begin : begin + _CHUNK] = _uniforms(key, ids[begin : begin + _CHUNK])
-    return row
+def _exponentials(
+    key: np.uint64 | NDArray[np.uint64], ids: NDArray[np.integer], *, consecutive: bool = False
+) -> NDArray[np.float64]:
+    """x of each id. key: one for all, or (n,). ids: (n,). consecutive: from a multiple of `GROUP` on; takes half of the
+    time."""
+    token = ids.astype(np.uint64)
+    group = (token[::GROUP] if consecutive else token) >> np.uint64(_GROUP_BITS)
+    hashes = _mixed((group + np.uint64(_FIRST_GROUP)) * np.uint64(_GAMMA) + key)
+    least: NDArray[np.float64] = -np.log(_uniforms(hashes)) / GROUP
+    if consecutive:
+        hashes, least = np.repeat(hashes, GROUP)[: len(ids)], np.repeat(least, GROUP)[: len(ids)]
+    own = -np.log(_uniforms(_mixed(token * np.uint64(_GAMMA) + key)))
+    own[(hashes ^ token) & np.uint64(GROUP - 1) == 0] = 0.0
+    return least + own
 
 
-def _uniforms(key: np.uint64, ids: IdArray) -> NDArray[np.float64]:
-    """(n,) in (0, 1). The hash relies on uint64 arrays wrapping around, which numpy does without a warning."""
-    z = ids.astype(np.uint64)
-    z *= np.uint64(_GAMMA)
-    z += key
-    z ^= z >> np.uint64(30)
+def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64. It relies on uint64 arrays wrapping around, which numpy does without a warning."""
+    z = z ^ (z >> np.uint64(30))
     z *= np.uint64(_FIRST)
     z ^= z >> np.uint64(27)
     z *= np.uint64(_SECOND)
     z ^= z >> np.uint64(31)
-    z >>= np.uint64(12)
-    u = z.view(np.int64).astype(np.float64)  # below 2**52 the signed value is the same, and converts faster
+    return z
+
+
+def _uniforms(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """In (0, 1), of the 52 highest bits; the 6 lowest say which id of a group has its least x."""
+    u: NDArray[np.float64] = (
+        (hashes >> np.uint64(12)).view(np.int64).astype(np.float64)
+    )  # below 2**52 the signed value is the same
     u += 0.5
     u *= _STEP
     return u
-
-
-def _start(seed: int, position: int) -> np.uint64:
-    return np.uint64(_start_of(seed, position))
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.sampling.dist import token_ids
-from paceline.core.sampling.noise import contenders, gumbel, gumbel_of, uniform
+from paceline.core.sampling.noise import (
+    GROUP,
+    contenders,
+    group_minima,
+    gumbel,
+    gumbel_of,
+    gumbel_rows,
+    row_keys,
+    uniform,
+)
 from tests.core.chi_square import assert_drawn_from
 
 seeds = st.integers(-(2**70), 2**70)
@@ -31,6 +40,35 @@ def test_noise_over_ids_is_uniform(seed: int, position: int) -> None:
 def test_the_noise_of_a_few_tokens_equals_that_of_arrays(seed: int, position: int, tokens: list[int]) -> None:
     all_at_once = gumbel(seed, position, np.array(tokens, dtype=np.int32)).tolist()
     assert gumbel_of(seed, position, tokens) == pytest.approx(all_at_once, rel=1e-12, abs=1e-12)
+
+
+def test_the_ids_of_a_group_are_independent() -> None:
+    """The least of a group is drawn first; jointly all of them are still independent exponentials."""
+    draws = back_to_uniform(np.array([gumbel(5, position, token_ids(2 * GROUP)) for position in range(4000)]))
+    rng = np.random.default_rng(0)
+    for a, b in rng.integers(0, 2 * GROUP, size=(40, 2)):
+        if a != b:
+            cells = np.histogram2d(draws[:, a], draws[:, b], bins=6, range=[[0, 1], [0, 1]])[0].ravel()
+            assert_drawn_from(cells.astype(int), np.full(36, 1 / 36))
+    best = draws[:, :GROUP].argmax(axis=1)
+    assert_drawn_from(np.bincount(best, minlength=GROUP), np.full(GROUP, 1 / GROUP))
+    x = np.sort(-np.log(draws[:, :GROUP]), axis=1)
+    spacings = np.diff(x, axis=1, prepend=0.0) * np.arange(GROUP, 0, -1)  # independent exponentials (Rényi 1953)
+    for rank in (0, 1, 31, 62, 63):
+        u = -np.expm1(-spacings[:, rank])
+        assert_drawn_from(np.histogram(u, bins=40, range=(0, 1))[0], np.full(40, 1 / 40))
+
+
+def test_the_least_of_a_group_bounds_all_of_it() -> None:
+    keys = row_keys([3, -8], [0, 9])
+    least = group_minima(keys, 40)
+    for row, (seed, position) in enumerate([(3, 0), (-8, 9)]):
+        x = np.exp(-gumbel(seed, position, token_ids(40 * GROUP))).reshape(40, GROUP)
+        assert x.min(axis=1) == pytest.approx(least[row], rel=1e-12)
+    ids = np.array([[5, 70, 2_000_000], [0, 64, 1]])
+    several = gumbel_rows(keys, ids)
+    for row, (seed, position) in enumerate([(3, 0), (-8, 9)]):
+        assert np.array_equal(several[row], gumbel(seed, position, ids[row].astype(np.int32)))
 
 
 def test_noise_over_positions_and_over_seeds_is_uniform() -> None:
@@ -68,15 +106,15 @@ def test_the_largest_noise_draws_from_the_distribution() -> None:
 def test_golden_values_both_sides_of_a_link_must_agree_on() -> None:
     ids = np.array([0, 1, 2, 65_536, 151_935], dtype=np.int32)
     expected = {
-        (0, 0): [0.228486740427807, -0.273634009102964, 0.484211719222272, -0.019489174552332, 0.34510671474714],
-        (1234, 56): [1.91918324251225, 3.9952102045646, -0.205158500075145, -0.172403660356639, -0.264311687244668],
-        (-1, 7): [1.91042487821916, -0.652817235110558, 0.95040401490049, 2.70942145839215, -0.993999775050323],
+        (0, 0): [0.219931709109321, -0.278820643175823, 0.473177481927366, -0.0206597711148449, 0.327412045650602],
+        (1234, 56): [1.88799855370292, 3.7700332056308, -0.208937005364134, -0.184941998018186, -0.264596507456824],
+        (-1, 7): [1.90251590714124, -0.653428886265067, 0.947368394772425, 2.45582938995545, -0.996861411275813],
         (2**64 + 5, 2**33): [
-            1.28995103589479,
-            -0.78437647825768,
-            1.18737824193636,
-            0.508384270240083,
-            -0.700723435398021,
+            1.28485634750131,
+            -0.785018006952933,
+            1.18277908194651,
+            0.482935710163907,
+            -0.710990863408337,
         ],
     }
     for (seed, position), noise in expected.items():
