@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 from paceline.core.sampling.dist import IdArray, IndexArray, ProbArray
 
 GROUP = 64  # ids; the group of an id is id // GROUP
-_GROUP_BITS = 6
-_FIRST_GROUP = 1 << 32  # counter of group 0: beyond all ids
+GROUP_BITS = 6
+FIRST_GROUP = 1 << 32  # counter of group 0: beyond all ids
 _MASK = (1 << 64) - 1
-_GAMMA = 0x9E3779B97F4A7C15
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
+GAMMA = 0x9E3779B97F4A7C15
+FIRST = 0xBF58476D1CE4E5B9
+SECOND = 0x94D049BB133111EB
 
 # 52 bits plus one half: every u is exact in float64 and strictly between 0 and 1.
-_STEP = 2.0**-52
+STEP = 2.0**-52
 _SLACK = 1.0 + 1e-9  # more than the rounding of products and logarithms
 _CHUNK = 8192  # ids per pass of the hash: its arrays fit the CPU cache and need no memory from the system
 
@@ -52,17 +52,17 @@ def gumbel_of(seed: int, position: int, tokens: Iterable[int]) -> list[float]:
     """`gumbel` for a few tokens, in a third of the time. For drafts only: the logarithm may round differently."""
     key, log, found = _start_of(seed, position), math.log, []
     for token in tokens:
-        group = token >> _GROUP_BITS
-        z = ((_FIRST_GROUP + group) * _GAMMA + key) & _MASK  # `_mix`, without the calls
-        z = ((z ^ (z >> 30)) * _FIRST) & _MASK
-        z = ((z ^ (z >> 27)) * _SECOND) & _MASK
+        group = token >> GROUP_BITS
+        z = ((FIRST_GROUP + group) * GAMMA + key) & _MASK  # `_mix`, without the calls
+        z = ((z ^ (z >> 30)) * FIRST) & _MASK
+        z = ((z ^ (z >> 27)) * SECOND) & _MASK
         z ^= z >> 31
-        x = -log(((z >> 12) + 0.5) * _STEP) / GROUP
+        x = -log(((z >> 12) + 0.5) * STEP) / GROUP
         if (z ^ token) & (GROUP - 1):
-            z = (token * _GAMMA + key) & _MASK
-            z = ((z ^ (z >> 30)) * _FIRST) & _MASK
-            z = ((z ^ (z >> 27)) * _SECOND) & _MASK
-            x -= log((((z ^ (z >> 31)) >> 12) + 0.5) * _STEP)
+            z = (token * GAMMA + key) & _MASK
+            z = ((z ^ (z >> 30)) * FIRST) & _MASK
+            z = ((z ^ (z >> 27)) * SECOND) & _MASK
+            x -= log((((z ^ (z >> 31)) >> 12) + 0.5) * STEP)
         found.append(-log(x))
     return found
 
@@ -80,14 +80,14 @@ def row_keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint6
 
 def group_minima(keys: NDArray[np.uint64], num_groups: int) -> NDArray[np.float64]:
     """The least x of each group: exp(-G) of every id of the group is at least that. (rows,) → (rows, groups)."""
-    counters = np.arange(_FIRST_GROUP, _FIRST_GROUP + num_groups, dtype=np.uint64) * np.uint64(_GAMMA)
-    return -np.log(_uniforms(_mixed(keys[:, None] + counters))) / GROUP
+    counters = np.arange(FIRST_GROUP, FIRST_GROUP + num_groups, dtype=np.uint64) * np.uint64(GAMMA)
+    return -np.log(uniforms(mixed(keys[:, None] + counters))) / GROUP
 
 
 def uniform(seed: int, position: int, purpose: str) -> float:
     """A number in (0, 1) for this position and purpose, independent of `gumbel` and of other purposes."""
-    bits = _mix((_key(seed, position, purpose) + _GAMMA) & _MASK)
-    return ((bits >> 12) + 0.5) * _STEP
+    bits = _mix((_key(seed, position, purpose) + GAMMA) & _MASK)
+    return ((bits >> 12) + 0.5) * STEP
 
 
 def contenders(seed: int, position: int, ids: IdArray, weights: ProbArray, score: float) -> IndexArray:
@@ -104,7 +104,7 @@ def contenders(seed: int, position: int, ids: IdArray, weights: ProbArray, score
         places = np.flatnonzero(weights[:whole].reshape(-1, GROUP) >= least[:, None])
         places = np.concatenate((places, np.arange(whole, len(ids))))
     else:
-        places = np.flatnonzero(weights >= _STEP / 2 / GROUP / limit)  # the least x there can be
+        places = np.flatnonzero(weights >= STEP / 2 / GROUP / limit)  # the least x there can be
     x = _exponentials(np.uint64(key), ids[places])
     return places[weights[places] * limit >= x]
 
@@ -117,7 +117,8 @@ def _is_whole(ids: IdArray) -> bool:
 @lru_cache(maxsize=64)  # positions: 19 kB each with 152,000 ids
 def _all_minima(key: int, num_groups: int) -> NDArray[np.float64]:
     """`group_minima` of one position: siblings in a tree, and both sides' distributions there, need the same ones."""
-    return group_minima(np.array([key], dtype=np.uint64), num_groups)[0]
+    (minima,) = group_minima(np.array([key], dtype=np.uint64), num_groups)
+    return np.asarray(minima)
 
 
 def _exponentials(
@@ -126,45 +127,45 @@ def _exponentials(
     """x of each id. key: one for all, or (n,). ids: (n,). consecutive: from a multiple of `GROUP` on; takes half of the
     time."""
     token = ids.astype(np.uint64)
-    group = (token[::GROUP] if consecutive else token) >> np.uint64(_GROUP_BITS)
-    hashes = _mixed((group + np.uint64(_FIRST_GROUP)) * np.uint64(_GAMMA) + key)
-    least: NDArray[np.float64] = -np.log(_uniforms(hashes)) / GROUP
+    group = (token[::GROUP] if consecutive else token) >> np.uint64(GROUP_BITS)
+    hashes = mixed((group + np.uint64(FIRST_GROUP)) * np.uint64(GAMMA) + key)
+    least: NDArray[np.float64] = -np.log(uniforms(hashes)) / GROUP
     if consecutive:
         hashes, least = np.repeat(hashes, GROUP)[: len(ids)], np.repeat(least, GROUP)[: len(ids)]
-    own = -np.log(_uniforms(_mixed(token * np.uint64(_GAMMA) + key)))
+    own = -np.log(uniforms(mixed(token * np.uint64(GAMMA) + key)))
     own[(hashes ^ token) & np.uint64(GROUP - 1) == 0] = 0.0
     return least + own
 
 
-def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64. It relies on uint64 arrays wrapping around, which numpy does without a warning."""
     z = z ^ (z >> np.uint64(30))
-    z *= np.uint64(_FIRST)
+    z *= np.uint64(FIRST)
     z ^= z >> np.uint64(27)
-    z *= np.uint64(_SECOND)
+    z *= np.uint64(SECOND)
     z ^= z >> np.uint64(31)
     return z
 
 
-def _uniforms(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:
+def uniforms(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:
     """In (0, 1), of the 52 highest bits; the 6 lowest say which id of a group has its least x."""
     u: NDArray[np.float64] = (
         (hashes >> np.uint64(12)).view(np.int64).astype(np.float64)
     )  # below 2**52 the signed value is the same
     u += 0.5
-    u *= _STEP
+    u *= STEP
     return u
 
 
 @lru_cache(maxsize=1024)
 def _start_of(seed: int, position: int) -> int:
-    return (_key(seed, position, "gumbel") + _GAMMA) & _MASK
+    return (_key(seed, position, "gumbel") + GAMMA) & _MASK
 
 
 def _mix(z: int) -> int:
     """The finaliser of SplitMix64 for one number."""
-    z = ((z ^ (z >> 30)) * _FIRST) & _MASK
-    z = ((z ^ (z >> 27)) * _SECOND) & _MASK
+    z = ((z ^ (z >> 30)) * FIRST) & _MASK
+    z = ((z ^ (z >> 27)) * SECOND) & _MASK
     return z ^ (z >> 31)
 
 
@@ -180,9 +181,9 @@ def _purpose(purpose: str) -> int:
 def _absorb(state: int, number: int) -> int:
     """Fold any integer into the state, 64 bits at a time, including its sign and length."""
     rest = abs(number)
-    state = _mix((state + (_GAMMA if number >= 0 else _SECOND)) & _MASK)
+    state = _mix((state + (GAMMA if number >= 0 else SECOND)) & _MASK)
     while True:
-        state = _mix(((state ^ (rest & _MASK)) + _GAMMA) & _MASK)
+        state = _mix(((state ^ (rest & _MASK)) + GAMMA) & _MASK)
         rest >>= 64
         if rest == 0:
             return state

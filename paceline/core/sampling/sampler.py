@@ -136,20 +136,32 @@ def _process_in_logs(dist: Dist, places: IndexArray, shifts: ProbArray, exponent
     return Dist(dist.ids, scores, tail / total)
 
 
-def _shifts(dist: Dist, params: SamplingParams, counts: Mapping[int, int]) -> tuple[IndexArray, ProbArray]:
-    """(indices, changes of the logits): OpenAI's formula, bias - count * frequency - (count > 0) * presence."""
-    penalised = params.presence_penalty or params.frequency_penalty
-    if not (penalised or params.logit_bias):
-        return _NOWHERE, _NO_SHIFTS
+def logit_shifts(params: SamplingParams, counts: Mapping[int, int]) -> dict[int, float]:
+    """Changes of tokens' logits, by token: OpenAI's formula, bias - count * frequency - (count > 0) * presence."""
+    if not (params.presence_penalty or params.frequency_penalty):
+        return dict(params.logit_bias)
     by_token = dict(params.logit_bias)
-    if penalised:
-        for token, count in counts.items():
-            if count > 0:
-                penalty = count * params.frequency_penalty + params.presence_penalty
-                by_token[token] = by_token.get(token, 0.0) - penalty
+    for token, count in counts.items():
+        if count > 0:
+            penalty = count * params.frequency_penalty + params.presence_penalty
+            by_token[token] = by_token.get(token, 0.0) - penalty
+    return by_token
+
+
+def _shifts(dist: Dist, params: SamplingParams, counts: Mapping[int, int]) -> tuple[IndexArray, ProbArray]:
+    """(indices, changes of the logits)"""
+    if not (params.presence_penalty or params.frequency_penalty or params.logit_bias):
+        return _NOWHERE, _NO_SHIFTS
+    by_token = logit_shifts(params, counts)
     found = [(at, shift) for token, shift in by_token.items() if shift and (at := dist.index(token)) is not None]
     places = np.array([at for at, _ in found], dtype=np.intp)
     return places, np.array([shift for _, shift in found], dtype=np.float64)
+
+
+def repeated_ids(counts: Mapping[int, int], prompt: IdArray | None) -> IdArray:
+    """Ids that the repetition penalty applies to: those of the output, and of the prompt if it is given."""
+    output = np.fromiter((token for token, count in counts.items() if count > 0), dtype=np.int32)
+    return np.unique(output if prompt is None else np.concatenate((output, prompt)))
 
 
 def _with_repetition(
@@ -161,8 +173,7 @@ def _with_repetition(
     shifts: ProbArray,
 ) -> tuple[IndexArray, ProbArray]:
     """The changes of `_shifts` added to those of the repetition penalty, which applies first."""
-    output = np.fromiter((token for token, count in counts.items() if count > 0), dtype=np.int32)
-    ids = np.unique(output if prompt is None else np.concatenate((output, prompt)))
+    ids = repeated_ids(counts, prompt)
     repeated = ids[ids < len(dist.ids)].astype(np.intp) if dist.leading else np.flatnonzero(np.isin(dist.ids, ids))
     repeated = repeated[dist.probs[repeated] > 0.0]
     scores = np.log(dist.probs[repeated]) + dist.log_norm

@@ -1,0 +1,59 @@
+"""One row's token: what an engine is asked for in place of a distribution, and the reference for its answer.
+
+`sample_row` is the definition. An engine that has a vocabulary's logits on its device samples many rows in one pass
+(`engine.batch_sampler`) and must return the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.sampling.dist import Dist, IdArray, best_indices
+from paceline.core.sampling.sampler import SamplingParams, apply_mask, filter_top, process_logits, sample
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowSampling:
+    """How to sample the token after one row."""
+
+    params: SamplingParams
+    position: int  # absolute output position: that of the noise
+    vocab_size: int  # of the tokenizer; an engine's logits beyond it are padding
+    counts: Mapping[int, int] = field(default_factory=dict)  # occurrences of tokens in the output before this row
+    prompt: IdArray | None = None  # distinct ids of the prompt, where the repetition penalty needs them
+    allowed: NDArray[np.bool_] | None = (
+        None  # (vocab_size or more,) under a constraint, with at least one id; None: all
+    )
+    num_top: int = 0  # ids of the row's head to return as well
+
+    @property
+    def changes_logits(self) -> bool:
+        """True if ids get other logits than the model's, apart from the temperature."""
+        return self.allowed is not None or bool(self.params.logit_bias) or self.params.looks_back
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledRow:
+    token: int
+    top: Dist | None = None  # the `num_top` most probable ids at temperature 1, before any processing; None: not wanted
+
+
+def sample_row(dist: Dist, row: RowSampling) -> SampledRow:
+    """The reference. dist: dense, at temperature 1, before any processing."""
+    plain = dist.within(row.vocab_size)
+    masked = plain if row.allowed is None else apply_mask(plain, row.allowed)
+    processed = process_logits(masked, row.params, row.counts, row.prompt)
+    token = sample(filter_top(processed, row.params), row.params, row.position)
+    return SampledRow(token, head(plain, row.num_top) if row.num_top else None)
+
+
+def head(dist: Dist, k: int) -> Dist:
+    """The k most probable ids; of equals the lowest. Those of probability 0 are left out."""
+    places = best_indices(dist.probs, k)
+    places = np.sort(places[dist.probs[places] > 0.0])
+    probs = dist.probs[places]
+    return Dist(dist.ids[places], probs, max(1.0 - float(probs.sum()), 0.0))

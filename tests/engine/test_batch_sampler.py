@@ -1,0 +1,152 @@
+"""The sampler law: the batched pass gives the reference's token on every row, whatever is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.sampling import noise as core_noise
+from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine import noise
+from paceline.engine.batch_sampler import BatchSampler
+from paceline.engine.tensors import dists
+
+ROWS = 10_000  # of the law, over all kinds of logits and options
+
+
+def references(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
+    return [sample_row(dist, row) for dist, row in zip(dists(logits), rows, strict=True)]
+
+
+def peaked(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """A few likely ids far above the rest, as of a language model."""
+    logits = rng.normal(size=shape) * 2.0
+    for row in logits:
+        row[rng.integers(0, shape[1], size=12)] += rng.exponential(4.0, size=12) + 6.0
+    return logits
+
+
+def flat(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return rng.normal(size=shape) * 0.5
+
+
+def tied(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Many equal logits, at the top too."""
+    return np.round(rng.normal(size=shape) * 2.0)
+
+
+def masked(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    logits = peaked(rng, shape)
+    logits[rng.random(shape) < 0.5] = -np.inf
+    logits[:, 3] = 1.0
+    return logits
+
+
+LOGITS: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] = {
+    "peaked": peaked,
+    "flat": flat,
+    "tied": tied,
+    "masked": masked,
+}
+
+
+def random_row(rng: np.random.Generator, vocab: int) -> RowSampling:
+    """Each option off in most rows, so that every pair of them occurs."""
+
+    def pick(*values: float) -> float:
+        return float(rng.choice(values))
+
+    counts = {int(token): int(rng.integers(1, 4)) for token in rng.integers(0, vocab, size=rng.integers(0, 30))}
+    allowed = None
+    if rng.random() < 0.2:
+        allowed = rng.random(vocab) < pick(0.5, 0.02)
+        allowed[3] = True
+    params = SamplingParams(
+        temperature=pick(0.0, 0.3, 0.8, 1.0, 1.0, 1.6),
+        top_p=pick(1.0, 1.0, 0.95, 0.5, 0.01),
+        top_k=int(pick(0, 0, 1, 20, 64, 200)),
+        min_p=pick(0.0, 0.0, 0.0, 0.05, 0.9),
+        presence_penalty=pick(0.0, 0.0, 0.0, 0.7),
+        frequency_penalty=pick(0.0, 0.0, 0.0, 0.4),
+        repetition_penalty=pick(1.0, 1.0, 1.0, 1.2),
+        logit_bias={int(rng.integers(0, vocab)): pick(-100.0, -1.0, 2.0, 30.0)} if rng.random() < 0.2 else {},
+        seed=int(rng.integers(-(2**40), 2**40)),
+    )
+    prompt = np.unique(rng.integers(0, vocab, size=50)).astype(np.int32) if rng.random() < 0.5 else None
+    return RowSampling(params, int(rng.integers(0, 5000)), vocab, counts, prompt, allowed, int(pick(0, 0, 8)))
+
+
+@pytest.mark.parametrize("kind", LOGITS)
+@pytest.mark.parametrize(("vocab", "padding"), [(257, 0), (2048, 0), (5000, 7)])
+def test_every_row_has_the_token_of_the_reference(kind: str, vocab: int, padding: int) -> None:
+    rng = np.random.default_rng(vocab)
+    count = ROWS // (len(LOGITS) * 3)
+    logits = torch.from_numpy(LOGITS[kind](rng, (count, vocab + padding))).float()
+    rows = [random_row(rng, vocab) for _ in range(count)]
+    sampler = BatchSampler()
+    found = sampler.sample(logits, rows)
+    for row, (one, expected) in enumerate(zip(found, references(logits, rows), strict=True)):
+        assert one.token == expected.token, (row, rows[row])
+        assert (one.top is None) == (expected.top is None)
+        if one.top is not None and expected.top is not None:
+            assert one.top.probs.sum() == pytest.approx(expected.top.probs.sum(), rel=1e-5)
+            if kind != "tied":  # of equals at a head's edge any may be in it
+                assert one.top.ids.tolist() == expected.top.ids.tolist()
+    limit = {"peaked": 0.05, "flat": 0.12}.get(kind, 1.0)  # a low top-p of a flat row keeps none of the best candidates
+    assert sampler.referred <= limit * count, f"{sampler.referred} of {count} rows were left to the reference"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.95}, {"top_p": 0.8, "top_k": 20}, {"temperature": 0.0}])
+def test_a_real_vocabulary(dtype: torch.dtype, options: dict[str, float]) -> None:
+    rng = np.random.default_rng(1)
+    logits = torch.from_numpy(np.concatenate((peaked(rng, (24, 151_936)), flat(rng, (24, 151_936))))).to(dtype)
+    params = SamplingParams(seed=5, **options)  # type: ignore[arg-type]
+    rows = [RowSampling(params, position, 151_643, num_top=8 * (position % 2)) for position in range(len(logits))]
+    sampler = BatchSampler()
+    found = sampler.sample(logits, rows)
+    assert [row.token for row in found] == [row.token for row in references(logits, rows)]
+    assert sampler.referred <= (12 if dtype == torch.bfloat16 else 1)  # equal logits are frequent in bfloat16
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(sorted(LOGITS)), st.sampled_from([2, 63, 64, 65, 130]))
+def test_small_vocabularies(seed: int, kind: str, vocab: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = torch.from_numpy(LOGITS[kind](rng, (8, max(vocab, 4)))).float()
+    rows = [random_row(rng, max(vocab, 4)) for _ in range(8)]
+    found = BatchSampler().sample(logits, rows)
+    assert [row.token for row in found] == [row.token for row in references(logits, rows)]
+
+
+def test_tokens_follow_the_distribution() -> None:
+    """Independent of the reference: frequencies over many seeds."""
+    probs = np.array([0.4, 0.3, 0.2, 0.06, 0.04])
+    logits = torch.full((4000, 300), -torch.inf)
+    logits[:, [7, 70, 130, 200, 299]] = torch.from_numpy(np.log(probs)).float()
+    rows = [RowSampling(SamplingParams(top_p=0.85, seed=seed), 3, 300) for seed in range(4000)]
+    found = [row.token for row in BatchSampler().sample(logits, rows)]
+    share = np.array([found.count(token) for token in (7, 70, 130)]) / len(found)
+    assert share.sum() == 1.0
+    assert share == pytest.approx(probs[:3] / 0.9, abs=0.035)
+
+
+def test_the_noise_is_that_of_the_core() -> None:
+    seeds, positions = [0, 1234, -1, 2**64 + 5, 77], [0, 56, 7, 2**33, 1]
+    keys = core_noise.row_keys(seeds, positions)
+    on_device = torch.from_numpy(keys.view(np.int64))
+    groups = np.random.default_rng(0).integers(0, 2**18, size=(5, 40))
+    found = noise.GroupNoise(on_device, 2**18)
+    ids = (groups[:, :, None] * core_noise.GROUP + np.arange(core_noise.GROUP)).reshape(5, -1)
+    assert found.gumbel(torch.from_numpy(groups)).numpy() == pytest.approx(core_noise.gumbel_rows(keys, ids), rel=1e-13)
+    assert found.least.numpy() == pytest.approx(core_noise.group_minima(keys, 2**18), rel=1e-13)
+    hashes = noise.mixed_by_torch(on_device)  # what a GPU computes
+    assert np.array_equal(hashes.numpy().view(np.uint64), core_noise.mixed(keys))
+    by_numpy = -np.log(core_noise.uniforms(core_noise.mixed(keys)))
+    assert noise.exponentials_by_torch(hashes).numpy() == pytest.approx(by_numpy, rel=1e-13)
