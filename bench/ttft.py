@@ -34,7 +34,7 @@ from paceline.models import DEVICE
 from paceline.rag.prompt import passages_text, query_of, relevance
 from paceline.rag.records import Passage
 from paceline.runtime.engine_loop.document_prefill import kv_key
-from paceline.runtime.engine_loop.executor import SequenceOp
+from paceline.runtime.engine_loop.executor import Rows, SequenceOp
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.service import GenerateRequest, TextDelta
@@ -231,13 +231,15 @@ class _Bench:
     async def forward(self, tokens: tuple[int, ...], prefix: StoredPrefix | None = None) -> Dist:
         """Distribution after a prompt, computed on the device."""
         seq = self.worker.allocate()
-        answer: asyncio.Future[tuple[Dist, ...] | EngineError] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Rows | EngineError] = asyncio.get_running_loop().create_future()
         self.worker.forward(Segment(seq, 0, tokens), answer.set_result, prefix)
         result = await answer
         self.worker.control(SequenceOp.release(seq))
         if isinstance(result, EngineError):
             raise result
-        return result[0]
+        (dist,) = result
+        assert isinstance(dist, Dist)
+        return dist
 
     async def fetch(self, *, kv: bool) -> _Fetched:
         """The cloud's passage, over the second connection, on request with its KV."""

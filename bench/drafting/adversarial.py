@@ -79,7 +79,7 @@ class Scripted(WrappedEngine):
         num_scored = sum(map(len, dists))
         remaining = start + self._forward_s * (1.0 + self._setting.row * (num_scored - 1)) - time.perf_counter()
         time.sleep(max(0.0, remaining))
-        return Output(dists)
+        return Output.dense(dists)
 
     def prompt(self) -> tuple[int, ...]:
         return tuple(self._script[:PROMPT])

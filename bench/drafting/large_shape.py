@@ -80,7 +80,7 @@ class Replay(WrappedEngine):
         super().forward(batch)
         if batch.segments[0].start > self._first:  # not a chunk of the prompt
             self.seconds += time.perf_counter() - start
-        return Output(tuple(self._replayed(segment) for segment in batch.segments))
+        return Output.dense(self._replayed(segment) for segment in batch.segments)
 
     def _replayed(self, segment: Segment) -> tuple[Dist, ...]:
         positions = segment.positions()

@@ -1,8 +1,9 @@
-"""Inference engines: run batches of segments on a model and return distributions.
+"""Inference engines: run batches of segments on a model; return tokens, or distributions.
 
 - `base`: the `Engine` and `TextModel` protocols, `ModelInfo` and `Output`; the contract that all engines obey.
 - `loader`: load an engine and its tokenizer from a directory, a Hugging Face name or `fake`.
 - `hf`: reference engine on transformers' own KV cache. `paged/`: fast engine with a paged KV cache.
+- `sampling/`: tokens of many rows in one pass on the model's device.
 - `fake/`: engine without a model, for tests, the simulator and `--model fake`.
 - `pipeline_stage`: a span of a model's layers as one stage of a pipeline.
 - `wrappers`: an engine around another one, and one with emulated forward times.

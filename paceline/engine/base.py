@@ -1,22 +1,23 @@
 """Engine contract: protocols and values shared by `fake`, `hf`, `paged` and pipeline stages.
 
-Nine properties, verified for every engine by `tests/engine/test_contract.py`: (1) splitting a chain changes nothing;
+Ten properties, verified for every engine by `tests/engine/test_contract.py`: (1) splitting a chain changes nothing;
 (2) a tree row scores as the chain along its path; (3) commit then continue equals a fresh prefill; (4) truncate then
 continue likewise; (5) the other sequences of a batch do not change a sequence's scores, up to the dtype's tolerance;
 (6) stages composed equal the whole; (7) a tree scored in parts equals the tree scored at once; (8) a tree that grows
 after a partial commit scores as the chains along its paths; (9) exported and imported rows, then continued, equal a
-fresh prefill.
+fresh prefill; (10) sampled rows have the reference's tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
 
 
@@ -33,11 +34,55 @@ class ModelInfo:
     sampling: SamplingDefaults = NO_DEFAULTS  # the makers' recommendation
 
 
+class Logits(Protocol):
+    """Logits of one segment's `logits_rows()`, kept where the model computed them as long as this object lives."""
+
+    def __len__(self) -> int: ...
+
+    def dists(self) -> tuple[Dist, ...]:
+        """Dense distributions at temperature 1. Moves a vocabulary's probabilities to the host for every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLogits:
+    """Rows that are distributions already, of engines that compute on the host."""
+
+    rows: tuple[Dist, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def dists(self) -> tuple[Dist, ...]:
+        return self.rows
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Result of one forward: for each segment, in batch order, the distributions of its `logits_rows()`."""
+    """Result of one forward: the logits of each segment's `logits_rows()`, in batch order."""
 
-    dists: tuple[tuple[Dist, ...], ...]
+    logits: tuple[Logits, ...]
+
+    @staticmethod
+    def dense(dists: Iterable[tuple[Dist, ...]]) -> Output:
+        return Output(tuple(DenseLogits(rows) for rows in dists))
+
+    @property
+    def dists(self) -> tuple[tuple[Dist, ...], ...]:
+        """The distributions of every row."""
+        return tuple(logits.dists() for logits in self.logits)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """Rows to sample: `logits` holds them in order, in parts where the scheduler has cut their segment."""
+
+    logits: tuple[Logits, ...]
+    rows: tuple[RowSampling, ...]
+
+    def by_reference(self) -> tuple[SampledRow, ...]:
+        """The definition of the answer, from the rows' distributions."""
+        dists = [dist for part in self.logits for dist in part.dists()]
+        return tuple(sample_row(dist, row) for dist, row in zip(dists, self.rows, strict=True))
 
 
 class Engine(Protocol):
@@ -54,6 +99,9 @@ class Engine(Protocol):
     def info(self) -> ModelInfo: ...
 
     def forward(self, batch: Batch) -> Output: ...
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
+        """Tokens of rows that forwards have returned, in one pass over all of them; the reference's on every row."""
 
     def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
         """Commit the rows `keep` of the open tree, leave the rows `rest` open, and drop all others.

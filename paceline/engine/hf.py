@@ -18,9 +18,11 @@ from transformers.cache_utils import DynamicLayer
 
 from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.sampling.dist import Dist
-from paceline.engine.base import ModelInfo, Output
+from paceline.core.sampling.row import SampledRow
+from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.model_config import MASKED_KINDS, windows
+from paceline.engine.sampling.batch_sampler import BatchSampler
+from paceline.engine.sampling.device_logits import DeviceLogits, sample_requests
 from paceline.engine.self_test import agrees, prompt_for
 from paceline.engine.sequence_table import SequenceTable
 from paceline.engine.tensors import dists, kv_from_tensors, kv_to_tensors
@@ -44,6 +46,7 @@ class HFEngine:
         self._caches: dict[SeqId, DynamicCache] = {}
         self._tokens: dict[SeqId, list[int]] = {}  # committed ones; empty unless rows are recomputed
         self._row_shapes: list[tuple[int, int, int]] | None = None  # of K and V: (layers, kv heads, dim)
+        self._sampler = BatchSampler()
         self._recompute = bool(recompute)
         if recompute is None and not self._cache_works():
             log.warning("%s: its cache cannot be rolled back; every forward recomputes the sequence", info.name)
@@ -67,6 +70,9 @@ class HFEngine:
             raise EngineError(f"the model could not run: {error}") from error
         self._table.written(batch)
         return Output(scored)
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
+        return sample_requests(self._sampler, requests)
 
     def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
         kept = self._table.commit(seq, keep, rest)
@@ -161,7 +167,7 @@ class HFEngine:
             self._row_shapes = _row_shapes(cache)
         return [(layers, num_rows, heads, dim) for layers, heads, dim in self._row_shapes]
 
-    def _run(self, segment: Segment) -> tuple[Dist, ...]:
+    def _run(self, segment: Segment) -> DeviceLogits:
         tokens = self._tokens.setdefault(segment.seq, [])
         # A cache without windows: old rows stay, and masks hide them.
         cache = self._caches.setdefault(segment.seq, DynamicCache())
@@ -171,7 +177,7 @@ class HFEngine:
                 tokens.extend(segment.tokens)
         else:
             logits = self._cached(cache, segment)
-        return dists(logits)
+        return DeviceLogits(logits, 0, len(logits))
 
     def _cached(self, cache: DynamicCache, segment: Segment) -> torch.Tensor:
         """(wanted, vocab)"""

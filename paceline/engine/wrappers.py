@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
-from paceline.engine.base import Engine, ModelInfo, Output
+from paceline.core.sampling.row import SampledRow
+from paceline.engine.base import Engine, ModelInfo, Output, SampleRequest
 from paceline.errors import EngineError
 
 
@@ -28,6 +29,9 @@ class WrappedEngine:
 
     def forward(self, batch: Batch) -> Output:
         return self._inner.forward(batch)
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
+        return self._inner.sample(requests)
 
     def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
         self._inner.commit(seq, keep, rest)
@@ -90,7 +94,7 @@ class DelayedEngine(WrappedEngine):
         """Delays successful forwards only: a refused batch raises at once."""
         start = self._clock()
         output = super().forward(batch)
-        num_scored = sum(len(dists) for dists in output.dists)
+        num_scored = sum(map(len, output.logits))
         remaining = start + self.forward_s + self.row_s * max(0, num_scored - 1) - self._clock()
         if remaining > 0:
             self._sleep(remaining)

@@ -99,6 +99,7 @@ class Preparation:
             rtt=None if link is None else link.rtt,
             bandwidth=None if link is None else link.bandwidth,
             mask=mask,
+            needs_dists=request.top_logprobs is not None,
         )
         session = ClientSession(
             strategy.machine(config),

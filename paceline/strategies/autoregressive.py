@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.sampling.sampler import filter_top, sample
 from paceline.strategies.base import (
     Cancelled,
     Effect,
@@ -19,6 +18,7 @@ from paceline.strategies.base import (
     MachineConfig,
     Retrieve,
     Retrieved,
+    Sampled,
     Scored,
     Started,
 )
@@ -39,6 +39,7 @@ class Autoregressive:
             rescoring=config.options.rescoring,
             mask=config.mask,
             eos_ids=config.eos_ids,
+            samples=not config.needs_dists,
         )
         self._finished = False
 
@@ -52,6 +53,8 @@ class Autoregressive:
                 return self._decoder.start(branches, self._config.targets, self._tree.head, max_new_tokens)
             case Scored(ticket, dists, now):
                 return self._step(now) if self._decoder.scored(ticket, dists, now) else []
+            case Sampled(ticket, rows, now):
+                return self._step(now) if self._decoder.sampled(ticket, rows, now) else []
             case Cancelled(reason):
                 return [self._finish(reason)]
             case _:
@@ -62,9 +65,9 @@ class Autoregressive:
         config, head = self._config, self._tree.head
         if head.position >= config.max_tokens:
             return [self._finish("length")]
-        assert head.own_dist is not None, "every branch has answered"
-        final = filter_top(head.own_dist, config.sampling)
-        token = sample(final, config.sampling, head.position)
+        sampled = self._decoder.sample(head)
+        assert sampled is not None, "every branch has answered"
+        token, final = sampled
         lane = None if self._decoder.log_evidence is None else config.side
         if token in config.eos_ids:
             return [self._finish("stop", Emit(token, final, lane))]

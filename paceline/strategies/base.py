@@ -1,8 +1,8 @@
 """Machines of strategies: events in, effects out. A machine never waits.
 
 Guarantees every machine gives, tested by `tests/strategies/conformance/` and `tests/strategies/test_fuzz.py`: `Emit`
-never retracts; after `Finish` nothing; every `Forward` is answered by one `Scored`; the same events, seed and
-statistics give the same effects; no message from a peer raises.
+never retracts; after `Finish` nothing; every `Forward` is answered by one `Scored` or `Sampled`; the same events, seed
+and statistics give the same effects; no message from a peer raises.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.row import RowSampling, SampledRow
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES as SIDES
 from paceline.core.side import Side as Side
@@ -56,6 +57,7 @@ class MachineConfig:
     bandwidth: float | None = None  # bytes a second towards the peer; None: no limit has been measured
     stats: OnlineStats | None = None  # of earlier answers; None: begin without any
     mask: Mask | None = None  # the constraint of the answer; used only after `Retrieved`
+    needs_dists: bool = True  # `Emit` has the distribution, for logprobs; else it may have none
     table: LookupTable | None = None  # n-grams of the client's earlier answers; read and written
 
 
@@ -77,10 +79,21 @@ class Retrieved:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Answer to `Forward`: distributions of the wanted rows, in row order, at temperature 1, before any processing."""
+    """Answer to `Forward` without `sampling`: distributions of the wanted rows, in row order, at temperature 1, before
+    any processing."""
 
     ticket: int
     dists: tuple[Dist, ...]
+    now: float = 0.0  # s
+    step: StepSize = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Answer to `Forward` with `sampling`: the wanted rows' tokens, in row order."""
+
+    ticket: int
+    rows: tuple[SampledRow, ...]
     now: float = 0.0  # s
     step: StepSize = UNKNOWN
 
@@ -115,7 +128,7 @@ class Cancelled:
     reason: FinishReason = "cancelled"
 
 
-Event = Started | Retrieved | Scored | Received | TimerFired | LinkLost | LinkBack | Cancelled
+Event = Started | Retrieved | Scored | Sampled | Received | TimerFired | LinkLost | LinkBack | Cancelled
 
 
 # ---- effects -------------------------------------------------------------------------------------------------------
@@ -128,6 +141,7 @@ class Retrieve:
 class Forward:
     ticket: int
     segment: Segment
+    sampling: tuple[RowSampling, ...] | None = None  # of each wanted row, see `Sampled`; None: distributions are wanted
 
 
 @dataclass(frozen=True, slots=True)

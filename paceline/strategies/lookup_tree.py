@@ -15,12 +15,11 @@ from typing import Final, Protocol
 
 from paceline.core.batching.segment import UNKNOWN, StepSize
 from paceline.core.drafting.budget import AdaptiveBudget, Budget
-from paceline.core.drafting.lookup_table import LookupTable
+from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable
 from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import filter_top, sample
 from paceline.strategies.base import (
     Branch,
     Cancelled,
@@ -32,6 +31,7 @@ from paceline.strategies.base import (
     MachineConfig,
     Retrieve,
     Retrieved,
+    Sampled,
     Scored,
     Started,
     TimerFired,
@@ -45,7 +45,7 @@ from paceline.wire.messages import DraftLimits
 DRAFTS_PER_ROW: Final = 4  # drafts of one step, by the rows that `DraftLimits` allows a forward
 LEARN_DELAY_S: Final = 0.001  # start of the engine's thread, before lessons compete with it for the interpreter
 SLICE_PROBS: Final = 1 << 16  # probabilities read before others on the event loop have their turn
-STEP_PROBS: Final = 1 << 19  # probabilities read for the lessons of one engine step, of all answers together
+STEP_PROBS: Final = 1 << 19  # probabilities read for the lessons of one engine step, where rows are distributions
 PAUSED_ROWS: Final = 1 / 4  # rows of an engine step that are learnt from, while drafting is paused
 MAX_LEARNT_ROWS: Final = 32  # of one answer's step
 MAX_UNOBSERVED_TOKENS: Final = 4  # of output: the drafter observes more than these even if no draft needs them
@@ -90,6 +90,7 @@ class LookupTree:
             mask=config.mask,
             eos_ids=config.eos_ids,
             lazy=True,
+            samples=not config.needs_dists,
         )
         self._drafter: TreeDrafter = drafter or NgramDrafter(
             table, config.sampling, eos_ids=config.eos_ids, stats=online_stats.drafter
@@ -102,6 +103,8 @@ class LookupTree:
         self._woken = False  # since the forward under way was asked for
         self._drafted = NO_DRAFT  # below the head, the last time that there was anything
         self._step_size = UNKNOWN
+        self._rows_per_step = STEP_PROBS / config.vocab_size  # learnt from, of all answers together
+        self._rows_per_slice = max(1.0, SLICE_PROBS / config.vocab_size)
         self._learnable_rows = 0.0  # allowance that grows with every step
         self._last_two: tuple[int | None, int] = None, 0  # tokens before the output
         self._num_drafted = self._num_accepted = 0
@@ -117,22 +120,28 @@ class LookupTree:
                 return [Retrieve()]
             case Retrieved(branches, max_new_tokens):
                 self._unread = branches
+                self._decoder.num_top = NUM_SUCCESSORS
+                if self._decoder.samples(branches):
+                    self._rows_per_step = self._rows_per_slice = float(MAX_LEARNT_ROWS)
                 effects = self._decoder.start(
                     branches,
                     self._config.targets,
                     self._tree.head,
                     max_new_tokens,
-                    num_prompt_dists=min(STEP_PROBS // self._config.vocab_size, MAX_LEARNT_ROWS),
+                    num_prompt_dists=int(min(self._rows_per_step, MAX_LEARNT_ROWS)),
                 )
                 return [*effects, WakeAt(self._began + LEARN_DELAY_S)]
             case Scored(ticket, dists, now, step):
                 self._step_size = step
                 return self._verify(now) if self._decoder.scored(ticket, dists, now) else []
+            case Sampled(ticket, rows, now, step):
+                self._step_size = step
+                return self._verify(now) if self._decoder.sampled(ticket, rows, now) else []
             case TimerFired(now):
                 self._woken = True
                 self._read()
                 self._observe()
-                self._learn(max(1, SLICE_PROBS // self._config.vocab_size))
+                self._learn(int(self._rows_per_slice))
                 return [WakeAt(now)] if self._lessons else []
             case Cancelled(reason):
                 return [self._finish(reason)]
@@ -151,9 +160,8 @@ class LookupTree:
         reason: FinishReason | None = "length" if head.position >= config.max_tokens else None
         lane = None if self._decoder.log_evidence is None else config.side
         end: Emit | None = None
-        while reason is None and (dist := self._decoder.dist(head)) is not None:
-            final = filter_top(dist, config.sampling)
-            token = sample(final, config.sampling, head.position)
+        while reason is None and (sampled := self._decoder.sample(head)) is not None:
+            token, final = sampled
             if token in config.eos_ids:
                 reason, end = "stop", Emit(token, final, lane)
                 break
@@ -174,6 +182,7 @@ class LookupTree:
         if not self._overlap:
             self._learn()
         self._woken = False
+        self._decoder.num_top = NUM_SUCCESSORS if self._learnable_rows + self._new_rows() >= 1.0 else 0
         effects += self._decoder.commit_to(head)
         effects += self._decoder.append_rows([head, *self._draft(head)], head, now)
         wakes = self._lessons or len(self._unobserved) >= MAX_UNOBSERVED_TOKENS
@@ -237,9 +246,7 @@ class LookupTree:
     def _row_lessons(self, head: PrefixNode) -> list[Callable[[], None]]:
         """Lessons from the rows answered last. Those of output overwrite table entries, and come last."""
         rows = self._decoder.pop_branch_dists()  # in any case: distributions are large
-        sequences = max(1, self._step_size.sequences)
-        rows_per_step = PAUSED_ROWS if self._budget.paused else STEP_PROBS / self._config.vocab_size  # of all answers
-        self._learnable_rows += min(rows_per_step, MAX_LEARNT_ROWS / sequences) / sequences
+        self._learnable_rows += self._new_rows()
         if self._learnable_rows < 1.0:
             return []
         self._learnable_rows = min(self._learnable_rows, MAX_LEARNT_ROWS)
@@ -255,6 +262,12 @@ class LookupTree:
         ordered = [*((node, False) for node in rejected), *((node, True) for node in reversed(path))]
         return [partial(self._learn_row, *self._context(node), rows[node], accepted) for node, accepted in ordered]
 
+    def _new_rows(self) -> float:
+        """Rows that one answer may learn from for each of its steps."""
+        sequences = max(1, self._step_size.sequences)
+        rows_per_step = PAUSED_ROWS if self._budget.paused else self._rows_per_step
+        return min(rows_per_step, MAX_LEARNT_ROWS / sequences) / sequences
+
     def _prompt_lessons(self) -> list[Callable[[], None]]:
         """Lessons from the prompt's end, of the forward that prefilled it; of many prompts fewer of each."""
         tokens, dists = self._decoder.prompt_dists()
@@ -265,7 +278,7 @@ class LookupTree:
             partial(self._drafter.learn, token, dist, before=before)
             for before, token, dist in zip(befores, tokens, dists, strict=False)
         ]
-        max_rows = min(MAX_LEARNT_ROWS, STEP_PROBS // self._config.vocab_size) // max(1, self._step_size.sequences)
+        max_rows = int(min(MAX_LEARNT_ROWS, self._rows_per_step)) // max(1, self._step_size.sequences)
         return lessons[-max_rows:] if max_rows else []
 
     def _learn_row(self, before: int | None, token: int, dists: Sequence[Dist], accepted: bool) -> None:

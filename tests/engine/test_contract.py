@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from paceline.core.batching.segment import Batch, Segment
 from paceline.core.sampling.dist import Dist
-from paceline.engine.base import Engine
+from paceline.core.sampling.row import RowSampling
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import Engine, SampleRequest
 from paceline.engine.loader import EngineOptions, quiet
 from paceline.engine.pipeline_stage import Stage, StageOutput, load_stage
 from paceline.engine.tensors import dists
@@ -119,6 +122,49 @@ def test_property_5_other_sequences_of_the_batch_do_not_matter(
         engine.check()
     for found, expected in zip(together, alone, strict=True):
         assert_same(found, expected)
+
+
+def test_property_10_sampled_rows_have_the_tokens_of_the_reference(engine: Engine) -> None:
+    """Rows of several segments, of a tree and of a prompt's end in one request, each with other options."""
+    options = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(seed=3),
+        SamplingParams(seed=4, top_p=0.9, temperature=0.7),
+        SamplingParams(seed=5, top_k=5, frequency_penalty=0.5, repetition_penalty=1.1),
+        SamplingParams(seed=6, min_p=0.05, logit_bias={7: 4.0}),
+    ]
+    vocab = engine.info.vocab_size
+    allowed = np.arange(vocab) % 3 == 0
+    with sequences(engine, 4) as seqs:
+        segments = [
+            Segment(seq, 0, tuple(range(1 + i, 12 + i)), logits=3 if i else "all") for i, seq in enumerate(seqs[:3])
+        ]
+        segments.append(Segment(seqs[3], 0, (4, 5, 6, 7), (-1, 0, 0, 2), "all"))
+        output = engine.forward(Batch(tuple(segments)))
+        requests = []
+        for number, logits in enumerate(output.logits):
+            rows = [
+                RowSampling(
+                    options[(number + row) % len(options)],
+                    position=10 * number + row,
+                    vocab_size=vocab,
+                    counts={3: 1, 8: 2},
+                    prompt=np.array([1, 2], dtype=np.int32),
+                    allowed=allowed if row % 2 else None,
+                    num_top=row % 3,
+                )
+                for row in range(len(logits))
+            ]
+            requests.append(SampleRequest((logits,), tuple(rows)))
+        both = SampleRequest((*requests[1].logits, *requests[2].logits), (*requests[1].rows, *requests[2].rows))
+        found = engine.sample([requests[0], both, requests[3]])
+        for answer, request in zip(found, (requests[0], both, requests[3]), strict=True):
+            expected = request.by_reference()
+            assert [row.token for row in answer] == [row.token for row in expected]
+            for one, other in zip(answer, expected, strict=True):
+                assert (one.top is None) == (other.top is None)
+                if one.top is not None and other.top is not None:
+                    assert one.top.probs.sum() == pytest.approx(other.top.probs.sum(), rel=1e-4)
 
 
 def test_property_5_sixteen_sequences_decode_together_as_alone(engine: Engine) -> None:

@@ -87,6 +87,7 @@ class Manner:
     drafting: DraftLimits = TREE
     rescoring: bool = False
     tables: bool = False
+    needs_dists: bool = True
 
 
 MANNERS: dict[str, Manner] = {
@@ -109,7 +110,9 @@ MANNERS: dict[str, Manner] = {
 
 
 def manners(strategy: Strategy) -> dict[str, Manner]:
-    return MANNERS if strategy.text_of == "both" else {"alone": Manner(), "rescoring": Manner(rescoring=True)}
+    if strategy.text_of == "both":
+        return MANNERS
+    return {"alone": Manner(), "rescoring": Manner(rescoring=True), "tokens of the engine": Manner(needs_dists=False)}
 
 
 def engines() -> dict[Side, Engine]:
@@ -134,7 +137,13 @@ def job(
     if manner is not None:
         table = LookupTable(VOCAB) if manner.tables and table is None else table
         asked = {"aggregator": manner.rule, "drafting": manner.drafting, "rescoring": manner.rescoring}
-        config = replace(config, options=options_for(strategy.options, asked), private=manner.private, table=table)
+        config = replace(
+            config,
+            options=options_for(strategy.options, asked),
+            private=manner.private,
+            table=table,
+            needs_dists=manner.needs_dists,
+        )
     return SimulatedRequest(strategy, front, config, branches, room or {})
 
 

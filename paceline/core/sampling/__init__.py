@@ -2,6 +2,7 @@
 
 dist: next-token distributions
 sampler: sampling parameters, logits processors, top-k / top-p / min-p, the sampler
+row: what an engine is asked for in place of a distribution, and the definition of its answer
 noise: Gumbel noise common to both sides
 quantize: probabilities rounded to 16 bits
 constraint: structured output, and masks over the vocabulary

@@ -1,7 +1,7 @@
 """One row's token: what an engine is asked for in place of a distribution, and the reference for its answer.
 
 `sample_row` is the definition. An engine that has a vocabulary's logits on its device samples many rows in one pass
-(`engine.batch_sampler`) and must return the same tokens.
+(`engine.sampling`) and must return the same tokens.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from paceline.core.batching.block_manager import OutOfBlocks
 from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
-from paceline.engine.base import Engine, LoadedModel, ModelInfo, Output
+from paceline.core.sampling.row import SampledRow
+from paceline.engine.base import Engine, LoadedModel, ModelInfo, Output, SampleRequest
 from paceline.engine.fake.bigram_model import BigramModel
 from paceline.engine.fake.tokenizer import EOS, VOCAB, ByteTokenizer
 from paceline.engine.sequence_table import SequenceTable
@@ -117,7 +118,10 @@ class FakeEngine:
             raise OutOfBlocks(f"out of memory: {batch.num_rows} rows asked for, {free} free")
         dists = tuple(self._append(segment) for segment in batch.segments)
         self._table.written(batch)
-        return Output(dists)
+        return Output.dense(dists)
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
+        return [request.by_reference() for request in requests]
 
     def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
         kept = self._table.commit(seq, keep, rest)
@@ -274,7 +278,7 @@ class NoisyEngine(WrappedEngine):
 
     def forward(self, batch: Batch) -> Output:
         output = super().forward(batch)
-        return Output(tuple(tuple(self._perturb(dist) for dist in dists) for dists in output.dists))
+        return Output.dense(tuple(self._perturb(dist) for dist in dists) for dists in output.dists)
 
     def _perturb(self, dist: Dist) -> Dist:
         digest = int.from_bytes(blake2b(dist.probs.tobytes(), digest_size=8).digest(), "little")
@@ -304,7 +308,7 @@ class ArbitraryEngine(WrappedEngine):
 
     def forward(self, batch: Batch) -> Output:
         output = super().forward(batch)
-        return Output(tuple(tuple(self._replace(dist) for dist in dists) for dists in output.dists))
+        return Output.dense(tuple(self._replace(dist) for dist in dists) for dists in output.dists)
 
     @staticmethod
     def _replace(dist: Dist) -> Dist:

@@ -7,6 +7,7 @@ in their K/V shapes and models that need masks other than sliding windows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
@@ -17,12 +18,15 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from paceline.core.batching.segment import Batch
-from paceline.engine.base import ModelInfo, Output
+from paceline.core.sampling.row import SampledRow
+from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.model_config import MASKED_KINDS, windows
 from paceline.engine.paged.attention import NAME, AttentionMetadata, LayerAttention, attention
 from paceline.engine.paged.kv_cache import PagedKvCache
 from paceline.engine.paged.kv_storage import KvStorage
 from paceline.engine.paged.packed_linear import pack
+from paceline.engine.sampling.batch_sampler import BatchSampler
+from paceline.engine.sampling.device_logits import DeviceLogits, sample_requests
 from paceline.engine.self_test import agrees, prompt_for
 from paceline.engine.tensors import dists
 from paceline.errors import EngineError
@@ -69,11 +73,16 @@ class FlatBatch:
 
 
 def output_of(batch: Batch, logits: Tensor) -> Output:
-    """Distributions by segment. logits: (wanted, vocab), in the order of the batch's segments and their rows"""
+    """Logits by segment. logits: (wanted, vocab), in the order of the batch's segments and their rows"""
     if len(logits) != sum(len(segment.logits_rows()) for segment in batch.segments):
         raise EngineError(f"the model scored {len(logits)} rows, not those that were asked for")
-    remaining = iter(dists(logits))
-    return Output(tuple(tuple(next(remaining) for _ in segment.logits_rows()) for segment in batch.segments))
+    parts: list[DeviceLogits] = []
+    first = 0
+    for segment in batch.segments:
+        stop = first + len(segment.logits_rows())
+        parts.append(DeviceLogits(logits, first, stop))
+        first = stop
+    return Output(tuple(parts))
 
 
 class PagedEngine(PagedKvCache):
@@ -82,9 +91,13 @@ class PagedEngine(PagedKvCache):
     def __init__(self, model: PreTrainedModel, info: ModelInfo, storage: KvStorage) -> None:
         super().__init__(info, storage, kv_model=info.fingerprint)
         self._model = model
+        self._sampler = BatchSampler()
 
     def forward(self, batch: Batch) -> Output:
         return output_of(batch, self.scores(batch))
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
+        return sample_requests(self._sampler, requests)
 
     def scores(self, batch: Batch) -> Tensor:
         """(wanted, vocab): a forward that returns logits instead of distributions."""

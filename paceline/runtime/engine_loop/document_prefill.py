@@ -14,14 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Segment
-from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine, LoadedModel, ModelInfo
 from paceline.errors import EngineError, PacelineError
 from paceline.rag.document_kv import DocumentKvStore, KvKey, text_hash
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.engine_loop.executor import SequenceOp
+from paceline.runtime.engine_loop.executor import Rows, SequenceOp
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
 
@@ -136,7 +135,7 @@ class DocumentPrefiller:
             finally:
                 loop.call_soon_threadsafe(deliver, rows)
 
-        def answered(result: tuple[Dist, ...] | EngineError) -> None:
+        def answered(result: Rows | EngineError) -> None:
             if isinstance(result, EngineError):
                 deliver(None)
             else:

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from paceline.core.batching.scheduler import Group, ScheduledSegment, Scheduler, SchedulerOutput
 from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
 from paceline.core.sampling.dist import Dist
-from paceline.engine.base import Engine
+from paceline.core.sampling.row import RowSampling, SampledRow
+from paceline.engine.base import Engine, Logits, SampleRequest
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.prefix_reuse import PrefixReuse, StoredPrefix
 
 log = logging.getLogger("paceline.engine")
 
-Answer = Callable[[tuple[Dist, ...] | EngineError], None]
-Answers = list[tuple[Answer, tuple[Dist, ...] | EngineError]]
+Rows = tuple[Dist, ...] | tuple[SampledRow, ...]
+Answer = Callable[[Rows | EngineError], None]
+Answers = list[tuple[Answer, Rows | EngineError]]
 
 TOKEN_BUDGET = 512  # rows per step: a long prefill delays a decode by at most a step of this size
 MAX_SEGMENTS = 256
@@ -59,6 +61,7 @@ class ForwardRequest:
     answer: Answer
     prefix: StoredPrefix | None = None  # prefix of the segment, if it is a whole prompt
     group: Group | None = None  # sequences of one answer, released together
+    sampling: tuple[RowSampling, ...] | None = None  # of each wanted row, whose token is the answer; None: its `Dist`
     salt: str | None = None  # owner within which the KV of a prompt is shared; None: it is not
     cached_rows: int = 0  # first rows of a prompt that were not computed; set before the answer
 
@@ -73,8 +76,8 @@ class StepExecutor:
         self.engine = engine
         self._scheduler = Scheduler(token_budget, MAX_SEGMENTS, block_size=engine.block_size)
         self._next_key = 0
-        self._answers: dict[int, Answer] = {}
-        self._parts: dict[int, list[Dist]] = {}  # results so far of segments that the scheduler has chunked
+        self._requests: dict[int, ForwardRequest] = {}
+        self._parts: dict[int, list[Logits]] = {}  # results so far of segments that the scheduler has chunked
         self._after: dict[int, list[SequenceOp]] = {}  # operations that wait for a segment, by its key
         self._prefixes = PrefixReuse(engine)
         self._capacity = engine.free_rows()
@@ -102,7 +105,7 @@ class StepExecutor:
     def submit(self, item: SequenceOp | ForwardRequest) -> None:
         if isinstance(item, ForwardRequest):
             self._next_key += 1
-            self._answers[self._next_key] = item.answer
+            self._requests[self._next_key] = item
             self._parts[self._next_key] = []
             self._prefixes.add(self._next_key, item)
             self._scheduler.add(self._next_key, item.segment, group=item.group)
@@ -142,7 +145,7 @@ class StepExecutor:
 
     def run(self, scheduled: SchedulerOutput) -> Answers:
         answers: Answers = [
-            (self._forget(key), EngineError("the request does not fit in the engine's memory"))
+            (self._forget(key).answer, EngineError("the request does not fit in the engine's memory"))
             for key in scheduled.rejected
         ]
         if not scheduled.segments:
@@ -169,26 +172,47 @@ class StepExecutor:
         self.steps += 1
         self.rows += batch.num_rows
         self.last = StepSize(batch.num_rows, len(chunks))
-        answers: Answers = []
-        for chunk, dists in zip(chunks, output.dists, strict=True):
-            self._parts[chunk.key].extend(dists)
+        done: list[tuple[ForwardRequest, tuple[Logits, ...]]] = []
+        for chunk, logits in zip(chunks, output.logits, strict=True):
+            if logits:
+                self._parts[chunk.key].append(logits)
             if chunk.final:
-                all_dists = tuple(self._parts[chunk.key])
+                parts = tuple(self._parts[chunk.key])
                 self._prefixes.done(chunk)
                 for op in self._after.get(chunk.key, ()):
                     self._apply(op)
-                answers.append((self._forget(chunk.key), all_dists))
-        return answers
+                done.append((self._forget(chunk.key), parts))
+        return self._answers(done)
+
+    def _answers(self, done: list[tuple[ForwardRequest, tuple[Logits, ...]]]) -> Answers:
+        """Rows of the requests that are complete: sampled in one pass, or as distributions."""
+        sampled = [
+            SampleRequest(parts, each.sampling[-sum(map(len, parts)) :])  # rows of a cached prefix are not computed
+            for each, parts in done
+            if each.sampling is not None
+        ]
+        try:
+            rows = iter(self.engine.sample(sampled) if sampled else ())
+            return [
+                (
+                    each.answer,
+                    tuple(dist for part in parts for dist in part.dists()) if each.sampling is None else next(rows),
+                )
+                for each, parts in done
+            ]
+        except Exception as fault:
+            log.exception("rows could not be sampled")
+            return [(each.answer, EngineError(f"the engine failed: {fault}")) for each, _ in done]
 
     def _fail(self, chunks: tuple[ScheduledSegment, ...], error: EngineError) -> Answers:
         """Fail these segments and the pending ones of their sequences."""
         failed = {chunk.key for chunk in chunks}
         for chunk in chunks:
             failed.update(self._scheduler.cancel(chunk.segment.seq))
-        return [(self._forget(key), error) for key in sorted(failed)]
+        return [(self._forget(key).answer, error) for key in sorted(failed)]
 
-    def _forget(self, key: int) -> Answer:
+    def _forget(self, key: int) -> ForwardRequest:
         del self._parts[key]
         self._prefixes.forget(key)
         self._after.pop(key, None)
-        return self._answers.pop(key)
+        return self._requests.pop(key)

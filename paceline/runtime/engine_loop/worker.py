@@ -12,10 +12,12 @@ import logging
 import threading
 import time
 from collections import deque
+from typing import cast
 
 from paceline.core.batching.scheduler import Group
 from paceline.core.batching.segment import Segment, SeqId, StepSize
 from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.row import RowSampling
 from paceline.engine.base import Engine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.executor import (
@@ -23,6 +25,7 @@ from paceline.runtime.engine_loop.executor import (
     Answer,
     Answers,
     ForwardRequest,
+    Rows,
     SequenceOp,
     StepExecutor,
 )
@@ -96,9 +99,10 @@ class EngineWorker:
         prefix: StoredPrefix | None = None,
         group: Group | None = None,
         salt: str | None = None,
+        sampling: tuple[RowSampling, ...] | None = None,
     ) -> ForwardRequest:
         """The request that was submitted; its `cached_rows` is known when it is answered."""
-        request = ForwardRequest(segment, answer, prefix, group, salt)
+        request = ForwardRequest(segment, answer, prefix, group, sampling, salt)
         self._submit(request)
         return request
 
@@ -106,13 +110,13 @@ class EngineWorker:
         """Distributions of a segment's rows. Raises EngineError. The caller must release the sequence if cancelled."""
         answered: asyncio.Future[tuple[Dist, ...]] = asyncio.get_running_loop().create_future()
 
-        def answer(result: tuple[Dist, ...] | EngineError) -> None:
+        def answer(result: Rows | EngineError) -> None:
             if answered.done():
                 return  # cancelled
             if isinstance(result, EngineError):
                 answered.set_exception(result)
             else:
-                answered.set_result(result)
+                answered.set_result(cast(tuple[Dist, ...], result))
 
         self.forward(segment, answer, group=group)
         return await answered

@@ -12,13 +12,13 @@ import msgspec
 
 from paceline.core.batching.scheduler import Group
 from paceline.core.batching.segment import Segment, SeqId
-from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.row import RowSampling
 from paceline.errors import EngineError, LinkClosed, PacelineError
-from paceline.runtime.engine_loop.executor import SequenceOp
+from paceline.runtime.engine_loop.executor import Rows, SequenceOp
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.dialer import Link
-from paceline.runtime.sessions.driver import Driver
+from paceline.runtime.sessions.driver import Driver, answered
 from paceline.runtime.sessions.egress import Egress
 from paceline.strategies.base import (
     Branch,
@@ -30,7 +30,6 @@ from paceline.strategies.base import (
     Machine,
     Received,
     Retrieved,
-    Scored,
     Started,
     TimerFired,
 )
@@ -82,18 +81,18 @@ class Session(ABC):
     def allocate(self) -> SeqId:
         return self._worker.allocate()
 
-    def forward(self, ticket: int, segment: Segment) -> None:
-        def answer(result: tuple[Dist, ...] | EngineError) -> None:
+    def forward(self, ticket: int, segment: Segment, sampling: tuple[RowSampling, ...] | None = None) -> None:
+        def answer(result: Rows | EngineError) -> None:
             if self._driver.finished:
                 return
             self._cached = max(self._cached, request.cached_rows)
             if isinstance(result, EngineError):
                 self.fail(result)
             else:
-                self.deliver(Scored(ticket, result, self._loop.time(), self._worker.answered))
+                self.deliver(answered(ticket, sampling, result, self._loop.time(), self._worker.answered))
 
         prefix = next((each for each in self._prefixes if each.begins(segment)), None)
-        request = self._worker.forward(segment, answer, prefix, self._group, self._owner)
+        request = self._worker.forward(segment, answer, prefix, self._group, self._owner, sampling)
 
     def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:
         self._worker.control(SequenceOp.commit(seq, keep, rest))

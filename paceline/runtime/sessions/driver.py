@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
-from paceline.core.batching.segment import Segment, SeqId
+from paceline.core.batching.segment import Segment, SeqId, StepSize
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.row import RowSampling, SampledRow
+from paceline.runtime.engine_loop.executor import Rows
 from paceline.strategies.base import (
     ClosePeer,
     Commit,
@@ -22,6 +25,8 @@ from paceline.strategies.base import (
     Machine,
     OpenPeer,
     Retrieve,
+    Sampled,
+    Scored,
     Send,
     WakeAt,
 )
@@ -34,7 +39,7 @@ class Ports(Protocol):
     def allocate(self) -> SeqId:
         """A sequence name that is unused on this engine."""
 
-    def forward(self, ticket: int, segment: Segment) -> None: ...
+    def forward(self, ticket: int, segment: Segment, sampling: tuple[RowSampling, ...] | None = None) -> None: ...
 
     def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None: ...
 
@@ -55,6 +60,15 @@ class Ports(Protocol):
 
     def finish(self, finish: Finish) -> None:
         """Called once, after all sequences have been released."""
+
+
+def answered(
+    ticket: int, sampling: tuple[RowSampling, ...] | None, rows: Rows, now: float, step: StepSize
+) -> Scored | Sampled:
+    """The event that answers a `Forward` with this sampling."""
+    if sampling is None:
+        return Scored(ticket, cast("tuple[Dist, ...]", rows), now, step)
+    return Sampled(ticket, cast("tuple[SampledRow, ...]", rows), now, step)
 
 
 class Driver:
@@ -100,8 +114,8 @@ class Driver:
     def _execute(self, effect: Effect) -> None:
         ports = self._ports
         match effect:
-            case Forward(ticket, segment):
-                ports.forward(ticket, segment.with_seq(self._seq(segment.seq)))
+            case Forward(ticket, segment, sampling):
+                ports.forward(ticket, segment.with_seq(self._seq(segment.seq)), sampling)
             case Emit():
                 ports.emit(effect)
             case Send(message):

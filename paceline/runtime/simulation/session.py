@@ -10,11 +10,11 @@ from typing import Protocol
 import msgspec
 
 from paceline.core.batching.segment import Segment, SeqId
-from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.row import RowSampling
 from paceline.core.side import SIDES
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp
-from paceline.runtime.sessions.driver import Driver
+from paceline.runtime.engine_loop.executor import ForwardRequest, Rows, SequenceOp
+from paceline.runtime.sessions.driver import Driver, answered
 from paceline.runtime.sessions.egress import Egress
 from paceline.runtime.simulation.clock import VirtualClock
 from paceline.runtime.simulation.host import SimulatedHost
@@ -32,7 +32,6 @@ from paceline.strategies.base import (
     MachineConfig,
     Received,
     Retrieved,
-    Scored,
     Side,
     Started,
     TimerFired,
@@ -213,15 +212,15 @@ class SimulatedSession:
         self._live.add(seq)
         return seq
 
-    def forward(self, ticket: int, segment: Segment) -> None:
+    def forward(self, ticket: int, segment: Segment, sampling: tuple[RowSampling, ...] | None = None) -> None:
         driver = self._driver
 
-        def answer(result: tuple[Dist, ...] | EngineError) -> None:
+        def answer(result: Rows | EngineError) -> None:
             assert not isinstance(result, EngineError), result
             if driver is not None and driver is self._driver:
-                driver.deliver(Scored(ticket, result, self._clock.now, self.host.steps.last))
+                driver.deliver(answered(ticket, sampling, result, self._clock.now, self.host.steps.last))
 
-        self.host.submit(ForwardRequest(segment, answer))
+        self.host.submit(ForwardRequest(segment, answer, sampling=sampling))
 
     def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:
         self.host.submit(SequenceOp.commit(seq, keep, rest))

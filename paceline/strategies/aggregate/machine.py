@@ -54,6 +54,7 @@ from paceline.strategies.base import (
     Received,
     Retrieve,
     Retrieved,
+    Sampled,
     Scored,
     Started,
     TimerFired,
@@ -172,6 +173,8 @@ class Aggregate:
                 return self._back()
             case Cancelled(reason):
                 return [self._finish(reason)]
+            case Sampled():
+                return []  # not asked for: each side mixes distributions
 
     def _scored(self, nodes: Sequence[PrefixNode]) -> list[Effect]:
         if not nodes:

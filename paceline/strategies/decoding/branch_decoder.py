@@ -13,11 +13,14 @@ from paceline.core.aggregation.weights import log_weight
 from paceline.core.batching.segment import LogitsMode, Segment, SeqId
 from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.row import RowSampling, SampledRow
+from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 from paceline.strategies.base import Branch, Commit, Effect, Forward
+from paceline.strategies.decoding.answered_rows import AnsweredRows
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 from paceline.strategies.decoding.rescoring import BranchMixer
 
+_GREEDY = SamplingParams(temperature=0.0)
 MAX_OPEN_ROWS = 96  # rows of one branch's open tree: an answer's memory is claimed before it begins
 
 
@@ -34,19 +37,24 @@ class BranchDecoder:
         eos_ids: frozenset[int] = frozenset(),
         lazy: bool = False,
         keep_heads: bool = False,
+        samples: bool = False,
     ) -> None:
         """rescoring: scores of documents follow the text. mask: constraint of the answer. eos_ids: needed with a mask
         only. lazy: distributions are made only for the nodes that `dist` is called with, parents first; for machines
-        that use few of the rows they compute. keep_heads: nodes keep the head of the plain mixture (`raw_head`)."""
+        that use few of the rows they compute. keep_heads: nodes keep the head of the plain mixture (`raw_head`).
+        samples: with a single branch the engine samples each row's token (`sampled`) in place of distributions."""
         self.started = False  # the prompts are known
         self.max_new_tokens: int | None = None  # output tokens that fit the context
         self.log_evidence: float | None = None  # log h of this side's documents (DRAGON); None: it found none
         self.forwards = 0  # answered ones, of all branches together
         self.rows = 0  # in them, of one branch
         self.timed: tuple[int, float] | None = None  # rows and seconds of the last forward that was no prefill
+        self.num_top = 0  # ids of the head of each row that is sampled from now on
         self._mixer = BranchMixer(
             sampling, vocab_size, rescoring=rescoring, mask=mask, eos_ids=eos_ids, keep_heads=keep_heads
         )
+        self._may_sample, self._samples = samples, False
+        self._sampling = sampling
         self._lazy = lazy
         self._vocab_size = vocab_size
         self._branches: tuple[Branch, ...] = ()
@@ -55,11 +63,12 @@ class BranchDecoder:
         self._ticket = 0
         self._pending: dict[int, int] = {}  # under way: ticket -> branch
         self._batch: tuple[PrefixNode, ...] = ()  # nodes that the forward under way will score
-        self._answers: dict[int, tuple[Dist, ...]] = {}  # branch -> rows of `_batch`
-        self._rows: dict[PrefixNode, tuple[Dist, ...]] = {}  # each branch's, of the batch answered last
-        self._awaits_prompt_rows = False  # the last prompt's answer will have more rows than its last
-        self._prompt_rows: tuple[Dist, ...] = ()
+        self._answered = AnsweredRows()
         self._asked_at: float | None = None  # when the forward under way was asked for; None: the prefill
+
+    def samples(self, branches: Sequence[Branch]) -> bool:
+        """With these branches the engine samples."""
+        return self._may_sample and len(branches) == 1
 
     @property
     def idle(self) -> bool:
@@ -88,21 +97,23 @@ class BranchDecoder:
         num_prompt_dists: maximum of rows of the last prompt's end to score for `prompt_dists`; unused with a prefix.
         """
         self.started, self.max_new_tokens = True, max_new_tokens
+        self._samples = self.samples(branches)
         self._branches = tuple(branches)
         scores = [branch.score for branch in branches if branch.score is not None]
         self.log_evidence = log_weight(scores) if scores else None
         self._committed = list(prefix)
         head.cached = True
-        self._awaits_prompt_rows = num_prompt_dists > 0 and not prefix and bool(branches)
+        if num_prompt_dists > 0 and not prefix and bool(branches):
+            self._answered.expect_prompt(len(branches) - 1)
         self._batch = (head,)
-        self._mixer.start(self._branches, tuple(prefix), head)
+        self._mixer.start(self._branches, tuple(prefix), head, rescoring=not self._samples)
         seam = len(prefix) - self._mixer.num_prefix_rows
         early, late = tuple(prefix[:seam]), tuple(prefix[seam:])
         effects: list[Effect] = []
         for i, branch in enumerate(branches):
             prompt = (*branch.prompt, *early)
-            more = num_prompt_dists if not prefix and i == len(branches) - 1 else 0
-            effects.append(self._forward(i, Segment(SeqId(i), 0, prompt, None, 1 + more if more else "last")))
+            more = min(num_prompt_dists, len(prompt) - 1) if not prefix and i == len(branches) - 1 else 0
+            effects.append(self._forward(i, Segment(SeqId(i), 0, prompt, None, 1 + more if more else "last"), more))
             if late:
                 effects.append(self._forward(i, Segment(SeqId(i), len(prompt), late, None, "all")))
         return effects
@@ -165,43 +176,61 @@ class BranchDecoder:
             for i, branch in enumerate(self._branches)
         ]
 
+    def sampled(self, ticket: int, rows: Sequence[SampledRow], now: float) -> Sequence[PrefixNode]:
+        """Take the answer to a forward whose rows the engine samples: the nodes that have a token now."""
+        if self._pending.pop(ticket, None) is None:
+            return ()
+        self._answered.add_sampled(self._batch, rows)
+        self._record_forward(now)
+        return self._batch
+
+    def _record_forward(self, now: float) -> None:
+        self.forwards += 1
+        self.rows += len(self._batch)
+        self.timed = None if self._asked_at is None else (len(self._batch), now - self._asked_at)
+
     def scored(self, ticket: int, dists: Sequence[Dist], now: float) -> Sequence[PrefixNode]:
         """Take the answer to a forward. Once all branches have answered: the nodes that are scored by it."""
         branch = self._pending.pop(ticket, None)
         if branch is None:
             return ()
-        rows = self._mixer.take_prefix_rows(branch, dists)
-        if self._awaits_prompt_rows and branch == len(self._branches) - 1:
-            self._prompt_rows, rows, self._awaits_prompt_rows = tuple(rows[:-1]), rows[-1:], False
-        self._answers[branch] = (*self._answers.get(branch, ()), *rows)
+        self._answered.add(branch, self._mixer.take_prefix_rows(branch, dists))
         if self._pending:
             return ()
-        answers = [self._answers[index] for index in range(len(self._branches))]
-        self._rows = dict(zip(self._batch, zip(*answers, strict=True), strict=True))
-        self._answers.clear()
+        self._answered.complete(self._batch)
         if not self._lazy:
             for node in self._batch:
                 self._score(node)
-            self._rows.clear()
-        self.forwards += 1
-        self.rows += len(self._batch)
-        self.timed = None if self._asked_at is None else (len(self._batch), now - self._asked_at)
+            self._answered.pop()
+        self._record_forward(now)
         return self._batch
+
+    def sample(self, node: PrefixNode) -> tuple[int, Dist | None] | None:
+        """The token after a node's prefix, with the filtered distribution where this side has it; None where the row
+        has not been computed."""
+        if self._samples:
+            row = self._answered.sampled.get(node)
+            return None if row is None else (row.token, None)
+        dist = self.dist(node)
+        if dist is None:
+            return None
+        final = filter_top(dist, self._sampling)
+        return sample(final, self._sampling, node.position), final
 
     def dist(self, node: PrefixNode) -> Dist | None:
         """This side's distribution after a node's prefix; None where its row has not been computed."""
-        if node.own_dist is None and node.alive and node in self._rows:
+        if node.own_dist is None and node.alive and node in self._answered.dists:
             self._score(node)
         return node.own_dist
 
     def pop_branch_dists(self) -> dict[PrefixNode, tuple[Dist, ...]]:
-        """Each branch's row after each node answered last. Forgotten here, as distributions are large."""
-        rows, self._rows = self._rows, {}
-        return rows
+        """Each branch's row after each node answered last; its head, where the engine samples. Forgotten here, as
+        distributions are large."""
+        return self._answered.pop()
 
     def prompt_dists(self) -> tuple[Sequence[int], Sequence[Dist]]:
         """Tokens of the last prompt's end, all but its very last, and the distributions after them. Forgotten here."""
-        rows, self._prompt_rows = self._prompt_rows, ()
+        rows = self._answered.pop_prompt()
         tokens = self._branches[-1].prompt[-1 - len(rows) : -1] if rows else ()
         return tokens, [row.within(self._vocab_size) for row in rows]
 
@@ -212,7 +241,7 @@ class BranchDecoder:
     def _score(self, node: PrefixNode) -> None:
         """Set the distribution of a node that was answered last."""
         if node.alive or (self._mixer.rescoring and not node.dead):
-            self._mixer.score(node, self._rows[node], self._path(node) if self._mixer.needs_path else ())
+            self._mixer.score(node, self._answered.dists[node], self._path(node) if self._mixer.needs_path else ())
 
     def _path(self, node: PrefixNode) -> list[int]:
         """The output tokens from the answer's beginning."""
@@ -223,10 +252,18 @@ class BranchDecoder:
             above = above.parent
         return [*self._committed[: node.position], *reversed(tokens)]
 
-    def _forward(self, branch: int, segment: Segment) -> Forward:
+    def _forward(self, branch: int, segment: Segment, num_prompt_rows: int = 0) -> Forward:
+        """num_prompt_rows: wanted rows before the first node's, whose heads alone matter."""
         self._ticket += 1
         self._pending[self._ticket] = branch
-        return Forward(self._ticket, segment)
+        if not self._samples:
+            return Forward(self._ticket, segment)
+        head = RowSampling(_GREEDY, 0, self._vocab_size, num_top=self.num_top)
+        sampling = [head] * num_prompt_rows + [self._row_sampling(node) for node in self._batch]
+        return Forward(self._ticket, segment, tuple(sampling))
+
+    def _row_sampling(self, node: PrefixNode) -> RowSampling:
+        return self._mixer.row_sampling(node, self._path(node) if self._mixer.needs_path else (), self.num_top)
 
 
 def _parent_row(node: PrefixNode) -> int:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.core.aggregation.weights import (
     decayed_evidence,
@@ -25,6 +26,7 @@ from paceline.core.aggregation.weights import (
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist, IdArray
+from paceline.core.sampling.row import RowSampling
 from paceline.core.sampling.sampler import SamplingParams, apply_mask, process_logits
 from paceline.strategies.base import Branch
 from paceline.strategies.decoding.prefix_tree import PrefixNode
@@ -63,8 +65,12 @@ class BranchMixer:
         self._root = PrefixNode(-1, 0, None)  # node of the prefix
         self._prefix_probs: list[list[float]] = []  # of each branch: probability of each of those last tokens
 
-    def start(self, branches: tuple[Branch, ...], prefix: tuple[int, ...], root: PrefixNode) -> None:
-        """Set the branches, and the output tokens decided so far, whose node is `root`."""
+    def start(
+        self, branches: tuple[Branch, ...], prefix: tuple[int, ...], root: PrefixNode, *, rescoring: bool = True
+    ) -> None:
+        """Set the branches, and the output tokens decided so far, whose node is `root`. rescoring: False turns it
+        off."""
+        self.rescoring &= rescoring
         self._branches = branches
         self._weights = tuple(0.0 if branch.score is None else branch.score for branch in branches)
         penalised = self._sampling.repetition_penalty != 1.0
@@ -100,6 +106,18 @@ class BranchMixer:
             if self._keep_heads:
                 node.raw_head = mix_heads(rows, self._weights, NUM_SUCCESSORS)
 
+    def row_sampling(self, node: PrefixNode, path: Sequence[int], num_top: int) -> RowSampling:
+        """How the engine samples a row of the only branch. path: as of `score`."""
+        return RowSampling(
+            self._sampling,
+            node.position,
+            self._vocab_size,
+            Counter(path) if self._penalised else NO_COUNTS,
+            self._prompt_ids[0],
+            self._allowed(path),
+            num_top,
+        )
+
     def plain(self, rows: Sequence[Dist]) -> Dist:
         """The mixture of each branch's row, without any processing."""
         return mix(rows, self._weights).within(self._vocab_size)
@@ -113,19 +131,18 @@ class BranchMixer:
 
     def _masked(self, path: Sequence[int], dists: Sequence[Dist]) -> Sequence[Dist]:
         """Each branch's distribution after a path, under the constraint."""
-        allowed = None if self._mask is None else self._mask.allowed(path)
-        if allowed is None:
-            return dists
-        if not allowed[: self._vocab_size].any():
-            # No text goes through here: a draft that breaks the constraint, or one the mask could not follow.
-            return [self._eos(dist) for dist in dists]
-        return [apply_mask(dist, allowed) for dist in dists]
+        allowed = self._allowed(path)
+        return dists if allowed is None else [apply_mask(dist, allowed) for dist in dists]
 
-    def _eos(self, dist: Dist) -> Dist:
-        """All mass on the tokens that end an answer."""
-        probs = np.zeros(len(dist.ids))
-        probs[[token for token in self._eos_ids if token < len(probs)]] = 1.0
-        return Dist.dense(probs / probs.sum()) if probs.any() else dist
+    def _allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
+        """Tokens that the constraint allows after a path, at least one; None: all."""
+        allowed = None if self._mask is None else self._mask.allowed(path)
+        if allowed is None or allowed[: self._vocab_size].any():
+            return allowed
+        # No text goes through here: a draft that breaks the constraint, or one the mask could not follow.
+        ends = np.zeros(self._vocab_size, dtype=np.bool_)
+        ends[[token for token in self._eos_ids if token < self._vocab_size]] = True
+        return ends if ends.any() else None
 
     def _rescore(self, node: PrefixNode, dists: Sequence[Dist]) -> None:
         """Set the evidence for each document from the text up to this node. dists: after it, before processing."""

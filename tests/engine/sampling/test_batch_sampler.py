@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from paceline.core.sampling import noise as core_noise
 from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine import noise
-from paceline.engine.batch_sampler import BatchSampler
+from paceline.engine.sampling import noise
+from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.tensors import dists
 
 ROWS = 10_000  # of the law, over all kinds of logits and options

@@ -1,0 +1,172 @@
+"""Tokens of many rows in one pass, where the logits are: torch's twin of `core.sampling.row.sample_row`.
+
+A pass narrows, and decides only what is certain. The maxima of groups of 64 ids are one sweep over a row; with the
+noise's bound for each group (`core.sampling.noise`) they leave a few groups that can hold the token, so that neither
+noise nor exponentials of a whole vocabulary are made. Only top-p needs a sum over the vocabulary, and only where the
+best candidate is not among the most probable ids.
+
+Candidates nearer than `margins`, ids at the edge of top-k, top-p or min-p, and everything else that rounding could
+decide, are left to the reference on the host, which sees the row as `tensors.dists` gives it. So the token is the
+reference's on every row and device; equal logits go to the lowest id everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.sampling import noise as core_noise
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
+from paceline.engine.sampling.groups import gathered, group_maxima, ids_of, largest, some_rows
+from paceline.engine.sampling.logits_processor import process
+from paceline.engine.sampling.margins import DISTINCT, MARGIN, MASS_MARGIN, UNDERFLOW
+from paceline.engine.sampling.open_sampler import OpenSampler
+from paceline.engine.sampling.workspace import Workspace
+from paceline.engine.tensors import dists
+
+_CHUNK = 32  # rows at a time: bounds the workspace, 20 MB a buffer with 152,000 ids
+_EDGE = 16  # ids beyond top-k that are read too, so that equal logits at its edge are all seen
+
+
+class BatchSampler:
+    """Keeps its workspace between calls. For one thread."""
+
+    def __init__(self) -> None:
+        self._workspace = Workspace()
+        self._open = OpenSampler(self._workspace)
+        self.referred = 0  # rows left to the reference
+
+    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
+        """logits: (rows, vocab), of any float type, on any device. One `vocab_size` for all rows."""
+        found: list[SampledRow] = []
+        with torch.inference_mode():
+            for first in range(0, len(rows), _CHUNK):
+                found += self._chunk(logits[first : first + _CHUNK], rows[first : first + _CHUNK])
+        return found
+
+    def _chunk(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
+        plain = logits[:, : rows[0].vocab_size]
+        changed = any(row.changes_logits for row in rows)
+        if plain.dtype != torch.float32:
+            plain = self._workspace.buffer("plain", plain).copy_(plain)
+        tops = self._tops(plain, rows) if any(row.num_top for row in rows) else [None] * len(rows)
+        scores = plain
+        if changed:
+            scores = self._workspace.buffer("changed", plain).copy_(plain)
+            for row, wanted in enumerate(rows):
+                if wanted.changes_logits:
+                    process(scores[row], wanted)
+        tokens = self._tokens(scores, plain, rows)
+        return [
+            self._referred(logits[row], rows[row], top) if token is None else SampledRow(token, top)
+            for row, (token, top) in enumerate(zip(tokens, tops, strict=True))
+        ]
+
+    def _referred(self, logits: Tensor, row: RowSampling, top: Dist | None) -> SampledRow:
+        self.referred += 1
+        (dist,) = dists(logits[None])
+        return SampledRow(sample_row(dist, row).token, top)
+
+    def _tokens(self, scores: Tensor, plain: Tensor, rows: Sequence[RowSampling]) -> list[int | None]:
+        """The token of each row; None where it is not certain."""
+        maxima = group_maxima(scores)
+        tokens: list[int | None] = [None] * len(rows)
+        kinds: dict[str, list[int]] = {}
+        for row, wanted in enumerate(rows):
+            params = wanted.params
+            cut = 0 < params.top_k < wanted.vocab_size
+            kind = "greedy" if params.temperature == 0.0 else "top_k" if cut else "open"
+            kinds.setdefault(kind, []).append(row)
+        for kind, which in kinds.items():
+            some, their_maxima, chosen = (
+                some_rows(scores, which),
+                some_rows(maxima, which),
+                [rows[row] for row in which],
+            )
+            if kind == "greedy":
+                found = _greedy(some, their_maxima, chosen)
+            elif kind == "top_k":
+                found = _top_k(some, their_maxima, chosen)
+            else:
+                found = self._open.sample(some, their_maxima, chosen)
+            for row, token in zip(which, found, strict=True):
+                tokens[row] = token
+        if any(row.allowed is not None for row in rows):
+            # Where all allowed ids are very unlikely, the reference may see them as equals.
+            low = (maxima.amax(1) < plain.amax(1) - UNDERFLOW).tolist()
+            tokens = [None if under else token for token, under in zip(tokens, low, strict=True)]
+        return tokens
+
+    def _tops(self, plain: Tensor, rows: Sequence[RowSampling]) -> list[Dist | None]:
+        """Heads of the rows that want one."""
+        k = max(row.num_top for row in rows)
+        probs = torch.softmax(plain, -1, out=self._workspace.buffer("probs", plain))
+        ids, values = largest(probs, group_maxima(probs), min(k, probs.shape[1]))
+        all_ids, all_probs = ids.cpu().numpy().astype(np.int32), values.double().cpu().numpy()
+        tops: list[Dist | None] = []
+        for row, wanted in enumerate(rows):
+            count = min(wanted.num_top, int(np.count_nonzero(all_probs[row])))
+            order = np.argsort(all_ids[row, :count])
+            kept = all_probs[row, :count][order]
+            head = Dist(all_ids[row, :count][order], kept, max(1.0 - float(kept.sum()), 0.0))
+            tops.append(head if wanted.num_top else None)
+        return tops
+
+
+def _greedy(scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling]) -> list[int | None]:
+    """The lowest id of the largest logit."""
+    at, best = largest(scores, maxima, min(2, scores.shape[1]))
+    changed = torch.tensor([row.changes_logits for row in rows], device=scores.device)
+    certain = ~_is_close(best[:, 0], best[:, -1], changed) if best.shape[1] > 1 else torch.ones_like(changed)
+    first = maxima.argmax(1, keepdim=True)  # of equals the first
+    ids = ids_of(first)
+    at = ids.gather(1, gathered(scores, ids).argmax(1, keepdim=True))
+    return [token if sure else None for token, sure in zip(at[:, 0].tolist(), certain.tolist(), strict=True)]
+
+
+def _is_close(above: Tensor, below: Tensor, changed: Tensor) -> Tensor:
+    """True where the reference may order two logits otherwise: it compares probabilities. Equal ones of the model's own
+    are equal there too."""
+    gap = above - below
+    return torch.where(changed, gap <= MARGIN, (gap > 0.0) & (gap <= DISTINCT))
+
+
+def _top_k(scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling]) -> list[int | None]:
+    """Top-k on the device; top-p, min-p and noise among the few that remain on the host, in float64."""
+    most = max(row.params.top_k for row in rows)
+    at, values = largest(scores, maxima, min(most + _EDGE, scores.shape[1]))
+    ids, logits = at.cpu().numpy(), values.double().cpu().numpy()
+    keys = core_noise.row_keys([row.params.seed for row in rows], [row.position for row in rows])
+    temperatures = np.array([row.params.temperature for row in rows])[:, None]
+    limits = np.array([row.params.top_k for row in rows])
+    kept = np.arange(ids.shape[1]) < limits[:, None]
+    kept &= logits > -np.inf
+    every = np.arange(len(rows))
+    edge, beyond = (logits[every, np.minimum(limits + more, ids.shape[1]) - 1] for more in (0, 1))
+    changed = torch.tensor([row.changes_logits for row in rows])
+    certain = ~_is_close(torch.from_numpy(edge), torch.from_numpy(beyond), changed).numpy()
+    if ids.shape[1] < scores.shape[1]:
+        certain &= (edge > logits[:, -1]) | (edge == -np.inf)  # else equals of the edge may be missing
+    below = (logits - logits[:, :1]) / temperatures
+    probs = np.where(kept, np.exp(below), 0.0)
+    probs /= probs.sum(1, keepdims=True)
+    before = np.cumsum(probs, axis=1) - probs
+    top_p = np.array([row.params.top_p for row in rows])[:, None]
+    min_p = np.array([row.params.min_p for row in rows])[:, None]
+    cut = kept & (top_p < 1.0) & (before > 0.0)
+    certain &= ~(cut & (np.abs(before - top_p) < MASS_MARGIN)).any(1)
+    kept &= ~(cut & (before >= top_p))
+    distance = below - np.log(np.maximum(min_p, np.finfo(np.float64).tiny))
+    cut = kept & (min_p > 0.0) & (below < 0.0)
+    certain &= ~(cut & (np.abs(distance) < MARGIN)).any(1)
+    kept &= ~(cut & (distance < 0.0))
+    drawn = np.where(kept, below + core_noise.gumbel_rows(keys, ids), -np.inf)
+    best = drawn.argmax(1)
+    score = drawn[every, best]
+    drawn[every, best] = -np.inf
+    certain &= (score - drawn.max(1) > MARGIN) & np.isfinite(score)
+    return [int(ids[row, best[row]]) if certain[row] else None for row in range(len(rows))]
