@@ -20,12 +20,13 @@ from paceline.api.http.server import serve, url_of
 from paceline.api.responses.event_writer import Retention
 from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import LoadedModel
-from paceline.engine.loader import load_model
+from paceline.engine.loader import choose_device, load_model
 from paceline.engine.wrappers import DelayedEngine
 from paceline.errors import ConfigError
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.engine_loop.executor import StepLimits
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
@@ -35,6 +36,7 @@ from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import VERSION
 
 DEMO = "demo"
+GPU_STEP_ROWS = 2048
 
 Background = Callable[[], Coroutine[Any, Any, None]]
 
@@ -105,6 +107,7 @@ async def run_node(
             kv=open_kv(settings),
             tables=open_tables(settings, model),
             timed=True,
+            limits=step_limits(settings),
         )
 
         def ready() -> None:
@@ -132,12 +135,20 @@ def open_model(settings: NodeSettings, demo: Path) -> LoadedModel:
         demo if shipped else settings.model,
         backend=settings.backend,
         dtype=settings.dtype,
+        device=settings.engine_device,
         threads=settings.threads,
+        kv_mib=settings.kv_mib,
         name=DEMO if shipped else None,
     )
     if not (emulation.forward or emulation.row):
         return model
     return replace(model, engine=DelayedEngine(model.engine, emulation.forward, emulation.row))
+
+
+def step_limits(settings: NodeSettings) -> StepLimits:
+    """Size of the engine's steps. A GPU computes hundreds of rows in the time of one, so its steps are larger."""
+    on_gpu = settings.model != "fake" and choose_device(settings.engine_device) != "cpu"
+    return StepLimits(settings.step_rows or (GPU_STEP_ROWS if on_gpu else StepLimits().rows), settings.step_sequences)
 
 
 def served_name(settings: NodeSettings, model: LoadedModel) -> str:

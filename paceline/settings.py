@@ -75,6 +75,21 @@ class NodeSettings(BaseModel):
     backend: Literal["auto", "hf", "paged"] = Field("auto", description="engine that runs the model")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="number format of the weights")
     threads: int | None = Field(None, ge=1, description="CPU threads of the engine; default: torch's choice")
+    engine_device: str = Field("auto", description="where the model runs: cpu, cuda or cuda:1; auto: a GPU if any")
+    kv_mib: int | None = Field(
+        None,
+        ge=1,
+        description="MiB of KV cache for all answers together, backend paged; default: nine tenths of what the weights "
+        "leave on a GPU, a quarter of the free memory on a CPU",
+    )
+    step_rows: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 16,
+        description="tokens computed in one step of the engine: more for throughput, fewer for steady streams beside "
+        "long prompts; default: 512, on a GPU 2048",
+    )
+    step_sequences: int = Field(256, ge=1, le=4096, description="answers continued in one step of the engine")
     api_keys: tuple[str, ...] = Field(
         (),
         repr=False,

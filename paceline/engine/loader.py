@@ -42,6 +42,7 @@ class EngineOptions(NamedTuple):
     device: str = "auto"
     threads: int | None = None
     kv_rows: int | None = None
+    kv_mib: int | None = None
 
 
 DEFAULTS = EngineOptions()
@@ -55,6 +56,7 @@ def load_model(
     device: str = "auto",
     threads: int | None = None,
     kv_rows: int | None = None,
+    kv_mib: int | None = None,
     name: str | None = None,
 ) -> LoadedModel:
     """Load `fake`, `fake:SEED`, `fake:SEED:SPREAD`, a directory, or a name on the Hugging Face hub.
@@ -63,8 +65,9 @@ def load_model(
     dtype auto: bfloat16 on an accelerator, and on a CPU with native bfloat16 if the weights are stored in it; else
     float32, also for models under 100 million parameters, where bfloat16 saves no time and its rounding would change
     the text. threads: torch threads of the whole process; None leaves the setting. kv_rows: rows of KV cache that all
-    sequences share (paged); None takes a share of the free memory. Raises ConfigError with a sentence that says what
-    to do.
+    sequences share (paged), kv_mib: their memory in MiB in place of their number; None for both takes most of what the
+    weights leave on an accelerator, and a quarter of the free memory on a CPU. Raises ConfigError with a sentence that
+    says what to do.
     """
     if fake := re.fullmatch(r"fake(?::(\d+))?(?::(0?\.\d+|[01]))?", str(path_or_name)):
         from paceline.engine.fake.engine import SPREAD, fake_model
@@ -73,7 +76,7 @@ def load_model(
     from paceline.engine.tokenizer import Tokenizer
 
     directory = find(path_or_name)
-    options = EngineOptions(backend, dtype, device, threads, kv_rows)
+    options = EngineOptions(backend, dtype, device, threads, kv_rows, kv_mib)
     engine = load_engine(directory, options, name=name or served_name(path_or_name))
     return LoadedModel(engine, Tokenizer.load(directory))
 
@@ -134,7 +137,7 @@ def load_engine(directory: Path, options: EngineOptions = DEFAULTS, *, name: str
         torch.set_num_threads(options.threads)
     model, info = _model(directory, options, name=name)
     if options.backend != "hf":
-        paged = paged_engine(model, info, kv_rows=options.kv_rows)
+        paged = paged_engine(model, info, kv_rows=options.kv_rows, kv_mib=options.kv_mib)
         if isinstance(paged, PagedEngine):
             return paged
         if options.backend == "paged":

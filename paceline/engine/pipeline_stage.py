@@ -149,7 +149,7 @@ def load_stage(
     )
     probe = None if is_first else {"inputs_embeds": torch.zeros(1, 1, config.hidden_size, dtype=dtype, device=device)}
     try:
-        storage = patch_model(model, kv_rows=options.kv_rows, probe=probe)
+        storage = patch_model(model, kv_rows=options.kv_rows, kv_mib=options.kv_mib, probe=probe)
     except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"{directory} cannot be cut into stages: {error}") from error
     kv_model = f"{info.fingerprint} layers {first} to {stop - 1}"

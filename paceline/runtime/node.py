@@ -20,6 +20,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.runtime.embeddings import TextEmbedder
 from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentPrefiller
+from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.connection import Link
 from paceline.runtime.lookup_tables.store import TableStore
@@ -57,16 +58,25 @@ class Node:
         kv: DocumentKvStore | None = None,
         tables: TableStore | None = None,
         timed: bool = False,
+        limits: StepLimits = DEFAULT_LIMITS,
     ) -> None:
         """sampling: defaults of requests, before those the model recommends.
 
         expects_peer: an answer without a peer is marked as degraded even if the request names no device; for an agent
         with a cloud. open_to_peer: a device sends distributions of its documents if the cloud's client requests it.
         tables: n-grams for drafts, saved at the end; None: kept in memory only. timed: measure forwards before the
-        first answer.
+        first answer. limits: of the engine's steps.
         """
         self._resources = Resources(
-            side, model, store, self._run, served_name=served_name, sampling=sampling, kv=kv, tables=tables
+            side,
+            model,
+            store,
+            self._run,
+            served_name=served_name,
+            sampling=sampling,
+            kv=kv,
+            tables=tables,
+            limits=limits,
         )
         self._clients: set[ClientSession] = set()
         self._peers = Peers(self._resources, self._clients, self._run, open_to_peer=open_to_peer)

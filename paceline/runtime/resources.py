@@ -21,6 +21,7 @@ from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.calibration import PREFIX, Timed, forward_times
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller
+from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.strategies.base import MachineConfig, Side
@@ -42,6 +43,7 @@ class Resources:
         sampling: SamplingDefaults = NO_DEFAULTS,
         kv: DocumentKvStore | None = None,
         tables: TableStore | None = None,
+        limits: StepLimits = DEFAULT_LIMITS,
     ) -> None:
         """sampling: defaults before those the model recommends. tables: None keeps n-grams in memory only."""
         info = model.engine.info
@@ -50,7 +52,7 @@ class Resources:
         self.tokenizer = model.tokenizer
         self.vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)
         self.block_size = model.engine.block_size
-        self.worker = EngineWorker(model.engine)
+        self.worker = EngineWorker(model.engine, limits)
         self.store = store
         self.prefiller = None if kv is None or store is None else DocumentPrefiller(kv, store, self.worker, model)
         self._grammars = GrammarCompiler(model.tokenizer)

@@ -24,8 +24,6 @@ ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "tests" / "e2e" / "clients"
 TASKS = json.loads((CLIENTS / "tasks.json").read_text())
 TIMEOUT = 240.0  # s for all tasks of one client
-pytestmark = pytest.mark.timeout(300)
-
 Said = dict[str, Any]
 BASE = {"model": TASKS["model"], "messages": [{"role": "user", "content": TASKS["question"]}], **TASKS["sampling"]}
 LONG = BASE | {"max_tokens": TASKS["schema_tokens"]}

@@ -9,7 +9,6 @@ import pytest
 from paceline.commands.processes import command
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("demo_ports")
 def test_the_demonstration_answers_its_questions_and_ends() -> None:
     done = subprocess.run(command("demo", "--check"), capture_output=True, text=True, timeout=300, check=False)

@@ -74,7 +74,6 @@ def ask_and_kill(pair: Pair, drafts: str, messages: int) -> tuple[str, str | Non
 
 
 @pytest.mark.anyio
-@pytest.mark.timeout(300)
 async def test_an_agent_killed_at_any_token_leaves_a_whole_marked_answer(tmp_path: Path) -> None:
     with running_pair(tmp_path, stoppable=True) as pair:
         prompts = await prompts_of_the_cloud(tmp_path)

@@ -20,9 +20,6 @@ README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 TRUTH = "8:30"
 
 
-pytestmark = pytest.mark.timeout(400)  # the ports may be another test's for a while
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, demo_ports: None) -> Iterator[Pair]:  # noqa: ARG001  # held
     directory = tmp_path_factory.mktemp("demo")

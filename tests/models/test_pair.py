@@ -69,7 +69,6 @@ def test_one_vocabulary() -> None:
     [("device", evaluate.one_fact, 0.9), ("cloud", evaluate.one_fact, 0.9), ("device", evaluate.both_sides, 0.75)],
     ids=["device", "cloud", "mixture"],
 )
-@pytest.mark.timeout(400)
 def test_held_out_facts_are_read(side: Side, draw: evaluate.Draw, least: float) -> None:
     assert evaluate.examine(_pair(), side, draw, 40, seed=21) >= least
 

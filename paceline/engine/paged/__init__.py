@@ -5,4 +5,5 @@
 - `kv_storage`: `KvStorage`, the tensors that hold K and V in blocks.
 - `attention`: attention over the blocks for one flat row of tokens from many sequences.
 - `packed_linear`: linears packed for oneDNN, fused decoder layers and MLPs.
+- `weights_memory`: gives back the memory of weights that have been packed.
 """

@@ -25,6 +25,7 @@ from paceline.engine.paged.attention import NAME, AttentionMetadata, LayerAttent
 from paceline.engine.paged.kv_cache import PagedKvCache
 from paceline.engine.paged.kv_storage import KvStorage
 from paceline.engine.paged.packed_linear import pack
+from paceline.engine.paged.weights_memory import release_mapped_weights
 from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.sampling.device_logits import DeviceLogits, sample_requests
 from paceline.engine.self_test import agrees, prompt_for
@@ -32,8 +33,10 @@ from paceline.engine.tensors import dists
 from paceline.errors import EngineError
 
 BLOCK_SIZE = 16  # rows
-_KV_SHARE = 0.25  # of the free memory, unless `kv_rows` is given
-_MAX_ROWS = 1 << 17  # unless `kv_rows` is given
+_KV_SHARE = 0.9  # of an accelerator's memory that the weights leave: the rest is for activations
+_CPU_KV_SHARE = 0.25  # of the free memory, which other programs need as well
+_MAX_CPU_ROWS = 1 << 17  # more than a CPU computes in an hour
+_MIB = 1 << 20
 
 
 class _AttentionProbe:
@@ -125,8 +128,12 @@ class PagedEngine(PagedKvCache):
         return logits
 
 
-def paged_engine(model: PreTrainedModel, info: ModelInfo, *, kv_rows: int | None = None) -> PagedEngine | str:
+def paged_engine(
+    model: PreTrainedModel, info: ModelInfo, *, kv_rows: int | None = None, kv_mib: int | None = None
+) -> PagedEngine | str:
     """An engine that takes over `model`, or the reason why its architecture is not supported.
+
+    kv_rows, kv_mib: see `loader.load_model`.
 
     Verified on a short prompt against the model's plain forward. The model is changed in either case.
     """
@@ -138,7 +145,7 @@ def paged_engine(model: PreTrainedModel, info: ModelInfo, *, kv_rows: int | None
         ids = torch.tensor([prompt], device=model.device)
         plain = dists(model(input_ids=ids, use_cache=False).logits[0])
     try:
-        storage = patch_model(model, kv_rows=kv_rows)
+        storage = patch_model(model, kv_rows=kv_rows, kv_mib=kv_mib)
     except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
         return f"its attention is not of the common kind ({error})"
     engine = PagedEngine(model, replace(info, backend="paged"), storage)
@@ -148,7 +155,11 @@ def paged_engine(model: PreTrainedModel, info: ModelInfo, *, kv_rows: int | None
 
 
 def patch_model(
-    model: PreTrainedModel, *, kv_rows: int | None = None, probe: dict[str, Tensor] | None = None
+    model: PreTrainedModel,
+    *,
+    kv_rows: int | None = None,
+    kv_mib: int | None = None,
+    probe: dict[str, Tensor] | None = None,
 ) -> KvStorage:
     """Replace the model's attention and linears in place, and allocate the storage of its KV cache.
 
@@ -168,11 +179,13 @@ def patch_model(
     if layers != text.num_hidden_layers:
         raise ValueError(f"only {layers} of {text.num_hidden_layers} layers keep K and V")
     pack(model, [tried.layers[layer] for layer in range(layers)])
+    release_mapped_weights(model)
     ((kv_heads, key_dim, value_dim),) = tried.shapes
     row_bytes = layers * kv_heads * (key_dim + value_dim) * tried.like.element_size()
-    rows = kv_rows if kv_rows is not None else min(_MAX_ROWS, int(_free_memory(model.device) * _KV_SHARE / row_bytes))
+    if kv_rows is None:
+        kv_rows = _default_kv_rows(model.device, row_bytes) if kv_mib is None else kv_mib * _MIB // row_bytes
     return KvStorage(
-        max(1, rows // BLOCK_SIZE),
+        max(1, kv_rows // BLOCK_SIZE),
         BLOCK_SIZE,
         layers=layers,
         kv_heads=kv_heads,
@@ -182,8 +195,7 @@ def patch_model(
     )
 
 
-def _free_memory(device: torch.device) -> int:
-    """Bytes"""
+def _default_kv_rows(device: torch.device, row_bytes: int) -> int:
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+        return int(torch.cuda.mem_get_info(device)[0] * _KV_SHARE / row_bytes)
+    return min(_MAX_CPU_ROWS, int(psutil.virtual_memory().available * _CPU_KV_SHARE / row_bytes))

@@ -23,8 +23,16 @@ Rows = tuple[Dist, ...] | tuple[SampledRow, ...]
 Answer = Callable[[Rows | EngineError], None]
 Answers = list[tuple[Answer, Rows | EngineError]]
 
-TOKEN_BUDGET = 512  # rows per step: a long prefill delays a decode by at most a step of this size
-MAX_SEGMENTS = 256
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Size of one forward pass at most. A long prefill delays a decode by at most a step of so many rows."""
+
+    rows: int = 512
+    sequences: int = 256
+
+
+DEFAULT_LIMITS = StepLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +80,9 @@ class StepExecutor:
     A segment the engine refuses fails alone; an engine fault fails the segments of its step only.
     """
 
-    def __init__(self, engine: Engine, *, token_budget: int = TOKEN_BUDGET) -> None:
+    def __init__(self, engine: Engine, limits: StepLimits = DEFAULT_LIMITS) -> None:
         self.engine = engine
-        self._scheduler = Scheduler(token_budget, MAX_SEGMENTS, block_size=engine.block_size)
+        self._scheduler = Scheduler(limits.rows, limits.sequences, block_size=engine.block_size)
         self._next_key = 0
         self._requests: dict[int, ForwardRequest] = {}
         self._parts: dict[int, list[Logits]] = {}  # results so far of segments that the scheduler has chunked

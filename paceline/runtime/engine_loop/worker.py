@@ -21,13 +21,14 @@ from paceline.core.sampling.row import RowSampling
 from paceline.engine.base import Engine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.executor import (
-    TOKEN_BUDGET,
+    DEFAULT_LIMITS,
     Answer,
     Answers,
     ForwardRequest,
     Rows,
     SequenceOp,
     StepExecutor,
+    StepLimits,
 )
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 
@@ -45,8 +46,8 @@ class EngineWorker:
     run.
     """
 
-    def __init__(self, engine: Engine, *, token_budget: int = TOKEN_BUDGET) -> None:
-        self.steps = StepExecutor(engine, token_budget=token_budget)  # its counters may be read on any thread
+    def __init__(self, engine: Engine, limits: StepLimits = DEFAULT_LIMITS) -> None:
+        self.steps = StepExecutor(engine, limits)  # its counters may be read on any thread
         self.answered = StepSize()  # size of the step whose answer is being delivered; on the loop
         self.capacity = engine.free_rows()  # rows of KV in all; None without a bound
         self._next_seq = 0

@@ -26,7 +26,7 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import node as node_module
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, kv_key
-from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor
+from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor, StepLimits
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.connection import Link
@@ -341,7 +341,7 @@ BEGIN = PROMPT[:10]
 def test_a_prompt_with_stored_rows_gives_the_same_dists_as_one_without(budget: int) -> None:
     results: list[object] = []
     for prefix in (None, StoredPrefix(BEGIN, rows_of(BEGIN))):
-        steps = StepExecutor(FakeEngine(), token_budget=budget)
+        steps = StepExecutor(FakeEngine(), StepLimits(budget))
         steps.submit(ForwardRequest(Segment(SeqId(1), 0, PROMPT), results.append, prefix))
         run_all(steps)
     assert (steps.rows, steps.adopted) == (len(PROMPT) - 10, 10)

@@ -9,7 +9,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Output
 from paceline.engine.fake.engine import FakeEngine
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor
+from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor, StepLimits
 
 Result = tuple[Dist, ...] | EngineError
 PROMPT = tuple(b"a prompt that is longer than a step may be")
@@ -36,7 +36,7 @@ def test_a_chunked_prefill_gives_the_same_dists_as_a_whole_one() -> None:
     ask(steps := StepExecutor(FakeEngine()), 1, 0, PROMPT, whole)
     run_all(steps)
     cut: list[Result] = []
-    ask(steps := StepExecutor(FakeEngine(), token_budget=8), 1, 0, PROMPT, cut)
+    ask(steps := StepExecutor(FakeEngine(), StepLimits(8)), 1, 0, PROMPT, cut)
     run_all(steps)
     assert steps.steps > 3 and steps.rows == len(PROMPT)
     assert (dist_of(cut[0]).probs == dist_of(whole[0]).probs).all()

@@ -11,7 +11,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.fake.tokenizer import ByteTokenizer
-from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor
+from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor, StepLimits
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from tests.runtime.test_node import collect, nodes
@@ -65,7 +65,7 @@ def test_a_prompt_shortened_before_it_begins_is_computed_whole() -> None:
 
 
 def test_a_prompt_that_waits_for_an_equal_one_is_computed_where_that_is_cancelled() -> None:
-    steps = StepExecutor(FakeEngine(), token_budget=8)
+    steps = StepExecutor(FakeEngine(), StepLimits(8))
     answered: list[object] = []
     asked(steps, 1, "ann")
     steps.submit(ForwardRequest(Segment(SeqId(2), 0, PROMPT), answered.append, salt="ann"))

@@ -1,0 +1,72 @@
+"""Weights that are kept once: what has been packed leaves the memory that the weight files are mapped into.
+
+Tensors of a safetensors file share one mapping, which stays as long as one of them is used. Packing has read all of it,
+so the whole file would stay resident beside the packed copies. Afterwards only the input embedding is used from it: the
+other tensors are copied out, and the mapping's pages are given back. Rows of the embedding come in again from the
+system's page cache as tokens need them. Linux only; elsewhere, and for weights that were converted while they were
+read, nothing is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+from pathlib import Path
+
+import torch
+from torch import nn
+
+log = logging.getLogger("paceline.engine")
+
+_MAPS = Path("/proc/self/maps")
+
+
+def release_mapped_weights(model: nn.Module) -> int:
+    """Copy small tensors out of mapped files, give the pages of the files back; returns how many bytes of mappings."""
+    ranges = _mapped_files()
+    if not ranges:
+        return 0
+    embeddings = {module.weight.data_ptr() for module in model.modules() if isinstance(module, nn.Embedding)}
+    for module in model.modules():
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if _range_of(tensor, ranges) is not None and tensor.data_ptr() not in embeddings:
+                tensor.data = tensor.detach().clone()
+        for name, value in list(vars(module).items()):  # tensors that fused modules have taken over
+            if isinstance(value, torch.Tensor) and _range_of(value, ranges) is not None:
+                setattr(module, name, value.clone())
+    given = sum(_give_back(first, stop) for first, stop in ranges)
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc keeps what packing has freed
+        libc.malloc_trim(0)
+    return given
+
+
+def _mapped_files() -> list[tuple[int, int]]:
+    """Address ranges of safetensors files mapped into this process."""
+    try:
+        lines = _MAPS.read_text().splitlines()
+    except OSError:
+        return []
+    ranges: list[tuple[int, int]] = []
+    for line in lines:
+        if line.endswith(".safetensors"):
+            first, _, stop = line.split(" ", 1)[0].partition("-")
+            ranges.append((int(first, 16), int(stop, 16)))
+    return ranges
+
+
+def _range_of(tensor: torch.Tensor, ranges: list[tuple[int, int]]) -> tuple[int, int] | None:
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:  # packed weights have no address
+        return None
+    address = tensor.data_ptr()
+    return next((each for each in ranges if each[0] <= address < each[1]), None)
+
+
+def _give_back(first: int, stop: int) -> int:
+    """Drop the pages of a mapped file from this process: clean ones, as weights are never written."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(stop - first), mmap.MADV_DONTNEED):
+        log.debug("memory of weights could not be given back: error %d", ctypes.get_errno())
+        return 0
+    return stop - first

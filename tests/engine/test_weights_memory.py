@@ -1,0 +1,54 @@
+"""Weights are in memory once: what was packed leaves the mapping of its file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.engine.loader import EngineOptions, load_engine
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mappings are read from /proc")
+
+
+def mapped_bytes(file: Path) -> int:
+    """Resident bytes of this file's mappings in this process."""
+    resident, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            inside = line.endswith(str(file))
+        elif inside and line.startswith("Rss:"):
+            resident += int(line.split()[1]) * 1024
+    return resident
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_packed_weights_leave_the_mapping_of_their_file(tmp_path: Path, tied: bool) -> None:
+    torch.manual_seed(1)
+    config = Qwen2Config(
+        vocab_size=4000,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=tied,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    assert file.stat().st_size > 16_000_000
+    engine = load_engine(tmp_path, EngineOptions(backend="paged", kv_rows=64, dtype="float32"), name="m")
+    embedding = 4000 * 256 * 4 + 300_000  # its rows come in as tokens need them, and pages beside them
+    assert mapped_bytes(file) < embedding
+    tokens = tuple(range(10, 40))
+    (found,) = engine.forward(Batch((Segment(SeqId(1), 0, tokens),))).dists[0]
+    assert mapped_bytes(file) < embedding
+    plain = load_engine(tmp_path, EngineOptions(backend="hf", dtype="float32"), name="m")
+    (expected,) = plain.forward(Batch((Segment(SeqId(1), 0, tokens),))).dists[0]
+    assert found.argmax() == expected.argmax()
+    assert found.probs == pytest.approx(expected.probs, abs=1e-5)
