@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from paceline.core.aggregation.branches import BranchMixture, sample_mixed_rows
 from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.dist import Dist
@@ -74,15 +75,21 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """Rows to sample: `logits` holds them in order, in parts where the scheduler has cut their segment."""
+    """Rows to sample: `branches` holds them in order, in parts where the scheduler has cut their segment.
 
-    logits: tuple[Logits, ...]
+    mixture: of several branches, whose rows are mixed; the last branch may have more rows, see `sample_mixed_rows`.
+    """
+
+    branches: tuple[tuple[Logits, ...], ...]
     rows: tuple[RowSampling, ...]
+    mixture: BranchMixture | None = None
 
     def by_reference(self) -> tuple[SampledRow, ...]:
         """The definition of the answer, from the rows' distributions."""
-        dists = [dist for part in self.logits for dist in part.dists()]
-        return tuple(sample_row(dist, row) for dist, row in zip(dists, self.rows, strict=True))
+        branches = [[dist for part in parts for dist in part.dists()] for parts in self.branches]
+        if self.mixture is not None:
+            return sample_mixed_rows(branches, self.rows, self.mixture)
+        return tuple(sample_row(dist, row) for dist, row in zip(branches[0], self.rows, strict=True))
 
 
 class Engine(Protocol):

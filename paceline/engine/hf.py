@@ -21,8 +21,7 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.model_config import MASKED_KINDS, windows
-from paceline.engine.sampling.batch_sampler import BatchSampler
-from paceline.engine.sampling.device_logits import DeviceLogits, sample_requests
+from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
 from paceline.engine.self_test import agrees, prompt_for
 from paceline.engine.sequence_table import SequenceTable
 from paceline.engine.tensors import dists, kv_from_tensors, kv_to_tensors
@@ -46,7 +45,7 @@ class HFEngine:
         self._caches: dict[SeqId, DynamicCache] = {}
         self._tokens: dict[SeqId, list[int]] = {}  # committed ones; empty unless rows are recomputed
         self._row_shapes: list[tuple[int, int, int]] | None = None  # of K and V: (layers, kv heads, dim)
-        self._sampler = BatchSampler()
+        self._sampler = DeviceSampler()
         self._recompute = bool(recompute)
         if recompute is None and not self._cache_works():
             log.warning("%s: its cache cannot be rolled back; every forward recomputes the sequence", info.name)
@@ -72,7 +71,7 @@ class HFEngine:
         return Output(scored)
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
-        return sample_requests(self._sampler, requests)
+        return self._sampler(requests)
 
     def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
         kept = self._table.commit(seq, keep, rest)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from paceline.core.aggregation.branches import BranchMixture
 from paceline.core.batching.segment import UNKNOWN, Segment, SeqId, StepSize
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.drafting.online_stats import OnlineStats
@@ -142,6 +143,8 @@ class Forward:
     ticket: int
     segment: Segment
     sampling: tuple[RowSampling, ...] | None = None  # of each wanted row, see `Sampled`; None: distributions are wanted
+    others: tuple[Segment, ...] = ()  # further branches with the same wanted rows; `segment` is the first one's
+    mixture: BranchMixture | None = None  # of these branches, from which the rows are sampled
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,8 +103,9 @@ class LookupTree:
         self._woken = False  # since the forward under way was asked for
         self._drafted = NO_DRAFT  # below the head, the last time that there was anything
         self._step_size = UNKNOWN
-        self._rows_per_step = STEP_PROBS / config.vocab_size  # learnt from, of all answers together
-        self._rows_per_slice = max(1.0, SLICE_PROBS / config.vocab_size)
+        samples = not (config.needs_dists or config.targets)  # else rows are distributions, which take longer to read
+        self._rows_per_step = MAX_LEARNT_ROWS if samples else STEP_PROBS / config.vocab_size  # of all answers together
+        self._rows_per_slice = MAX_LEARNT_ROWS if samples else max(1, SLICE_PROBS // config.vocab_size)
         self._learnable_rows = 0.0  # allowance that grows with every step
         self._last_two: tuple[int | None, int] = None, 0  # tokens before the output
         self._num_drafted = self._num_accepted = 0
@@ -121,8 +122,6 @@ class LookupTree:
             case Retrieved(branches, max_new_tokens):
                 self._unread = branches
                 self._decoder.num_top = NUM_SUCCESSORS
-                if self._decoder.samples(branches):
-                    self._rows_per_step = self._rows_per_slice = float(MAX_LEARNT_ROWS)
                 effects = self._decoder.start(
                     branches,
                     self._config.targets,
@@ -141,7 +140,7 @@ class LookupTree:
                 self._woken = True
                 self._read()
                 self._observe()
-                self._learn(int(self._rows_per_slice))
+                self._learn(self._rows_per_slice)
                 return [WakeAt(now)] if self._lessons else []
             case Cancelled(reason):
                 return [self._finish(reason)]

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.aggregation.branches import BranchMixture
 from paceline.core.batching.segment import Batch, Segment
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling
@@ -155,10 +156,13 @@ def test_property_10_sampled_rows_have_the_tokens_of_the_reference(engine: Engin
                 )
                 for row in range(len(logits))
             ]
-            requests.append(SampleRequest((logits,), tuple(rows)))
-        both = SampleRequest((*requests[1].logits, *requests[2].logits), (*requests[1].rows, *requests[2].rows))
-        found = engine.sample([requests[0], both, requests[3]])
-        for answer, request in zip(found, (requests[0], both, requests[3]), strict=True):
+            requests.append(SampleRequest(((logits,),), tuple(rows)))
+        parts = requests[1].branches[0] + requests[2].branches[0]  # a segment that the scheduler has cut
+        both = SampleRequest((parts,), (*requests[1].rows, *requests[2].rows))
+        mixture = BranchMixture((0.3, 1.1), (0.0, -0.4), True, (-1, 0, 1), (0, 5, 9), (None, None))
+        mixed = SampleRequest(requests[1].branches + requests[2].branches, requests[1].rows, mixture)
+        every = [requests[0], both, mixed, requests[3]]
+        for answer, request in zip(engine.sample(every), every, strict=True):
             expected = request.by_reference()
             assert [row.token for row in answer] == [row.token for row in expected]
             for one, other in zip(answer, expected, strict=True):

@@ -5,5 +5,6 @@ aggregator: the interface, and what the sides exchange
 mixture, coin, dragon: the three aggregators
 exactness: tests whether a truncated distribution settles the token
 weights: mixtures over documents and sides
+branches: tokens from the mixture of one side's documents
 placement: which side should aggregate
 """

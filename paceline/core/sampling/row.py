@@ -39,7 +39,8 @@ class RowSampling:
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledRow:
     token: int
-    top: Dist | None = None  # the `num_top` most probable ids at temperature 1, before any processing; None: not wanted
+    top: Dist | None = None  # the `num_top` most probable ids at temperature 1, without penalties; None: not wanted
+    branch_probs: tuple[float, ...] = ()  # of several branches: the token's probability in each, without penalties
 
 
 def sample_row(dist: Dist, row: RowSampling) -> SampledRow:

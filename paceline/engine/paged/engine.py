@@ -26,8 +26,7 @@ from paceline.engine.paged.kv_cache import PagedKvCache
 from paceline.engine.paged.kv_storage import KvStorage
 from paceline.engine.paged.packed_linear import pack
 from paceline.engine.paged.weights_memory import release_mapped_weights
-from paceline.engine.sampling.batch_sampler import BatchSampler
-from paceline.engine.sampling.device_logits import DeviceLogits, sample_requests
+from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
 from paceline.engine.self_test import agrees, prompt_for
 from paceline.engine.tensors import dists
 from paceline.errors import EngineError
@@ -94,13 +93,13 @@ class PagedEngine(PagedKvCache):
     def __init__(self, model: PreTrainedModel, info: ModelInfo, storage: KvStorage) -> None:
         super().__init__(info, storage, kv_model=info.fingerprint)
         self._model = model
-        self._sampler = BatchSampler()
+        self._sampler = DeviceSampler()
 
     def forward(self, batch: Batch) -> Output:
         return output_of(batch, self.scores(batch))
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
-        return sample_requests(self._sampler, requests)
+        return self._sampler(requests)
 
     def scores(self, batch: Batch) -> Tensor:
         """(wanted, vocab): a forward that returns logits instead of distributions."""

@@ -53,14 +53,20 @@ class BatchSampler:
         changed = any(row.changes_logits for row in rows)
         if plain.dtype != torch.float32:
             plain = self._workspace.buffer("plain", plain).copy_(plain)
-        tops = self._tops(plain, rows) if any(row.num_top for row in rows) else [None] * len(rows)
+        tops: list[Dist | None] = [None] * len(rows)
+        if any(row.num_top for row in rows):
+            tops = tops_of(torch.softmax(plain, -1, out=self._workspace.buffer("probs", plain)), rows)
         scores = plain
         if changed:
             scores = self._workspace.buffer("changed", plain).copy_(plain)
             for row, wanted in enumerate(rows):
                 if wanted.changes_logits:
                     process(scores[row], wanted)
-        tokens = self._tokens(scores, plain, rows)
+        tokens = self.tokens(scores, rows, [row.changes_logits for row in rows])
+        if any(row.allowed is not None for row in rows):
+            # Where all allowed ids are very unlikely, the reference may see them as equals.
+            low = (scores.amax(1) < plain.amax(1) - UNDERFLOW).tolist()
+            tokens = [None if under else token for token, under in zip(tokens, low, strict=True)]
         return [
             self._referred(logits[row], rows[row], top) if token is None else SampledRow(token, top)
             for row, (token, top) in enumerate(zip(tokens, tops, strict=True))
@@ -71,8 +77,9 @@ class BatchSampler:
         (dist,) = dists(logits[None])
         return SampledRow(sample_row(dist, row).token, top)
 
-    def _tokens(self, scores: Tensor, plain: Tensor, rows: Sequence[RowSampling]) -> list[int | None]:
-        """The token of each row; None where it is not certain."""
+    def tokens(self, scores: Tensor, rows: Sequence[RowSampling], changed: Sequence[bool]) -> list[int | None]:
+        """The token of each row; None where it is not certain. scores: processed. changed: rows whose scores are not
+        the model's own, so that equal ones may differ in the reference."""
         maxima = group_maxima(scores)
         tokens: list[int | None] = [None] * len(rows)
         kinds: dict[str, list[int]] = {}
@@ -88,39 +95,34 @@ class BatchSampler:
                 [rows[row] for row in which],
             )
             if kind == "greedy":
-                found = _greedy(some, their_maxima, chosen)
+                found = _greedy(some, their_maxima, [changed[row] for row in which])
             elif kind == "top_k":
-                found = _top_k(some, their_maxima, chosen)
+                found = _top_k(some, their_maxima, chosen, [changed[row] for row in which])
             else:
                 found = self._open.sample(some, their_maxima, chosen)
             for row, token in zip(which, found, strict=True):
                 tokens[row] = token
-        if any(row.allowed is not None for row in rows):
-            # Where all allowed ids are very unlikely, the reference may see them as equals.
-            low = (maxima.amax(1) < plain.amax(1) - UNDERFLOW).tolist()
-            tokens = [None if under else token for token, under in zip(tokens, low, strict=True)]
         return tokens
 
-    def _tops(self, plain: Tensor, rows: Sequence[RowSampling]) -> list[Dist | None]:
-        """Heads of the rows that want one."""
-        k = max(row.num_top for row in rows)
-        probs = torch.softmax(plain, -1, out=self._workspace.buffer("probs", plain))
-        ids, values = largest(probs, group_maxima(probs), min(k, probs.shape[1]))
-        all_ids, all_probs = ids.cpu().numpy().astype(np.int32), values.double().cpu().numpy()
-        tops: list[Dist | None] = []
-        for row, wanted in enumerate(rows):
-            count = min(wanted.num_top, int(np.count_nonzero(all_probs[row])))
-            order = np.argsort(all_ids[row, :count])
-            kept = all_probs[row, :count][order]
-            head = Dist(all_ids[row, :count][order], kept, max(1.0 - float(kept.sum()), 0.0))
-            tops.append(head if wanted.num_top else None)
-        return tops
+
+def tops_of(probs: Tensor, rows: Sequence[RowSampling]) -> list[Dist | None]:
+    """Heads of the rows that want one. probs: (rows, vocab)"""
+    ids, values = largest(probs, group_maxima(probs), min(max(row.num_top for row in rows), probs.shape[1]))
+    all_ids, all_probs = ids.cpu().numpy().astype(np.int32), values.double().cpu().numpy()
+    tops: list[Dist | None] = []
+    for row, wanted in enumerate(rows):
+        count = min(wanted.num_top, int(np.count_nonzero(all_probs[row])))
+        order = np.argsort(all_ids[row, :count])
+        kept = all_probs[row, :count][order]
+        top = Dist(all_ids[row, :count][order], kept, max(1.0 - float(kept.sum()), 0.0))
+        tops.append(top if wanted.num_top else None)
+    return tops
 
 
-def _greedy(scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling]) -> list[int | None]:
+def _greedy(scores: Tensor, maxima: Tensor, are_changed: Sequence[bool]) -> list[int | None]:
     """The lowest id of the largest logit."""
     at, best = largest(scores, maxima, min(2, scores.shape[1]))
-    changed = torch.tensor([row.changes_logits for row in rows], device=scores.device)
+    changed = torch.tensor(are_changed, device=scores.device)
     certain = ~_is_close(best[:, 0], best[:, -1], changed) if best.shape[1] > 1 else torch.ones_like(changed)
     first = maxima.argmax(1, keepdim=True)  # of equals the first
     ids = ids_of(first)
@@ -135,7 +137,9 @@ def _is_close(above: Tensor, below: Tensor, changed: Tensor) -> Tensor:
     return torch.where(changed, gap <= MARGIN, (gap > 0.0) & (gap <= DISTINCT))
 
 
-def _top_k(scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling]) -> list[int | None]:
+def _top_k(
+    scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling], are_changed: Sequence[bool]
+) -> list[int | None]:
     """Top-k on the device; top-p, min-p and noise among the few that remain on the host, in float64."""
     most = max(row.params.top_k for row in rows)
     at, values = largest(scores, maxima, min(most + _EDGE, scores.shape[1]))
@@ -147,7 +151,7 @@ def _top_k(scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling]) -> list[
     kept &= logits > -np.inf
     every = np.arange(len(rows))
     edge, beyond = (logits[every, np.minimum(limits + more, ids.shape[1]) - 1] for more in (0, 1))
-    changed = torch.tensor([row.changes_logits for row in rows])
+    changed = torch.tensor(are_changed)
     certain = ~_is_close(torch.from_numpy(edge), torch.from_numpy(beyond), changed).numpy()
     if ids.shape[1] < scores.shape[1]:
         certain &= (edge > logits[:, -1]) | (edge == -np.inf)  # else equals of the edge may be missing

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import SampledRow
-from paceline.engine.base import SampleRequest
+from paceline.core.sampling.row import RowSampling, SampledRow
+from paceline.engine.base import Logits, SampleRequest
 from paceline.engine.sampling.batch_sampler import BatchSampler
+from paceline.engine.sampling.mixture_sampler import MixedRows, MixtureSampler
 from paceline.engine.tensors import dists
 
 
@@ -29,30 +30,55 @@ class DeviceLogits:
         return dists(self.scores[self.first : self.stop])
 
 
-def sample_requests(sampler: BatchSampler, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
-    """`Engine.sample`: rows of one tensor in one pass."""
-    tensors: dict[int, Tensor] = {}
-    places: dict[int, list[tuple[int, int, int]]] = {}  # by tensor: row of it, request, row of the request
-    answers: list[tuple[SampledRow, ...] | list[SampledRow | None]] = []
-    for number, request in enumerate(requests):
-        parts = [part for part in request.logits if isinstance(part, DeviceLogits)]
-        if len(parts) < len(request.logits):
-            answers.append(request.by_reference())  # a wrapped engine has replaced the distributions
-            continue
-        answers.append([None] * len(request.rows))
-        at = 0
-        for part in parts:
-            tensors[id(part.scores)] = part.scores
-            rows = range(part.first, part.stop)
-            places.setdefault(id(part.scores), []).extend((row, number, at + i) for i, row in enumerate(rows))
-            at += len(part)
-    for key, wanted in places.items():
-        scores = tensors[key]
-        index = [row for row, _, _ in wanted]
-        scores = scores if index == list(range(len(scores))) else scores[index]
-        sampled = sampler.sample(scores, [requests[number].rows[row] for _, number, row in wanted])
-        for (_, number, row), found in zip(wanted, sampled, strict=True):
-            answer = answers[number]
-            assert isinstance(answer, list)
-            answer[row] = found
-    return [tuple(row for row in answer if row is not None) for answer in answers]
+class DeviceSampler:
+    """`Engine.sample` for engines whose forwards return `DeviceLogits`."""
+
+    def __init__(self) -> None:
+        self._single = BatchSampler()
+        self._mixed = MixtureSampler(self._single)
+
+    def __call__(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
+        answers: list[list[SampledRow]] = [[] for _ in requests]
+        alone: list[tuple[int, tuple[Tensor, int], RowSampling]] = []  # request, row of a tensor, what is wanted
+        mixed: dict[int, list[tuple[int, MixedRows]]] = {}  # by the number of branches
+        for number, request in enumerate(requests):
+            branches = [_places(parts) for parts in request.branches]
+            known = [branch for branch in branches if branch is not None]
+            if len(known) < len(branches):
+                answers[number] = list(request.by_reference())  # a wrapped engine has replaced the distributions
+                continue
+            mixture = request.mixture
+            count = len(request.rows) if mixture is None else len(request.rows) - len(mixture.tokens)
+            alone += [(number, place, row) for place, row in zip(known[-1][:count], request.rows, strict=False)]
+            if mixture is not None:
+                rows = [branch[len(branch) - len(mixture.tokens) :] for branch in known]
+                mixed.setdefault(len(rows), []).append((number, MixedRows(request.rows[count:], mixture, rows)))
+        for (number, _, _), row in zip(alone, self._sample_alone(alone), strict=True):
+            answers[number].append(row)
+        for group in mixed.values():
+            for (number, _), found in zip(group, self._mixed.sample([rows for _, rows in group]), strict=True):
+                answers[number] += found
+        return [tuple(answer) for answer in answers]
+
+    def _sample_alone(self, wanted: Sequence[tuple[int, tuple[Tensor, int], RowSampling]]) -> list[SampledRow]:
+        """Rows of one tensor in one pass."""
+        by_tensor: dict[int, list[int]] = {}
+        for at, (_, (scores, _), _) in enumerate(wanted):
+            by_tensor.setdefault(id(scores), []).append(at)
+        found: dict[int, SampledRow] = {}
+        for places in by_tensor.values():
+            scores = wanted[places[0]][1][0]
+            index = [wanted[at][1][1] for at in places]
+            some = scores if index == list(range(len(scores))) else scores[index]
+            found.update(zip(places, self._single.sample(some, [wanted[at][2] for at in places]), strict=True))
+        return [found[at] for at in range(len(wanted))]
+
+
+def _places(parts: Sequence[Logits]) -> list[tuple[Tensor, int]] | None:
+    """The rows of a branch in tensors; None for logits that are not in one."""
+    places: list[tuple[Tensor, int]] = []
+    for part in parts:
+        if not isinstance(part, DeviceLogits):
+            return None
+        places += [(part.scores, row) for row in range(part.first, part.stop)]
+    return places

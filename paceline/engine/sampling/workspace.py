@@ -19,11 +19,14 @@ class Workspace:
 
     def buffer(self, name: str, like: Tensor) -> Tensor:
         """The buffer of this name in this shape, on this device; its contents are those of the last use."""
-        size = like.shape[0] * like.shape[1]
+        return self.rows(name, like.shape[0], like.shape[1], like.device)
+
+    def rows(self, name: str, count: int, width: int, device: torch.device) -> Tensor:
+        """`buffer` by its shape."""
         buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < size or buffer.device != like.device:
-            self._buffers[name] = buffer = torch.empty(size, device=like.device)
-        return buffer[:size].view(like.shape)
+        if buffer is None or len(buffer) < count * width or buffer.device != device:
+            self._buffers[name] = buffer = torch.empty(count * width, device=device)
+        return buffer[: count * width].view(count, width)
 
     def picked(self, scores: Tensor, which: Sequence[int]) -> Tensor:
         """Copies of some rows, valid until the next call; the tensor itself for all of them."""

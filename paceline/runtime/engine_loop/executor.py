@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceline.core.aggregation.branches import BranchMixture
 from paceline.core.batching.scheduler import Group, ScheduledSegment, Scheduler, SchedulerOutput
 from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
 from paceline.core.sampling.dist import Dist
@@ -71,7 +72,37 @@ class ForwardRequest:
     group: Group | None = None  # sequences of one answer, released together
     sampling: tuple[RowSampling, ...] | None = None  # of each wanted row, whose token is the answer; None: its `Dist`
     salt: str | None = None  # owner within which the KV of a prompt is shared; None: it is not
+    join: BranchJoin | None = None  # with the forwards of other branches, in place of `sampling`
+    branch: int = 0  # its number in `join`
     cached_rows: int = 0  # first rows of a prompt that were not computed; set before the answer
+
+
+class BranchJoin:
+    """Forwards of one row range on several branches, whose rows are sampled from their mixture once all have run."""
+
+    def __init__(
+        self, sampling: tuple[RowSampling, ...], mixture: BranchMixture, answer: Answer, num_branches: int
+    ) -> None:
+        self.sampling, self.mixture, self.answer = sampling, mixture, answer
+        self._missing = num_branches
+        self._parts: dict[int, tuple[Logits, ...]] = {}
+        self._failed = False
+
+    def add(self, branch: int, parts: tuple[Logits, ...]) -> SampleRequest | None:
+        """A branch has run: what to sample, once it was the last."""
+        self._parts[branch] = parts
+        self._missing -= 1
+        if self._missing or self._failed:
+            return None
+        branches = tuple(self._parts[index] for index in range(len(self._parts)))
+        most = max(sum(map(len, parts)) for parts in branches)  # rows of a cached prefix are not computed
+        return SampleRequest(branches, self.sampling[-most:], self.mixture)
+
+    def fail(self, error: Rows | EngineError) -> None:
+        """A branch has failed: answer once."""
+        if not self._failed:
+            self._failed = True
+            self.answer(error)
 
 
 class StepExecutor:
@@ -180,7 +211,7 @@ class StepExecutor:
         self.steps += 1
         self.rows += batch.num_rows
         self.last = StepSize(batch.num_rows, len(chunks))
-        done: list[tuple[ForwardRequest, tuple[Logits, ...]]] = []
+        done: list[tuple[Answer, SampleRequest | tuple[Logits, ...]]] = []
         for chunk, logits in zip(chunks, output.logits, strict=True):
             if logits:
                 self._parts[chunk.key].append(logits)
@@ -189,28 +220,29 @@ class StepExecutor:
                 self._prefixes.done(chunk)
                 for op in self._after.get(chunk.key, ()):
                     self._apply(op)
-                done.append((self._forget(chunk.key), parts))
+                request = self._forget(chunk.key)
+                if request.join is not None:
+                    joined = request.join.add(request.branch, parts)
+                    if joined is not None:
+                        done.append((request.join.answer, joined))
+                elif request.sampling is not None:
+                    rows = request.sampling[-sum(map(len, parts)) :]  # rows of a cached prefix are not computed
+                    done.append((request.answer, SampleRequest((parts,), rows)))
+                else:
+                    done.append((request.answer, parts))
         return self._answers(done)
 
-    def _answers(self, done: list[tuple[ForwardRequest, tuple[Logits, ...]]]) -> Answers:
-        """Rows of the requests that are complete: sampled in one pass, or as distributions."""
-        sampled = [
-            SampleRequest(parts, each.sampling[-sum(map(len, parts)) :])  # rows of a cached prefix are not computed
-            for each, parts in done
-            if each.sampling is not None
-        ]
+    def _answers(self, done: list[tuple[Answer, SampleRequest | tuple[Logits, ...]]]) -> Answers:
+        """Rows of the forwards that are complete: sampled in one pass, or as distributions."""
+        sampled = [wanted for _, wanted in done if isinstance(wanted, SampleRequest)]
         try:
             rows = iter(self.engine.sample(sampled) if sampled else ())
             return [
-                (
-                    each.answer,
-                    tuple(dist for part in parts for dist in part.dists()) if each.sampling is None else next(rows),
-                )
-                for each, parts in done
+                (answer, next(rows) if isinstance(wanted, SampleRequest) else _dists(wanted)) for answer, wanted in done
             ]
         except Exception as fault:
             log.exception("rows could not be sampled")
-            return [(each.answer, EngineError(f"the engine failed: {fault}")) for each, _ in done]
+            return [(answer, EngineError(f"the engine failed: {fault}")) for answer, _ in done]
 
     def _fail(self, chunks: tuple[ScheduledSegment, ...], error: EngineError) -> Answers:
         """Fail these segments and the pending ones of their sequences."""
@@ -224,3 +256,7 @@ class StepExecutor:
         self._prefixes.forget(key)
         self._after.pop(key, None)
         return self._requests.pop(key)
+
+
+def _dists(parts: tuple[Logits, ...]) -> tuple[Dist, ...]:
+    return tuple(dist for part in parts for dist in part.dists())

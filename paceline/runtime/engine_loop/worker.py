@@ -17,7 +17,6 @@ from typing import cast
 from paceline.core.batching.scheduler import Group
 from paceline.core.batching.segment import Segment, SeqId, StepSize
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import RowSampling
 from paceline.engine.base import Engine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.executor import (
@@ -93,19 +92,13 @@ class EngineWorker:
         """True if it waits for memory, not for its turn, as of the last step."""
         return self.steps.lacks_memory(group)
 
-    def forward(
-        self,
-        segment: Segment,
-        answer: Answer,
-        prefix: StoredPrefix | None = None,
-        group: Group | None = None,
-        salt: str | None = None,
-        sampling: tuple[RowSampling, ...] | None = None,
-    ) -> ForwardRequest:
-        """The request that was submitted; its `cached_rows` is known when it is answered."""
-        request = ForwardRequest(segment, answer, prefix, group, sampling, salt)
+    def submit(self, request: ForwardRequest) -> None:
+        """Its `cached_rows` is known when it is answered."""
         self._submit(request)
-        return request
+
+    def forward(self, segment: Segment, answer: Answer, prefix: StoredPrefix | None = None) -> None:
+        """A forward whose answer is the wanted rows' distributions."""
+        self._submit(ForwardRequest(segment, answer, prefix))
 
     async def compute(self, segment: Segment, group: Group | None = None) -> tuple[Dist, ...]:
         """Distributions of a segment's rows. Raises EngineError. The caller must release the sequence if cancelled."""
@@ -119,7 +112,7 @@ class EngineWorker:
             else:
                 answered.set_result(cast(tuple[Dist, ...], result))
 
-        self.forward(segment, answer, group=group)
+        self.submit(ForwardRequest(segment, answer, group=group))
         return await answered
 
     def control(self, op: SequenceOp) -> None:

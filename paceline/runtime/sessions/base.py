@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from paceline.core.batching.scheduler import Group
-from paceline.core.batching.segment import Segment, SeqId
-from paceline.core.sampling.row import RowSampling
+from paceline.core.batching.segment import SeqId
 from paceline.errors import EngineError, LinkClosed, PacelineError
 from paceline.runtime.engine_loop.executor import Rows, SequenceOp
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.dialer import Link
-from paceline.runtime.sessions.driver import Driver, answered
+from paceline.runtime.sessions.driver import Driver, answered, requests
 from paceline.runtime.sessions.egress import Egress
 from paceline.strategies.base import (
     Branch,
@@ -26,6 +25,7 @@ from paceline.strategies.base import (
     Emit,
     Event,
     Finish,
+    Forward,
     LinkLost,
     Machine,
     Received,
@@ -81,18 +81,21 @@ class Session(ABC):
     def allocate(self) -> SeqId:
         return self._worker.allocate()
 
-    def forward(self, ticket: int, segment: Segment, sampling: tuple[RowSampling, ...] | None = None) -> None:
+    def forward(self, forward: Forward) -> None:
         def answer(result: Rows | EngineError) -> None:
             if self._driver.finished:
                 return
-            self._cached = max(self._cached, request.cached_rows)
+            self._cached = max(self._cached, *(each.cached_rows for each in submitted))
             if isinstance(result, EngineError):
                 self.fail(result)
             else:
-                self.deliver(answered(ticket, sampling, result, self._loop.time(), self._worker.answered))
+                self.deliver(answered(forward, result, self._loop.time(), self._worker.answered))
 
-        prefix = next((each for each in self._prefixes if each.begins(segment)), None)
-        request = self._worker.forward(segment, answer, prefix, self._group, self._owner, sampling)
+        submitted = requests(forward, answer)
+        for each in submitted:
+            each.prefix = next((prefix for prefix in self._prefixes if prefix.begins(each.segment)), None)
+            each.group, each.salt = self._group, self._owner
+            self._worker.submit(each)
 
     def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:
         self._worker.control(SequenceOp.commit(seq, keep, rest))

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from paceline.core.batching.segment import Segment, SeqId, StepSize
+from paceline.core.batching.segment import SeqId, StepSize
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import RowSampling, SampledRow
-from paceline.runtime.engine_loop.executor import Rows
+from paceline.core.sampling.row import SampledRow
+from paceline.runtime.engine_loop.executor import Answer, BranchJoin, ForwardRequest, Rows
 from paceline.strategies.base import (
     ClosePeer,
     Commit,
@@ -39,7 +39,8 @@ class Ports(Protocol):
     def allocate(self) -> SeqId:
         """A sequence name that is unused on this engine."""
 
-    def forward(self, ticket: int, segment: Segment, sampling: tuple[RowSampling, ...] | None = None) -> None: ...
+    def forward(self, forward: Forward) -> None:
+        """Its sequences are named as on this engine."""
 
     def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None: ...
 
@@ -62,13 +63,20 @@ class Ports(Protocol):
         """Called once, after all sequences have been released."""
 
 
-def answered(
-    ticket: int, sampling: tuple[RowSampling, ...] | None, rows: Rows, now: float, step: StepSize
-) -> Scored | Sampled:
-    """The event that answers a `Forward` with this sampling."""
-    if sampling is None:
-        return Scored(ticket, cast("tuple[Dist, ...]", rows), now, step)
-    return Sampled(ticket, cast("tuple[SampledRow, ...]", rows), now, step)
+def answered(forward: Forward, rows: Rows, now: float, step: StepSize) -> Scored | Sampled:
+    """The event that answers a `Forward`."""
+    if forward.sampling is None:
+        return Scored(forward.ticket, cast("tuple[Dist, ...]", rows), now, step)
+    return Sampled(forward.ticket, cast("tuple[SampledRow, ...]", rows), now, step)
+
+
+def requests(forward: Forward, answer: Answer) -> list[ForwardRequest]:
+    """One request of the engine for each branch. answer: called once, with all rows or an error."""
+    if forward.mixture is None or forward.sampling is None:
+        return [ForwardRequest(forward.segment, answer, sampling=forward.sampling)]
+    segments = (forward.segment, *forward.others)
+    join = BranchJoin(forward.sampling, forward.mixture, answer, len(segments))
+    return [ForwardRequest(segment, join.fail, join=join, branch=branch) for branch, segment in enumerate(segments)]
 
 
 class Driver:
@@ -114,8 +122,9 @@ class Driver:
     def _execute(self, effect: Effect) -> None:
         ports = self._ports
         match effect:
-            case Forward(ticket, segment, sampling):
-                ports.forward(ticket, segment.with_seq(self._seq(segment.seq)), sampling)
+            case Forward(ticket, segment, sampling, others, mixture):
+                segments = [each.with_seq(self._seq(each.seq)) for each in (segment, *others)]
+                ports.forward(Forward(ticket, segments[0], sampling, tuple(segments[1:]), mixture))
             case Emit():
                 ports.emit(effect)
             case Send(message):

@@ -9,12 +9,11 @@ from typing import Protocol
 
 import msgspec
 
-from paceline.core.batching.segment import Segment, SeqId
-from paceline.core.sampling.row import RowSampling
+from paceline.core.batching.segment import SeqId
 from paceline.core.side import SIDES
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.executor import ForwardRequest, Rows, SequenceOp
-from paceline.runtime.sessions.driver import Driver, answered
+from paceline.runtime.engine_loop.executor import Rows, SequenceOp
+from paceline.runtime.sessions.driver import Driver, answered, requests
 from paceline.runtime.sessions.egress import Egress
 from paceline.runtime.simulation.clock import VirtualClock
 from paceline.runtime.simulation.host import SimulatedHost
@@ -26,6 +25,7 @@ from paceline.strategies.base import (
     Emit,
     Event,
     Finish,
+    Forward,
     LinkBack,
     LinkLost,
     Machine,
@@ -212,15 +212,16 @@ class SimulatedSession:
         self._live.add(seq)
         return seq
 
-    def forward(self, ticket: int, segment: Segment, sampling: tuple[RowSampling, ...] | None = None) -> None:
+    def forward(self, forward: Forward) -> None:
         driver = self._driver
 
         def answer(result: Rows | EngineError) -> None:
             assert not isinstance(result, EngineError), result
             if driver is not None and driver is self._driver:
-                driver.deliver(answered(ticket, sampling, result, self._clock.now, self.host.steps.last))
+                driver.deliver(answered(forward, result, self._clock.now, self.host.steps.last))
 
-        self.host.submit(ForwardRequest(segment, answer, sampling=sampling))
+        for request in requests(forward, answer):
+            self.host.submit(request)
 
     def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:
         self.host.submit(SequenceOp.commit(seq, keep, rest))

@@ -42,7 +42,7 @@ class BranchDecoder:
         """rescoring: scores of documents follow the text. mask: constraint of the answer. eos_ids: needed with a mask
         only. lazy: distributions are made only for the nodes that `dist` is called with, parents first; for machines
         that use few of the rows they compute. keep_heads: nodes keep the head of the plain mixture (`raw_head`).
-        samples: with a single branch the engine samples each row's token (`sampled`) in place of distributions."""
+        samples: the engine mixes the branches and samples each row's token (`sampled`); not for a resumed answer."""
         self.started = False  # the prompts are known
         self.max_new_tokens: int | None = None  # output tokens that fit the context
         self.log_evidence: float | None = None  # log h of this side's documents (DRAGON); None: it found none
@@ -65,10 +65,6 @@ class BranchDecoder:
         self._batch: tuple[PrefixNode, ...] = ()  # nodes that the forward under way will score
         self._answered = AnsweredRows()
         self._asked_at: float | None = None  # when the forward under way was asked for; None: the prefill
-
-    def samples(self, branches: Sequence[Branch]) -> bool:
-        """With these branches the engine samples."""
-        return self._may_sample and len(branches) == 1
 
     @property
     def idle(self) -> bool:
@@ -97,7 +93,7 @@ class BranchDecoder:
         num_prompt_dists: maximum of rows of the last prompt's end to score for `prompt_dists`; unused with a prefix.
         """
         self.started, self.max_new_tokens = True, max_new_tokens
-        self._samples = self.samples(branches)
+        self._samples = self._may_sample and not prefix
         self._branches = tuple(branches)
         scores = [branch.score for branch in branches if branch.score is not None]
         self.log_evidence = log_weight(scores) if scores else None
@@ -106,17 +102,18 @@ class BranchDecoder:
         if num_prompt_dists > 0 and not prefix and bool(branches):
             self._answered.expect_prompt(len(branches) - 1)
         self._batch = (head,)
-        self._mixer.start(self._branches, tuple(prefix), head, rescoring=not self._samples)
+        self._mixer.start(self._branches, tuple(prefix), head)
         seam = len(prefix) - self._mixer.num_prefix_rows
         early, late = tuple(prefix[:seam]), tuple(prefix[seam:])
-        effects: list[Effect] = []
+        segments: list[Segment] = []
+        more = 0
         for i, branch in enumerate(branches):
             prompt = (*branch.prompt, *early)
             more = min(num_prompt_dists, len(prompt) - 1) if not prefix and i == len(branches) - 1 else 0
-            effects.append(self._forward(i, Segment(SeqId(i), 0, prompt, None, 1 + more if more else "last"), more))
+            segments.append(Segment(SeqId(i), 0, prompt, None, 1 + more if more else "last"))
             if late:
-                effects.append(self._forward(i, Segment(SeqId(i), len(prompt), late, None, "all")))
-        return effects
+                segments.append(Segment(SeqId(i), len(prompt), late, None, "all"))
+        return self._forwards(segments, more)
 
     def commit_to(self, head: PrefixNode) -> list[Effect]:
         """Commit the rows on the path to `head`, keep those below it open, and drop the others. Only when idle."""
@@ -171,10 +168,12 @@ class BranchDecoder:
             node.cached = True
         self._asked_at = now
         wanted: LogitsMode = "last" if len(self._batch) == 1 and parents is None else "all"
-        return [
-            self._forward(i, Segment(SeqId(i), len(branch.prompt) + start, tokens, parents, wanted))
-            for i, branch in enumerate(self._branches)
-        ]
+        return self._forwards(
+            [
+                Segment(SeqId(i), len(branch.prompt) + start, tokens, parents, wanted)
+                for i, branch in enumerate(self._branches)
+            ]
+        )
 
     def sampled(self, ticket: int, rows: Sequence[SampledRow], now: float) -> Sequence[PrefixNode]:
         """Take the answer to a forward whose rows the engine samples: the nodes that have a token now."""
@@ -207,10 +206,13 @@ class BranchDecoder:
 
     def sample(self, node: PrefixNode) -> tuple[int, Dist | None] | None:
         """The token after a node's prefix, with the filtered distribution where this side has it; None where the row
-        has not been computed."""
+        has not been computed. Called once for each token, in order."""
         if self._samples:
             row = self._answered.sampled.get(node)
-            return None if row is None else (row.token, None)
+            if row is None:
+                return None
+            self._mixer.decide(row)
+            return row.token, None
         dist = self.dist(node)
         if dist is None:
             return None
@@ -252,18 +254,22 @@ class BranchDecoder:
             above = above.parent
         return [*self._committed[: node.position], *reversed(tokens)]
 
-    def _forward(self, branch: int, segment: Segment, num_prompt_rows: int = 0) -> Forward:
-        """num_prompt_rows: wanted rows before the first node's, whose heads alone matter."""
-        self._ticket += 1
-        self._pending[self._ticket] = branch
-        if not self._samples:
-            return Forward(self._ticket, segment)
-        head = RowSampling(_GREEDY, 0, self._vocab_size, num_top=self.num_top)
-        sampling = [head] * num_prompt_rows + [self._row_sampling(node) for node in self._batch]
-        return Forward(self._ticket, segment, tuple(sampling))
-
-    def _row_sampling(self, node: PrefixNode) -> RowSampling:
-        return self._mixer.row_sampling(node, self._path(node) if self._mixer.needs_path else (), self.num_top)
+    def _forwards(self, segments: Sequence[Segment], num_prompt_rows: int = 0) -> list[Effect]:
+        """num_prompt_rows: wanted rows of the last prompt's end, before the node's."""
+        if self._samples:
+            self._ticket += 1
+            self._pending[self._ticket] = 0
+            sampling, mixture = self._mixer.sampling(
+                self._batch, [self._path(node) if self._mixer.needs_path else () for node in self._batch], self.num_top
+            )
+            heads = [RowSampling(_GREEDY, 0, self._vocab_size, num_top=self.num_top)] * num_prompt_rows
+            return [Forward(self._ticket, segments[0], (*heads, *sampling), tuple(segments[1:]), mixture)]
+        effects: list[Effect] = []
+        for segment in segments:
+            self._ticket += 1
+            self._pending[self._ticket] = segment.seq
+            effects.append(Forward(self._ticket, segment))
+        return effects
 
 
 def _parent_row(node: PrefixNode) -> int:

@@ -7,15 +7,14 @@ so that nothing is rolled back. Knows nothing of sequences, tickets or the order
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.aggregation.branches import BranchMixture, Evidence, evidence_after
 from paceline.core.aggregation.weights import (
-    decayed_evidence,
     dequantize_score,
     evidence_head,
     log_weight,
@@ -26,14 +25,13 @@ from paceline.core.aggregation.weights import (
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist, IdArray
-from paceline.core.sampling.row import RowSampling
+from paceline.core.sampling.row import RowSampling, SampledRow
 from paceline.core.sampling.sampler import SamplingParams, apply_mask, process_logits
 from paceline.strategies.base import Branch
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 
 NO_COUNTS: Mapping[int, int] = {}
 RESCORED_TOKENS = 48  # of a prefix, at its end: what lies further back adds less than the quantization of a score
-MIN_PROB = 1e-30  # in place of a probability of 0, whose logarithm is not finite
 
 
 class BranchMixer:
@@ -63,14 +61,12 @@ class BranchMixer:
         self._prompt_ids: tuple[IdArray | None, ...] = ()  # ids of each prompt, where a penalty needs them
         self._prefix: tuple[int, ...] = ()  # output tokens decided when the prompts were read
         self._root = PrefixNode(-1, 0, None)  # node of the prefix
+        self._decided_evidence: Evidence = ()  # after the decided tokens, where the engine samples
         self._prefix_probs: list[list[float]] = []  # of each branch: probability of each of those last tokens
 
-    def start(
-        self, branches: tuple[Branch, ...], prefix: tuple[int, ...], root: PrefixNode, *, rescoring: bool = True
-    ) -> None:
-        """Set the branches, and the output tokens decided so far, whose node is `root`. rescoring: False turns it
-        off."""
-        self.rescoring &= rescoring
+    def start(self, branches: tuple[Branch, ...], prefix: tuple[int, ...], root: PrefixNode) -> None:
+        """Set the branches, and the output tokens decided so far, whose node is `root`."""
+        self._decided_evidence = (0.0,) * len(branches)
         self._branches = branches
         self._weights = tuple(0.0 if branch.score is None else branch.score for branch in branches)
         penalised = self._sampling.repetition_penalty != 1.0
@@ -106,20 +102,44 @@ class BranchMixer:
             if self._keep_heads:
                 node.raw_head = mix_heads(rows, self._weights, NUM_SUCCESSORS)
 
-    def row_sampling(self, node: PrefixNode, path: Sequence[int], num_top: int) -> RowSampling:
-        """How the engine samples a row of the only branch. path: as of `score`."""
-        return RowSampling(
-            self._sampling,
-            node.position,
-            self._vocab_size,
-            Counter(path) if self._penalised else NO_COUNTS,
-            self._prompt_ids[0],
-            self._allowed(path),
-            num_top,
+    def sampling(
+        self, nodes: Sequence[PrefixNode], paths: Sequence[Sequence[int]], num_top: int
+    ) -> tuple[list[RowSampling], BranchMixture | None]:
+        """How the engine samples the rows of these nodes, parents first, of which the first continues what is decided.
+
+        paths: as of `score`.
+        """
+        alone = len(self._branches) == 1
+        rows = [
+            RowSampling(
+                self._sampling,
+                node.position,
+                self._vocab_size,
+                Counter(path) if self._penalised else NO_COUNTS,
+                self._prompt_ids[0] if alone else None,
+                self._allowed(path),
+                num_top,
+            )
+            for node, path in zip(nodes, paths, strict=True)
+        ]
+        if alone:
+            return rows, None
+        index = {node: row for row, node in enumerate(nodes)}
+        parents = tuple(-1 if node.parent is None else index.get(node.parent, -1) for node in nodes)
+        tokens = tuple(node.token for node in nodes)
+        return rows, BranchMixture(
+            self._weights, self._decided_evidence, self.rescoring, parents, tokens, self._prompt_ids
         )
 
+    def decide(self, row: SampledRow) -> None:
+        """The row's token was decided: what the engine samples next continues it."""
+        if self.rescoring and row.branch_probs:
+            self._decided_evidence = evidence_after(self._decided_evidence, row.branch_probs)
+
     def plain(self, rows: Sequence[Dist]) -> Dist:
-        """The mixture of each branch's row, without any processing."""
+        """The mixture of each branch's row, without any processing; a head that the engine has mixed as it is."""
+        if len(rows) == 1:
+            return rows[0].within(self._vocab_size)
         return mix(rows, self._weights).within(self._vocab_size)
 
     def _mixed(self, node: PrefixNode, dists: Sequence[Dist], path: Sequence[int]) -> Dist:
@@ -149,15 +169,15 @@ class BranchMixer:
         parent = node.parent
         if node.evidence is None:
             if node is self._root:  # there may be nodes above it: targets that came before the prompts
-                evidence = [0.0] * len(dists)
+                evidence = (0.0,) * len(dists)
                 for probs in zip(*self._prefix_probs, strict=True):
-                    evidence = _with_token(evidence, probs)
+                    evidence = evidence_after(evidence, probs)
             else:
                 assert parent is not None and parent.evidence is not None and parent.branch_dists, (
                     "scored after its parent"
                 )
-                evidence = _with_token(parent.evidence, [dist.prob(node.token) for dist in parent.branch_dists])
-            node.evidence = tuple(evidence)
+                evidence = evidence_after(parent.evidence, [dist.prob(node.token) for dist in parent.branch_dists])
+            node.evidence = evidence
         node.branch_dists = tuple(map(evidence_head, dists))
         if parent is not None and not parent.alive:
             parent.branch_dists = ()
@@ -167,9 +187,3 @@ class BranchMixer:
             if branch.score is not None
         ]
         node.log_evidence = dequantize_score(quantize_score(log_weight(scores))) if scores else None
-
-
-def _with_token(evidence: Sequence[float], probs: Sequence[float]) -> list[float]:
-    """Evidence after one more token. probs: the token's probability in each branch."""
-    pairs = zip(evidence, probs, strict=True)
-    return [decayed_evidence(before, math.log(max(prob, MIN_PROB))) for before, prob in pairs]
