@@ -90,7 +90,8 @@ async def run_node(
 
     `compose` returns the application and the task to run beside it, which is cancelled once the server has drained.
     `demo`: see `open_model`; `expects_peer`, `open_to_peer`: see `Node`. The caller closes `listener`.
-    Raises ConfigError for a model, documents or a state directory that cannot be used.
+    Raises ConfigError for a model, documents or a state directory that cannot be used, EngineLost after the engine's
+    device has failed for good.
     """
     with open_store(settings) as store:
         model = open_model(settings, demo)
@@ -117,9 +118,11 @@ async def run_node(
             app, background = await compose(OpenedNode(node, model, name))
             async with asyncio.TaskGroup() as tasks:
                 beside = None if background is None else tasks.create_task(background())
-                await serve(app, listener, on_ready=ready)
+                await serve(app, listener, on_ready=ready, until=node.until_lost)
                 if beside is not None:
                     beside.cancel()
+        if node.lost is not None:  # a supervisor starts the program again, with a fresh device
+            raise node.lost
 
 
 def open_model(settings: NodeSettings, demo: Path) -> LoadedModel:

@@ -8,6 +8,7 @@ PacelineError
 │   ├── RemoteProtocolError     the peer did: the link is closed with a code, nothing else suffers
 │   └── LinkClosed              gone: the driver turns it into the event `LinkLost`
 └── EngineError                 out of memory, bad weights, a segment that does not fit
+    └── EngineLost              the device is unusable: the program ends
 
 Asserts are for mistakes of this code; a user's input never reaches one.
 """
@@ -64,3 +65,7 @@ class LinkClosed(LinkError):
 
 class EngineError(PacelineError):
     """The engine cannot do what was asked: out of blocks, bad weights, a row that was never written."""
+
+
+class EngineLost(EngineError):
+    """The device that runs the model cannot be used any more, nor repaired from this process."""

@@ -25,7 +25,7 @@ from paceline.settings import PREFIX
 if TYPE_CHECKING:
     import httpx
 
-START_S = 60.0  # loading both models takes about 5 s on two cores
+START_S = 300.0  # loading both models takes about 5 s on two idle cores; a program that ends is noticed at once
 STOP_S = 5.0
 POLL_S = 0.1
 TAIL = 25  # lines of a program's output that are shown when it fails

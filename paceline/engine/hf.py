@@ -20,6 +20,7 @@ from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
+from paceline.engine.faults import engine_error
 from paceline.engine.model_config import MASKED_KINDS, windows
 from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
 from paceline.engine.self_test import agrees, prompt_for
@@ -66,7 +67,7 @@ class HFEngine:
                 self._caches[seq], self._tokens[seq] = cache, tokens
             for seq in before.keys() - self._table.lengths().keys():
                 del self._caches[seq], self._tokens[seq]  # new sequences, whose first segment has failed
-            raise EngineError(f"the model could not run: {error}") from error
+            raise engine_error(error, self._model.device) from error
         self._table.written(batch)
         return Output(scored)
 

@@ -14,7 +14,7 @@ from typing import Self
 
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
 from paceline.engine.base import LoadedModel, ModelInfo
-from paceline.errors import PacelineError, RequestError
+from paceline.errors import EngineLost, PacelineError, RequestError
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
@@ -166,7 +166,18 @@ class Node:
             "peers": len(self._peers),
             "answers": len(self._clients),
         }
-        return Readiness(True, detail)
+        if self.lost is not None:
+            detail["engine"] = str(self.lost)
+        return Readiness(self.lost is None, detail)
+
+    @property
+    def lost(self) -> EngineLost | None:
+        """Why the engine cannot be used any more; None while it can."""
+        return self.worker.steps.lost
+
+    async def until_lost(self) -> None:
+        """Wait until the engine cannot be used any more."""
+        await self.worker.lost.wait()
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
         return tuple(await asyncio.to_thread(self._resources.tokenizer.raw, text))

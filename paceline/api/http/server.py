@@ -135,11 +135,28 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
 
-async def serve(app: FastAPI, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
-    """Serve `app`, made by `create_app`, until a signal has drained it."""
+async def serve(
+    app: FastAPI,
+    listener: socket.socket,
+    *,
+    on_ready: Callable[[], None],
+    until: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Serve `app`, made by `create_app`, until a signal has drained it, or what `until` waits for has happened."""
     _raise_file_limit()
+    server = HttpServer(app, on_ready)
+
+    async def stop() -> None:
+        if until is not None:
+            await until()
+            server.stop()
+
     with freeze_heap():
-        await HttpServer(app, on_ready).serve(sockets=[listener])
+        stopping = asyncio.create_task(stop())
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            stopping.cancel()
 
 
 def _raise_file_limit() -> None:

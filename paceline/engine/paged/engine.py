@@ -20,6 +20,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
+from paceline.engine.faults import engine_error
 from paceline.engine.model_config import MASKED_KINDS, windows
 from paceline.engine.paged.attention import NAME, AttentionMetadata, LayerAttention, attention
 from paceline.engine.paged.kv_cache import PagedKvCache
@@ -109,7 +110,7 @@ class PagedEngine(PagedKvCache):
                 logits = self._logits(batch, metadata)
         except RuntimeError as error:  # torch raises it when memory runs out
             self._roll_back(batch)
-            raise EngineError(f"the model could not run: {error}") from error
+            raise engine_error(error, self._model.device) from error
         self._written(batch)
         return logits
 

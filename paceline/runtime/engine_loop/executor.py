@@ -15,7 +15,7 @@ from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
 from paceline.engine.base import Engine, Logits, SampleRequest
-from paceline.errors import EngineError
+from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.prefix_reuse import PrefixReuse, StoredPrefix
 
 log = logging.getLogger("paceline.engine")
@@ -34,6 +34,8 @@ class StepLimits:
 
 
 DEFAULT_LIMITS = StepLimits()
+MAX_FAULTS = 5  # steps in a row that fail for a reason the engine does not name; then it counts as lost
+_NOTHING = SchedulerOutput((), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ class BranchJoin:
 class StepExecutor:
     """Call `submit` between steps only; `next` schedules a step and `run` executes it.
 
-    A segment the engine refuses fails alone; an engine fault fails the segments of its step only.
+    A segment the engine refuses fails alone; an engine fault fails the segments of its step only. An engine that is
+    lost fails everything, what is submitted later included.
     """
 
     def __init__(self, engine: Engine, limits: StepLimits = DEFAULT_LIMITS) -> None:
@@ -120,6 +123,9 @@ class StepExecutor:
         self._after: dict[int, list[SequenceOp]] = {}  # operations that wait for a segment, by its key
         self._prefixes = PrefixReuse(engine)
         self._capacity = engine.free_rows()
+        self.lost: EngineLost | None = None
+        self._refused: list[Answer] = []  # of requests submitted since then
+        self._faults = 0  # in a row
         self.steps = 0  # forward passes
         self.rows = 0  # rows in them
         self.last = StepSize()  # size of the last step
@@ -142,6 +148,10 @@ class StepExecutor:
         return self._scheduler.lacks_memory(group)
 
     def submit(self, item: SequenceOp | ForwardRequest) -> None:
+        if self.lost is not None:
+            if isinstance(item, ForwardRequest):
+                self._refused.append(item.answer)
+            return
         if isinstance(item, ForwardRequest):
             self._next_key += 1
             self._requests[self._next_key] = item
@@ -170,6 +180,8 @@ class StepExecutor:
 
     def next(self) -> SchedulerOutput | None:
         """Schedule the next step; None when nothing is pending or nothing fits until memory is released."""
+        if self.lost is not None:
+            return _NOTHING if self._refused else None
         return self._scheduler.schedule(self._free_rows(), self.engine.length, self._prefixes.begin)
 
     def _free_rows(self) -> int | None:
@@ -183,6 +195,9 @@ class StepExecutor:
         return min(free, self._capacity - used)
 
     def run(self, scheduled: SchedulerOutput) -> Answers:
+        if self.lost is not None:
+            refused, self._refused = self._refused, []
+            return [(answer, self.lost) for answer in refused]
         answers: Answers = [
             (self._forget(key).answer, EngineError("the request does not fit in the engine's memory"))
             for key in scheduled.rejected
@@ -199,15 +214,22 @@ class StepExecutor:
         batch = Batch(tuple(chunk.segment for chunk in chunks))
         try:
             output = self.engine.forward(batch)
+        except EngineLost as error:
+            return self._give_up(error)
         except EngineError as error:
-            if len(chunks) > 1:  # a refusal has no effect: run the segments one by one
-                return [answer for chunk in chunks for answer in self._forward((chunk,))]
+            if len(chunks) > 1:  # a refusal has no effect, and half of a step needs less memory
+                half = len(chunks) // 2
+                return [answer for part in (chunks[:half], chunks[half:]) for answer in self._forward(part)]
             log.warning("a segment was refused: %s", error)
             return self._fail(chunks, error)
         except Exception as fault:
             # Every caller must receive a result: a missing answer is worse than a failed one.
             log.exception("a step failed")
+            self._faults += 1
+            if self._faults >= MAX_FAULTS:
+                return self._give_up(EngineLost(f"{MAX_FAULTS} steps in a row failed: {fault}"))
             return self._fail(chunks, EngineError(f"the engine failed: {fault}"))
+        self._faults = 0
         self.steps += 1
         self.rows += batch.num_rows
         self.last = StepSize(batch.num_rows, len(chunks))
@@ -250,6 +272,16 @@ class StepExecutor:
         for chunk in chunks:
             failed.update(self._scheduler.cancel(chunk.segment.seq))
         return [(self._forget(key).answer, error) for key in sorted(failed)]
+
+    def _give_up(self, error: EngineLost) -> Answers:
+        """Fail every request, and all later ones."""
+        if self.lost is not None:
+            return []  # the other half of its step
+        log.critical("the engine is lost: %s", error)
+        self.lost = error
+        for seq in {request.segment.seq for request in self._requests.values()}:
+            self._scheduler.cancel(seq)
+        return [(self._forget(key).answer, error) for key in sorted(self._requests)]
 
     def _forget(self, key: int) -> ForwardRequest:
         del self._parts[key]

@@ -49,6 +49,7 @@ class EngineWorker:
         self.steps = StepExecutor(engine, limits)  # its counters may be read on any thread
         self.answered = StepSize()  # size of the step whose answer is being delivered; on the loop
         self.capacity = engine.free_rows()  # rows of KV in all; None without a bound
+        self.lost = asyncio.Event()  # the engine is, see `StepExecutor.lost`; every request fails from then on
         self._next_seq = 0
         self._next_group = 0
         self._outbox: list[SequenceOp | ForwardRequest] = []  # submitted in this turn of the loop
@@ -138,6 +139,8 @@ class EngineWorker:
 
     def _deliver(self, answers: Answers, step: StepSize) -> None:
         self.answered = step
+        if self.steps.lost is not None:
+            self.lost.set()
         for answer, result in answers:
             try:
                 answer(result)

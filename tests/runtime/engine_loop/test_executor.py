@@ -8,8 +8,8 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Output
 from paceline.engine.fake.engine import FakeEngine
-from paceline.errors import EngineError
-from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor, StepLimits
+from paceline.errors import EngineError, EngineLost
+from paceline.runtime.engine_loop.executor import MAX_FAULTS, ForwardRequest, SequenceOp, StepExecutor, StepLimits
 
 Result = tuple[Dist, ...] | EngineError
 PROMPT = tuple(b"a prompt that is longer than a step may be")
@@ -167,3 +167,49 @@ def test_an_engine_fault_fails_the_step_and_the_next_one_runs(caplog: pytest.Log
     run_all(steps)
     assert isinstance(bad[0], EngineError) and "a bug" in str(bad[0]) and "a step failed" in caplog.text
     assert dist_of(good[0]).probs.sum() > 0.99
+
+
+class Limited(FakeEngine):
+    """Refuses steps of more than two segments, as if memory were short, and counts forwards."""
+
+    calls = 0
+
+    def forward(self, batch: Batch) -> Output:
+        self.calls += 1
+        if len(batch.segments) > 2:
+            raise EngineError("out of memory")
+        return super().forward(batch)
+
+
+def test_a_step_that_is_refused_is_halved() -> None:
+    steps = StepExecutor(engine := Limited())
+    results: list[list[Result]] = [[] for _ in range(8)]
+    for seq, answer in enumerate(results, 1):
+        ask(steps, seq, 0, PROMPT, answer)
+    run_all(steps)
+    assert all(dist_of(answer[0]).probs.sum() > 0.99 for answer in results)
+    assert engine.calls == 1 + 2 + 4  # of 8, 4 and 2 segments
+
+
+@pytest.mark.parametrize("fault", [EngineLost("the GPU has failed"), ZeroDivisionError("a bug")])
+def test_a_lost_engine_fails_everything(fault: Exception) -> None:
+    """At once where the engine says so; after some steps in a row where it only fails."""
+
+    class Dead(FakeEngine):
+        def forward(self, batch: Batch) -> Output:  # noqa: ARG002
+            raise fault
+
+    steps = StepExecutor(Dead())
+    results: list[list[Result]] = [[] for _ in range(MAX_FAULTS + 2)]
+    for seq, answer in enumerate(results, 1):
+        ask(steps, seq, 0, PROMPT, answer)
+        if isinstance(fault, ZeroDivisionError):
+            run_all(steps)
+    run_all(steps)
+    assert isinstance(steps.lost, EngineLost)
+    ask(steps, 99, 0, PROMPT, late := [])
+    run_all(steps)
+    assert all(isinstance(answer[0], EngineError) and len(answer) == 1 for answer in (*results, late))
+    assert isinstance(late[0], EngineLost)
+    steps.submit(SequenceOp.release(SeqId(1)))
+    assert steps.next() is None
