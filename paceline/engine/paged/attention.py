@@ -205,13 +205,16 @@ def _partition(segments: Sequence[SegmentSlots]) -> list[list[SegmentSlots]]:
 def _group_neighbours(segments: Sequence[SegmentSlots]) -> list[list[SegmentSlots]]:
     """Group neighbours up to the padding limit. Long segments are alone."""
     parts: list[list[SegmentSlots]] = []
+    rows = columns = used = 0  # of the last part: most rows, most columns, and their products summed
     for slots in segments:
-        if parts and slots.num_rows <= _SHORT_ROWS:
-            part = [*parts[-1], slots]
-            rows, columns = max(each.num_rows for each in part), max(len(each.blocks) for each in part)
-            used = sum(each.num_rows * len(each.blocks) for each in part)
-            if rows <= _SHORT_ROWS and len(part) * rows * columns <= _MAX_PADDING * used + 64:
-                parts[-1] = part
+        own_rows, own_columns = slots.num_rows, len(slots.blocks)
+        if parts and max(rows, own_rows) <= _SHORT_ROWS:
+            most_rows, most_columns = max(rows, own_rows), max(columns, own_columns)
+            total = used + own_rows * own_columns
+            if (len(parts[-1]) + 1) * most_rows * most_columns <= _MAX_PADDING * total + 64:
+                parts[-1].append(slots)
+                rows, columns, used = most_rows, most_columns, total
                 continue
         parts.append([slots])
+        rows, columns, used = own_rows, own_columns, own_rows * own_columns
     return parts
