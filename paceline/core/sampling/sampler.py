@@ -210,8 +210,11 @@ def filter_top(dist: Dist, params: SamplingParams) -> Dist:
 
 def _filter_top(dist: Dist, params: SamplingParams) -> Dist:
     probs = dist.probs
+    best = float(probs.max())
+    if not best > 0.0:
+        return dist  # no mass, or not numbers: `sample` refuses it
     cut_k, cut_p = 0 < params.top_k < len(probs), params.top_p < 1.0
-    floor = params.min_p * float(probs.max()) if params.min_p > 0.0 else 0.0
+    floor = params.min_p * best if params.min_p > 0.0 else 0.0
     if not cut_k and not cut_p:
         return dist.kept(probs >= floor) if floor else dist
     if cut_k:

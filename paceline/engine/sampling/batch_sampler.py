@@ -123,7 +123,9 @@ def _greedy(scores: Tensor, maxima: Tensor, are_changed: Sequence[bool]) -> list
     """The lowest id of the largest logit."""
     at, best = largest(scores, maxima, min(2, scores.shape[1]))
     changed = torch.tensor(are_changed, device=scores.device)
-    certain = ~_is_close(best[:, 0], best[:, -1], changed) if best.shape[1] > 1 else torch.ones_like(changed)
+    certain = torch.isfinite(best[:, 0])  # else the reference says what is wrong
+    if best.shape[1] > 1:
+        certain &= ~_is_close(best[:, 0], best[:, -1], changed)
     first = maxima.argmax(1, keepdim=True)  # of equals the first
     ids = ids_of(first)
     at = ids.gather(1, gathered(scores, ids).argmax(1, keepdim=True))

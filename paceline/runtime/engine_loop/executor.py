@@ -6,7 +6,7 @@ Run by `worker.EngineWorker` on a thread in real time, by `runtime.simulation` i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.core.aggregation.branches import BranchMixture
@@ -256,15 +256,20 @@ class StepExecutor:
 
     def _answers(self, done: list[tuple[Answer, SampleRequest | tuple[Logits, ...]]]) -> Answers:
         """Rows of the forwards that are complete: sampled in one pass, or as distributions."""
-        sampled = [wanted for _, wanted in done if isinstance(wanted, SampleRequest)]
+        rows = iter(self._sample([wanted for _, wanted in done if isinstance(wanted, SampleRequest)]))
+        return [
+            (answer, next(rows) if isinstance(wanted, SampleRequest) else _dists(wanted)) for answer, wanted in done
+        ]
+
+    def _sample(self, requests: Sequence[SampleRequest]) -> Sequence[Rows | EngineError]:
+        """A fault, such as logits that are not numbers, fails its own request only."""
         try:
-            rows = iter(self.engine.sample(sampled) if sampled else ())
-            return [
-                (answer, next(rows) if isinstance(wanted, SampleRequest) else _dists(wanted)) for answer, wanted in done
-            ]
+            return self.engine.sample(requests) if requests else ()
         except Exception as fault:
+            if len(requests) > 1:
+                return [found for request in requests for found in self._sample([request])]
             log.exception("rows could not be sampled")
-            return [(answer, EngineError(f"the engine failed: {fault}")) for answer, _ in done]
+            return [EngineError(f"the model's scores are unusable: {fault}")]
 
     def _fail(self, chunks: tuple[ScheduledSegment, ...], error: EngineError) -> Answers:
         """Fail these segments and the pending ones of their sequences."""

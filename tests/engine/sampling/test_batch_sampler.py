@@ -137,6 +137,15 @@ def test_tokens_follow_the_distribution() -> None:
     assert share == pytest.approx(probs[:3] / 0.9, abs=0.035)
 
 
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.9}])
+def test_logits_that_are_not_numbers_are_an_error(options: dict[str, float]) -> None:
+    logits = torch.from_numpy(peaked(np.random.default_rng(0), (2, 500))).float()
+    logits[1, 77] = torch.nan
+    rows = [RowSampling(SamplingParams(**options), position, 500) for position in range(2)]  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="probability above 0"):
+        BatchSampler().sample(logits, rows)
+
+
 def test_the_noise_is_that_of_the_core() -> None:
     seeds, positions = [0, 1234, -1, 2**64 + 5, 77], [0, 56, 7, 2**33, 1]
     keys = core_noise.row_keys(seeds, positions)

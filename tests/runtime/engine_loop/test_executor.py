@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
-from paceline.engine.base import Output
+from paceline.core.sampling.row import RowSampling, SampledRow
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import Output, SampleRequest
 from paceline.engine.fake.engine import FakeEngine
 from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.executor import MAX_FAULTS, ForwardRequest, SequenceOp, StepExecutor, StepLimits
@@ -167,6 +171,24 @@ def test_an_engine_fault_fails_the_step_and_the_next_one_runs(caplog: pytest.Log
     run_all(steps)
     assert isinstance(bad[0], EngineError) and "a bug" in str(bad[0]) and "a step failed" in caplog.text
     assert dist_of(good[0]).probs.sum() > 0.99
+
+
+def test_rows_that_cannot_be_sampled_fail_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Picky(FakeEngine):
+        def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
+            if any(row.position == 13 for request in requests for row in request.rows):
+                raise ValueError("no token has a probability above 0")
+            return super().sample(requests)
+
+    steps = StepExecutor(Picky())
+    results: list[list[object]] = [[] for _ in range(3)]
+    for seq, (position, answer) in enumerate(zip((12, 13, 14), results, strict=True), 1):
+        sampling = (RowSampling(SamplingParams(), position, steps.engine.info.vocab_size),)
+        steps.submit(ForwardRequest(Segment(SeqId(seq), 0, PROMPT), answer.append, sampling=sampling))
+    run_all(steps)
+    assert isinstance(results[1][0], EngineError) and "unusable" in str(results[1][0])
+    assert all(isinstance(answer[0], tuple) for answer in (results[0], results[2]))
+    assert "could not be sampled" in caplog.text
 
 
 class Limited(FakeEngine):
