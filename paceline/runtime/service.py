@@ -55,6 +55,7 @@ class GenerateRequest:
     collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # of this side's documents; the peer searches its own
     min_score: float = MIN_SCORE  # minimum cosine similarity of a passage of this side
     document_ids: frozenset[str] | None = None  # restricts the collections to these documents; None: all
+    priority: int = 0  # in the engine's steps: smaller ones first; never a client's own choice
     prompt: tuple[int, ...] | None = None  # raw tokens to continue; then `messages` is empty and no document is used
 
 

@@ -1,8 +1,9 @@
 """The scheduler: merges the segments of many sequences into one ragged batch per forward pass.
 
 No phases: a prefill is a long chain, cut into chunks under the row budget so that decodes and trees never wait for it;
-a tree is never cut. First come, first served, except for long prompts, of which the shortest runs beside the oldest;
-the oldest segment always advances, so nothing starves. Knows neither engine nor clock. The caller runs each batch
+a tree is never cut. First come, first served among groups of one priority, except for long prompts, of which the
+shortest runs beside the oldest; the oldest segment of the first priority always advances, so within it nothing starves.
+Knows neither engine nor clock. The caller runs each batch
 before it asks for the next. After Orca (Yu et al. 2022) and Sarathi (Agrawal et al. 2023).
 
 Sequences that end together, as the branches of one request do, form a group. A group's claim is the maximum of rows
@@ -34,6 +35,7 @@ class Group:
 
     key: int
     claim: int  # most rows of all of them together, in whole blocks
+    priority: int = 0  # smaller ones run first; ones that come without end starve all larger ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +241,12 @@ class Scheduler:
         assert known <= self._groups.keys(), (known, self._groups)
 
     def _heads(self) -> list[_Pending]:
-        """The first pending segment of each sequence, oldest first."""
-        return sorted((queue[0] for queue in self._queues.values()), key=lambda item: item.order)
+        """The first pending segment of each sequence, by priority, then oldest first."""
+        groups = self._groups
+        return sorted(
+            (queue[0] for queue in self._queues.values()),
+            key=lambda item: (groups[item.segment.seq].priority, item.order),
+        )
 
     def _remove(self, item: _Pending) -> None:
         del self._pending[item.key]

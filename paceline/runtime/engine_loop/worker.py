@@ -80,10 +80,10 @@ class EngineWorker:
         self._next_seq += 1
         return SeqId(self._next_seq)
 
-    def group(self, rows: int) -> Group:
+    def group(self, rows: int, priority: int = 0) -> Group:
         """A group of sequences that claim this number of rows together and release them together."""
         self._next_group += 1
-        return Group(self._next_group, rows)
+        return Group(self._next_group, rows, priority)
 
     def has_begun(self, group: Group) -> bool:
         """True if any of its rows has run, as of the last step."""

@@ -75,7 +75,7 @@ class ClientSession(Session):
         self.prepared = prepared
         self._prefixes = prepared.prompts.prefixes
         self._citations = prepared.prompts.citations(prepared.side)
-        self._group = worker.group(prepared.claim)
+        self._group = worker.group(prepared.claim, prepared.request.priority)
         self.link = link
         self._tokenizer = tokenizer
         self._text = AnswerText(tokenizer, prepared.request.stop)
