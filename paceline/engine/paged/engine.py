@@ -36,6 +36,7 @@ BLOCK_SIZE = 16  # rows
 _KV_SHARE = 0.9  # of an accelerator's memory that the weights leave: the rest is for activations
 _CPU_KV_SHARE = 0.25  # of the free memory, which other programs need as well
 _MAX_CPU_ROWS = 1 << 17  # more than a CPU computes in an hour
+_MAX_UNUSED_CPU_ROWS = 1 << 13  # kept for later prompts: 48 MiB of the demo pair's smaller model
 _MIB = 1 << 20
 
 
@@ -182,8 +183,13 @@ def patch_model(
     release_mapped_weights(model)
     ((kv_heads, key_dim, value_dim),) = tried.shapes
     row_bytes = layers * kv_heads * (key_dim + value_dim) * tried.like.element_size()
-    if kv_rows is None:
-        kv_rows = _default_kv_rows(model.device, row_bytes) if kv_mib is None else kv_mib * _MIB // row_bytes
+    max_unused = None
+    if kv_mib is not None and kv_rows is None:
+        kv_rows = kv_mib * _MIB // row_bytes
+    elif kv_rows is None:
+        kv_rows = _default_kv_rows(model.device, row_bytes)
+        if model.device.type == "cpu":  # memory that is taken as rows are written, and that nobody asked us to fill
+            max_unused = _MAX_UNUSED_CPU_ROWS // BLOCK_SIZE
     return KvStorage(
         max(1, kv_rows // BLOCK_SIZE),
         BLOCK_SIZE,
@@ -192,6 +198,7 @@ def patch_model(
         key_dim=key_dim,
         value_dim=value_dim,
         like=tried.like,
+        max_unused=max_unused,
     )
 
 
