@@ -80,7 +80,7 @@ class NodeSettings(BaseModel):
         None,
         ge=1,
         description="MiB of KV cache for all answers together, backend paged; default: nine tenths of what the weights "
-        "leave on a GPU, a quarter of the free memory on a CPU",
+        "leave on a GPU, a quarter of the free memory on a CPU, of which four contexts stay filled for later prompts",
     )
     step_rows: int | None = Field(
         None,

@@ -66,8 +66,8 @@ def load_model(
     float32, also for models under 100 million parameters, where bfloat16 saves no time and its rounding would change
     the text. threads: torch threads of the whole process; None leaves the setting. kv_rows: rows of KV cache that all
     sequences share (paged), kv_mib: their memory in MiB in place of their number; None for both takes most of what the
-    weights leave on an accelerator, and a quarter of the free memory on a CPU. Raises ConfigError with a sentence that
-    says what to do.
+    weights leave on an accelerator, and a quarter of the free memory on a CPU, of which few rows stay filled for later
+    prompts. Raises ConfigError with a sentence that says what to do.
     """
     if fake := re.fullmatch(r"fake(?::(\d+))?(?::(0?\.\d+|[01]))?", str(path_or_name)):
         from paceline.engine.fake.engine import SPREAD, fake_model

@@ -5,7 +5,8 @@ slot is block * block_size + offset. Forks share every block, including a partly
 writes to it. After PagedAttention (Kwon et al. 2023).
 
 A full block may be registered under a hash of its content (`prefix_cache`); sequences that begin with the same content
-adopt it. A registered block that no sequence uses stays until its memory is needed, the least recently used first.
+adopt it. A registered block that no sequence uses stays until its memory is needed, or more than `max_unused` stay, the
+least recently used first.
 """
 
 from __future__ import annotations
@@ -42,11 +43,14 @@ class BlockManager:
     arguments (rows that were never reserved, a fork into an existing sequence); neither changes anything.
     """
 
-    def __init__(self, total: int, block_size: int) -> None:
+    def __init__(self, total: int, block_size: int, max_unused: int | None = None) -> None:
+        """max_unused: most registered blocks that stay without a sequence. Others are allocated again before a block
+        that was never used, so memory that is committed at first use stays small. None: all stay."""
         if total < 1 or block_size < 1:
             raise ValueError(f"a pool needs blocks and rows in them, got {total} blocks of {block_size} rows")
         self.total = total
         self.block_size = block_size
+        self._max_unused = total if max_unused is None else max_unused
         self._free = list(range(total - 1, -1, -1))  # a stack: the lowest id is allocated first
         self._ref_counts = [0] * total  # sequences that share the block
         self._hashes: dict[int, bytes] = {}  # of registered blocks
@@ -160,6 +164,7 @@ class BlockManager:
         assert sorted([*self._free, *self._unused]) == idle, (self._free, self._unused)
         assert {block: each for each, block in self._registered.items()} == self._hashes
         assert set(self._unused) == set(idle) & self._hashes.keys(), (self._unused, self._hashes)
+        assert len(self._unused) <= self._max_unused, (self._unused, self._max_unused)
         assert self._tables.keys() == self._lengths.keys(), (self._tables, self._lengths)
         for seq, table in self._tables.items():
             assert len(table) == self._num_blocks(self._lengths[seq]), (seq, table, self._lengths[seq])
@@ -200,12 +205,14 @@ class BlockManager:
         return copies
 
     def _allocate(self) -> int:
-        if self._free:
-            block = self._free.pop()
-        else:
-            block, _ = self._unused.popitem(last=False)
-            del self._registered[self._hashes.pop(block)]
+        block = self._free.pop() if self._free else self._evict()
         self._ref_counts[block] = 1
+        return block
+
+    def _evict(self) -> int:
+        """The least recently used of the registered blocks without a sequence, which loses its name."""
+        block, _ = self._unused.popitem(last=False)
+        del self._registered[self._hashes.pop(block)]
         return block
 
     def _unref(self, block: int) -> None:
@@ -213,5 +220,7 @@ class BlockManager:
         if self._ref_counts[block] == 0:
             if block in self._hashes:
                 self._unused[block] = None
+                if len(self._unused) > self._max_unused:
+                    self._free.append(self._evict())
             else:
                 self._free.append(block)

@@ -21,7 +21,7 @@ from paceline.core.batching.segment import Batch
 from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.faults import engine_error
-from paceline.engine.model_config import MASKED_KINDS, windows
+from paceline.engine.model_config import MASKED_KINDS, max_positions, windows
 from paceline.engine.paged.attention import NAME, AttentionMetadata, LayerAttention, attention
 from paceline.engine.paged.kv_cache import PagedKvCache
 from paceline.engine.paged.kv_storage import KvStorage
@@ -36,6 +36,7 @@ BLOCK_SIZE = 16  # rows
 _KV_SHARE = 0.9  # of an accelerator's memory that the weights leave: the rest is for activations
 _CPU_KV_SHARE = 0.25  # of the free memory, which other programs need as well
 _MAX_CPU_ROWS = 1 << 17  # more than a CPU computes in an hour
+_UNUSED_CPU_CONTEXTS = 4  # kept for later prompts: 48 MiB of the demo pair's smaller model
 _MIB = 1 << 20
 
 
@@ -182,8 +183,13 @@ def patch_model(
     release_mapped_weights(model)
     ((kv_heads, key_dim, value_dim),) = tried.shapes
     row_bytes = layers * kv_heads * (key_dim + value_dim) * tried.like.element_size()
-    if kv_rows is None:
-        kv_rows = _default_kv_rows(model.device, row_bytes) if kv_mib is None else kv_mib * _MIB // row_bytes
+    max_unused = None
+    if kv_mib is not None and kv_rows is None:
+        kv_rows = kv_mib * _MIB // row_bytes
+    elif kv_rows is None:
+        kv_rows = _default_kv_rows(model.device, row_bytes)
+        if model.device.type == "cpu":  # memory that is taken as rows are written, and that nobody asked us to fill
+            max_unused = _UNUSED_CPU_CONTEXTS * max_positions(model.config) // BLOCK_SIZE
     return KvStorage(
         max(1, kv_rows // BLOCK_SIZE),
         BLOCK_SIZE,
@@ -192,6 +198,7 @@ def patch_model(
         key_dim=key_dim,
         value_dim=value_dim,
         like=tried.like,
+        max_unused=max_unused,
     )
 
 

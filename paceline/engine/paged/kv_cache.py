@@ -34,7 +34,7 @@ class PagedKvCache:
         """kv_model: identity of the exported rows; that of another model or span of layers is refused at import."""
         self._info, self._kv_model = info, kv_model
         self._storage = storage
-        self._blocks = BlockManager(storage.num_blocks, storage.block_size)
+        self._blocks = BlockManager(storage.num_blocks, storage.block_size, storage.max_unused)
         self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
         self._hashers: dict[SeqId, BlockHasher] = {}  # of sequences whose blocks are cached for later ones
 

@@ -5,7 +5,9 @@ Knows nothing of sequences or of the owners of a block; `core.batching.block_man
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -27,9 +29,10 @@ class KvStorage:
         key_dim: int,
         value_dim: int,
         like: Tensor,
+        max_unused: int | None = None,
     ) -> None:
-        """like: a tensor of the device and dtype to allocate."""
-        self.num_blocks, self.block_size = num_blocks, block_size
+        """like: a tensor of the device and dtype to allocate. max_unused: see `BlockManager`."""
+        self.num_blocks, self.block_size, self.max_unused = num_blocks, block_size, max_unused
         shape = (layers, num_blocks * block_size, kv_heads)
         self.keys, self.values = _zeros((*shape, key_dim), like), _zeros((*shape, value_dim), like)
         self._buffers = [like.new_empty(0), like.new_empty(0)]  # of `gather_blocks`, for K and for V
@@ -91,9 +94,14 @@ def _runs(slots: SlotArray) -> list[tuple[int, int]]:
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Zeros, because a masked column still contributes 0 x its value, which must be finite.
 
-    On a CPU the system commits pages when they are first touched, so unwritten rows use no memory.
+    On a CPU the system commits pages when they are first touched, so unwritten rows use no memory. The mapping is made
+    here because numpy asks for huge pages, of which a first row commits 2 MiB for K and for V of every layer.
     """
     if like.device.type != "cpu":
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
     num_bytes = int(np.prod(shape)) * like.element_size()
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(like.dtype).view(shape)
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux, where the administrator may have made them the default
+        with suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(like.dtype).view(shape)

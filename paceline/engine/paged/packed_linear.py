@@ -17,7 +17,20 @@ from transformers.pytorch_utils import Conv1D
 from paceline.engine.paged.attention import AttentionMetadata, LayerAttention
 
 _ROWS = 16  # the batch that oneDNN packs for; the packed weights serve any
+_EXACT_ROWS = 16  # up to here every row count is computed as it is: steps of answers, where a padded row costs most
 _LLAMA_LIKE = frozenset({"LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer", "MistralDecoderLayer"})
+
+
+def padded_rows(rows: int) -> int:
+    """The row count to compute for `rows`, at most an eighth more: eight counts between two powers of two.
+
+    oneDNN generates code for every row count and weight shape that it meets, and keeps it: half a megabyte and about a
+    millisecond each, so prompts of all lengths would take a gigabyte.
+    """
+    if rows <= _EXACT_ROWS:
+        return rows
+    step = 1 << ((rows - 1).bit_length() - 4)
+    return -(-rows // step) * step
 
 
 class PackedLinear(nn.Module):
@@ -29,8 +42,13 @@ class PackedLinear(nn.Module):
         self._bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
+        """x: (..., rows, in) → (..., rows, out)"""
+        rows = x.shape[-2]
+        more = padded_rows(rows) - rows
+        if more:
+            x = functional.pad(x, (0, 0, 0, more))
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
-        return y
+        return y[..., :rows, :] if more else y
 
 
 class PlainLinear(nn.Module):

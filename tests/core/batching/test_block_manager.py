@@ -20,9 +20,11 @@ ids = st.integers(0, 4).map(SeqId)
 class BlockManagerMachine(RuleBasedStateMachine):
     """Writes values through the slot mapping and performs the copies; every row must read as it was written."""
 
+    max_unused: int | None = None
+
     def __init__(self) -> None:
         super().__init__()
-        self.manager = BlockManager(TOTAL, SIZE)
+        self.manager = BlockManager(TOTAL, SIZE, self.max_unused)
         self.memory = np.full(TOTAL * SIZE, -1)
         self.model: dict[SeqId, list[int]] = {}
         self.written = 0
@@ -131,8 +133,14 @@ class BlockManagerMachine(RuleBasedStateMachine):
         assert self.manager.free_rows() == TOTAL * SIZE
 
 
+class SmallCacheMachine(BlockManagerMachine):
+    max_unused = 2
+
+
 TestBlockManager = BlockManagerMachine.TestCase
 TestBlockManager.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestSmallCache = SmallCacheMachine.TestCase
+TestSmallCache.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 
 
 def test_a_fork_shares_blocks_and_copies_the_partial_one_when_it_writes() -> None:
@@ -229,6 +237,23 @@ def test_unused_blocks_are_evicted_when_nothing_else_is_free_the_end_of_the_olde
     assert (manager.num_cached([b"a", b"ab"]), manager.num_cached([b"x", b"xy"])) == (1, 2)
     manager.reserve(SeqId(3), 4)
     assert (manager.num_cached([b"a", b"ab"]), manager.num_cached([b"x", b"xy"])) == (0, 2)
+
+
+def test_with_a_limit_of_unused_blocks_many_prompts_touch_few_blocks() -> None:
+    """A block is memory from its first use on: prompts that come one after the other need no more than the limit."""
+    manager = BlockManager(1000, 4, max_unused=6)
+    touched: set[int] = set()
+    for number in range(200):
+        manager.reserve(SeqId(number), 9)
+        named(manager, number, b"%d" % number, b"%d next" % number)
+        touched.update(manager.block_table(SeqId(number)))
+        manager.release(SeqId(number))
+        manager.check()
+    assert len(touched) <= 6 + 3
+    cached = [manager.num_cached([b"%d" % number, b"%d next" % number]) for number in range(196, 200)]
+    assert cached == [0, 2, 2, 2]
+    assert manager.reserve(SeqId(1000), 4000) == [], "all memory is there for answers"
+    assert manager.num_cached([b"199"]) == 0
 
 
 def test_a_registered_block_that_is_written_again_loses_its_name() -> None:
