@@ -8,6 +8,7 @@ baseline that cannot run, or fails, is a row that says why.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,7 +97,9 @@ class Measured:
 
     # ---- results ----------------------------------------------------------------------------------------------------
     def rows(self) -> list[dict[str, object]]:
-        rows = [self._row(way, clients) for way, clients in self.rounds if self.has(way, clients)]
+        ways = dict.fromkeys((OURS, DEFAULT, SAMPLED, *(system.name for system in self.load.baselines)))
+        pairs = itertools.product(ways, self.load.clients)
+        rows = [self._row(way, clients) for way, clients in pairs if self.has(way, clients)]
         return rows + [{"part": "throughput", "way": way, "left_out": why} for way, why in self.left_out.items()]
 
     def _row(self, way: str, clients: int) -> dict[str, object]:

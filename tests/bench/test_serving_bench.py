@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bench.report import Options
 from bench.serving import PARTS, QUICK, run
-from bench.serving.clients import Answer
+from bench.serving.clients import Answer, Question, ServingError, ask, user
 from bench.serving.model_files import ModelFiles
 from bench.serving.systems import LlamaCpp, Transformers
 from bench.serving.throughput import OURS, SAMPLED, Load, Measured, Round
@@ -91,6 +94,48 @@ def test_a_baseline_that_failed_is_no_claim() -> None:
         for clients in (1, 16):
             measured.rounds[way, clients] = rounds(10.0)
     assert set(measured.estimates()) == {"serving.sampled_vs_greedy"}
+
+
+# ---- clients ---------------------------------------------------------------------------------------------------------
+def stream(*events: object) -> httpx.AsyncClient:
+    """A client whose every answer is a stream of these events."""
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=body))
+    return httpx.AsyncClient(transport=transport, base_url="http://server")
+
+
+def delta(**fields: str) -> dict[str, object]:
+    return {"choices": [{"delta": fields}]}
+
+
+USAGE = {"completion_tokens": 2, "prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3}}
+
+
+def asked(client: httpx.AsyncClient, tokens: int = 2) -> Answer:
+    return asyncio.run(ask(client, Question((user("x"),), tokens)))
+
+
+def test_a_first_token_is_text_and_not_a_role() -> None:
+    answer = asked(stream(delta(role="assistant"), delta(content=" ba"), delta(content=" be"), {"usage": USAGE}))
+    assert (answer.text, answer.tokens, answer.prompt_tokens, answer.cached_tokens) == (" ba be", 2, 7, 3)
+    assert answer.asked < answer.first <= answer.last
+
+
+def test_a_server_that_sends_no_usage_has_a_token_in_each_delta() -> None:
+    assert asked(stream(delta(content=" ba"), delta(content=" be"))).tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("events", "sentence"),
+    [
+        ([delta(content=" ba"), {"usage": USAGE | {"completion_tokens": 1}}], "1 tokens, not 2"),
+        ([delta(content=" ba"), {"error": "out of memory"}], "out of memory"),
+        ([delta(role="assistant")], "0 tokens"),
+    ],
+)
+def test_an_answer_of_another_length_or_none_is_not_measured(events: list[object], sentence: str) -> None:
+    with pytest.raises(ServingError, match=sentence):
+        asked(stream(*events))
 
 
 # ---- the parts -------------------------------------------------------------------------------------------------------
