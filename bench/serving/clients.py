@@ -72,6 +72,7 @@ async def ask(client: httpx.AsyncClient, question: Question) -> Answer:
     first = last = 0.0
     pieces: list[str] = []
     usage: dict[str, object] = {}
+    ended = ""
     async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
         if response.status_code != 200:
             raise ServingError(f"HTTP {response.status_code}: {(await response.aread())[:300]!r}")
@@ -82,12 +83,15 @@ async def ask(client: httpx.AsyncClient, question: Question) -> Answer:
             if event.get("error"):
                 raise ServingError(f"the stream failed: {event['error']}")
             usage = event.get("usage") or usage
-            delta = (event.get("choices") or [{}])[0].get("delta", {}).get("content")
-            if delta:
+            choice = (event.get("choices") or [{}])[0]
+            ended = choice.get("finish_reason") or ended
+            if delta := choice.get("delta", {}).get("content"):
                 last = time.perf_counter()
                 first = first or last
                 pieces.append(delta)
-    tokens = _number(usage, "completion_tokens") or len(pieces)  # llama-cpp-python streams no usage: a token a delta
+    # llama-cpp-python streams no usage, but says that the limit has ended an answer.
+    counted = question.max_tokens if ended == "length" else len(pieces)
+    tokens = _number(usage, "completion_tokens") if usage else counted
     if not pieces or tokens != question.max_tokens:
         raise ServingError(f"an answer has {tokens} tokens, not {question.max_tokens}")
     details = usage.get("prompt_tokens_details")

@@ -121,8 +121,9 @@ def test_a_first_token_is_text_and_not_a_role() -> None:
     assert answer.asked < answer.first <= answer.last
 
 
-def test_a_server_that_sends_no_usage_has_a_token_in_each_delta() -> None:
-    assert asked(stream(delta(content=" ba"), delta(content=" be"))).tokens == 2
+def test_a_server_that_sends_no_usage_says_that_the_limit_has_ended_the_answer() -> None:
+    limit = {"choices": [{"delta": {}, "finish_reason": "length"}]}
+    assert asked(stream(delta(content=" ba be"), limit)).tokens == 2
 
 
 @pytest.mark.parametrize(
@@ -130,6 +131,7 @@ def test_a_server_that_sends_no_usage_has_a_token_in_each_delta() -> None:
     [
         ([delta(content=" ba"), {"usage": USAGE | {"completion_tokens": 1}}], "1 tokens, not 2"),
         ([delta(content=" ba"), {"error": "out of memory"}], "out of memory"),
+        ([delta(content=" ba"), {"choices": [{"delta": {}, "finish_reason": "stop"}]}], "1 tokens, not 2"),
         ([delta(role="assistant")], "0 tokens"),
     ],
 )
