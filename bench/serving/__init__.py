@@ -10,7 +10,7 @@ text of equal length unless a row says `sampled`. The bench's parts, each of whi
 - `memory`: resident memory of a server over the bytes of its weights.
 
 `vocabulary` and `model_files` make the model, `gguf_file` copies it for llama.cpp, `systems` starts the servers,
-`clients` ask them.
+`clients` ask them, `findings` is what a part hands back.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from typing import Final
 from paceline.commands.processes import Children
 
 from ..bootstrap import INSIDE
-from ..report import Claim, Options, Report
+from ..report import Options, Report
 from . import host_time, memory, sharing, throughput
+from .findings import Findings
 from .model_files import ModelFiles, Shape
 
 NAME = "serving"
@@ -58,37 +59,28 @@ QUICK = Workload(
 
 def run(options: Options, workload: Workload | None = None) -> Report:
     load = workload or (QUICK if options.quick else Workload())
-    rows: list[dict[str, object]] = []
-    claims: list[Claim] = []
-    intervals: dict[str, list[float]] = {}
+    found = Findings()
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
         model = ModelFiles.write(Path(directory) / "model", load.shape)
-        if "throughput" in load.parts:
-            with Children(Path(directory)) as children:
-                measured = throughput.measure(children, model, load.throughput)
-            rows += measured.rows()
-            for claim, estimate in measured.estimates().values():
-                claims.append(claim)
-                intervals[claim.name] = estimate.interval
-        if "sharing" in load.parts:
-            with Children(Path(directory)) as children:
-                shared = sharing.measure(children, model, load.sharing)
-            rows += shared.rows
-            claims.append(shared.claim)
-            intervals[shared.claim.name] = shared.estimate.interval
-        if "host" in load.parts:
-            host = host_time.measure(model, load.host)
-            rows += host.rows
-            for claim, estimate in host.estimates.values():
-                claims.append(claim)
-                intervals[claim.name] = estimate.interval
-        if "memory" in load.parts:
-            with Children(Path(directory)) as children:
-                memory_rows, claim = memory.measure(children, model)
-            rows += memory_rows
-            claims.append(claim)
-        conditions = _conditions(model, load, options) | {f"interval_{100 * INSIDE:.0f}": intervals}
-    return Report(NAME, conditions, rows, claims)
+        for part in load.parts:
+            with Children(Path(directory)) as children:  # its servers end with it
+                found.add(_part(part, children, model, load))
+        conditions = _conditions(model, load, options) | {f"interval_{100 * INSIDE:.0f}": found.intervals}
+    return Report(NAME, conditions, found.rows, found.claims)
+
+
+def _part(part: str, children: Children, model: ModelFiles, load: Workload) -> Findings:
+    match part:
+        case "throughput":
+            return throughput.measure(children, model, load.throughput).findings()
+        case "sharing":
+            return sharing.measure(children, model, load.sharing)
+        case "host":
+            return host_time.measure(model, load.host)
+        case "memory":
+            return memory.measure(children, model)
+        case _:
+            raise AssertionError(f"no part {part}: there are {', '.join(PARTS)}")
 
 
 def _conditions(model: ModelFiles, load: Workload, options: Options) -> dict[str, object]:

@@ -39,6 +39,7 @@ from ..bootstrap import Estimate, median_of
 from ..drafting.drafters import DraftMemory
 from ..drafting.single_session import together
 from ..report import Claim
+from .findings import Findings
 from .model_files import ModelFiles
 from .systems import cores
 
@@ -106,13 +107,7 @@ class FullTrees(NgramDrafter):
         return DraftTree(TokenTree(tokens, PARENTS), (0.5,) * len(PARENTS), (0,) * len(PARENTS))
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    rows: list[dict[str, object]]
-    estimates: dict[str, tuple[Claim, Estimate]]
-
-
-def measure(model: ModelFiles, load: Load) -> Measured:
+def measure(model: ModelFiles, load: Load) -> Findings:
     before = torch.get_num_threads()
     loaded = load_model(model.directory, threads=cores(), kv_rows=load.sequences * 512)
     try:
@@ -124,10 +119,11 @@ def measure(model: ModelFiles, load: Load) -> Measured:
     tree_rows = load.sequences * (1 + len(PARENTS))
     row, host = _row("one row each", plain, load.sequences)
     tree_row, tree_host = _row("trees of 8 rows", trees, tree_rows)
-    claim = Claim(f"engine.host_ms_per_step_{load.sequences}", host.value, 5.0, "lower")
+    found = Findings([row, tree_row])
+    found.claim(Claim(f"engine.host_ms_per_step_{load.sequences}", host.value, 5.0, "lower"), host)
     per_row = tree_host.times(1e3 / tree_rows)  # us
-    tree_claim = Claim("engine.host_us_per_tree_row", per_row.value, 60.0, "lower")
-    return Measured([row, tree_row], {claim.name: (claim, host), tree_claim.name: (tree_claim, per_row)})
+    found.claim(Claim("engine.host_us_per_tree_row", per_row.value, 60.0, "lower"), per_row)
+    return found
 
 
 async def _steps(engine: TimedEngine, model: ModelFiles, load: Load, *, trees: bool) -> list[Step]:

@@ -16,6 +16,7 @@ from paceline.commands.processes import Children
 
 from ..report import Claim
 from .clients import Question, ask, connect, user
+from .findings import Findings
 from .model_files import ModelFiles
 from .systems import Paceline, start
 
@@ -45,7 +46,7 @@ sys.stdin.read()
 """
 
 
-def measure(children: Children, model: ModelFiles) -> tuple[list[dict[str, object]], Claim]:
+def measure(children: Children, model: ModelFiles) -> Findings:
     """Start a server, and leave it running until `children` ends."""
     idle = _idle()
     system = Paceline(kv_mib=KV_MIB)
@@ -57,7 +58,9 @@ def measure(children: Children, model: ModelFiles) -> tuple[list[dict[str, objec
     weights = model.weight_bytes / 2**20
     for row, memory in zip(rows, (idle, loaded, served), strict=True):
         row["vs_weights"] = (memory["VmRSS"] - idle["VmRSS"]) / weights
-    return rows, Claim(NAME, (served["VmRSS"] - idle["VmRSS"]) / weights, 1.25, "lower")
+    found = Findings(rows)
+    found.claim(Claim(NAME, (served["VmRSS"] - idle["VmRSS"]) / weights, 1.25, "lower"))
+    return found
 
 
 def _idle() -> dict[str, float]:

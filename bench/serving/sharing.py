@@ -17,9 +17,10 @@ import httpx
 
 from paceline.commands.processes import Children
 
-from ..bootstrap import Estimate, median_of, ratio_of
+from ..bootstrap import median_of, ratio_of
 from ..report import Claim
 from .clients import Answer, Question, ask, ask_together, connect, user
+from .findings import Findings
 from .model_files import ModelFiles
 from .systems import Paceline, start
 
@@ -41,16 +42,7 @@ class Load:
     document_rounds: int = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Rows, and the claim about the last turn with its interval."""
-
-    rows: list[dict[str, object]]
-    claim: Claim
-    estimate: Estimate
-
-
-def measure(children: Children, model: ModelFiles, load: Load) -> Measured:
+def measure(children: Children, model: ModelFiles, load: Load) -> Findings:
     """Start a server, and leave it running until `children` ends."""
     fresh = [f"stranger-{i}" for i in range(load.conversations)]  # each has asked nothing before its one question
     paceline = Paceline(keys=("friend", "documents", *fresh))
@@ -60,14 +52,16 @@ def measure(children: Children, model: ModelFiles, load: Load) -> Measured:
 
 async def _measure(
     url: str, dialect: Mapping[str, object], model: ModelFiles, load: Load, fresh: Sequence[str]
-) -> Measured:
+) -> Findings:
     extra = {**dialect, **STRATEGY}
     async with connect(url, load.readers) as client:
         cached, uncached = await _conversations(client, extra, model, load, fresh)
         rows = [_turn_row("yes", cached, load), _turn_row("no", uncached, load)]
         rows += await _documents(client, extra, model, load)
     ratio = ratio_of([answer.ttft_ms for answer in cached], [answer.ttft_ms for answer in uncached])
-    return Measured(rows, Claim("serving.multi_turn_ttft", ratio.value, 0.15, "lower"), ratio)
+    found = Findings(rows)
+    found.claim(Claim("serving.multi_turn_ttft", ratio.value, 0.15, "lower"), ratio)
+    return found
 
 
 # ---- conversations --------------------------------------------------------------------------------------------------

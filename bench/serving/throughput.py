@@ -19,9 +19,10 @@ import httpx
 from paceline.commands.processes import Children
 from paceline.errors import PacelineError
 
-from ..bootstrap import Estimate, median_of, ratio_of
+from ..bootstrap import median_of, ratio_of
 from ..report import Claim
 from .clients import Answer, Question, ask_together, connect, user
+from .findings import Findings
 from .model_files import ModelFiles
 from .systems import BASELINES, LlamaCpp, Paceline, System, Transformers, start
 
@@ -117,15 +118,14 @@ class Measured:
             "cached_tokens": max(answer.cached_tokens for each in rounds for answer in each.answers),
         }
 
-    def estimates(self) -> dict[str, tuple[Claim, Estimate]]:
-        """Claims with their intervals, only those whose both sides have been measured."""
-        found: dict[str, tuple[Claim, Estimate]] = {}
+    def findings(self) -> Findings:
+        """Rows, and the claims whose both sides have been measured."""
+        found = Findings(self.rows())
         sampled = [
             ratio_of(self.rates(SAMPLED, clients), self.rates(OURS, clients)) for clients in self.load.sampled_clients
         ]
-        name = "serving.sampled_vs_greedy"
         worse = min(sampled, key=lambda each: each.value)
-        found[name] = Claim(name, worse.value, 0.85, "higher"), worse
+        found.claim(Claim("serving.sampled_vs_greedy", worse.value, 0.85, "higher"), worse)
         clients = self.load.compared_clients
         for name, kind, target in (
             (f"serving.vs_transformers_serve_{clients}", Transformers, 3.0),
@@ -135,7 +135,7 @@ class Measured:
             rivals = [self.rates(each, clients) for each in names if self.has(each, clients)]
             if rivals:  # against the faster of its modes, round by round
                 against = ratio_of(self.rates(OURS, clients), [max(rates) for rates in zip(*rivals, strict=True)])
-                found[name] = Claim(name, against.value, target, "higher"), against
+                found.claim(Claim(name, against.value, target, "higher"), against)
         return found
 
 

@@ -80,11 +80,13 @@ def test_claims_compare_within_rounds_with_the_faster_mode_of_a_baseline() -> No
         measured.rounds[SAMPLED, clients] = rounds(36.0, 72.0) if clients == 1 else rounds(38.0, 76.0)
     measured.rounds["transformers serve", 16] = rounds(10.0, 5.0)
     measured.rounds["transformers serve --continuous-batching", 16] = rounds(5.0, 20.0)
-    claims = {name: claim for name, (claim, _) in measured.estimates().items()}
+    found = measured.findings()
+    claims = {claim.name: claim for claim in found.claims}
+    assert set(found.intervals) == set(claims)
     assert set(claims) == {"serving.sampled_vs_greedy", "serving.vs_transformers_serve_16"}
     assert claims["serving.sampled_vs_greedy"].value == pytest.approx(0.9)
     assert claims["serving.vs_transformers_serve_16"].value == pytest.approx(4.0)
-    (left_out,) = [row for row in measured.rows() if "left_out" in row]
+    (left_out,) = [row for row in found.rows if "left_out" in row]
     assert left_out["way"] == "llama-cpp-python" and left_out["left_out"] == "not installed: llama_cpp"
 
 
@@ -93,7 +95,7 @@ def test_a_baseline_that_failed_is_no_claim() -> None:
     for way in (OURS, SAMPLED, "transformers serve"):
         for clients in (1, 16):
             measured.rounds[way, clients] = rounds(10.0)
-    assert set(measured.estimates()) == {"serving.sampled_vs_greedy"}
+    assert [claim.name for claim in measured.findings().claims] == ["serving.sampled_vs_greedy"]
 
 
 # ---- clients ---------------------------------------------------------------------------------------------------------
