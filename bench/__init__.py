@@ -4,7 +4,9 @@
 - `scheduling`: placement of the aggregator. `two_sided`: answers from documents of both sides.
 - `lookup_tree`: drafting without a model. `engine`: milliseconds per forward. `constraints`: validity of answers.
 - `perplexity`: perplexity of text given documents. `streams`, `surface`: throughput and CPU of the HTTP server.
-- `report`: options, claims and reports. `aggregation/`, `drafting/`, `retrieval/`: parts of the benches.
+- `serving`: the HTTP server against others on the same weights, its prefix cache, host time and memory.
+- `report`: options, claims and reports. `bootstrap`: intervals. `aggregation/`, `drafting/`, `retrieval/`: parts of the
+  benches.
 
 Definitions of all numbers: METHODOLOGY.md. Dated results: LOG.md.
 """

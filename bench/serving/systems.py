@@ -1,0 +1,158 @@
+"""Servers under test: what each needs to be installed, its command line, its address of health and its dialect.
+
+All are processes of their own with as many threads as the machine has cores, and all load the same folder of weights.
+llama.cpp reads its own format, to which the same weights are copied in the same number format.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Final, Protocol
+
+import httpx
+
+from paceline.commands.processes import Child, Children, command, free_port
+
+from .clients import ServingError
+from .gguf_file import write_gguf
+from .model_files import ModelFiles
+
+START_S: Final = 600.0  # loading on a busy machine, and copying to llama.cpp's format
+CONTEXT: Final = 2048  # tokens of llama.cpp's KV cache, which it allocates at the start
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class System(Protocol):
+    """A server under test."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def health(self) -> str:
+        """Path that answers 200 once the model is loaded."""
+
+    def lacks(self) -> str | None:
+        """Why it cannot run here; None if it can."""
+
+    def arguments(self, model: ModelFiles, port: int) -> Sequence[str]:
+        """Command line of the server."""
+
+    def dialect(self, model: ModelFiles, *, temperature: float, top_p: float, seed: int) -> Mapping[str, object]:
+        """Fields of a request's body beyond messages, limit and streaming."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paceline:
+    """`paceline serve` with a key for each way of asking, since the prefix cache is not shared between keys."""
+
+    keys: tuple[str, ...] = ()
+    kv_mib: int | None = None
+    name: str = "paceline"
+    health: str = "/readyz"
+
+    def lacks(self) -> str | None:
+        return None
+
+    def arguments(self, model: ModelFiles, port: int) -> Sequence[str]:
+        flags = ["--threads", str(cores()), "--embedder", "hash", "--log-level", "warning", "--port", str(port)]
+        flags += ["--state-dir", str(model.directory.parent / f"state-{port}")]
+        flags += [flag for key in self.keys for flag in ("--api-keys", key)]
+        flags += [] if self.kv_mib is None else ["--kv-mib", str(self.kv_mib)]
+        return command("serve", "--model", str(model.directory), *flags)
+
+    def dialect(self, model: ModelFiles, *, temperature: float, top_p: float, seed: int) -> Mapping[str, object]:
+        sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
+        return {"model": model.directory.name, "stream_options": {"include_usage": True}, **sampling}
+
+
+@dataclass(frozen=True, slots=True)
+class Transformers:
+    """`transformers serve`, which answers one request after another unless it batches continuously."""
+
+    batching: bool
+    health: str = "/health"
+
+    @property
+    def name(self) -> str:
+        return "transformers serve" + (" --continuous-batching" if self.batching else "")
+
+    def lacks(self) -> str | None:
+        return _missing("transformers.cli.serving", "fastapi", "uvicorn", "openai", "accelerate", "rich")
+
+    def arguments(self, model: ModelFiles, port: int) -> Sequence[str]:
+        environment = ["env", f"OMP_NUM_THREADS={cores()}", "HF_HUB_OFFLINE=1"]
+        serve = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(model.directory)]
+        flags = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--dtype", model.dtype]
+        return [*environment, *serve, *flags, *(["--continuous-batching"] if self.batching else [])]
+
+    def dialect(self, model: ModelFiles, *, temperature: float, top_p: float, seed: int) -> Mapping[str, object]:
+        del top_p, seed  # it samples only if the model's own configuration does; the bench asks it for greedy text
+        return {"model": str(model.directory), "temperature": temperature}
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCpp:
+    """The server of llama-cpp-python, which answers one request after another."""
+
+    name: str = "llama-cpp-python"
+    health: str = "/v1/models"
+
+    def lacks(self) -> str | None:
+        return _missing("llama_cpp", "gguf", "sse_starlette", "starlette_context", "pydantic_settings")
+
+    def arguments(self, model: ModelFiles, port: int) -> Sequence[str]:
+        file = write_gguf(model, model.directory.parent / "model.gguf")
+        flags = ["--model", str(file), "--host", "127.0.0.1", "--port", str(port), "--n_ctx", str(CONTEXT)]
+        flags += ["--n_threads", str(cores()), "--n_threads_batch", str(cores()), "--n_gpu_layers", "-1"]
+        # By default it ends a stream as soon as another request arrives.
+        return [sys.executable, "-m", "llama_cpp.server", *flags, "--interrupt_requests", "False"]
+
+    def dialect(self, model: ModelFiles, *, temperature: float, top_p: float, seed: int) -> Mapping[str, object]:
+        return {"model": model.directory.name, "temperature": temperature, "top_p": top_p, "seed": seed}
+
+
+BASELINES: Final[tuple[System, ...]] = (Transformers(batching=False), Transformers(batching=True), LlamaCpp())
+
+
+def start(children: Children, system: System, model: ModelFiles) -> Child:
+    """Start a server and wait until it is healthy. Raises PacelineError with the end of its output if it is not."""
+    port = free_port(0)
+    child = children.start(f"{system.name.replace(' ', '-')}-{port}", system.arguments(model, port), port=port)
+    deadline = time.monotonic() + START_S
+    with httpx.Client(timeout=5.0, trust_env=False) as client:
+        while not _is_healthy(client, child.url + system.health):
+            if child.process.poll() is not None:
+                children.members.remove(child)
+                raise ServingError(f"{system.name} ended with code {child.process.returncode}\n{child.tail()}")
+            if time.monotonic() > deadline:
+                raise ServingError(f"{system.name} is not ready after {START_S:.0f} s\n{child.tail()}")
+            time.sleep(0.1)
+    return child
+
+
+def _is_healthy(client: httpx.Client, url: str) -> bool:
+    try:
+        return client.get(url).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _missing(*modules: str) -> str | None:
+    lacking = [name for name in modules if not _is_installed(name)]
+    return f"not installed: {', '.join(lacking)}" if lacking else None
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of its package
+        return False
