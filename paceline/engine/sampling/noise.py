@@ -23,12 +23,12 @@ class GroupNoise:
         self._hashes = _group_hashes(keys[:, None], torch.arange(num_groups, device=keys.device))
         self.least = _exponentials(self._hashes) / GROUP  # (rows, groups) the least exp(-G) of each
 
-    def gumbel(self, groups: Tensor) -> Tensor:
-        """(rows, n) groups → (rows, n * GROUP) Gumbel noise of their ids, float64."""
+    def gumbel(self, groups: Tensor, rows: Tensor) -> Tensor:
+        """(some, n) groups of these rows → (some, n * GROUP) Gumbel noise of their ids, float64."""
         place = torch.arange(GROUP, device=groups.device)
         ids = groups[:, :, None] * GROUP + place
-        own = _exponentials(_mixed(ids * _signed(noise.GAMMA) + self._keys[:, None, None]))
-        hashes, least = (each.gather(1, groups)[:, :, None] for each in (self._hashes, self.least))
+        own = _exponentials(_mixed(ids * _signed(noise.GAMMA) + self._keys[rows][:, None, None]))
+        hashes, least = (each[rows[:, None], groups][:, :, None] for each in (self._hashes, self.least))
         x = torch.where(hashes & (GROUP - 1) == place, least, least + own)
         return -torch.log(x).flatten(1)
 

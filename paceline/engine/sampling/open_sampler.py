@@ -17,7 +17,8 @@ from paceline.engine.sampling.margins import MARGIN, MASS_MARGIN
 from paceline.engine.sampling.noise import GroupNoise
 from paceline.engine.sampling.workspace import Workspace
 
-_GROUPS = 16, 256  # groups with the highest bounds that are searched; more for rows that fewer do not settle
+_FIRST_GROUPS = 8  # with the highest bounds, searched in every row; then as many as its best score leaves open
+_ALIKE = 8  # rows that are searched further together
 _CANDIDATES = 6  # best scores of a row that top-p and min-p may choose from
 _LEADERS = 32  # most probable ids whose masses are summed first, for top-p
 
@@ -26,42 +27,28 @@ class OpenSampler:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
 
-    def sample(self, scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling], stage: int = 0) -> list[int | None]:
+    def sample(self, scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling]) -> list[int | None]:
         """The token of each row; None where it is not certain. maxima: of the groups of `scores`."""
-        seen = _Candidates.best(scores, maxima, rows, _GROUPS[stage])
+        search = _Search(scores, maxima, rows)
         tokens: list[int | None] = [None] * len(rows)
-        unsettled: list[int] = []  # more groups may hold better ids
         waiting = list(range(len(rows)))
         for place in range(_CANDIDATES - 1):
-            certain: list[int] = []
-            for row in waiting:
-                score = seen.scores[row, place]
-                if not score > seen.rest[row] + MARGIN:
-                    unsettled.append(row)
-                elif score - seen.scores[row, place + 1] > MARGIN:
-                    certain.append(row)
-            passed = self._passes(scores, maxima, seen, rows, certain, place)
-            waiting = []
+            search.settle(waiting, place)
+            certain = [row for row in waiting if search.is_certain(row, place)]
+            passed = self._passes(scores, maxima, search, rows, certain, place)
             for row in certain:
-                if passed[row] is None:
-                    continue
                 if passed[row]:
-                    tokens[row] = int(seen.ids[row, place])
-                else:
-                    waiting.append(row)
+                    tokens[row] = int(search.ids[row, place])
+            waiting = [row for row in certain if passed[row] is False]
             if not waiting:
                 break
-        if unsettled and stage + 1 < len(_GROUPS):
-            again = self.sample(scores[unsettled], maxima[unsettled], [rows[row] for row in unsettled], stage + 1)
-            for row, token in zip(unsettled, again, strict=True):
-                tokens[row] = token
         return tokens
 
     def _passes(
         self,
         scores: Tensor,
         maxima: Tensor,
-        seen: _Candidates,
+        seen: _Search,
         rows: Sequence[RowSampling],
         which: Sequence[int],
         place: int,
@@ -101,39 +88,61 @@ class OpenSampler:
         return least.tolist(), most.tolist()
 
 
-class _Candidates:
+class _Search:
     """Ids of each row with the best scores, on the host. Scores: logit / temperature + noise."""
 
-    __slots__ = ("has_one_maximum", "ids", "logits", "maximum", "rest", "scores")
-
-    def __init__(self, ids: Tensor, scores: Tensor, logits: Tensor, rest: Tensor, maximum: Tensor, one: Tensor) -> None:
-        self.ids: NDArray[np.int64] = ids.cpu().numpy()  # (rows, candidates)
-        self.scores: NDArray[np.float64] = scores.cpu().numpy()  # (rows, candidates), falling
-        self.logits: NDArray[np.float32] = logits.cpu().numpy()  # (rows, candidates)
-        self.rest: NDArray[np.float64] = rest.cpu().numpy()  # (rows,) no other id has a better score
-        self.maximum: NDArray[np.float32] = maximum.cpu().numpy()  # (rows,)
-        self.has_one_maximum: NDArray[np.bool_] = one.cpu().numpy()  # (rows,)
-
-    @staticmethod
-    def best(scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling], num_groups: int) -> _Candidates:
+    def __init__(self, scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling]) -> None:
         device = scores.device
-        keys_on_host = row_keys([row.params.seed for row in rows], [row.position for row in rows])
-        keys = torch.from_numpy(keys_on_host.view(np.int64)).to(device)
-        inverse = inverse_temperatures(rows, device)
-        group_noise = GroupNoise(keys, maxima.shape[1])
-        bounds = maxima.double() * inverse - torch.log(group_noise.least)
-        count = min(num_groups, maxima.shape[1])
-        highest = torch.topk(bounds, min(count + 1, maxima.shape[1]))
-        everything = highest.values.shape[1] <= count
-        rest = torch.full_like(bounds[:, 0], -torch.inf) if everything else highest.values[:, count]
-        groups = highest.indices[:, :count]
+        self._scores = scores
+        self._inverse = inverse_temperatures(rows, device)
+        keys = row_keys([row.params.seed for row in rows], [row.position for row in rows])
+        self._noise = GroupNoise(torch.from_numpy(keys.view(np.int64)).to(device), maxima.shape[1])
+        self._bounds = maxima.double() * self._inverse - torch.log(self._noise.least)  # (rows, groups)
+        maximum = maxima.amax(1, keepdim=True)
+        self.maximum: NDArray[np.float32] = maximum[:, 0].cpu().numpy()  # (rows,)
+        alone = (maxima == maximum).sum(1) == 1
+        first = gathered(scores, ids_of(maxima.argmax(1, keepdim=True)))
+        self.has_one_maximum: NDArray[np.bool_] = (alone & ((first == maximum).sum(1) == 1)).cpu().numpy()  # (rows,)
+        shape = len(rows), min(_CANDIDATES, GROUP)
+        self.ids: NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
+        self.scores: NDArray[np.float64] = np.zeros(shape)  # falling
+        self.logits: NDArray[np.float32] = np.zeros(shape, dtype=np.float32)
+        self._rest: NDArray[np.float64] = np.zeros(len(rows))  # no other id has a better score
+        self._look(list(range(len(rows))), _FIRST_GROUPS)
+
+    def is_certain(self, row: int, place: int) -> bool:
+        """The candidate has the next best score of the row, and no other is near."""
+        score = self.scores[row, place]
+        return bool(score > self._rest[row] + MARGIN and score - self.scores[row, place + 1] > MARGIN)
+
+    def settle(self, which: Sequence[int], place: int) -> None:
+        """Search the groups that may hold better ids than the rows' candidates at this place."""
+        scores = self.scores[which, place]
+        low = np.isfinite(scores) & ~(scores > self._rest[which] + MARGIN)
+        open_rows = [row for row, is_low in zip(which, low, strict=True) if is_low]
+        if not open_rows:
+            return
+        reached = torch.from_numpy(self.scores[open_rows, place]).to(self._bounds.device)[:, None]
+        needed = (self._bounds[open_rows] >= reached - 2 * MARGIN).sum(1).cpu().numpy()
+        order = np.argsort(needed)
+        for part in np.array_split(order, -(-len(order) // _ALIKE)):  # rows that need about as many groups
+            self._look([open_rows[at] for at in part], int(needed[part[-1]]))
+
+    def _look(self, which: Sequence[int], num_groups: int) -> None:
+        """Score all ids of the groups with the highest bounds, and keep the best."""
+        rows = torch.tensor(which, device=self._bounds.device)
+        bounds = some_rows(self._bounds, which)
+        highest = torch.topk(bounds, min(num_groups + 1, bounds.shape[1]))
+        everything = highest.values.shape[1] <= num_groups
+        groups = highest.indices[:, :num_groups]
         ids = ids_of(groups)
-        logits = gathered(scores, ids)
-        scored = logits.double() * inverse + group_noise.gumbel(groups)
-        top = torch.topk(scored, min(_CANDIDATES, scored.shape[1]))
-        maximum = maxima.amax(1)
-        one = ((maxima == maximum[:, None]).sum(1) == 1) & ((logits == maximum[:, None]).sum(1) == 1)
-        return _Candidates(ids.gather(1, top.indices), top.values, logits.gather(1, top.indices), rest, maximum, one)
+        logits = gathered(self._scores, ids, rows[:, None])
+        scored = logits.double() * some_rows(self._inverse, which) + self._noise.gumbel(groups, rows)
+        best = torch.topk(scored, self.ids.shape[1])
+        self.ids[which] = ids.gather(1, best.indices).cpu().numpy()
+        self.scores[which] = best.values.cpu().numpy()
+        self.logits[which] = logits.gather(1, best.indices).cpu().numpy()
+        self._rest[which] = -np.inf if everything else highest.values[:, num_groups].cpu().numpy()
 
 
 def _leading_mass(

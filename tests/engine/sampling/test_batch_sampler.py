@@ -153,7 +153,9 @@ def test_the_noise_is_that_of_the_core() -> None:
     groups = np.random.default_rng(0).integers(0, 2**18, size=(5, 40))
     found = noise.GroupNoise(on_device, 2**18)
     ids = (groups[:, :, None] * core_noise.GROUP + np.arange(core_noise.GROUP)).reshape(5, -1)
-    assert found.gumbel(torch.from_numpy(groups)).numpy() == pytest.approx(core_noise.gumbel_rows(keys, ids), rel=1e-13)
+    assert found.gumbel(torch.from_numpy(groups), torch.arange(5)).numpy() == pytest.approx(
+        core_noise.gumbel_rows(keys, ids), rel=1e-13
+    )
     assert found.least.numpy() == pytest.approx(core_noise.group_minima(keys, 2**18), rel=1e-13)
     hashes = noise.mixed_by_torch(on_device)  # what a GPU computes
     assert np.array_equal(hashes.numpy().view(np.uint64), core_noise.mixed(keys))
