@@ -89,11 +89,8 @@ class BatchSampler:
             kind = "greedy" if params.temperature == 0.0 else "top_k" if cut else "open"
             kinds.setdefault(kind, []).append(row)
         for kind, which in kinds.items():
-            some, their_maxima, chosen = (
-                some_rows(scores, which),
-                some_rows(maxima, which),
-                [rows[row] for row in which],
-            )
+            some, their_maxima = some_rows(scores, which), some_rows(maxima, which)
+            chosen = [rows[row] for row in which]
             if kind == "greedy":
                 found = _greedy(some, their_maxima, [changed[row] for row in which])
             elif kind == "top_k":
