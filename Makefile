@@ -24,7 +24,7 @@ $(VENV)/.runtime: pyproject.toml
 $(VENV)/.developer: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV), with test and lint tools: a few minutes the first time"
-	@$(PIP) --editable '.[test,lint]'
+	@$(PIP) --editable '.[test,lint,gpu]'
 	@touch $(VENV)/.runtime $@
 
 venv: $(VENV)/.developer ## make .venv with everything a developer needs

@@ -16,6 +16,9 @@ settings.load_profile("paceline")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two processes on two cores, not four threads
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that would download fails at once
+if "TEST_DEVICE" not in os.environ:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same tests where there is a GPU
+    os.environ["TRITON_INTERPRET"] = "1"  # its kernels run on the CPU, where triton is installed
 for key in [key for key in os.environ if key.startswith("PACELINE_")]:
     del os.environ[key]
 

@@ -9,7 +9,7 @@
 - `wrappers`: an engine around another one, and one with emulated forward times.
 - `tokenizer`: text to token ids and back, and chat templates. `grammar/`: token masks of JSON schemas and tool calls.
 - `sequence_table`: cached rows and open trees of each sequence, with the checks that all engines share.
-- `faults`: what torch raises, as errors of the engine.
+- `faults`: torch's errors as the engine's.
 - `tensors`: logits to distributions, tensors to `KvPrefix` and back.
 - `self_test`: check at load time that an engine scores as the model's plain forward does.
 - `model_config`, `generation_config`: settings read from a model's `config.json` and `generation_config.json`.

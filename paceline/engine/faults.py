@@ -1,4 +1,4 @@
-"""What torch raises, as errors of the engine."""
+"""Conversion of torch's errors into the engine's."""
 
 from __future__ import annotations
 

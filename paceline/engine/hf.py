@@ -25,7 +25,7 @@ from paceline.engine.model_config import MASKED_KINDS, windows
 from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
 from paceline.engine.self_test import agrees, prompt_for
 from paceline.engine.sequence_table import SequenceTable
-from paceline.engine.tensors import dists, kv_from_tensors, kv_to_tensors
+from paceline.engine.tensors import dists, kv_from_tensors, kv_to_tensors, use_device
 from paceline.errors import EngineError
 
 log = logging.getLogger("paceline.engine")
@@ -57,6 +57,7 @@ class HFEngine:
         return self._info
 
     def forward(self, batch: Batch) -> Output:
+        use_device(self._model.device)
         self._table.validate(batch)
         before = {segment.seq: self._state(segment.seq) for segment in batch.segments}
         try:
@@ -72,6 +73,7 @@ class HFEngine:
         return Output(scored)
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
+        use_device(self._model.device)
         return self._sampler(requests)
 
     def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
@@ -100,7 +102,7 @@ class HFEngine:
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         num_rows = len(tokens)
         self._table.export(seq, num_rows)
-        keys, values = (torch.empty(shape, dtype=self._model.dtype) for shape in self._shapes(num_rows))
+        keys, values = (torch.empty(shape, dtype=self._model.dtype, device="cpu") for shape in self._shapes(num_rows))
         for i, (key, value) in enumerate(_layers(self._caches[seq])):  # no layers if rows are recomputed
             keys[i], values[i] = (tensor[0, :, :num_rows].transpose(0, 1) for tensor in (key, value))
         return kv_from_tensors(self._info.fingerprint, tokens, keys, values)
@@ -223,7 +225,7 @@ class HFEngine:
             path = self._table.path(segment, row)
             ids = torch.tensor([[*tokens, *path]], device=device)
             rows.append(self._logits([before + len(path) - 1], input_ids=ids, use_cache=False))
-        return torch.cat(rows) if rows else torch.empty(0, self._info.vocab_size)
+        return torch.cat(rows) if rows else torch.empty(0, self._info.vocab_size, device=self._model.device)
 
     def _cache_works(self) -> bool:
         if self._windows.keys() - MASKED_KINDS:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from paceline.engine.paged.attention.backends import AttentionName
+
 log = logging.getLogger("paceline.engine")
 
 Backend = Literal["auto", "hf", "paged"]
@@ -43,6 +45,8 @@ class EngineOptions(NamedTuple):
     threads: int | None = None
     kv_rows: int | None = None
     kv_mib: int | None = None
+    attention: AttentionName | None = None  # None: the device's, see `paged.attention.backends`
+    graphs: bool | None = None  # replay forwards of few rows as CUDA graphs; None: on a GPU
 
 
 DEFAULTS = EngineOptions()
@@ -137,7 +141,14 @@ def load_engine(directory: Path, options: EngineOptions = DEFAULTS, *, name: str
         torch.set_num_threads(options.threads)
     model, info = _model(directory, options, name=name)
     if options.backend != "hf":
-        paged = paged_engine(model, info, kv_rows=options.kv_rows, kv_mib=options.kv_mib)
+        paged = paged_engine(
+            model,
+            info,
+            kv_rows=options.kv_rows,
+            kv_mib=options.kv_mib,
+            attention=options.attention,
+            graphs=options.graphs,
+        )
         if isinstance(paged, PagedEngine):
             return paged
         if options.backend == "paged":
@@ -170,8 +181,10 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from paceline.engine.model_config import max_positions
+    from paceline.engine.tensors import use_device
 
     device = torch.device(choose_device(options.device))
+    use_device(device)
     try:
         with quiet():
             config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)

@@ -23,10 +23,11 @@ from paceline.core.batching.segment import Batch
 from paceline.engine.base import ModelInfo, Output
 from paceline.engine.loader import DEFAULTS, EngineOptions, choose_device, choose_dtype, find, fingerprint, quiet
 from paceline.engine.model_config import max_positions
-from paceline.engine.paged.attention import AttentionMetadata
-from paceline.engine.paged.engine import FlatBatch, output_of, patch_model
+from paceline.engine.paged.attention.backends import AttentionBackend, DeviceStep, make_attention
+from paceline.engine.paged.engine import best_attention, output_of, patch_model
 from paceline.engine.paged.kv_cache import PagedKvCache
 from paceline.engine.paged.kv_storage import KvStorage
+from paceline.engine.tensors import use_device
 from paceline.errors import ConfigError, EngineError
 
 HiddenArray = NDArray[np.float32]
@@ -57,23 +58,25 @@ class Stage(PagedKvCache):
         model: PreTrainedModel,
         info: ModelInfo,
         storage: KvStorage,
+        attention: AttentionBackend,
         *,
         kv_model: str,
         is_first: bool,
         is_last: bool,
     ) -> None:
         super().__init__(info, storage, kv_model=kv_model)
-        self._model = model
+        self._model, self._attention = model, attention
         self._is_first, self._is_last = is_first, is_last
 
     def forward(self, batch: Batch, hidden: HiddenArray | None = None) -> StageOutput:
         """hidden: (rows of the batch, d_model) from the previous stage; None at the first. Raises EngineError."""
         if (hidden is None) != self._is_first or (hidden is not None and len(hidden) != batch.num_rows):
             raise EngineError("the first stage takes tokens alone, each other one a hidden row for every token")
-        metadata = self._allocate(batch)
+        use_device(self._model.device)
+        flat = self._allocate(batch)
         try:
             with torch.inference_mode():
-                result = self._run(FlatBatch.of(batch, self._model.device), hidden, metadata)
+                result = self._run(self._attention.prepare(flat), hidden)
         except RuntimeError as error:  # torch raises it when memory runs out and for rows of another width
             self._roll_back(batch)
             raise EngineError(f"the stage could not run: {error}") from error
@@ -82,15 +85,15 @@ class Stage(PagedKvCache):
             return StageOutput(None, output_of(batch, result))
         return StageOutput(result.float().cpu().numpy(), None)
 
-    def _run(self, flat: FlatBatch, hidden: HiddenArray | None, metadata: AttentionMetadata) -> Tensor:
+    def _run(self, step: DeviceStep, hidden: HiddenArray | None) -> Tensor:
         """(wanted, vocab) at the last stage, else (rows, d_model)"""
-        options = {"logits_to_keep": flat.logits_rows} if self._is_last else {}
+        options: dict[str, object] = {"logits_to_keep": step.logits_rows} if self._is_last else {}
         if hidden is None:
-            inputs = {"input_ids": flat.tokens}
+            inputs = {"input_ids": step.tokens}
         else:
             inputs = {"inputs_embeds": torch.from_numpy(hidden).to(self._model.device, self._model.dtype)[None]}
-        positions = flat.positions
-        output = self._model(**inputs, **options, position_ids=positions, use_cache=False, attn_metadata=metadata)
+        options |= {"position_ids": step.positions, "attn_metadata": step.attending}
+        output = self._model(**inputs, **options, use_cache=False)
         result: Tensor = output.logits[0] if self._is_last else output.last_hidden_state[0]
         return result
 
@@ -126,6 +129,7 @@ def load_stage(
     if not is_first and not is_last:
         config.vocab_size, config.pad_token_id = 1, None  # no tokens, so no embedding table
     device = torch.device(choose_device(options.device))
+    use_device(device)
     dtype = choose_dtype(options.dtype, device, config.dtype, directory)
     table = MODEL_FOR_CAUSAL_LM_MAPPING if is_last else MODEL_MAPPING
     architecture = cast("type[PreTrainedModel]", table[type(config)])
@@ -149,11 +153,12 @@ def load_stage(
     )
     probe = None if is_first else {"inputs_embeds": torch.zeros(1, 1, config.hidden_size, dtype=dtype, device=device)}
     try:
-        storage = patch_model(model, kv_rows=options.kv_rows, kv_mib=options.kv_mib, probe=probe)
+        storage, asked = patch_model(model, kv_rows=options.kv_rows, kv_mib=options.kv_mib, probe=probe)
+        attention = make_attention(options.attention or best_attention(storage, asked), storage, asked)
     except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"{directory} cannot be cut into stages: {error}") from error
     kv_model = f"{info.fingerprint} layers {first} to {stop - 1}"
-    return Stage(model, info, storage, kv_model=kv_model, is_first=is_first, is_last=is_last)
+    return Stage(model, info, storage, attention, kv_model=kv_model, is_first=is_first, is_last=is_last)
 
 
 def _tensors(directory: Path, first: int, stop: int, *, embedding: bool, head: bool) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Tensor conversions: logits to `Dist`, KV tensors to `KvPrefix` and back.
+"""Tensor conversions: logits to `Dist`, KV tensors to `KvPrefix` and back; the device of a thread.
 
 The only module that makes distributions from tensors, and the only one that knows how bfloat16 is represented.
 """
@@ -15,6 +15,12 @@ from paceline.core.sampling.dist import Dist
 from paceline.errors import EngineError
 
 _BITS = {torch.bfloat16: torch.uint16}  # formats that numpy lacks are represented by their bits
+
+
+def use_device(device: torch.device) -> None:
+    """Make this GPU the thread's own: streams, kernels and pinned memory are made on the current one."""
+    if device.type == "cuda" and device.index is not None and torch.cuda.current_device() != device.index:
+        torch.cuda.set_device(device)
 
 
 def dists(logits: Tensor) -> tuple[Dist, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -13,16 +15,22 @@ from paceline.core.batching.segment import SeqId
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine, noisy
 from paceline.engine.loader import EngineOptions, load_engine, quiet
+from paceline.engine.paged.attention.backends import AttentionName
 from tests.engine import checkpoints
 from tests.engine.checkpoints import ARCHITECTURES
 
 KV_ROWS = 2048
+# `TEST_DEVICE=cuda:0 python -m pytest tests/engine` runs the engines there, with the attention and the graphs of a GPU.
+DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
+HERE = EngineOptions(dtype="float32", device=str(DEVICE))
+# `TEST_ATTENTION=triton` runs Triton's kernels in its interpreter where there is no GPU: an hour for all architectures.
+TILED = cast("AttentionName", os.environ.get("TEST_ATTENTION", "twin" if DEVICE.type == "cpu" else "triton"))
 SUBJECTS = [
     "fake",
     "fake-order-3",
     "fake-noisy",
     "fake-wide",
-    *(f"{backend}-{name}" for backend in ("hf", "paged") for name in ARCHITECTURES),
+    *(f"{backend}-{name}" for backend in ("hf", "paged", "tiled") for name in ARCHITECTURES),
 ]
 SUBJECTS += ["recompute-llama"]
 
@@ -76,15 +84,19 @@ def _made(subject: str, checkpoint: Callable[[str], Path]) -> Engine:
 
         info = load_engine(checkpoint(name), EngineOptions(backend="hf"), name=name).info
         with quiet():
-            return HFEngine(AutoModelForCausalLM.from_pretrained(checkpoint(name)), info, recompute=True)
-    options = EngineOptions(backend="hf" if backend == "hf" else "paged", kv_rows=KV_ROWS)
+            model = AutoModelForCausalLM.from_pretrained(checkpoint(name)).to(DEVICE)
+            return HFEngine(model, info, recompute=True)
+    options = HERE._replace(backend="hf" if backend == "hf" else "paged", kv_rows=KV_ROWS)
+    if backend == "tiled":  # a GPU's way to run a step, its kernels' twin and plain calls in place of graphs on a CPU
+        options = options._replace(attention=TILED, graphs=True)
     return load_engine(checkpoint(name), options, name=name)
 
 
 @pytest.fixture(scope="session", params=SUBJECTS)
 def engine(request: pytest.FixtureRequest, load: Callable[[str], Engine]) -> Engine:
     engine = load(request.param)
-    assert engine.info.backend == request.param.split("-")[0].replace("recompute", "hf")
+    backend = request.param.split("-")[0]
+    assert engine.info.backend == {"recompute": "hf", "tiled": "paged"}.get(backend, backend)
     return engine
 
 

@@ -18,16 +18,18 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, SampleRequest
-from paceline.engine.loader import EngineOptions, quiet
+from paceline.engine.loader import quiet
+from paceline.engine.paged.attention.backends import AttentionName
 from paceline.engine.pipeline_stage import Stage, StageOutput, load_stage
 from paceline.engine.tensors import dists
 from tests.engine.checkpoints import ARCHITECTURES
+from tests.engine.conftest import HERE, TILED
 from tests.engine.trials import Growing, assert_same, extend, path, prompts, scratch, sequences, trees
 
 few = settings(max_examples=6, deadline=None, derandomize=True)
 
 
-@pytest.mark.parametrize("backend", ["hf", "paged"])
+@pytest.mark.parametrize("backend", ["hf", "paged", "tiled"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_scores_are_those_of_the_plain_forward(
     backend: str, name: str, load: Callable[[str], Engine], checkpoint: Callable[[str], Path]
@@ -159,7 +161,7 @@ def test_property_10_sampled_rows_have_the_tokens_of_the_reference(engine: Engin
             requests.append(SampleRequest(((logits,),), tuple(rows)))
         parts = requests[1].branches[0] + requests[2].branches[0]  # a segment that the scheduler has cut
         both = SampleRequest((parts,), (*requests[1].rows, *requests[2].rows))
-        mixture = BranchMixture((0.3, 1.1), (0.0, -0.4), True, (-1, 0, 1), (0, 5, 9), (None, None))
+        mixture = BranchMixture((0.3, 1.1), ((0.0, -0.4),) * 3, True, (-1, 0, 1), (0, 5, 9), (None, None))
         mixed = SampleRequest(requests[1].branches + requests[2].branches, requests[1].rows, mixture)
         every = [requests[0], both, mixed, requests[3]]
         for answer, request in zip(engine.sample(every), every, strict=True):
@@ -277,13 +279,14 @@ def _through(stages: list[Stage], batch: Batch) -> StageOutput:
     return result
 
 
+@pytest.mark.parametrize("attention", [None, TILED])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_property_6_stages_composed_equal_the_whole(
-    name: str, load: Callable[[str], Engine], checkpoint: Callable[[str], Path]
+    name: str, attention: AttentionName | None, load: Callable[[str], Engine], checkpoint: Callable[[str], Path]
 ) -> None:
     whole = load(f"paged-{name}")
     layers = 3 if name.startswith("gemma") else 2
-    options = EngineOptions(kv_rows=512)
+    options = HERE._replace(kv_rows=512, attention=attention)
     stages = [load_stage(checkpoint(name), i, i + 1, options) for i in range(layers)]
     assert {stage.info.fingerprint for stage in stages} == {whole.info.fingerprint}
     prompt = [(11 * i + 2) % 97 for i in range(20)]

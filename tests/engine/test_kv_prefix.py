@@ -18,6 +18,7 @@ from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine
 from paceline.engine.pipeline_stage import load_stage
 from paceline.errors import EngineError
+from tests.engine.conftest import DEVICE, HERE
 from tests.engine.trials import assert_same, extend, scratch, sequences
 
 PROMPT = [(5 * i * i + i) % 97 for i in range(21)]
@@ -87,7 +88,9 @@ def test_two_backends_of_one_model_read_each_others_rows(
 
 
 def test_bfloat16_rows_come_back_bit_for_bit(checkpoint: Callable[[str], Path]) -> None:
-    engine = load_engine(checkpoint("qwen2"), EngineOptions(backend="paged", dtype="bfloat16", kv_rows=64), name="q")
+    engine = load_engine(
+        checkpoint("qwen2"), EngineOptions(backend="paged", dtype="bfloat16", device=str(DEVICE), kv_rows=64), name="q"
+    )
     rows = exported(engine)
     assert rows.dtype == "bfloat16" and rows.keys.dtype == np.uint16 and rows.num_bytes == 2 * 2 * 2 * 2 * 8 * 21
     with sequences(engine) as (seq,):
@@ -97,7 +100,7 @@ def test_bfloat16_rows_come_back_bit_for_bit(checkpoint: Callable[[str], Path]) 
 
 
 def small(path: Path) -> Engine:
-    return load_engine(path, EngineOptions(backend="paged", kv_rows=48), name="llama")
+    return load_engine(path, HERE._replace(backend="paged", kv_rows=48), name="llama")
 
 
 @pytest.mark.parametrize("make", [lambda _: FakeEngine(capacity_rows=30), small], ids=["fake", "paged"])
@@ -127,7 +130,7 @@ def test_wrong_rows_show_in_the_fake_engines_text() -> None:
 
 
 def test_a_stage_imports_the_rows_of_its_own_layers_only(checkpoint: Callable[[str], Path]) -> None:
-    first, second = (load_stage(checkpoint("llama"), i, i + 1, EngineOptions(kv_rows=128)) for i in range(2))
+    first, second = (load_stage(checkpoint("llama"), i, i + 1, HERE._replace(kv_rows=128)) for i in range(2))
     seq, into, more = SeqId(1), SeqId(2), Segment(SeqId(1), len(PROMPT), (7, 8), logits="all")
     hidden = first.forward(Batch((Segment(seq, 0, tuple(PROMPT)),))).hidden
     second.forward(Batch((Segment(seq, 0, tuple(PROMPT)),)), hidden)

@@ -36,7 +36,9 @@ def test_a_row_takes_pages_of_its_own_not_a_huge_page_of_every_layer() -> None:
         assert not tensor[:, 1:3].any(), "masked columns must be finite"
 
 
-@pytest.mark.parametrize(("options", "kept"), [(EngineOptions(), 0), (EngineOptions(kv_mib=64), 80)])
+@pytest.mark.parametrize(
+    ("options", "kept"), [(EngineOptions(device="cpu"), 0), (EngineOptions(device="cpu", kv_mib=64), 80)]
+)
 def test_unless_memory_is_given_only_four_contexts_stay_for_later_prompts(
     options: EngineOptions, kept: int, checkpoint: Callable[[str], Path]
 ) -> None:

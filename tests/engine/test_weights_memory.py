@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.loader import EngineOptions, load_engine
+from paceline.engine.paged.weights_memory import release_mapped_weights
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mappings are read from /proc")
 
@@ -42,13 +46,34 @@ def test_packed_weights_leave_the_mapping_of_their_file(tmp_path: Path, tied: bo
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     assert file.stat().st_size > 16_000_000
-    engine = load_engine(tmp_path, EngineOptions(backend="paged", kv_rows=64, dtype="float32"), name="m")
+    engine = load_engine(tmp_path, EngineOptions(backend="paged", kv_rows=64, dtype="float32", device="cpu"), name="m")
     embedding = 4000 * 256 * 4 + 300_000  # its rows come in as tokens need them, and pages beside them
     assert mapped_bytes(file) < embedding
     tokens = tuple(range(10, 40))
     (found,) = engine.forward(Batch((Segment(SeqId(1), 0, tokens),))).dists[0]
     assert mapped_bytes(file) < embedding
-    plain = load_engine(tmp_path, EngineOptions(backend="hf", dtype="float32"), name="m")
+    plain = load_engine(tmp_path, EngineOptions(backend="hf", dtype="float32", device="cpu"), name="m")
     (expected,) = plain.forward(Batch((Segment(SeqId(1), 0, tokens),))).dists[0]
     assert found.argmax() == expected.argmax()
     assert found.probs == pytest.approx(expected.probs, abs=1e-5)
+
+
+def test_a_mapping_with_written_pages_stays_as_it_is(tmp_path: Path) -> None:
+    """Another user of the file may have changed its tensors in place; those changes are in no file."""
+    file = tmp_path / "model.safetensors"
+    save_file({"weight": torch.ones(200_000)}, file)
+    with safe_open(file, framework="pt") as opened:
+        weight = opened.get_tensor("weight")
+    weight[70_000] = 5.0
+    release_mapped_weights(nn.Linear(2, 2))
+    assert weight[70_000] == 5.0 and weight.sum() == 200_004.0
+
+
+def test_a_mapping_that_is_only_read_is_given_back(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"weight": torch.ones(200_000)}, file)
+    with safe_open(file, framework="pt") as opened:
+        weight = opened.get_tensor("weight")
+    assert weight.sum() == 200_000.0 and mapped_bytes(file) >= 800_000
+    assert release_mapped_weights(nn.Linear(2, 2)) >= 800_000
+    assert mapped_bytes(file) == 0 and weight.sum() == 200_000.0

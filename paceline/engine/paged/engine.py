@@ -7,10 +7,9 @@ in their K/V shapes and models that need masks other than sliding windows.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Self
+from dataclasses import replace
 
 import psutil
 import torch
@@ -22,15 +21,28 @@ from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.faults import engine_error
 from paceline.engine.model_config import MASKED_KINDS, max_positions, windows
-from paceline.engine.paged.attention import NAME, AttentionMetadata, LayerAttention, attention
+from paceline.engine.paged.attention.backends import (
+    AttentionBackend,
+    AttentionName,
+    DeviceStep,
+    ModelAttention,
+    Tiled,
+    choose_attention,
+    make_attention,
+)
+from paceline.engine.paged.attention.interface import NAME, LayerAttention
+from paceline.engine.paged.attention.interface import attention as attend
 from paceline.engine.paged.kv_cache import PagedKvCache
 from paceline.engine.paged.kv_storage import KvStorage
 from paceline.engine.paged.packed_linear import pack
+from paceline.engine.paged.step_graphs import Capture, CudaGraphs, StepGraphs, plain_call
 from paceline.engine.paged.weights_memory import release_mapped_weights
 from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
 from paceline.engine.self_test import agrees, prompt_for
-from paceline.engine.tensors import dists
+from paceline.engine.tensors import dists, use_device
 from paceline.errors import EngineError
+
+log = logging.getLogger("paceline.engine")
 
 BLOCK_SIZE = 16  # rows
 _KV_SHARE = 0.9  # of an accelerator's memory that the weights leave: the rest is for activations
@@ -46,34 +58,16 @@ class _AttentionProbe:
     def __init__(self) -> None:
         self.layers: dict[int, LayerAttention] = {}
         self.shapes: set[tuple[int, int, int]] = set()  # (kv heads, key dim, value dim)
+        self.query_heads: set[int] = set()
         self.like: Tensor | None = None  # a key, for device and dtype
+        self.rotary: tuple[Tensor, Tensor] | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: LayerAttention) -> Tensor:
         self.layers[layer] = params
         self.shapes.add((key.shape[1], key.shape[2], value.shape[2]))
+        self.query_heads.add(query.shape[1])
         self.like = key
         return query.new_zeros(*query.shape[:2], value.shape[2])
-
-
-@dataclass(frozen=True, slots=True)
-class FlatBatch:
-    """A batch as one flat row of tokens."""
-
-    tokens: Tensor  # (1, rows)
-    positions: Tensor  # (1, rows)
-    logits_rows: Tensor  # (wanted,) rows to score
-
-    @classmethod
-    def of(cls, batch: Batch, device: torch.device) -> Self:
-        logits_rows: list[int] = []
-        tokens: list[int] = []
-        positions: list[int] = []
-        for segment in batch.segments:
-            logits_rows += [len(tokens) + row for row in segment.logits_rows()]
-            tokens += segment.tokens
-            positions += segment.positions()
-        as_tensor = partial(torch.tensor, dtype=torch.long, device=device)
-        return cls(as_tensor([tokens]), as_tensor([positions]), as_tensor(logits_rows))
 
 
 def output_of(batch: Batch, logits: Tensor) -> Output:
@@ -92,51 +86,80 @@ def output_of(batch: Batch, logits: Tensor) -> Output:
 class PagedEngine(PagedKvCache):
     """The engine contract on a model with paged attention. Made by `paged_engine`."""
 
-    def __init__(self, model: PreTrainedModel, info: ModelInfo, storage: KvStorage) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        info: ModelInfo,
+        storage: KvStorage,
+        attention: AttentionBackend,
+        capture: Capture | None = None,
+    ) -> None:
+        """capture: of forwards of few rows, if `attention` is tiled; None: none is replayed."""
         super().__init__(info, storage, kv_model=info.fingerprint)
-        self._model = model
+        self._model, self._attention = model, attention
+        self._device = storage.keys.device
+        self.graphs: StepGraphs | None = None
+        if capture is not None and isinstance(attention, Tiled):
+            self.graphs = StepGraphs(attention, self._logits, capture)
         self._sampler = DeviceSampler()
+
+    @property
+    def attention(self) -> AttentionName:
+        return self._attention.name
 
     def forward(self, batch: Batch) -> Output:
         return output_of(batch, self.scores(batch))
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
+        use_device(self._device)
         return self._sampler(requests)
 
     def scores(self, batch: Batch) -> Tensor:
         """(wanted, vocab): a forward that returns logits instead of distributions."""
-        metadata = self._allocate(batch)
+        use_device(self._device)
+        flat = self._allocate(batch)
         try:
             with torch.inference_mode():
-                logits = self._logits(batch, metadata)
-        except RuntimeError as error:  # torch raises it when memory runs out
+                if self.graphs is not None:
+                    logits = self.graphs.run(flat)
+                else:
+                    logits = self._logits(self._attention.prepare(flat))
+        except Exception as error:
             self._roll_back(batch)
-            raise engine_error(error, self._model.device) from error
+            if isinstance(error, RuntimeError):  # torch raises it when memory runs out
+                raise engine_error(error, self._device) from error
+            raise  # of Triton, which has errors of its own
         self._written(batch)
         return logits
 
-    def _logits(self, batch: Batch, metadata: AttentionMetadata) -> Tensor:
+    def _logits(self, step: DeviceStep) -> Tensor:
         """(wanted, vocab)"""
-        flat = FlatBatch.of(batch, self._model.device)
         output = self._model(
-            input_ids=flat.tokens,
-            position_ids=flat.positions,
-            logits_to_keep=flat.logits_rows,
+            input_ids=step.tokens,
+            position_ids=step.positions,
+            logits_to_keep=step.logits_rows,
             use_cache=False,
-            attn_metadata=metadata,
+            attn_metadata=step.attending,
         )
         logits: Tensor = output.logits[0]
         return logits
 
 
 def paged_engine(
-    model: PreTrainedModel, info: ModelInfo, *, kv_rows: int | None = None, kv_mib: int | None = None
+    model: PreTrainedModel,
+    info: ModelInfo,
+    *,
+    kv_rows: int | None = None,
+    kv_mib: int | None = None,
+    attention: AttentionName | None = None,
+    graphs: bool | None = None,
 ) -> PagedEngine | str:
     """An engine that takes over `model`, or the reason why its architecture is not supported.
 
-    kv_rows, kv_mib: see `loader.load_model`.
+    kv_rows, kv_mib: see `loader.load_model`. attention, graphs: None leaves the choice to the device.
 
-    Verified on a short prompt against the model's plain forward. The model is changed in either case.
+    Verified on a short prompt against the model's plain forward. What was not asked for and fails this test is left
+    out, first graphs, then Triton's kernels. The model is changed in either case.
     """
     kinds = windows(model.config)
     if unknown := kinds.keys() - MASKED_KINDS:
@@ -146,13 +169,33 @@ def paged_engine(
         ids = torch.tensor([prompt], device=model.device)
         plain = dists(model(input_ids=ids, use_cache=False).logits[0])
     try:
-        storage = patch_model(model, kv_rows=kv_rows, kv_mib=kv_mib)
+        storage, asked = patch_model(model, kv_rows=kv_rows, kv_mib=kv_mib)
+        chosen = attention or best_attention(storage, asked)
+        backend = make_attention(chosen, storage, asked)
     except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
         return f"its attention is not of the common kind ({error})"
-    engine = PagedEngine(model, replace(info, backend="paged"), storage)
-    if not agrees(engine, prompt, plain, model.dtype):
-        return "its scores differ from those of its plain forward"
-    return engine
+    first = capture_of(storage.keys.device, graphs) if isinstance(backend, Tiled) else None
+    ways: list[tuple[AttentionBackend, Capture | None]] = [(backend, first)]
+    if graphs is None and first is not None:
+        ways.append((backend, None))
+    if attention is None and chosen != "gathered":
+        ways.append((make_attention("gathered", storage, asked), None))
+    for backend, capture in ways:
+        engine = PagedEngine(model, replace(info, backend="paged"), storage, backend, capture)
+        if agrees(engine, prompt, plain, model.dtype):
+            return engine
+        if len(ways) > 1:
+            way = f"{backend.name} attention{'' if capture is None else ' with replayed steps'}"
+            log.warning("%s: %s does not score as the model's plain forward does", info.name, way)
+            storage.clear()  # of numbers that may not be finite
+    return "its scores differ from those of its plain forward"
+
+
+def capture_of(device: torch.device, graphs: bool | None) -> Capture | None:
+    """How steps are captured, if they are; graphs None: on a GPU."""
+    if device.type == "cuda":
+        return None if graphs is False else CudaGraphs()
+    return plain_call if graphs else None
 
 
 def patch_model(
@@ -161,13 +204,13 @@ def patch_model(
     kv_rows: int | None = None,
     kv_mib: int | None = None,
     probe: dict[str, Tensor] | None = None,
-) -> KvStorage:
+) -> tuple[KvStorage, ModelAttention]:
     """Replace the model's attention and linears in place, and allocate the storage of its KV cache.
 
     probe: one row of input for a trial forward, a token unless given. Raises ValueError, TypeError,
     NotImplementedError, AttributeError or RuntimeError for a model that does not call attention in the common way.
     """
-    AttentionInterface.register(NAME, attention)
+    AttentionInterface.register(NAME, attend)
     text = model.config.get_text_config()
     model.config._attn_implementation = text._attn_implementation = NAME
     tried = _AttentionProbe()
@@ -179,7 +222,8 @@ def patch_model(
         raise ValueError(f"{layers} layers with K/V shapes {sorted(tried.shapes)}")
     if layers != text.num_hidden_layers:
         raise ValueError(f"only {layers} of {text.num_hidden_layers} layers keep K and V")
-    pack(model, [tried.layers[layer] for layer in range(layers)])
+    params = [tried.layers[layer] for layer in range(layers)]
+    pack(model, params)
     release_mapped_weights(model)
     ((kv_heads, key_dim, value_dim),) = tried.shapes
     row_bytes = layers * kv_heads * (key_dim + value_dim) * tried.like.element_size()
@@ -190,7 +234,7 @@ def patch_model(
         kv_rows = _default_kv_rows(model.device, row_bytes)
         if model.device.type == "cpu":  # memory that is taken as rows are written, and that nobody asked us to fill
             max_unused = _UNUSED_CPU_CONTEXTS * max_positions(model.config) // BLOCK_SIZE
-    return KvStorage(
+    storage = KvStorage(
         max(1, kv_rows // BLOCK_SIZE),
         BLOCK_SIZE,
         layers=layers,
@@ -200,6 +244,14 @@ def patch_model(
         like=tried.like,
         max_unused=max_unused,
     )
+    return storage, ModelAttention(params, tried.query_heads.pop() if len(tried.query_heads) == 1 else None)
+
+
+def best_attention(storage: KvStorage, asked: ModelAttention) -> AttentionName:
+    if not asked.is_grouped(storage.keys.shape[2]):
+        return "gathered"
+    dim = max(storage.keys.shape[3], storage.values.shape[3])
+    return choose_attention(storage.keys.device, storage.keys.dtype, dim)
 
 
 def _default_kv_rows(device: torch.device, row_bytes: int) -> int:

@@ -15,7 +15,7 @@ from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.prefix_cache import BlockHasher
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.engine.base import ModelInfo
-from paceline.engine.paged.attention import AttentionMetadata, SegmentSlots
+from paceline.engine.paged.flat_batch import FlatBatch, SegmentSlots
 from paceline.engine.paged.kv_storage import KvStorage
 from paceline.engine.sequence_table import SequenceTable
 from paceline.engine.tensors import kv_from_tensors, kv_to_tensors
@@ -42,7 +42,7 @@ class PagedKvCache:
     def info(self) -> ModelInfo:
         return self._info
 
-    def _allocate(self, batch: Batch) -> AttentionMetadata:
+    def _allocate(self, batch: Batch) -> FlatBatch:
         """Reserve slots for the batch's rows. Raises EngineError and leaves everything unchanged."""
         self._table.validate(batch)
         segments: list[SegmentSlots] = []
@@ -53,13 +53,12 @@ class PagedKvCache:
                 n = len(segment.tokens)
                 self._storage.copy_blocks(self._blocks.reserve(segment.seq, n))
                 slots.append(self._blocks.slot_mapping(segment.seq, segment.start, segment.start + n))
-                block_table = np.array(self._blocks.block_table(segment.seq), dtype=np.int64)
-                segments.append(SegmentSlots(segment, first, block_table))
+                segments.append(SegmentSlots(segment, first, self._blocks.block_array(segment.seq)))
                 first += n
         except EngineError:
             self._roll_back(batch)
             raise
-        return AttentionMetadata(self._storage, segments, np.concatenate(slots))
+        return FlatBatch.of(segments, np.concatenate(slots))
 
     def _roll_back(self, batch: Batch) -> None:
         """Release the slots that `_allocate` reserved."""

@@ -17,7 +17,10 @@ from paceline.core.batching.block_manager import BlockCopy, SlotArray
 
 
 class KvStorage:
-    """K and V of every layer in blocks: (layers, blocks * block size, kv heads, dim) each."""
+    """K and V of every layer in blocks: (layers, blocks * block size, kv heads, dim) each.
+
+    One block more than `num_blocks` is never assigned: rows that pad a batch are stored in it.
+    """
 
     def __init__(
         self,
@@ -33,11 +36,14 @@ class KvStorage:
     ) -> None:
         """like: a tensor of the device and dtype to allocate. max_unused: see `BlockManager`."""
         self.num_blocks, self.block_size, self.max_unused = num_blocks, block_size, max_unused
-        shape = (layers, num_blocks * block_size, kv_heads)
+        self.spare_slot = num_blocks * block_size
+        shape = (layers, self.spare_slot + block_size, kv_heads)
         self.keys, self.values = _zeros((*shape, key_dim), like), _zeros((*shape, value_dim), like)
         self._buffers = [like.new_empty(0), like.new_empty(0)]  # of `gather_blocks`, for K and for V
         self.by_layer = list(zip(self.keys.unbind(0), self.values.unbind(0), strict=True))
-        in_blocks = (tensor.view(layers, num_blocks, block_size * kv_heads, -1) for tensor in (self.keys, self.values))
+        in_blocks = (
+            tensor.view(layers, num_blocks + 1, block_size * kv_heads, -1) for tensor in (self.keys, self.values)
+        )
         self._blocks_by_layer = list(zip(*(tensor.unbind(0) for tensor in in_blocks), strict=True))
 
     def gather_blocks(self, layer: int, blocks: Tensor, num_segments: int) -> tuple[Tensor, Tensor]:
@@ -55,6 +61,11 @@ class KvStorage:
             torch.index_select(tensor, 0, blocks, out=out)
             gathered.append(out.view(num_segments, -1, self.keys.shape[2], tensor.shape[2]))
         return gathered[0], gathered[1]
+
+    def clear(self) -> None:
+        """Zero all rows: masked columns must be finite. On a CPU this takes the memory of all of them."""
+        self.keys.zero_()
+        self.values.zero_()
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the first rows of blocks to other blocks."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from paceline.engine.paged.attention import AttentionMetadata, LayerAttention
+from paceline.engine.paged.attention.interface import Attending, LayerAttention
 
 _ROWS = 16  # the batch that oneDNN packs for; the packed weights serve any
 _EXACT_ROWS = 16  # up to here every row count is computed as it is: steps of answers, where a padded row costs most
@@ -129,7 +129,7 @@ class FusedLayer(nn.Module):
         hidden_states: Tensor,
         *,
         position_embeddings: tuple[Tensor, Tensor],
-        attn_metadata: AttentionMetadata,
+        attn_metadata: Attending,
         **_: object,
     ) -> Tensor:
         hidden = hidden_states[0]  # (rows, hidden)

@@ -19,7 +19,7 @@ from torch import nn
 
 log = logging.getLogger("paceline.engine")
 
-_MAPS = Path("/proc/self/maps")
+_MAPS = Path("/proc/self/smaps")
 
 
 def release_mapped_weights(model: nn.Module) -> int:
@@ -43,16 +43,25 @@ def release_mapped_weights(model: nn.Module) -> int:
 
 
 def _mapped_files() -> list[tuple[int, int]]:
-    """Address ranges of safetensors files mapped into this process."""
+    """Address ranges of safetensors files mapped into this process, of whose pages none has been written.
+
+    A written page is this process's own, and would be lost: giving it back brings the file's contents again.
+    """
     try:
         lines = _MAPS.read_text().splitlines()
     except OSError:
         return []
     ranges: list[tuple[int, int]] = []
+    found: tuple[int, int] | None = None
     for line in lines:
-        if line.endswith(".safetensors"):
-            first, _, stop = line.split(" ", 1)[0].partition("-")
-            ranges.append((int(first, 16), int(stop, 16)))
+        name, _, rest = line.partition(" ")
+        if name == "Anonymous:" and found is not None:
+            if rest.split()[0] == "0":
+                ranges.append(found)
+            found = None
+        elif not name.endswith(":"):  # the next mapping
+            first, _, stop = name.partition("-")
+            found = (int(first, 16), int(stop, 16)) if line.endswith(".safetensors") else None
     return ranges
 
 
@@ -64,7 +73,7 @@ def _range_of(tensor: torch.Tensor, ranges: list[tuple[int, int]]) -> tuple[int,
 
 
 def _give_back(first: int, stop: int) -> int:
-    """Drop the pages of a mapped file from this process: clean ones, as weights are never written."""
+    """Drop the pages of a mapped file from this process."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(stop - first), mmap.MADV_DONTNEED):
         log.debug("memory of weights could not be given back: error %d", ctypes.get_errno())

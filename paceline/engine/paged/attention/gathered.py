@@ -1,88 +1,25 @@
-"""Paged attention for one flat row of tokens from many sequences.
+"""Attention over copies of the blocks, with masks: the CPU's way, and the reference of `tiled`.
 
-transformers calls `attention` by name (`AttentionInterface.register`) with the metadata of the running forward. The
-metadata hold the slot of each row's K and V, and group the segments: short ones are padded into one call, long ones
-run alone. Knows nothing of models, sequence ids or block ownership. Attention sinks are not handled: they raise.
+Segments are grouped: short ones are padded into one call of scaled dot-product attention, long ones run alone. Blocks
+that are not adjacent are gathered first. Masks have a column for every cached row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.core.batching.block_manager import SlotArray
-from paceline.core.batching.segment import Segment
+from paceline.engine.paged.attention.interface import LayerAttention
+from paceline.engine.paged.flat_batch import SegmentSlots
 from paceline.engine.paged.kv_storage import KvStorage
-
-NAME = "paceline"  # registered with transformers, for `config._attn_implementation`
 
 _SHORT_ROWS = 32  # a segment of up to this many rows is padded to the longest of its group; longer ones run alone
 _MAX_PADDING = 2.0  # padded rows x columns of a call over the used ones; beyond it the group is split
-
-
-class Attending(Protocol):
-    """Argument `attn_metadata` of `attention`."""
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: LayerAttention) -> Tensor:
-        """query: (rows, heads, dim); key, value: (rows, kv heads, dim). Returns (rows, heads, value dim)."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerAttention:
-    """Attention parameters of one layer."""
-
-    scale: float
-    window: int | None = None  # positions a row attends to, its own included
-    softcap: float | None = None
-
-
-def attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    attn_metadata: Attending,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface. query: (1, heads, rows, dim); key, value: (1, kv heads, rows, dim).
-
-    `attention_mask` is None: transformers makes no mask for a name without a registered mask function.
-    """
-    if attention_mask is not None or s_aux is not None or position_bias is not None:
-        raise NotImplementedError("masks, attention sinks and position biases of a model's own are not handled")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer = module.layer_idx
-    assert isinstance(layer, int)
-    params = LayerAttention(scale, sliding_window, softcap)
-    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return attn_metadata.attend(layer, query, key, value, params)[None], None
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentSlots:
-    """One segment in the flat row, with the block table of its sequence."""
-
-    segment: Segment
-    first: int  # its first row in the flat row
-    blocks: NDArray[np.int64]  # (enough for start + n rows,)
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.segment.tokens)
 
 
 @dataclass(slots=True)
@@ -100,20 +37,19 @@ class SegmentGroup:
     masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)  # by (window, query group size)
 
 
-class AttentionMetadata:
+class GatheredAttention:
     """Slots and masks of the rows of one batch. Valid for one forward."""
 
-    def __init__(self, storage: KvStorage, segments: Sequence[SegmentSlots], slots: SlotArray) -> None:
+    def __init__(self, storage: KvStorage, segments: Sequence[SegmentSlots], slots: Tensor) -> None:
         """slots: (rows,) where to store K and V of each row"""
         self._storage = storage
         self._device = storage.keys.device
         self._dtype = storage.keys.dtype
-        self._slots = torch.from_numpy(slots).to(self._device)  # (rows,)
+        self._slots = slots
         self._groups = [self._group(part, is_whole=len(segments) == len(part)) for part in _partition(segments)]
-        self.rotary: tuple[Tensor, Tensor] | None = None  # set by the first fused layer, read by the others
+        self.rotary: tuple[Tensor, Tensor] | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: LayerAttention) -> Tensor:
-        """Store K and V of the batch's rows, then attend. Shapes: see `Attending`."""
         keys, values = self._storage.by_layer[layer]
         keys.index_copy_(0, self._slots, key)
         values.index_copy_(0, self._slots, value)
@@ -199,6 +135,8 @@ def _partition(segments: Sequence[SegmentSlots]) -> list[list[SegmentSlots]]:
     if len(parts) > 1:
         by_size = sorted(segments, key=lambda each: (each.num_rows > _SHORT_ROWS, each.num_rows, len(each.blocks)))
         parts = _group_neighbours(by_size)
+        if len(parts) == 1:
+            return [list(segments)]  # rows of a whole batch are neither gathered nor scattered: they stay in order
     return parts
 
 
