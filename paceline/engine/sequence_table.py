@@ -151,6 +151,10 @@ class SequenceTable:
     def __contains__(self, seq: SeqId) -> bool:
         return seq in self._rows
 
+    def tree(self, seq: SeqId) -> OpenTree:
+        rows = self._rows.get(seq)
+        return rows.tree if rows else NOTHING_OPEN
+
     def num_open_rows(self, seq: SeqId) -> int:
         return len(self._rows[seq].tree.tokens)
 

@@ -19,8 +19,9 @@ ONE = -LOWEST_EXPONENT << MANTISSA_BITS  # the code of probability 1, the larges
 # The least probability that is never lost: two steps of the grid.
 MIN_CODED_PROB = 2.0**LOWEST_EXPONENT * (1.0 + 2.0**-MANTISSA_BITS)
 # Relative error: the true probability exceeds the quantized one by at most this share of it. The truncated bits and the
-# step down that `quantized_codes` may take are together 2**-10 at most; the rest is for the rounding of products.
-ROUNDING = 2.0**-10 * 1.002
+# step down that `quantized_codes` may take are together 2**-10 at most; the rest is for the rounding of products, and
+# for probabilities that an engine has computed in float32.
+ROUNDING = 2.0**-10 * 1.03
 _SHIFT = 52 - MANTISSA_BITS
 _BIAS = (1023 + LOWEST_EXPONENT) << MANTISSA_BITS
 # A softmax in float32 over 150,000 tokens may sum to 1 + 1e-5. More is not a distribution.

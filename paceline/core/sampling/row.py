@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.sampling.dist import Dist, IdArray, best_indices
+from paceline.core.sampling.row_head import RowHead
 from paceline.core.sampling.sampler import SamplingParams, apply_mask, filter_top, process_logits, sample
 
 
@@ -41,6 +42,11 @@ class SampledRow:
     token: int
     top: Dist | None = None  # the `num_top` most probable ids at temperature 1, without penalties; None: not wanted
     branch_probs: tuple[float, ...] = ()  # of several branches: the token's probability in each, without penalties
+    head: RowHead | None = None  # of the mixture, processed; None: not wanted, or `dists` must be read
+    branch_heads: tuple[
+        Dist, ...
+    ] = ()  # where heads are wanted: what `decayed_evidence` needs of each branch, as `branch_probs`
+    dists: Callable[[], tuple[Dist, ...]] | None = None  # likewise: each branch's distribution, read when called
 
 
 def sample_row(dist: Dist, row: RowSampling) -> SampledRow:

@@ -16,19 +16,22 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.sampling import noise as core_noise
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
 from paceline.engine.sampling.groups import gathered, group_maxima, ids_of, largest, some_rows
-from paceline.engine.sampling.logits_processor import process
+from paceline.engine.sampling.logits_processor import moved_ids, process
 from paceline.engine.sampling.margins import DISTINCT, MARGIN, MASS_MARGIN, UNDERFLOW
 from paceline.engine.sampling.open_sampler import OpenSampler
+from paceline.engine.sampling.transfers import Rounds, beside, is_remote, run, to_device, together
 from paceline.engine.sampling.workspace import Workspace
 from paceline.engine.tensors import dists
 
 _CHUNK = 32  # rows at a time: bounds the workspace, 20 MB a buffer with 152,000 ids
+_REMOTE_CHUNK = 128  # the same where each chunk is a wait
 _EDGE = 16  # ids beyond top-k that are read too, so that equal logits at its edge are all seen
 
 
@@ -43,9 +46,10 @@ class BatchSampler:
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
         """logits: (rows, vocab), of any float type, on any device. One `vocab_size` for all rows."""
         found: list[SampledRow] = []
+        size = _REMOTE_CHUNK if is_remote(logits.device) else _CHUNK
         with torch.inference_mode():
-            for first in range(0, len(rows), _CHUNK):
-                found += self._chunk(logits[first : first + _CHUNK], rows[first : first + _CHUNK])
+            for first in range(0, len(rows), size):
+                found += self._chunk(logits[first : first + size], rows[first : first + size])
         return found
 
     def _chunk(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
@@ -53,20 +57,20 @@ class BatchSampler:
         changed = any(row.changes_logits for row in rows)
         if plain.dtype != torch.float32:
             plain = self._workspace.buffer("plain", plain).copy_(plain)
-        tops: list[Dist | None] = [None] * len(rows)
+        probs = None
         if any(row.num_top for row in rows):
-            tops = tops_of(torch.softmax(plain, -1, out=self._workspace.buffer("probs", plain)), rows)
+            probs = torch.softmax(plain, -1, out=self._workspace.buffer("probs", plain))
         scores = plain
         if changed:
             scores = self._workspace.buffer("changed", plain).copy_(plain)
             for row, wanted in enumerate(rows):
                 if wanted.changes_logits:
                     process(scores[row], wanted)
-        tokens = self.tokens(scores, rows, [row.changes_logits for row in rows])
+        low: Tensor | None = None
         if any(row.allowed is not None for row in rows):
             # Where all allowed ids are very unlikely, the reference may see them as equals.
-            low = (scores.amax(1) < plain.amax(1) - UNDERFLOW).tolist()
-            tokens = [None if under else token for token, under in zip(tokens, low, strict=True)]
+            low = scores.amax(1) < plain.amax(1) - UNDERFLOW
+        tokens, tops = run(self.rounds(scores, rows, [row.changes_logits for row in rows], probs, low))
         return [
             self._referred(logits[row], rows[row], top) if token is None else SampledRow(token, top)
             for row, (token, top) in enumerate(zip(tokens, tops, strict=True))
@@ -77,9 +81,25 @@ class BatchSampler:
         (dist,) = dists(logits[None])
         return SampledRow(sample_row(dist, row).token, top)
 
-    def tokens(self, scores: Tensor, rows: Sequence[RowSampling], changed: Sequence[bool]) -> list[int | None]:
-        """The token of each row; None where it is not certain. scores: processed. changed: rows whose scores are not
-        the model's own, so that equal ones may differ in the reference."""
+    def rounds(
+        self,
+        scores: Tensor,
+        rows: Sequence[RowSampling],
+        changed: Sequence[bool],
+        probs: Tensor | None,
+        low: Tensor | None,
+    ) -> Rounds[tuple[list[int | None], list[Dist | None]]]:
+        """The token of each row, None where it is not certain, and its head. scores: processed. changed: rows whose
+        scores are not the model's own, so that equal ones may differ in the reference. probs: (rows, vocab), for
+        heads. low: (rows,) rows that are not certain."""
+        tokens = self._tokens(scores, rows, changed)
+        if probs is None and low is None:
+            return (yield from tokens), [None] * len(rows)
+        # Heads first: tokens may need the buffer of the probabilities.
+        (tops, is_low), found = yield from beside(beside(_heads(probs, rows), _flags(low, len(rows))), tokens)
+        return [None if under else token for token, under in zip(found, is_low, strict=True)], tops
+
+    def _tokens(self, scores: Tensor, rows: Sequence[RowSampling], changed: Sequence[bool]) -> Rounds[list[int | None]]:
         maxima = group_maxima(scores)
         tokens: list[int | None] = [None] * len(rows)
         kinds: dict[str, list[int]] = {}
@@ -88,24 +108,28 @@ class BatchSampler:
             cut = 0 < params.top_k < wanted.vocab_size
             kind = "greedy" if params.temperature == 0.0 else "top_k" if cut else "open"
             kinds.setdefault(kind, []).append(row)
+        waiting: list[Rounds[list[int | None]]] = []
         for kind, which in kinds.items():
             some, their_maxima = some_rows(scores, which), some_rows(maxima, which)
             chosen = [rows[row] for row in which]
             if kind == "greedy":
-                found = _greedy(some, their_maxima, [changed[row] for row in which])
+                waiting.append(_greedy(some, their_maxima, [changed[row] for row in which]))
             elif kind == "top_k":
-                found = _top_k(some, their_maxima, chosen, [changed[row] for row in which])
+                waiting.append(_top_k(some, their_maxima, chosen, [changed[row] for row in which]))
             else:
-                found = self._open.sample(some, their_maxima, chosen)
+                waiting.append(self._open.sample(some, their_maxima, chosen))
+        for which, found in zip(kinds.values(), (yield from together(waiting)), strict=True):
             for row, token in zip(which, found, strict=True):
                 tokens[row] = token
         return tokens
 
 
-def tops_of(probs: Tensor, rows: Sequence[RowSampling]) -> list[Dist | None]:
-    """Heads of the rows that want one. probs: (rows, vocab)"""
+def _heads(probs: Tensor | None, rows: Sequence[RowSampling]) -> Rounds[list[Dist | None]]:
+    """Heads of the rows that want one. probs: (rows, vocab); None: no row wants one."""
+    if probs is None:
+        return [None] * len(rows)
     ids, values = largest(probs, group_maxima(probs), min(max(row.num_top for row in rows), probs.shape[1]))
-    all_ids, all_probs = ids.cpu().numpy().astype(np.int32), values.double().cpu().numpy()
+    all_ids, all_probs = yield [ids.int(), values.double()]
     tops: list[Dist | None] = []
     for row, wanted in enumerate(rows):
         count = min(wanted.num_top, int(np.count_nonzero(all_probs[row])))
@@ -116,17 +140,26 @@ def tops_of(probs: Tensor, rows: Sequence[RowSampling]) -> list[Dist | None]:
     return tops
 
 
-def _greedy(scores: Tensor, maxima: Tensor, are_changed: Sequence[bool]) -> list[int | None]:
+def _flags(flags: Tensor | None, num_rows: int) -> Rounds[list[bool]]:
+    if flags is None:
+        return [False] * num_rows
+    (found,) = yield [flags]
+    seen: list[bool] = found.tolist()
+    return seen
+
+
+def _greedy(scores: Tensor, maxima: Tensor, are_changed: Sequence[bool]) -> Rounds[list[int | None]]:
     """The lowest id of the largest logit."""
     at, best = largest(scores, maxima, min(2, scores.shape[1]))
-    changed = torch.tensor(are_changed, device=scores.device)
+    changed = to_device(are_changed, scores.device)
     certain = torch.isfinite(best[:, 0])  # else the reference says what is wrong
     if best.shape[1] > 1:
         certain &= ~_is_close(best[:, 0], best[:, -1], changed)
     first = maxima.argmax(1, keepdim=True)  # of equals the first
     ids = ids_of(first)
     at = ids.gather(1, gathered(scores, ids).argmax(1, keepdim=True))
-    return [token if sure else None for token, sure in zip(at[:, 0].tolist(), certain.tolist(), strict=True)]
+    tokens, are_certain = yield [at[:, 0], certain]
+    return [token if sure else None for token, sure in zip(tokens.tolist(), are_certain.tolist(), strict=True)]
 
 
 def _is_close(above: Tensor, below: Tensor, changed: Tensor) -> Tensor:
@@ -136,13 +169,17 @@ def _is_close(above: Tensor, below: Tensor, changed: Tensor) -> Tensor:
     return torch.where(changed, gap <= MARGIN, (gap > 0.0) & (gap <= DISTINCT))
 
 
+def _has_moved(row: RowSampling, ids: NDArray[np.int64]) -> bool:
+    return not moved_ids(row).isdisjoint(ids.tolist())
+
+
 def _top_k(
     scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling], are_changed: Sequence[bool]
-) -> list[int | None]:
+) -> Rounds[list[int | None]]:
     """Top-k on the device; top-p, min-p and noise among the few that remain on the host, in float64."""
     most = max(row.params.top_k for row in rows)
     at, values = largest(scores, maxima, min(most + _EDGE, scores.shape[1]))
-    ids, logits = at.cpu().numpy(), values.double().cpu().numpy()
+    ids, logits = yield [at, values.double()]
     keys = core_noise.row_keys([row.params.seed for row in rows], [row.position for row in rows])
     temperatures = np.array([row.params.temperature for row in rows])[:, None]
     limits = np.array([row.params.top_k for row in rows])
@@ -150,8 +187,12 @@ def _top_k(
     kept &= logits > -np.inf
     every = np.arange(len(rows))
     edge, beyond = (logits[every, np.minimum(limits + more, ids.shape[1]) - 1] for more in (0, 1))
-    changed = torch.tensor(are_changed)
-    certain = ~_is_close(torch.from_numpy(edge), torch.from_numpy(beyond), changed).numpy()
+    # Equal logits of the model's own are equal in the reference too, in whatever rows; in bfloat16 they are frequent.
+    changed = [
+        is_changed and (edge[row] != beyond[row] or _has_moved(rows[row], ids[row][logits[row] == edge[row]]))
+        for row, is_changed in enumerate(are_changed)
+    ]
+    certain = ~_is_close(torch.from_numpy(edge), torch.from_numpy(beyond), torch.tensor(changed, device="cpu")).numpy()
     if ids.shape[1] < scores.shape[1]:
         certain &= (edge > logits[:, -1]) | (edge == -np.inf)  # else equals of the edge may be missing
     below = (logits - logits[:, :1]) / temperatures

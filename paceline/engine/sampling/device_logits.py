@@ -12,6 +12,7 @@ from paceline.core.sampling.row import RowSampling, SampledRow
 from paceline.engine.base import Logits, SampleRequest
 from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.sampling.mixture_sampler import MixedRows, MixtureSampler
+from paceline.engine.sampling.transfers import to_device
 from paceline.engine.tensors import dists
 
 
@@ -69,7 +70,7 @@ class DeviceSampler:
         for places in by_tensor.values():
             scores = wanted[places[0]][1][0]
             index = [wanted[at][1][1] for at in places]
-            some = scores if index == list(range(len(scores))) else scores[index]
+            some = scores if index == list(range(len(scores))) else scores[to_device(index, scores.device)]
             found.update(zip(places, self._single.sample(some, [wanted[at][2] for at in places]), strict=True))
         return [found[at] for at in range(len(wanted))]
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling.noise import GROUP
+from paceline.engine.sampling.transfers import to_device
 
-MAX_BY_GROUPS = 80  # a larger k sorts the row
+MAX_BY_GROUPS = 130  # a larger k sorts the row
 
 
 def group_maxima(scores: Tensor) -> Tensor:
@@ -53,5 +54,5 @@ def gathered(scores: Tensor, ids: Tensor, rows: Tensor | None = None) -> Tensor:
 
 
 def some_rows(tensor: Tensor, which: Sequence[int]) -> Tensor:
-    """Some rows; the tensor itself for all of them."""
-    return tensor if len(which) == len(tensor) else tensor[list(which)]
+    """Some rows, ascending; the tensor itself for all of them."""
+    return tensor if len(which) == len(tensor) else tensor[to_device(which, tensor.device)]

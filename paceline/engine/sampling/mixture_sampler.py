@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,10 +24,14 @@ from paceline.core.aggregation.branches import (
 from paceline.core.aggregation.weights import softmax
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
+from paceline.core.sampling.row_head import RowHead
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.sampling.batch_sampler import BatchSampler, tops_of
+from paceline.engine.sampling.batch_sampler import BatchSampler
+from paceline.engine.sampling.groups import some_rows
+from paceline.engine.sampling.head_sampler import evidence_heads, row_heads
 from paceline.engine.sampling.logits_processor import inverse_temperatures, process
 from paceline.engine.sampling.margins import UNDERFLOW
+from paceline.engine.sampling.transfers import Array, Rounds, beside, run, to_device, to_host, together
 from paceline.engine.sampling.workspace import Workspace
 from paceline.engine.tensors import dists
 
@@ -85,22 +91,47 @@ class MixtureSampler:
             for index, branch in enumerate(scores)
         ]
         weights = self._weights(places, probs)
-        device = scores[0].device
         mixed = self._mixed("mixed", probs, weights)
-        tops: list[Dist | None] = tops_of(mixed, rows) if any(row.num_top for row in rows) else [None] * len(rows)
+        plain_mixture = self._unmasked(mixed, places, weights) if any(row.num_top for row in rows) else None
         if any(_is_processed(row) for row in rows):
-            mixed = self._mixed("mixed", self._processed(scores, places), weights)
+            mixed = self._mixed("processed", self._processed(scores, places), weights)
+        logs = mixed.log() if mixed is plain_mixture else mixed.log_()
         plain = [replace(row, params=_without_temperature(row)) for row in rows]
-        tokens = self._sampler.tokens(mixed.log_(), plain, [True] * len(rows))
-        tokens = [None if under else token for token, under in zip(tokens, low.tolist(), strict=True)]
+        tokens, tops = run(self._sampler.rounds(logs, plain, [True] * len(rows), plain_mixture, low))
         settled = [
             self._referred(place) if token is None else token for place, token in zip(places, tokens, strict=True)
         ]
-        ids = torch.tensor(settled, device=device)[:, None]
-        token_probs = torch.cat([each.gather(1, ids) for each in probs], 1).double().tolist()
-        return [
-            SampledRow(token, top, tuple(each)) for token, top, each in zip(settled, tops, token_probs, strict=True)
+        ids = to_device(settled, scores[0].device)[:, None]
+        token_probs = torch.cat([each.gather(1, ids) for each in probs], 1).double()
+        wanted = [at for at, (each, _) in enumerate(places) if each.request.mixture.heads]
+        (seen_probs, is_low), heads = run(beside(_seen(token_probs, low), _heads(wanted, places, logs, probs)))
+        found = [
+            SampledRow(token, top, tuple(each))
+            for token, top, each in zip(settled, tops, seen_probs.tolist(), strict=True)
         ]
+        for at, (head, branch_heads) in zip(wanted, heads, strict=True):
+            each, row = places[at]
+            # Where float32 may see the allowed ids as equals, or as impossible, there is no head.
+            found[at] = replace(
+                found[at],
+                head=None if is_low[at] else head,
+                branch_heads=branch_heads if each.request.mixture.rescoring else (),
+                dists=partial(_read, each.request, row),
+            )
+        return found
+
+    def _unmasked(self, mixed: Tensor, places: Sequence[tuple[_Progress, int]], weights: Tensor) -> Tensor:
+        """(rows, vocab) the mixture before constraints. mixed: after them."""
+        masked = [at for at, (each, row) in enumerate(places) if each.request.rows[row].allowed is not None]
+        if not masked:
+            return mixed
+        plain = self._workspace.buffer("unmasked", mixed).copy_(mixed)
+        for at in masked:
+            each, row = places[at]
+            branches = [branch[row] for branch in each.request.logits]
+            logits = torch.stack([tensor[index, : mixed.shape[1]].float() for tensor, index in branches])
+            torch.mv(torch.softmax(logits, -1).T, weights[at], out=plain[at])
+        return plain
 
     def _scores(self, branch: int, places: Sequence[tuple[_Progress, int]], vocab_size: int) -> Tensor:
         """(rows, vocab) float32: copies of the branch's logits."""
@@ -115,17 +146,17 @@ class MixtureSampler:
         """(rows, branches). A row's parent is in this chunk, or was in an earlier one."""
         wanted = [(at, each, child) for at, (each, row) in enumerate(places) for child in each.children.get(row, ())]
         if wanted:
-            rows = torch.tensor([at for at, _, _ in wanted], device=probs[0].device)
-            ids = torch.tensor([each.request.mixture.tokens[child] for _, each, child in wanted], device=rows.device)
-            values = torch.stack([branch[rows, ids] for branch in probs], 1).double().tolist()
-            for (_, each, child), value in zip(wanted, values, strict=True):
+            rows = to_device([at for at, _, _ in wanted], probs[0].device)
+            ids = to_device([each.request.mixture.tokens[child] for _, each, child in wanted], rows.device)
+            (values,) = to_host([torch.stack([branch[rows, ids] for branch in probs], 1).double()])
+            for (_, each, child), value in zip(wanted, values.tolist(), strict=True):
                 each.child_probs[child] = value
         weights: list[list[float]] = []
         for each, row in places:
             mixture = each.request.mixture
             each.evidence.append(row_evidence(mixture, row, each.evidence, each.child_probs.get(row, ())))
-            weights.append(softmax(row_log_weights(mixture, each.evidence[row])))
-        return torch.tensor(weights, dtype=torch.float32, device=probs[0].device)
+            weights.append(softmax(row_log_weights(mixture.log_weights, each.evidence[row])))
+        return to_device(np.array(weights, dtype=np.float32), probs[0].device)
 
     def _mixed(self, name: str, probs: Sequence[Tensor], weights: Tensor) -> Tensor:
         mixed = torch.mul(probs[0], weights[:, :1], out=self._workspace.buffer(name, probs[0]))
@@ -154,8 +185,32 @@ class MixtureSampler:
         self.referred += 1
         each, row = place
         request = each.request
-        found = [dists(branch[row][0][branch[row][1]][None])[0] for branch in request.logits]
-        return sample_mixed_row(found, request.rows[row], request.mixture, each.evidence[row]).token
+        return sample_mixed_row(
+            _read(request, row), request.rows[row], replace(request.mixture, heads=False), each.evidence[row]
+        ).token
+
+
+def _read(request: MixedRows, row: int) -> tuple[Dist, ...]:
+    """A row's distribution in each branch."""
+    return tuple(dists(branch[row][0][branch[row][1]][None])[0] for branch in request.logits)
+
+
+def _seen(*tensors: Tensor) -> Rounds[Sequence[Array]]:
+    return (yield tensors)
+
+
+def _heads(
+    wanted: Sequence[int], places: Sequence[tuple[_Progress, int]], logs: Tensor, probs: Sequence[Tensor]
+) -> Rounds[list[tuple[RowHead, tuple[Dist, ...]]]]:
+    """The head of each wanted row, and those of its branches. logs: of the processed mixture. probs: of each branch."""
+    if not wanted:
+        return []
+    rows = [places[at][0].request.rows[places[at][1]] for at in wanted]
+    rescored = any(places[at][0].request.mixture.rescoring for at in wanted)
+    branches = [evidence_heads(some_rows(branch, wanted)) for branch in probs if rescored]
+    heads, evident = yield from beside(row_heads(some_rows(logs, wanted), rows), together(branches))
+    by_row: list[tuple[Dist, ...]] = list(zip(*evident, strict=True)) if rescored else [()] * len(wanted)
+    return list(zip(heads, by_row, strict=True))
 
 
 def _mask(scores: Tensor, rows: Sequence[RowSampling]) -> Tensor:
@@ -176,5 +231,5 @@ def _is_processed(row: RowSampling) -> bool:
 
 
 def _without_temperature(row: RowSampling) -> SamplingParams:
-    """What is left to do for a mixture: top-k, top-p, min-p and noise; greedy stays greedy."""
+    """Parameters of the mixture itself: top-k, top-p, min-p and noise; greedy stays greedy."""
     return row.params if row.params.temperature in (0.0, 1.0) else replace(row.params, temperature=1.0)

@@ -15,6 +15,7 @@ from paceline.engine.sampling.groups import gathered, ids_of, largest, some_rows
 from paceline.engine.sampling.logits_processor import inverse_temperatures
 from paceline.engine.sampling.margins import MARGIN, MASS_MARGIN
 from paceline.engine.sampling.noise import GroupNoise
+from paceline.engine.sampling.transfers import Array, Rounds, is_remote, to_device, together
 from paceline.engine.sampling.workspace import Workspace
 
 _FIRST_GROUPS = 8  # with the highest bounds, searched in every row; then as many as its best score leaves open
@@ -27,15 +28,16 @@ class OpenSampler:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
 
-    def sample(self, scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling]) -> list[int | None]:
+    def sample(self, scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling]) -> Rounds[list[int | None]]:
         """The token of each row; None where it is not certain. maxima: of the groups of `scores`."""
         search = _Search(scores, maxima, rows)
+        yield from search.begin()
         tokens: list[int | None] = [None] * len(rows)
         waiting = list(range(len(rows)))
         for place in range(_CANDIDATES - 1):
-            search.settle(waiting, place)
+            yield from search.settle(waiting, place)
             certain = [row for row in waiting if search.is_certain(row, place)]
-            passed = self._passes(scores, maxima, search, rows, certain, place)
+            passed = yield from self._passes(scores, maxima, search, rows, certain, place)
             for row in certain:
                 if passed[row]:
                     tokens[row] = int(search.ids[row, place])
@@ -52,8 +54,8 @@ class OpenSampler:
         rows: Sequence[RowSampling],
         which: Sequence[int],
         place: int,
-    ) -> dict[int, bool | None]:
-        """Whether min-p and top-p keep each row's candidate; None where that is not certain."""
+    ) -> Rounds[dict[int, bool | None]]:
+        """True for each row whose candidate min-p and top-p keep; None where that is not certain."""
         passed: dict[int, bool | None] = {}
         summed: list[int] = []
         for row in which:
@@ -65,27 +67,40 @@ class OpenSampler:
                 passed[row] = None if abs(distance) < MARGIN else distance > 0.0
             if passed[row] and params.top_p < 1.0 and not (below == 0.0 and seen.has_one_maximum[row]):
                 summed.append(row)
-        for bounds in (_leading_mass, self._mass):  # most rows are settled by their most probable ids
-            if summed:
-                ids = torch.from_numpy(seen.ids[summed, place]).to(scores.device)[:, None]
-                chosen = [rows[row] for row in summed]
-                for row, low, high in zip(summed, *bounds(scores, maxima, summed, ids, chosen), strict=True):
-                    limit = rows[row].params.top_p
-                    outside, inside = low > limit + MASS_MARGIN, high < limit - MASS_MARGIN
-                    passed[row] = inside if inside or outside else None
-                summed = [row for row in summed if passed[row] is None]
+        for is_leading in (True, False):  # most rows are settled by their most probable ids
+            if not summed:
+                break
+            ids = to_device(seen.ids[summed, place], scores.device)[:, None]
+            chosen = [rows[row] for row in summed]
+            if is_leading and seen.first_masses is not None and self._is_first(seen, summed, place):
+                low, high = (mass[summed] for mass in seen.first_masses)
+            elif is_leading:
+                low, high = yield _leading_mass(scores, maxima, summed, ids, chosen)
+            else:
+                low, high = yield from self._mass(scores, summed, ids, chosen)
+            for row, least, most in zip(summed, low.tolist(), high.tolist(), strict=True):
+                limit = rows[row].params.top_p
+                outside, inside = least > limit + MASS_MARGIN, most < limit - MASS_MARGIN
+                passed[row] = inside if inside or outside else None
+            summed = [row for row in summed if passed[row] is None]
         return passed
 
+    @staticmethod
+    def _is_first(seen: _Search, which: Sequence[int], place: int) -> bool:
+        """True if these candidates are those of the first look, whose masses are known."""
+        return bool((seen.ids[which, place] == seen.first_ids[which]).all())
+
     def _mass(
-        self, scores: Tensor, _: Tensor, which: Sequence[int], ids: Tensor, rows: Sequence[RowSampling]
-    ) -> tuple[list[float], list[float]]:
+        self, scores: Tensor, which: Sequence[int], ids: Tensor, rows: Sequence[RowSampling]
+    ) -> Rounds[tuple[Array, Array]]:
         """Bounds of the mass that comes before ids, one a row: without and with those of an equal logit."""
         probs = self._workspace.softmax(self._workspace.picked(scores, which), rows)
         own = probs.gather(1, ids)
-        most = _sums_above(probs, own * (1.0 - 2.0**-20)) - own[:, 0]
-        close = any(mass >= row.params.top_p - MASS_MARGIN for mass, row in zip(most.tolist(), rows, strict=True))
-        least = _sums_above(probs, own) if close else torch.zeros_like(most)
-        return least.tolist(), most.tolist()
+        (most,) = yield [_sums_above(probs, own * (1.0 - 2.0**-20)) - own[:, 0]]
+        if not any(mass >= row.params.top_p - MASS_MARGIN for mass, row in zip(most.tolist(), rows, strict=True)):
+            return np.zeros_like(most), most
+        (least,) = yield [_sums_above(probs, own)]
+        return least, most
 
 
 class _Search:
@@ -93,64 +108,86 @@ class _Search:
 
     def __init__(self, scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling]) -> None:
         device = scores.device
-        self._scores = scores
+        self._scores, self._maxima, self._rows = scores, maxima, rows
         self._inverse = inverse_temperatures(rows, device)
         keys = row_keys([row.params.seed for row in rows], [row.position for row in rows])
-        self._noise = GroupNoise(torch.from_numpy(keys.view(np.int64)).to(device), maxima.shape[1])
+        self._noise = GroupNoise(to_device(keys.view(np.int64), device), maxima.shape[1])
         self._bounds = maxima.double() * self._inverse - torch.log(self._noise.least)  # (rows, groups)
-        maximum = maxima.amax(1, keepdim=True)
-        self.maximum: NDArray[np.float32] = maximum[:, 0].cpu().numpy()  # (rows,)
-        alone = (maxima == maximum).sum(1) == 1
-        first = gathered(scores, ids_of(maxima.argmax(1, keepdim=True)))
-        self.has_one_maximum: NDArray[np.bool_] = (alone & ((first == maximum).sum(1) == 1)).cpu().numpy()  # (rows,)
         shape = len(rows), min(_CANDIDATES, GROUP)
         self.ids: NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
         self.scores: NDArray[np.float64] = np.zeros(shape)  # falling
         self.logits: NDArray[np.float32] = np.zeros(shape, dtype=np.float32)
         self._rest: NDArray[np.float64] = np.zeros(len(rows))  # no other id has a better score
-        self._look(list(range(len(rows))), _FIRST_GROUPS)
+        self.first_ids: NDArray[np.int64] = self.ids[:, 0]  # (rows,) the best of the first look
+        self.first_masses: tuple[Array, Array] | None = None  # (rows,) their bounds for top-p
+        self.maximum: NDArray[np.float32]  # (rows,)
+        self.has_one_maximum: NDArray[np.bool_]  # (rows,)
+
+    def begin(self) -> Rounds[None]:
+        """The first look, in one round; where a round is a wait, with all that most rows need."""
+        maxima, every = self._maxima, list(range(len(self._rows)))
+        maximum = maxima.amax(1, keepdim=True)
+        alone = (maxima == maximum).sum(1) == 1
+        first = gathered(self._scores, ids_of(maxima.argmax(1, keepdim=True)))
+        wanted = [maximum[:, 0], alone & ((first == maximum).sum(1) == 1), *self._best(every, _FIRST_GROUPS)]
+        ahead = is_remote(maxima.device) and any(row.params.top_p < 1.0 for row in self._rows)
+        if ahead:
+            wanted += _leading_mass(self._scores, maxima, every, wanted[2][:, :1], self._rows)
+        found = yield wanted
+        self.maximum, self.has_one_maximum = found[0], found[1]
+        self._keep(every, _FIRST_GROUPS, found[2:6])
+        self.first_ids = self.ids[:, 0].copy()
+        if ahead:
+            self.first_masses = found[6], found[7]
 
     def is_certain(self, row: int, place: int) -> bool:
         """The candidate has the next best score of the row, and no other is near."""
         score = self.scores[row, place]
         return bool(score > self._rest[row] + MARGIN and score - self.scores[row, place + 1] > MARGIN)
 
-    def settle(self, which: Sequence[int], place: int) -> None:
+    def settle(self, which: Sequence[int], place: int) -> Rounds[None]:
         """Search the groups that may hold better ids than the rows' candidates at this place."""
         scores = self.scores[which, place]
         low = np.isfinite(scores) & ~(scores > self._rest[which] + MARGIN)
         open_rows = [row for row, is_low in zip(which, low, strict=True) if is_low]
         if not open_rows:
             return
-        reached = torch.from_numpy(self.scores[open_rows, place]).to(self._bounds.device)[:, None]
-        needed = (self._bounds[open_rows] >= reached - 2 * MARGIN).sum(1).cpu().numpy()
+        reached = to_device(self.scores[open_rows, place], self._bounds.device)[:, None]
+        (needed,) = yield [(some_rows(self._bounds, open_rows) >= reached - 2 * MARGIN).sum(1)]
         order = np.argsort(needed)
+        looks: list[Rounds[None]] = []
         for part in np.array_split(order, -(-len(order) // _ALIKE)):  # rows that need about as many groups
-            self._look([open_rows[at] for at in part], int(needed[part[-1]]))
+            looks.append(self._look(sorted(open_rows[at] for at in part), int(needed[part[-1]])))
+        yield from together(looks)
 
-    def _look(self, which: Sequence[int], num_groups: int) -> None:
+    def _look(self, which: Sequence[int], num_groups: int) -> Rounds[None]:
         """Score all ids of the groups with the highest bounds, and keep the best."""
-        rows = torch.tensor(which, device=self._bounds.device)
+        found = yield self._best(which, num_groups)
+        self._keep(which, num_groups, found)
+
+    def _best(self, which: Sequence[int], num_groups: int) -> list[Tensor]:
+        """Best ids of these groups, their scores and logits, and the highest bound of the other groups."""
+        rows = to_device(which, self._bounds.device)
         bounds = some_rows(self._bounds, which)
         highest = torch.topk(bounds, min(num_groups + 1, bounds.shape[1]))
-        everything = highest.values.shape[1] <= num_groups
         groups = highest.indices[:, :num_groups]
         ids = ids_of(groups)
         logits = gathered(self._scores, ids, rows[:, None])
         scored = logits.double() * some_rows(self._inverse, which) + self._noise.gumbel(groups, rows)
         best = torch.topk(scored, self.ids.shape[1])
-        self.ids[which] = ids.gather(1, best.indices).cpu().numpy()
-        self.scores[which] = best.values.cpu().numpy()
-        self.logits[which] = logits.gather(1, best.indices).cpu().numpy()
-        self._rest[which] = -np.inf if everything else highest.values[:, num_groups].cpu().numpy()
+        return [ids.gather(1, best.indices), best.values, logits.gather(1, best.indices), highest.values[:, -1]]
+
+    def _keep(self, which: Sequence[int], num_groups: int, found: Sequence[Array]) -> None:
+        self.ids[which], self.scores[which], self.logits[which] = found[:3]
+        self._rest[which] = -np.inf if num_groups >= self._bounds.shape[1] else found[3]
 
 
 def _leading_mass(
     scores: Tensor, maxima: Tensor, which: Sequence[int], ids: Tensor, rows: Sequence[RowSampling]
-) -> tuple[list[float], list[float]]:
+) -> list[Tensor]:
     """Bounds as of `_mass`, from the most probable ids alone; all others are bounded by their groups' maxima."""
     inverse = inverse_temperatures(rows, scores.device)
-    index = torch.tensor(which, device=scores.device)[:, None]
+    index = to_device(which, scores.device)[:, None]
     maxima = some_rows(maxima, which)
     _, leading = largest(scores, maxima, min(_LEADERS, scores.shape[1]), index)
     best, last, own = leading[:, :1], leading[:, -1:], scores[index, ids]
@@ -161,7 +198,7 @@ def _leading_mass(
     its_weight = torch.exp((own - best).double() * inverse)[:, 0]
     with_equals = torch.where(leading >= own, weights, 0.0).sum(1) - its_weight
     most = torch.where(own[:, 0] > last[:, 0], with_equals / known, 1.0)
-    return (better / (known + others)).tolist(), most.tolist()
+    return [better / (known + others), most]
 
 
 def _sums_above(probs: Tensor, thresholds: Tensor) -> Tensor:

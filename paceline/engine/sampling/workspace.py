@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.core.sampling.row import RowSampling
 from paceline.engine.sampling.logits_processor import inverse_temperatures
+from paceline.engine.sampling.transfers import to_device
 
 
 class Workspace:
@@ -32,7 +33,7 @@ class Workspace:
         """Copies of some rows, valid until the next call; the tensor itself for all of them."""
         if len(which) == len(scores):
             return scores
-        index = torch.tensor(which, device=scores.device)
+        index = to_device(which, scores.device)
         return torch.index_select(scores, 0, index, out=self.buffer("picked", scores[: len(which)]))
 
     def softmax(self, scores: Tensor, rows: Sequence[RowSampling]) -> Tensor:

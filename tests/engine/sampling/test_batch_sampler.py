@@ -125,6 +125,20 @@ def test_small_vocabularies(seed: int, kind: str, vocab: int) -> None:
     assert [row.token for row in found] == [row.token for row in references(logits, rows)]
 
 
+def test_rows_that_are_all_searched_further_keep_their_order() -> None:
+    """Few rows at a time, as of few answers: those that need more groups come before those that need fewer."""
+    rng = np.random.default_rng(3)
+    for position in range(300):
+        count, vocab = int(rng.integers(2, 9)), int(rng.choice([1500, 2048]))
+        logits = torch.from_numpy(flat(rng, (count, vocab)) * rng.uniform(0.5, 6.0, (count, 1))).float()
+        rows = [
+            RowSampling(SamplingParams(temperature=float(rng.choice([1.0, 2.0])), seed=seed), position, vocab)
+            for seed in range(count)
+        ]
+        found = BatchSampler().sample(logits, rows)
+        assert [row.token for row in found] == [row.token for row in references(logits, rows)]
+
+
 def test_tokens_follow_the_distribution() -> None:
     """Independent of the reference: frequencies over many seeds."""
     probs = np.array([0.4, 0.3, 0.2, 0.06, 0.04])

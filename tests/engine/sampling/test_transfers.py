@@ -1,0 +1,111 @@
+"""A step's sampling looks at the device once, as an engine on a GPU would wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from paceline.core.sampling.row import RowSampling, sample_row
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.sampling import batch_sampler, open_sampler, transfers
+from paceline.engine.sampling.batch_sampler import BatchSampler
+from paceline.engine.sampling.transfers import Rounds, beside, run, to_host, together
+from paceline.engine.tensors import dists
+from tests.engine.sampling.test_batch_sampler import peaked
+
+VOCAB = 3000
+LOOKS = {"tolist", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "nonzero"}
+
+
+class Looks(TorchFunctionMode):
+    """Every call that reads a tensor's numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in LOOKS:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tensors of each copy; the logits count as a GPU's."""
+    seen: list[int] = []
+
+    def counted(tensors: Sequence[torch.Tensor]) -> list[Any]:
+        seen.append(len(tensors))
+        return to_host(tensors)
+
+    for module in (batch_sampler, open_sampler, transfers):
+        monkeypatch.setattr(module, "is_remote", lambda _: True)
+    monkeypatch.setattr(transfers, "to_host", counted)
+    return seen
+
+
+def row(number: int, params: SamplingParams) -> RowSampling:
+    allowed = np.arange(VOCAB) % 2 == 0 if number % 4 == 1 else None
+    return RowSampling(params, position=number, vocab_size=VOCAB, counts={5: 1}, allowed=allowed, num_top=number % 3)
+
+
+def test_a_step_of_all_kinds_of_rows_is_one_copy(copies: list[int]) -> None:
+    """Rows of likely tokens, which the first look settles."""
+    params = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(seed=3, temperature=0.5),
+        SamplingParams(seed=4, temperature=0.4, top_p=0.95),
+        SamplingParams(seed=5, top_k=20, frequency_penalty=0.4),
+        SamplingParams(seed=6, temperature=0.5, min_p=0.05),
+    ]
+    rows = [row(number, params[number % len(params)]) for number in range(100)]
+    logits = torch.from_numpy(peaked(np.random.default_rng(1), (100, VOCAB))).float()
+    with Looks() as looks:
+        found = BatchSampler().sample(logits, rows)
+    assert len(copies) == 1
+    assert not looks.names
+    expected = [sample_row(dist, each).token for dist, each in zip(dists(logits), rows, strict=True)]
+    assert [each.token for each in found] == expected
+
+
+def test_flat_rows_look_again_and_have_the_tokens_of_the_reference(copies: list[int]) -> None:
+    logits = torch.from_numpy(np.random.default_rng(2).normal(size=(40, VOCAB)) * 0.3).float()
+    rows = [row(number, SamplingParams(seed=number, top_p=0.6 + 0.01 * number)) for number in range(40)]
+    found = BatchSampler().sample(logits, rows)
+    assert 1 < len(copies) < 20
+    expected = [sample_row(dist, each).token for dist, each in zip(dists(logits), rows, strict=True)]
+    assert [each.token for each in found] == expected
+
+
+def test_tensors_of_all_formats_come_back_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "is_remote", lambda _: True)
+    tensors = [
+        torch.tensor([True, False, True]),
+        torch.arange(6).view(2, 3).t(),
+        torch.tensor([[0.5], [-torch.inf]], dtype=torch.float64),
+        torch.empty(0, 4),
+        torch.tensor([1.5, 2.5]),
+    ]
+    for tensor, array in zip(tensors, to_host(tensors), strict=True):
+        assert np.array_equal(array, tensor.numpy()) and array.dtype == tensor.numpy().dtype
+
+
+def test_rounds_of_several_coincide(copies: list[int]) -> None:
+    def counted(rounds: int) -> Rounds[int]:
+        total = 0
+        for number in range(rounds):
+            (found,) = yield [torch.tensor([number])]
+            total += int(found[0])
+        return total
+
+    assert run(together([counted(3), counted(0), counted(4)])) == [3, 0, 6]
+    assert copies == [2, 2, 2, 1]
+    assert run(beside(counted(2), together([counted(1)]))) == (1, [0])
+    assert copies[4:] == [2, 1]
