@@ -1,7 +1,10 @@
 """Open sessions of a connection and allocation of their numbers.
 
 Numbers are even on the cloud, odd on the device, and increase: a number above the highest was never opened, one below
-it that is not open has ended. Ended sessions take no memory.
+it that is not open has ended or was left out. Ended sessions take no memory.
+
+A new number is above all that this side has seen, its own and the peer's (Lamport 1978). So both sides agree in which
+order sessions came, and serve them in that order where they compete: see `core.batching.groups`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ class SessionTable:
 
     def allocate(self) -> int:
         """Allocate a number of this side. Sessions must be opened in the order of their numbers."""
-        self._allocated += 2
+        seen = max(self._allocated, *self._highest.values())
+        self._allocated = seen + 1 + (seen + 1 - self._own_parity) % 2
         return self._allocated
 
     def open_own(self, session: int) -> None:

@@ -2,6 +2,11 @@
 
 segment: rows of one sequence in a forward pass; the batch
 scheduler: which segments run next
+admission: which of them have memory for their rows; preemption
+row_accounts: whose rows may be taken for whom, in one step
+groups: sequences that belong together, and their order
+pending: segments that wait, and rows that are to be computed again
+memory: what the scheduler asks of the engine's memory
 block_manager: KV blocks, block tables, copy on write
 prefix_cache: hashes of full blocks, by which sequences that begin alike share them
 kv_prefix: keys and values of a sequence's first rows, outside any engine

@@ -11,6 +11,7 @@ least recently used first.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -56,7 +57,7 @@ class BlockManager:
         self._hashes: dict[int, bytes] = {}  # of registered blocks
         self._registered: dict[bytes, int] = {}
         self._unused: OrderedDict[int, None] = OrderedDict()  # registered, and no sequence's; least recent first
-        self._tables: dict[SeqId, list[int]] = {}
+        self._tables: dict[SeqId, array[int]] = {}  # arrays, because numpy copies them as they are
         self._lengths: dict[SeqId, int] = {}
 
     def length(self, seq: SeqId) -> int:
@@ -66,6 +67,10 @@ class BlockManager:
     def block_table(self, seq: SeqId) -> tuple[int, ...]:
         """Block ids in row order; empty for an unknown sequence."""
         return tuple(self._tables.get(seq, ()))
+
+    def block_array(self, seq: SeqId) -> SlotArray:
+        """`block_table` as a copy in numpy."""
+        return np.array(self._tables.get(seq, array("q")), dtype=np.int64)
 
     def free_rows(self) -> int:
         """Rows in blocks that no sequence uses, without the unused rows in the last blocks of sequences."""
@@ -80,7 +85,7 @@ class BlockManager:
         with 0 the sequence has not begun."""
         if seq in self._tables:
             raise ValueError(f"sequence {seq} exists already")
-        table = [self._registered[each] for each in hashes[: self.num_cached(hashes)]]
+        table = array("q", [self._registered[each] for each in hashes[: self.num_cached(hashes)]])
         if not table:
             return 0
         for block in table:
@@ -103,7 +108,7 @@ class BlockManager:
         """Allocate `rows` more rows and make them writable. Returns the copies to perform first: one at most."""
         if rows < 0:
             raise ValueError(f"cannot grow by {rows} rows")
-        table, start = self._tables.get(seq, []), self.length(seq)
+        table, start = self._tables.get(seq) or array("q"), self.length(seq)
         shared = self._shared(table, start, start + rows)
         grown = self._num_blocks(start + rows) - len(table)
         self._require_free(grown + len(shared))
@@ -116,7 +121,7 @@ class BlockManager:
     def unshare(self, seq: SeqId, start: int, stop: int) -> list[BlockCopy]:
         """Make the reserved rows start..stop-1 writable again. Returns the copies to perform first."""
         self._check_range(seq, start, stop)
-        table = self._tables.get(seq, [])
+        table = self._tables.get(seq, array("q"))
         shared = self._shared(table, start, stop)
         self._require_free(len(shared))
         self._forget_overwritten(table, start, stop)
@@ -125,7 +130,7 @@ class BlockManager:
     def truncate(self, seq: SeqId, length: int) -> None:
         """Drop the rows from `length` on; blocks without rows are freed unless another sequence shares them."""
         self._check_range(seq, length, self.length(seq))
-        table = self._tables.get(seq, [])
+        table = self._tables.get(seq, array("q"))
         while len(table) > self._num_blocks(length):
             self._unref(table.pop())
         if seq in self._lengths:
@@ -135,13 +140,13 @@ class BlockManager:
         """Create `into` with the rows of `seq`, sharing its blocks. Allocates no block until one of them writes."""
         if seq not in self._tables or into in self._tables:
             raise ValueError(f"cannot fork {seq} into {into}: the first must exist and the second must not")
-        self._tables[into], self._lengths[into] = list(self._tables[seq]), self._lengths[seq]
+        self._tables[into], self._lengths[into] = self._tables[seq][:], self._lengths[seq]
         for block in self._tables[into]:
             self._ref_counts[block] += 1
 
     def release(self, seq: SeqId) -> None:
         """Free the sequence. Unknown ones are ignored."""
-        for block in reversed(self._tables.pop(seq, [])):  # so that the end of a cached prefix is evicted first
+        for block in reversed(self._tables.pop(seq, array("q"))):  # so that the end of a cached prefix is evicted first
             self._unref(block)
         self._lengths.pop(seq, None)
 
@@ -149,7 +154,9 @@ class BlockManager:
         """(stop - start,) slots of these rows. Valid until the sequence changes."""
         self._check_range(seq, start, stop)
         first = start // self.block_size
-        table = np.array(self._tables.get(seq, [])[first : self._num_blocks(stop)], dtype=np.int64)
+        if stop - start == 1:  # a step of an answer, of which a batch has many
+            return np.array([self._tables[seq][first] * self.block_size + start % self.block_size], dtype=np.int64)
+        table = np.array(self._tables.get(seq, array("q"))[first : self._num_blocks(stop)], dtype=np.int64)
         rows = np.arange(start, stop, dtype=np.int64)
         return np.asarray(table[rows // self.block_size - first] * self.block_size + rows % self.block_size)
 
@@ -181,19 +188,19 @@ class BlockManager:
         if blocks > free:
             raise OutOfBlocks(f"{blocks} blocks are needed, {free} of {self.total} are free")
 
-    def _forget_overwritten(self, table: list[int], start: int, stop: int) -> None:
+    def _forget_overwritten(self, table: array[int], start: int, stop: int) -> None:
         """Registered blocks of these rows that are the sequence's alone: their content is about to change."""
         end = min(self._num_blocks(stop), len(table)) if stop > start else 0
         for block in table[start // self.block_size : end]:
             if self._ref_counts[block] == 1 and block in self._hashes:
                 del self._registered[self._hashes.pop(block)]
 
-    def _shared(self, table: list[int], start: int, stop: int) -> list[int]:
+    def _shared(self, table: array[int], start: int, stop: int) -> list[int]:
         """Indices into the table of the blocks of these rows that other sequences share."""
         end = min(self._num_blocks(stop), len(table)) if stop > start else 0
         return [place for place in range(start // self.block_size, end) if self._ref_counts[table[place]] > 1]
 
-    def _copy_on_write(self, table: list[int], shared: list[int], length: int) -> list[BlockCopy]:
+    def _copy_on_write(self, table: array[int], shared: list[int], length: int) -> list[BlockCopy]:
         copies = []
         for place in shared:
             source, target = table[place], self._allocate()

@@ -2,7 +2,9 @@
 
 - `worker`: the thread and its queues
 - `executor`: segments to scheduled forward passes and answers, without the thread
-- `memory`: KV rows that an answer claims
+- `engine_memory`: memory of the engine as the scheduler uses it
+- `sequence_records`: what each sequence holds, to compute it again after a preemption
+- `memory`: KV rows that an answer may need
 - `prefix_reuse`: import and export of stored prefixes
 - `document_prefill`: document KV: lookup, prefill while idle, writing
 - `calibration`: forward times measured at start

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Segment
-from paceline.engine.base import Engine, LoadedModel, ModelInfo
+from paceline.engine.base import LoadedModel, ModelInfo
 from paceline.errors import EngineError, PacelineError
 from paceline.rag.document_kv import DocumentKvStore, KvKey, text_hash
 from paceline.rag.prompt import passages_text
@@ -22,6 +22,7 @@ from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.executor import Rows, SequenceOp
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
+from paceline.runtime.engine_loop.sequence_records import Sequences
 from paceline.runtime.engine_loop.worker import EngineWorker
 
 log = logging.getLogger("paceline.node")
@@ -128,10 +129,12 @@ class DocumentPrefiller:
             if not exported.done():  # else cancelled
                 exported.set_result(rows)
 
-        def export(engine: Engine) -> None:
+        def export(sequences: Sequences) -> None:
             rows = None
             try:
-                rows = engine.export_kv(seq, tokens)
+                rows = sequences.export_kv(seq, tokens)
+            except EngineError as error:  # such as that an answer has needed its memory
+                log.info("KV of a document is not stored ahead: %s", error)
             finally:
                 loop.call_soon_threadsafe(deliver, rows)
 

@@ -10,13 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.core.aggregation.branches import BranchMixture
-from paceline.core.batching.scheduler import Group, ScheduledSegment, Scheduler, SchedulerOutput
+from paceline.core.batching.groups import Group
+from paceline.core.batching.pending import RECOMPUTED
+from paceline.core.batching.scheduler import ScheduledSegment, Scheduler, SchedulerOutput
 from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
 from paceline.engine.base import Engine, Logits, SampleRequest
 from paceline.errors import EngineError, EngineLost
-from paceline.runtime.engine_loop.prefix_reuse import PrefixReuse, StoredPrefix
+from paceline.runtime.engine_loop.engine_memory import EngineMemory
+from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
+from paceline.runtime.engine_loop.sequence_records import Sequences
 
 log = logging.getLogger("paceline.engine")
 
@@ -34,7 +38,7 @@ class StepLimits:
 
 
 DEFAULT_LIMITS = StepLimits()
-MAX_FAULTS = 5  # steps in a row that fail for a reason the engine does not name; then it counts as lost
+TICK_S = 1.0  # longer than round trips: an answer that waits for its peer for so long no longer keeps its KV memory
 _NOTHING = SchedulerOutput((), ())
 
 
@@ -47,23 +51,23 @@ class SequenceOp:
 
     seq: SeqId
     from_row: int | None
-    act: Callable[[Engine], None]
+    act: Callable[[Sequences], None]
 
     @staticmethod
     def truncate(seq: SeqId, length: int) -> SequenceOp:
-        def act(engine: Engine) -> None:
-            if engine.length(seq) > length:  # the forward that writes these rows may have been cancelled
-                engine.truncate(seq, length)
+        def act(sequences: Sequences) -> None:
+            if sequences.length(seq) > length:  # the forward that writes these rows may have been cancelled
+                sequences.truncate(seq, length)
 
         return SequenceOp(seq, length, act)
 
     @staticmethod
     def commit(seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> SequenceOp:
-        return SequenceOp(seq, None, lambda engine: engine.commit(seq, keep, rest))
+        return SequenceOp(seq, None, lambda sequences: sequences.commit(seq, keep, rest))
 
     @staticmethod
     def release(seq: SeqId) -> SequenceOp:
-        return SequenceOp(seq, 0, lambda engine: engine.release(seq))
+        return SequenceOp(seq, 0, lambda sequences: sequences.release(seq))
 
 
 @dataclass(slots=True, eq=False)
@@ -121,11 +125,11 @@ class StepExecutor:
         self._requests: dict[int, ForwardRequest] = {}
         self._parts: dict[int, list[Logits]] = {}  # results so far of segments that the scheduler has chunked
         self._after: dict[int, list[SequenceOp]] = {}  # operations that wait for a segment, by its key
-        self._prefixes = PrefixReuse(engine)
-        self._capacity = engine.free_rows()
+        self._memory = EngineMemory(engine)
+        self._memory.running = self._scheduler.running
+        self._prefixes = self._memory.prefixes
         self.lost: EngineLost | None = None
         self._refused: list[Answer] = []  # of requests submitted since then
-        self._faults = 0  # in a row
         self.steps = 0  # forward passes
         self.rows = 0  # rows in them
         self.last = StepSize()  # size of the last step
@@ -139,13 +143,19 @@ class StepExecutor:
     def idle(self) -> bool:
         return self._scheduler.idle
 
-    def has_begun(self, group: Group) -> bool:
-        """True if any of its rows has run. From any thread."""
-        return self._scheduler.has_begun(group)
+    @property
+    def preemptions(self) -> int:
+        """Groups whose rows were released for others, so far."""
+        return self._scheduler.preemptions
 
-    def lacks_memory(self, group: Group) -> bool:
-        """True if it waits for memory, not for its turn, as of the last step. From any thread."""
-        return self._scheduler.lacks_memory(group)
+    @property
+    def short(self) -> frozenset[Group]:
+        """Groups that wait for memory, not for their turn or a peer, as of the last step; preempted ones included."""
+        return self._scheduler.short
+
+    def tick(self) -> None:
+        """`TICK_S` have passed. To be called while groups are `short`."""
+        self._scheduler.tick()
 
     def submit(self, item: SequenceOp | ForwardRequest) -> None:
         if self.lost is not None:
@@ -166,6 +176,8 @@ class StepExecutor:
         if item.from_row is not None:
             for key in self._scheduler.cancel(item.seq, item.from_row):
                 self._forget(key)  # cancelled by the caller: no answer
+            if self._scheduler.stop_restoring(item.seq):
+                self._memory.preempt([item.seq])
         self._apply(item)
 
     def _has_waiting(self, seq: SeqId) -> bool:
@@ -174,25 +186,15 @@ class StepExecutor:
 
     def _apply(self, op: SequenceOp) -> None:
         try:
-            op.act(self.engine)
+            op.act(self._memory.sequences)
         except Exception:  # the thread must survive; the sequence's next segment will be refused
             log.exception("could not change sequence %s", op.seq)
 
     def next(self) -> SchedulerOutput | None:
-        """Schedule the next step; None when nothing is pending or nothing fits until memory is released."""
+        """Schedule the next step; None when nothing is pending, or nothing fits until memory is released or `tick`."""
         if self.lost is not None:
             return _NOTHING if self._refused else None
-        return self._scheduler.schedule(self._free_rows(), self.engine.length, self._prefixes.begin)
-
-    def _free_rows(self) -> int | None:
-        """Rows that may be written if every sequence had its own copy of what it shares: the scheduler's accounts
-        assume that a sequence frees all of its rows."""
-        free = self.engine.free_rows()
-        if free is None or self._capacity is None:
-            return None
-        size = self.engine.block_size
-        used = sum(-(-self.engine.length(seq) // size) * size for seq in self._scheduler.running)
-        return min(free, self._capacity - used)
+        return self._scheduler.schedule(self._memory)
 
     def run(self, scheduled: SchedulerOutput) -> Answers:
         if self.lost is not None:
@@ -211,6 +213,8 @@ class StepExecutor:
         self._prefixes.export()
 
     def _forward(self, chunks: tuple[ScheduledSegment, ...]) -> Answers:
+        if self.lost is not None:
+            return []  # in the first half of this step
         batch = Batch(tuple(chunk.segment for chunk in chunks))
         try:
             output = self.engine.forward(batch)
@@ -225,16 +229,14 @@ class StepExecutor:
         except Exception as fault:
             # Every caller must receive a result: a missing answer is worse than a failed one.
             log.exception("a step failed")
-            self._faults += 1
-            if self._faults >= MAX_FAULTS:
-                return self._give_up(EngineLost(f"{MAX_FAULTS} steps in a row failed: {fault}"))
             return self._fail(chunks, EngineError(f"the engine failed: {fault}"))
-        self._faults = 0
         self.steps += 1
         self.rows += batch.num_rows
         self.last = StepSize(batch.num_rows, len(chunks))
+        scored = [each for each in zip(chunks, output.logits, strict=True) if each[0].key != RECOMPUTED]
+        self._memory.written(Batch(tuple(chunk.segment for chunk, _ in scored)))
         done: list[tuple[Answer, SampleRequest | tuple[Logits, ...]]] = []
-        for chunk, logits in zip(chunks, output.logits, strict=True):
+        for chunk, logits in scored:
             if logits:
                 self._parts[chunk.key].append(logits)
             if chunk.final:
@@ -253,6 +255,11 @@ class StepExecutor:
                 else:
                     done.append((request.answer, parts))
         return self._answers(done)
+
+    def check(self) -> None:
+        """Assert the invariants of the engine and of what is known of it."""
+        self._memory.check()
+        self._scheduler.check()
 
     def _answers(self, done: list[tuple[Answer, SampleRequest | tuple[Logits, ...]]]) -> Answers:
         """Rows of the forwards that are complete: sampled in one pass, or as distributions."""
@@ -273,15 +280,13 @@ class StepExecutor:
 
     def _fail(self, chunks: tuple[ScheduledSegment, ...], error: EngineError) -> Answers:
         """Fail these segments and the pending ones of their sequences."""
-        failed = {chunk.key for chunk in chunks}
+        failed = {chunk.key for chunk in chunks if chunk.key != RECOMPUTED}
         for chunk in chunks:
             failed.update(self._scheduler.cancel(chunk.segment.seq))
         return [(self._forget(key).answer, error) for key in sorted(failed)]
 
     def _give_up(self, error: EngineLost) -> Answers:
         """Fail every request, and all later ones."""
-        if self.lost is not None:
-            return []  # the other half of its step
         log.critical("the engine is lost: %s", error)
         self.lost = error
         for seq in {request.segment.seq for request in self._requests.values()}:
@@ -295,5 +300,9 @@ class StepExecutor:
         return self._requests.pop(key)
 
 
-def _dists(parts: tuple[Logits, ...]) -> tuple[Dist, ...]:
-    return tuple(dist for part in parts for dist in part.dists())
+def _dists(parts: tuple[Logits, ...]) -> Rows | EngineError:
+    try:
+        return tuple(dist for part in parts for dist in part.dists())
+    except Exception as fault:  # a GPU reports late what went wrong in the forward
+        log.exception("distributions could not be read")
+        return EngineError(f"the model's scores are unusable: {fault}")

@@ -1,7 +1,8 @@
-"""KV rows that an answer claims, so that every answer that has begun can finish. Pure.
+"""KV rows that an answer may need, its claim. Pure.
 
-The scheduler admits an answer only while every answer that has begun can still receive its whole claim
-(`core.batching.scheduler`). A claim covers all branches together: prompts, output tokens, and open rows of drafts.
+An answer whose claim fits into memory alone can always finish, since others are preempted for it
+(`core.batching.admission`); so no other is accepted. Nothing is reserved. A claim covers all branches together:
+prompts, output tokens, and open rows of drafts.
 """
 
 from __future__ import annotations

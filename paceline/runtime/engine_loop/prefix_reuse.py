@@ -13,8 +13,8 @@ from typing import Protocol
 from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.scheduler import ScheduledSegment
 from paceline.core.batching.segment import Segment, SeqId
-from paceline.engine.base import Engine
 from paceline.errors import EngineError
+from paceline.runtime.engine_loop.sequence_records import Sequences
 
 log = logging.getLogger("paceline.engine")
 
@@ -46,8 +46,8 @@ class Prompt(Protocol):
 class PrefixReuse:
     """Prefixes of the requests of one `StepExecutor`, by their keys."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, sequences: Sequences) -> None:
+        self._sequences = sequences
         self._prompts: dict[int, Prompt] = {}  # that may begin with rows that need not be computed
         self._computing: dict[tuple[str, tuple[int, ...]], int] = {}  # salt and tokens of prompts in progress
         self._keeping: dict[int, StoredPrefix] = {}
@@ -80,9 +80,9 @@ class PrefixReuse:
         stored = prefix.rows if prefix is not None and prefix.begins(segment) else None
         try:
             if prompt.salt is not None:
-                rows = self._engine.begin(segment.seq, segment.tokens, prompt.salt, stored)
+                rows = self._sequences.begin(segment.seq, segment.tokens, prompt.salt, stored)
             elif stored is not None:
-                self._engine.import_kv(segment.seq, stored)
+                self._sequences.import_kv(segment.seq, stored)
                 rows = len(stored.tokens)
             else:
                 rows = 0
@@ -103,10 +103,16 @@ class PrefixReuse:
         for seq, prefix in self._computed:
             try:
                 if prefix.keep is not None:
-                    prefix.keep(self._engine.export_kv(seq, prefix.tokens))
+                    prefix.keep(self._sequences.export_kv(seq, prefix.tokens))
             except Exception as error:  # the answer does not depend on storing
                 log.warning("the rows of a document cannot be kept: %s", error)
         self._computed.clear()
+
+    def interrupt(self, seq: SeqId) -> None:
+        """A sequence loses its rows: other prompts no longer wait for them."""
+        for ident, key in list(self._computing.items()):
+            if self._prompts[key].segment.seq == seq:
+                del self._computing[ident]
 
     def forget(self, key: int) -> None:
         prompt = self._prompts.pop(key, None)

@@ -12,15 +12,17 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Hashable
 from typing import cast
 
-from paceline.core.batching.scheduler import Group
+from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import Segment, SeqId, StepSize
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.executor import (
     DEFAULT_LIMITS,
+    TICK_S,
     Answer,
     Answers,
     ForwardRequest,
@@ -80,18 +82,10 @@ class EngineWorker:
         self._next_seq += 1
         return SeqId(self._next_seq)
 
-    def group(self, rows: int, priority: int = 0) -> Group:
-        """A group of sequences that claim this number of rows together and release them together."""
+    def group(self, rows: int, priority: int = 0, line: tuple[Hashable, int] | None = None) -> Group:
+        """A group of sequences that need this number of rows at most, all together."""
         self._next_group += 1
-        return Group(self._next_group, rows, priority)
-
-    def has_begun(self, group: Group) -> bool:
-        """True if any of its rows has run, as of the last step."""
-        return self.steps.has_begun(group)
-
-    def lacks_memory(self, group: Group) -> bool:
-        """True if it waits for memory, not for its turn, as of the last step."""
-        return self.steps.lacks_memory(group)
+        return Group(self._next_group, rows, priority, line)
 
     def submit(self, request: ForwardRequest) -> None:
         """Its `cached_rows` is known when it is answered."""
@@ -152,11 +146,12 @@ class EngineWorker:
     def _run(self) -> None:
         assert self._loop is not None
         progressed, checked, idle, seconds = False, False, False, 0.0
+        ticked = time.perf_counter()
         while True:
             with self._changed:
                 if not (self._inbox or progressed or self._stopping):
                     # For work, or for a release when no pending segment fits.
-                    woken = self._changed.wait(None if checked else IDLE_S)
+                    woken = self._changed.wait(TICK_S if self.steps.short else None if checked else IDLE_S)
                     idle = not (woken or self._inbox or self._stopping)
                 else:
                     idle = False
@@ -173,6 +168,9 @@ class EngineWorker:
             if idle and not checked and self.steps.idle:
                 self._check()
             checked = idle
+            if self.steps.short and time.perf_counter() - ticked >= TICK_S:
+                self.steps.tick()
+                ticked = time.perf_counter()
             scheduled = self.steps.next()
             progressed = scheduled is not None
             if scheduled is None:
@@ -192,6 +190,6 @@ class EngineWorker:
     def _check(self) -> None:
         """Check the engine's invariants when idle, so that a leak is found early."""
         try:
-            self.steps.engine.check()
+            self.steps.check()
         except AssertionError:
             log.exception("the engine's invariants do not hold: please report this")

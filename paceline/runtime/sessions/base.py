@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from paceline.core.batching.scheduler import Group
+from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import SeqId
 from paceline.errors import EngineError, LinkClosed, PacelineError
 from paceline.runtime.engine_loop.executor import Rows, SequenceOp
@@ -41,9 +41,6 @@ from paceline.wire.messages import (
 )
 
 log = logging.getLogger("paceline.session")
-
-MEMORY_CHECK_S = 1.0  # interval at which a peer session that has not begun is checked for waiting on memory
-MAX_MEMORY_WAITS = 2  # checks in a row that may find it waiting; then this side leaves the session
 
 
 class Session(ABC):
@@ -166,7 +163,6 @@ class PeerSession(Session):
         self.link, self._number = link, number
         self._retrieve = retrieve
         self._closed = closed
-        self._admission: asyncio.TimerHandle | None = None  # set while it may be waiting for memory
         link.attach(number, self._received)
 
     def begin(self) -> None:
@@ -183,26 +179,10 @@ class PeerSession(Session):
     ) -> None:
         """Give the machine its branches and send the passages. claim: KV rows of all branches together."""
         if not self._driver.finished and self._number is not None:
-            self._prefixes, self._group = prefixes, self._worker.group(claim)
+            self._prefixes = prefixes
+            self._group = self._worker.group(claim, line=(id(self.link), self._number))
             self._post(msgspec.structs.replace(found, session=self._number))
             self.deliver(Retrieved(tuple(branches), room))
-            # Avoids a deadlock of answers that each wait on one side for memory that the other holds there.
-            self._check_memory(0)
-
-    def _check_memory(self, num_waits: int) -> None:
-        """num_waits: checks in a row that found the session waiting for memory."""
-        if self._group is None or self._driver.finished or self._worker.has_begun(self._group):
-            return
-        num_waits = num_waits + 1 if self._worker.lacks_memory(self._group) else 0  # 0: it waits for its turn
-        if num_waits > MAX_MEMORY_WAITS:
-            self.refuse("its memory is taken by other answers")
-        else:
-            self._admission = self._loop.call_later(MEMORY_CHECK_S, self._check_memory, num_waits)
-
-    def _end(self, reason: str) -> None:
-        super()._end(reason)
-        if self._admission is not None:
-            self._admission.cancel()
 
     def fail(self, error: PacelineError) -> None:
         super().fail(error)

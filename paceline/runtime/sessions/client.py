@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from paceline.core.batching.groups import Group
 from paceline.core.sampling.constraint import Mask
 from paceline.engine.base import TextModel
 from paceline.errors import LinkClosed, LinkError, PacelineError
@@ -75,7 +76,7 @@ class ClientSession(Session):
         self.prepared = prepared
         self._prefixes = prepared.prompts.prefixes
         self._citations = prepared.prompts.citations(prepared.side)
-        self._group = worker.group(prepared.claim, prepared.request.priority)
+        self._group: Group = worker.group(prepared.claim, prepared.request.priority)
         self.link = link
         self._tokenizer = tokenizer
         self._text = AnswerText(tokenizer, prepared.request.stop)
@@ -118,6 +119,7 @@ class ClientSession(Session):
             if self.link is None:
                 raise LinkClosed("the link was lost before the session was opened")
             self._number = self.link.open_session(self._received)
+            self._group = replace(self._group, line=(id(self.link), self._number))
             opening = self.prepared.opening(self._number, targets, epoch)
             self.egress.sent(opening, self.link.send(opening))
         except LinkError as error:  # closed, too many sessions, or a conversation too long for a frame

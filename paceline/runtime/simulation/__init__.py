@@ -6,7 +6,7 @@
 - `session.py`: one machine of one request, the simulator's `Ports`.
 - `simulation.py`: requests played from start to end.
 
-For tests and for the simulations of `paceline bench`. Knows nothing of memory claims, tokenizers and documents.
+For tests and for the simulations of `paceline bench`. Knows nothing of tokenizers and documents.
 """
 
 from paceline.runtime.simulation.network import Network as Network

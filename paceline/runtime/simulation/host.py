@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
+from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import SeqId
 from paceline.engine.base import Engine
-from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor
+from paceline.runtime.engine_loop.executor import TICK_S, ForwardRequest, SequenceOp, StepExecutor
 from paceline.runtime.simulation.clock import VirtualClock
 
 StepTime = float | Callable[[int], float]  # s of a forward pass: a constant, or a function of its rows
@@ -25,6 +26,8 @@ class SimulatedHost:
         self._inbox: list[SequenceOp | ForwardRequest] = []
         self._stepping = False
         self._next_seq = 0
+        self._next_group = 0
+        self._ticking = False
 
     @property
     def idle(self) -> bool:
@@ -33,6 +36,10 @@ class SimulatedHost:
     def allocate(self) -> SeqId:
         self._next_seq += 1
         return SeqId(self._next_seq)
+
+    def group(self, rows: int, line: tuple[Hashable, int] | None) -> Group:
+        self._next_group += 1
+        return Group(self._next_group, rows, line=line)
 
     def submit(self, item: SequenceOp | ForwardRequest) -> None:
         self._inbox.append(item)
@@ -49,7 +56,7 @@ class SimulatedHost:
         for item in self._inbox:
             self.steps.submit(item)
         self._inbox = []
-        self.steps.engine.check()
+        self.steps.check()
         left = [seq for seq in range(1, self._next_seq + 1) if self.steps.engine.length(SeqId(seq))]
         assert not left, f"{self.name} leaks sequences {left}"
 
@@ -59,6 +66,9 @@ class SimulatedHost:
         for item in items:
             self.steps.submit(item)
         scheduled = self.steps.next()
+        if self.steps.short and not self._ticking:
+            self._ticking = True
+            self._clock.after(TICK_S, self._tick)
         if scheduled is None:
             self._stepping = False
             return
@@ -70,3 +80,10 @@ class SimulatedHost:
 
         rows = sum(len(piece.segment.tokens) for piece in scheduled.segments)
         self._clock.after(self.step_time(rows), ran)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        self.steps.tick()
+        if not self._stepping:
+            self._stepping = True
+            self._step()

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import SeqId
 from paceline.core.side import SIDES
 from paceline.errors import EngineError
@@ -58,6 +59,7 @@ class SimulatedRequest:
     sides: Mapping[str, Side] = field(default_factory=dict)  # by host; absent: its name
     peers: Mapping[str, str] = field(default_factory=dict)  # by host: the host that its machine sends to; see `routes`
     start: float = 0.0  # s
+    claims: Mapping[str, int] = field(default_factory=dict)  # by host: most KV rows of its branches; absent: not known
 
     @property
     def routes(self) -> Mapping[str, str]:
@@ -111,6 +113,7 @@ class SimulatedSession:
         self._exchange = exchange
         self._machine: Machine | None = None
         self._driver: Driver | None = None
+        self._group: Group | None = None
         self._number: int | None = None  # of the session with the peer
         self._timer = 0
         self._live: set[SeqId] = set()
@@ -142,6 +145,7 @@ class SimulatedSession:
         self.openings += 1
         self._machine = self.request.strategy.machine(config)
         self._driver = Driver(self._machine, self)
+        self._group = None
         self._driver.deliver(Started(self._clock.now))
 
     def deliver(self, event: Event) -> None:
@@ -220,7 +224,11 @@ class SimulatedSession:
             if driver is not None and driver is self._driver:
                 driver.deliver(answered(forward, result, self._clock.now, self.host.steps.last))
 
+        claim = self.request.claims.get(self.host.name)
+        if self._group is None and claim is not None:
+            self._group = self.host.group(claim, None if self._number is None else (self.link, self._number))
         for request in requests(forward, answer):
+            request.group = self._group
             self.host.submit(request)
 
     def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
+from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.base import Output, SampleRequest
+from paceline.engine.base import DenseLogits, Output, SampleRequest
 from paceline.engine.fake.engine import FakeEngine
 from paceline.errors import EngineError, EngineLost
-from paceline.runtime.engine_loop.executor import MAX_FAULTS, ForwardRequest, SequenceOp, StepExecutor, StepLimits
+from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor, StepLimits
+from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 
 Result = tuple[Dist, ...] | EngineError
 PROMPT = tuple(b"a prompt that is longer than a step may be")
@@ -213,25 +215,187 @@ def test_a_step_that_is_refused_is_halved() -> None:
     assert engine.calls == 1 + 2 + 4  # of 8, 4 and 2 segments
 
 
-@pytest.mark.parametrize("fault", [EngineLost("the GPU has failed"), ZeroDivisionError("a bug")])
-def test_a_lost_engine_fails_everything(fault: Exception) -> None:
-    """At once where the engine says so; after some steps in a row where it only fails."""
+def test_a_lost_engine_fails_everything_and_a_fault_only_its_step() -> None:
+    """Faults alone never count as a lost engine: a client could end the program with requests that cause them."""
 
-    class Dead(FakeEngine):
+    class Dying(FakeEngine):
+        fault: Exception = ZeroDivisionError("a bug")
+
         def forward(self, batch: Batch) -> Output:  # noqa: ARG002
-            raise fault
+            raise self.fault
 
-    steps = StepExecutor(Dead())
-    results: list[list[Result]] = [[] for _ in range(MAX_FAULTS + 2)]
-    for seq, answer in enumerate(results, 1):
+    steps = StepExecutor(engine := Dying())
+    for seq in range(1, 20):
+        ask(steps, seq, 0, PROMPT, failed := [])
+        run_all(steps)
+        assert isinstance(failed[0], EngineError) and steps.lost is None
+    engine.fault = EngineLost("the GPU has failed")
+    results: list[list[Result]] = [[] for _ in range(5)]
+    for seq, answer in enumerate(results, 20):
         ask(steps, seq, 0, PROMPT, answer)
-        if isinstance(fault, ZeroDivisionError):
-            run_all(steps)
     run_all(steps)
     assert isinstance(steps.lost, EngineLost)
     ask(steps, 99, 0, PROMPT, late := [])
     run_all(steps)
-    assert all(isinstance(answer[0], EngineError) and len(answer) == 1 for answer in (*results, late))
-    assert isinstance(late[0], EngineLost)
+    assert all(isinstance(answer[0], EngineLost) and len(answer) == 1 for answer in (*results, late))
     steps.submit(SequenceOp.release(SeqId(1)))
     assert steps.next() is None
+
+
+def test_an_engine_lost_in_the_first_half_of_a_step_runs_no_second_one() -> None:
+    class Half(FakeEngine):
+        calls = 0
+
+        def forward(self, batch: Batch) -> Output:
+            self.calls += 1
+            if self.calls == 1:
+                raise EngineError("out of memory")
+            if self.calls == 2:
+                raise EngineLost("the GPU has failed")
+            return super().forward(batch)
+
+    steps = StepExecutor(engine := Half())
+    results: list[list[Result]] = [[], []]
+    for seq, answer in enumerate(results, 1):
+        ask(steps, seq, 0, PROMPT, answer)
+    run_all(steps)
+    assert engine.calls == 2
+    assert all(isinstance(answer[0], EngineLost) and len(answer) == 1 for answer in results)
+
+
+def test_distributions_that_cannot_be_read_fail_their_request(caplog: pytest.LogCaptureFixture) -> None:
+    """A GPU's fault in a forward may show first when its results are copied."""
+
+    class Unreadable(DenseLogits):
+        def dists(self) -> tuple[Dist, ...]:
+            raise RuntimeError("CUDA error")
+
+    class Late(FakeEngine):
+        def forward(self, batch: Batch) -> Output:
+            return Output(tuple(Unreadable(dists) for dists in super().forward(batch).dists))
+
+    steps = StepExecutor(Late())
+    ask(steps, 1, 0, PROMPT, answer := [])
+    run_all(steps)
+    assert isinstance(answer[0], EngineError) and "CUDA error" in str(answer[0])
+    assert "could not be read" in caplog.text
+
+
+# ---- preemption -----------------------------------------------------------------------------------------------------
+def short_steps() -> StepExecutor:
+    """An executor whose memory holds one prompt and a few rows beside it."""
+    return StepExecutor(FakeEngine(capacity_rows=len(PROMPT) + 8))
+
+
+def ask_in(
+    steps: StepExecutor, group: int, start: int, tokens: tuple[int, ...], results: list[Result], **more: object
+) -> None:
+    """Ask in a group, of which the one with the smaller number is served first."""
+    segment = Segment(SeqId(group), start, tokens)
+    request = ForwardRequest(segment, results.append, group=Group(group, len(PROMPT) + 8, group), **more)  # type: ignore[arg-type]  # fields of it
+    steps.submit(request)
+
+
+def preempted(steps: StepExecutor, results: list[Result], **more: object) -> None:
+    """Run the prompt of sequence 2, then that of sequence 1, for which there is room only without it."""
+    for group in (2, 1):
+        ask_in(steps, group, 0, PROMPT, results, **more)
+        run_all(steps)
+    assert steps.preemptions == 1 and steps.engine.length(SeqId(2)) == 0
+
+
+@pytest.mark.parametrize("change", ["truncate", "commit", "release"])
+def test_a_preempted_sequence_changes_as_if_it_had_its_rows(change: str) -> None:
+    expected: list[Result] = []
+    found: list[Result] = []
+    for steps, results in ((StepExecutor(FakeEngine()), expected), (short_steps(), found)):
+        ask_in(steps, 2, 0, PROMPT, [])
+        tree = Segment(SeqId(2), len(PROMPT), (65, 66, 67), (-1, 0, 0), "all")
+        steps.submit(ForwardRequest(tree, results.append))
+        run_all(steps)
+        ask_in(steps, 1, 0, PROMPT, results)
+        run_all(steps)
+        if change == "commit":
+            steps.submit(SequenceOp.commit(SeqId(2), (0,), (2,)))
+            grown = Segment(SeqId(2), len(PROMPT) + 2, (68,), (-1, 0), "all")
+            steps.submit(ForwardRequest(grown, results.append))
+        elif change == "truncate":
+            steps.submit(SequenceOp.truncate(SeqId(2), 10))
+            ask(steps, 2, 10, (65,), results)
+        else:
+            steps.submit(SequenceOp.release(SeqId(2)))
+            ask_in(steps, 2, 0, PROMPT[:5], results)
+        steps.submit(SequenceOp.release(SeqId(1)))
+        run_all(steps)
+        steps.check()
+        assert steps.idle and steps.preemptions == (results is found)
+    assert [dist_of(result).probs.tolist() for result in found] == [dist_of(each).probs.tolist() for each in expected]
+
+
+def test_a_truncate_while_rows_are_computed_again() -> None:
+    steps, results = StepExecutor(FakeEngine(capacity_rows=len(PROMPT) + 8), StepLimits(8)), list[Result]()
+    preempted(steps, results)
+    ask(steps, 2, len(PROMPT), (65,), void := [])
+    steps.submit(SequenceOp.release(SeqId(1)))
+    scheduled = steps.next()
+    assert scheduled is not None and not steps.run(scheduled) and 0 < steps.engine.length(SeqId(2)) < len(PROMPT)
+    steps.submit(SequenceOp.truncate(SeqId(2), len(PROMPT) - 1))
+    assert steps.idle and steps.engine.length(SeqId(2)) == 0
+    ask(steps, 2, len(PROMPT) - 1, PROMPT[-1:], results)
+    run_all(steps)
+    steps.check()
+    assert not void and dist_of(results[2]).probs.tolist() == dist_of(results[0]).probs.tolist()
+
+
+def test_a_prompt_is_not_waited_for_once_its_sequence_is_preempted() -> None:
+    steps, results = StepExecutor(FakeEngine(capacity_rows=len(PROMPT) + 8), StepLimits(8)), list[Result]()
+    ask_in(steps, 3, 0, PROMPT, results, salt="owner")
+    assert not steps.run(steps.next() or pytest.fail("nothing runs"))
+    ask_in(steps, 2, 0, PROMPT, results, salt="owner")  # would wait for the rows of 3, but takes its memory
+    run_all(steps)
+    assert len(results) == 1 and steps.preemptions == 1
+    steps.submit(SequenceOp.release(SeqId(2)))
+    run_all(steps)
+    assert dist_of(results[1]).probs.tolist() == dist_of(results[0]).probs.tolist() and steps.idle
+
+
+def test_rows_of_a_stored_prefix_are_imported_again_and_exported_before_they_go() -> None:
+    engine = FakeEngine()
+    engine.forward(Batch((Segment(SeqId(1), 0, PROMPT[:30]),)))
+    rows = engine.export_kv(SeqId(1), PROMPT[:30])
+    steps, kept = short_steps(), list[object]()
+    ask_in(steps, 2, 0, PROMPT, [], prefix=StoredPrefix(PROMPT[:30], rows))
+    run_all(steps)
+    ask_in(steps, 1, 0, PROMPT, [], prefix=StoredPrefix(PROMPT[:30], keep=kept.append))
+    run_all(steps)
+    assert steps.preemptions == 1 and steps.rows == 2 * len(PROMPT) - 30 and not kept
+    ask_in(steps, 0, 0, PROMPT, [])
+    run_all(steps)
+    assert len(kept) == 1 and steps.preemptions == 2
+    for group in (0, 1):
+        steps.submit(SequenceOp.release(SeqId(group)))
+    before = steps.rows
+    ask_in(steps, 2, len(PROMPT), (65,), [])
+    run_all(steps)
+    assert steps.rows - before == len(PROMPT) - 30 + 1 and steps.idle
+
+
+def test_a_refusal_of_rows_to_compute_again_fails_what_waits_for_them() -> None:
+    class Refusing(FakeEngine):
+        refuses = False
+
+        def forward(self, batch: Batch) -> Output:
+            if self.refuses:
+                raise EngineError("no")
+            return super().forward(batch)
+
+    steps, results = StepExecutor(engine := Refusing(capacity_rows=len(PROMPT) + 8)), list[Result]()
+    preempted(steps, results)
+    ask(steps, 2, len(PROMPT), (65,), results)
+    steps.submit(SequenceOp.release(SeqId(1)))
+    engine.refuses = True
+    run_all(steps)
+    assert isinstance(results[2], EngineError) and len(results) == 3 and steps.idle
+    steps.submit(SequenceOp.release(SeqId(2)))
+    assert engine.free_rows() == len(PROMPT) + 8
+    steps.check()

@@ -135,3 +135,28 @@ async def _stop_while_an_operation_runs() -> None:
     leave.set()
     await stopping
     assert engine.length(seq) == 0
+
+
+def test_a_group_that_waits_for_something_else_does_not_keep_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.runtime.engine_loop.worker.TICK_S", 0.0)
+    asyncio.run(_take_memory_of_idle())
+
+
+async def _take_memory_of_idle() -> None:
+    worker = EngineWorker(FakeEngine(capacity_rows=10))
+    await worker.start()
+    try:
+        async with asyncio.timeout(WAIT_S):
+            older, younger = (worker.group(10) for _ in range(2))
+            first, second = worker.allocate(), worker.allocate()
+            (before,) = await worker.compute(Segment(first, 0, (1, 2, 3, 4, 5, 6)), older)
+            await worker.compute(Segment(second, 0, (1, 2, 3, 4, 5)), younger)
+            assert worker.steps.preemptions == 1
+            (after,) = await worker.compute(Segment(first, 6, (7,)), older)
+            assert worker.steps.preemptions == 2
+            worker.control(SequenceOp.release(second))
+            (whole,) = await worker.compute(Segment(worker.allocate(), 0, (1, 2, 3)), worker.group(3))
+    finally:
+        await worker.stop()
+    (expected,) = FakeEngine().forward(Batch((Segment(SeqId(1), 0, (1, 2, 3, 4, 5, 6, 7)),))).dists[0]
+    assert after.probs.tolist() == expected.probs.tolist() != before.probs.tolist() != whole.probs.tolist()
