@@ -61,6 +61,11 @@ class MachineConfig:
     needs_dists: bool = True  # `Emit` has the distribution, for logprobs; else it may have none
     table: LookupTable | None = None  # n-grams of the client's earlier answers; read and written
 
+    @property
+    def takes_tokens(self) -> bool:
+        """True if tokens that the engine samples suffice. A resumed answer needs distributions of its prefix."""
+        return not self.needs_dists and not self.targets
+
 
 # ---- events: facts --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,8 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     With the strategy `search` a device asks for passages only: `query` and `top_k_documents` are used, the other fields
     are empty, and the reply is `RetrievedPassages`.
 
-    The opener chooses the session number: even on the cloud, odd on the device, never used twice on a connection.
+    The opener chooses the session number: even on the cloud, odd on the device, above all numbers it has seen on the
+    connection. Where answers compete for memory, both sides prefer the one of the lower number.
     """
 
     kind = "open"

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.registry import AggregatorName, make_aggregator
 from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist
@@ -58,9 +59,13 @@ def test_the_vector_by_hand() -> None:
 def measured(name: AggregatorName, count: int) -> Acceptance:
     aggregator, hits = make_aggregator(name, SamplingParams(seed=17)), np.zeros(4)
     for position in range(count):
-        sent = {side: aggregator.to_wire(side, TWO[side], position) for side in SIDES}
+        sent = {side: aggregator.to_wire(side, OwnDist.of(TWO[side]), position) for side in SIDES}
         target_token = aggregator.decide(
-            "cloud", TWO["cloud"], aggregator.to_wire("device", TWO["device"], position, 2), HALVES, position
+            "cloud",
+            OwnDist.of(TWO["cloud"]),
+            aggregator.to_wire("device", OwnDist.of(TWO["device"]), position, 2),
+            HALVES,
+            position,
         )
         assert target_token is not None
         cloud, device = (sent[side].token == target_token.token for side in SIDES)
@@ -168,11 +173,15 @@ def test_common_noise_keeps_its_bound(name: AggregatorName, bound: type) -> None
     aggregator, count, accepted = make_aggregator(name, SamplingParams(seed=23)), 2000, dict.fromkeys(SIDES, 0)
     for position in range(count):
         target_token = aggregator.decide(
-            "cloud", dists["cloud"], aggregator.to_wire("device", dists["device"], position, 2), weights, position
+            "cloud",
+            OwnDist.of(dists["cloud"]),
+            aggregator.to_wire("device", OwnDist.of(dists["device"]), position, 2),
+            weights,
+            position,
         )
         assert target_token is not None
         for side in SIDES:
-            accepted[side] += aggregator.to_wire(side, dists[side], position).token == target_token.token
+            accepted[side] += aggregator.to_wire(side, OwnDist.of(dists[side]), position).token == target_token.token
     least = bound(dists, weights)
     assert all(accepted[side] / count >= least[side] - 0.025 for side in SIDES)
     assert sum(accepted.values()) / count <= ceiling(dists) + 0.03

@@ -87,7 +87,7 @@ class Manner:
     drafting: DraftLimits = TREE
     rescoring: bool = False
     tables: bool = False
-    needs_dists: bool = True
+    needs_dists: bool = False  # as for logprobs; else the engine samples, and hands over heads
 
 
 MANNERS: dict[str, Manner] = {
@@ -104,6 +104,9 @@ MANNERS: dict[str, Manner] = {
     "coin, private trees, tables": Manner("coin", tables=True),
     "coin, private trees": Manner("coin"),
     "coin, open chains": Manner("coin", False, CHAIN),
+    "private trees, distributions": Manner(needs_dists=True),
+    "open trees, rescoring, distributions": Manner(private=False, rescoring=True, needs_dists=True),
+    "coin, private trees, distributions": Manner("coin", needs_dists=True),
     "paper, open trees": Manner("paper", False),
     "paper, private chains": Manner("paper", True, CHAIN),
 }
@@ -112,7 +115,12 @@ MANNERS: dict[str, Manner] = {
 def manners(strategy: Strategy) -> dict[str, Manner]:
     if strategy.text_of == "both":
         return MANNERS
-    return {"alone": Manner(), "rescoring": Manner(rescoring=True), "tokens of the engine": Manner(needs_dists=False)}
+    return {
+        "alone": Manner(needs_dists=True),
+        "rescoring": Manner(rescoring=True, needs_dists=True),
+        "tokens of the engine": Manner(),
+        "tokens of the engine, rescoring": Manner(rescoring=True),
+    }
 
 
 def engines() -> dict[Side, Engine]:
@@ -227,6 +235,7 @@ class Hand:
         self.say: Callable[[tuple[int, ...]], Dist] = lambda _: point(65)
         self.rows: list[tuple[int, ...]] = []  # output tokens on the path of every row that was asked for
         self.now = 0.0
+        self.forward_s = 0.0  # of each answer
         self._ledger = SequenceTable(vocab_size=VOCAB, max_positions=4096)
         self._tokens: dict[SeqId, list[int]] = {}  # committed, the prompt included
         self._waiting: list[tuple[int, list[tuple[int, ...]]]] = []  # tickets, and the paths of their wanted rows
@@ -266,6 +275,7 @@ class Hand:
 
     def answer_one(self) -> list[Effect]:
         ticket, paths = self._waiting.pop(0)
+        self.now += self.forward_s
         return self.on(Scored(ticket, tuple(self.say(path) for path in paths), self.now))
 
     def begin(self, score: float | None = 0.0) -> list[Effect]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.registry import LAST_LEVEL, AggregatorName, make_aggregator
 from paceline.core.aggregation.weights import (
     decayed_evidence,
@@ -154,8 +155,8 @@ def by_paper(
         }
         device, cloud = by_side["device"][0], by_side["cloud"][0]
         weights = side_weights({side: log_h for side, (_, log_h) in by_side.items()})
-        share = rule.to_wire("cloud", cloud, len(tokens), LAST_LEVEL)
-        decision = rule.decide("device", device, share, weights, len(tokens))
+        share = rule.to_wire("cloud", OwnDist.of(cloud), len(tokens), LAST_LEVEL)
+        decision = rule.decide("device", OwnDist.of(device), share, weights, len(tokens))
         assert decision is not None
         return decision.token
 

@@ -212,8 +212,8 @@ def test_after_a_draft_that_breaks_the_constraint_nothing_comes_but_the_end() ->
         assert isinstance(forward, Forward)
         decoder.scored(forward.ticket, [point(65)] * len(nodes), 0.0)
         asked = []
-    assert whole.own_dist is not None and {token for token, _ in whole.own_dist.top(9)} == {*b"yn"}
-    assert broken.own_dist is not None and broken.own_dist.top(9) == [(256, 1.0)]
+    assert whole.own_dist is not None and {token for token, _ in whole.own_dist.whole.top(9)} == {*b"yn"}
+    assert broken.own_dist is not None and broken.own_dist.whole.top(9) == [(256, 1.0)]
     assert broken.child(65).own_dist is not None
 
 

@@ -12,9 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.core.batching.segment import Batch, Segment
+from paceline.core.aggregation.branches import sample_mixed_rows
+from paceline.core.batching.segment import Batch
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.row import sample_row
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.sequence_table import SequenceTable
 from paceline.strategies.aggregate.machine import Aggregate
@@ -35,6 +37,7 @@ from paceline.strategies.base import (
     OpenPeer,
     Received,
     Retrieved,
+    Sampled,
     Scored,
     Send,
     Started,
@@ -106,6 +109,7 @@ class Run:
             rtt=chance.choice((None, 0.5, 0.5)),
             table=LookupTable(VOCAB) if chance.random() < 0.6 else None,
             waits_for_peer=chance.random() < 0.2,
+            needs_dists=chance.random() < 0.4,
         )
         assert isinstance(self.config.options, AggregateOptions)
         self.options = self.config.options
@@ -126,7 +130,7 @@ class Run:
         self.finished = False
         self._epoch, self._at = self.config.epoch, len(self.config.targets)  # as the machine sent its peer last
         self._ledger = SequenceTable(vocab_size=VOCAB, max_positions=10_000)
-        self._pending: list[tuple[int, int]] = []  # tickets, and how many distributions they want
+        self._pending: list[Forward] = []
         self._peer_nodes: list[tuple[int, int]] = []  # names of nodes that the peer has used, and their positions
         self._own_nodes: list[int] = []  # names that the machine has used
         self._chosen: dict[int, int] = {}  # its choices at them, under `coin`
@@ -161,9 +165,9 @@ class Run:
         draw = self.chance.random()
         if draw < 0.4:
             if self._pending:
-                ticket, wanted = self._pending.pop(self.chance.randrange(len(self._pending)))
+                forward = self._pending.pop(self.chance.randrange(len(self._pending)))
                 self._now += self.chance.choice((0.0, 0.01, 1.0))
-                return Scored(ticket, tuple(self._dist() for _ in range(wanted)), self._now)
+                return self._answer(forward)
             return Scored(10**6, (self._dist(),)) if self.chance.random() < 0.05 else None
         if draw < 0.4 + MESSAGES[self.kind]:
             return Received(self._message(), self._now)
@@ -191,8 +195,8 @@ class Run:
 
     def _check(self, effect: Effect) -> None:
         match effect:
-            case Forward(ticket, segment):
-                self._forward(ticket, segment)
+            case Forward():
+                self._forward(effect)
             case Commit(seq, keep, rest):
                 self._ledger.commit(seq, keep, rest)  # raises for what no engine can do
             case Emit(token):
@@ -210,11 +214,24 @@ class Run:
             case Finish():
                 self.finished = True
 
-    def _forward(self, ticket: int, segment: Segment) -> None:
-        batch = Batch((segment,))
-        self._ledger.validate(batch)  # raises unless it continues exactly what is written
-        self._ledger.written(batch)
-        self._pending.append((ticket, len(segment.logits_rows())))
+    def _forward(self, forward: Forward) -> None:
+        for segment in (forward.segment, *forward.others):
+            batch = Batch((segment,))
+            self._ledger.validate(batch)  # raises unless it continues exactly what is written
+            self._ledger.written(batch)
+        self._pending.append(forward)
+
+    def _answer(self, forward: Forward) -> Event:
+        branches = [
+            tuple(self._dist() for _ in segment.logits_rows()) for segment in (forward.segment, *forward.others)
+        ]
+        if forward.sampling is None:
+            return Scored(forward.ticket, branches[0], self._now)
+        if forward.mixture is not None:
+            rows = sample_mixed_rows(branches, forward.sampling, forward.mixture)
+        else:
+            rows = tuple(sample_row(dist, row) for dist, row in zip(branches[0], forward.sampling, strict=True))
+        return Sampled(forward.ticket, rows, self._now)
 
     def _sent(self, message: SessionMessage) -> None:
         assert decode(encode(message), vocab_size=VOCAB) == message, "it sends what a peer would refuse"
@@ -365,7 +382,7 @@ class Run:
 
 
 def comparable(effects: Sequence[Effect]) -> list[object]:
-    """Distributions compare by identity; their bytes do not."""
+    """Distributions, and what is sampled of a row, compare by identity; their contents do not."""
 
     def emitted(emit: Emit) -> object:
         return emit.token, emit.lane, None if emit.dist is None else emit.dist.probs.tobytes()
@@ -375,6 +392,8 @@ def comparable(effects: Sequence[Effect]) -> list[object]:
         if isinstance(effect, Emit)
         else (effect.reason, effect.stats, emitted(effect.end))
         if isinstance(effect, Finish) and effect.end is not None
+        else repr(effect)
+        if isinstance(effect, Forward)
         else effect
         for effect in effects
     ]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from paceline.core.sampling.dist import Dist
 from paceline.errors import RemoteProtocolError
+from paceline.wire import dist_codec
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.dist_codec import ONE, decode_dist, encode_dist, quantize
 from paceline.wire.messages import DistPayload
@@ -149,3 +150,22 @@ def test_any_bytes_are_a_distribution_or_a_fault_of_the_peer(ids: bytes, probs: 
     assert np.all(dist.probs > 0)
     assert 0 <= dist.tail <= 1
     assert encode_dist(dist) == DistPayload(ids=ids, probs=probs)  # one encoding per distribution
+
+
+@given(st.lists(st.integers(0, 2**35 - 1), max_size=60), st.binary(max_size=120))
+def test_few_ids_are_written_and_read_as_many_are(values: list[int], data: bytes) -> None:
+    """Few go through a loop, many through numpy."""
+
+    def read(data: bytes) -> list[int] | str:
+        try:
+            return dist_codec._from_varints(data).tolist()
+        except RemoteProtocolError as error:
+            return str(error)
+
+    numbers = np.array(values, dtype=np.uint64)
+    few = dist_codec._to_varints(numbers), read(data)
+    written = few[0]
+    assert read(written) == values
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist_codec, "_FEW", 0)
+        assert (written, few[1]) == (dist_codec._to_varints(numbers), read(data))

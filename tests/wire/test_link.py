@@ -189,6 +189,18 @@ def test_each_side_numbers_its_own_sessions(role: Role, own: list[int], peers: i
         machine.send(opening(own[0]))
 
 
+def test_a_new_session_has_a_number_above_those_of_both_sides() -> None:
+    """So that both sides know which of two sessions came first, whoever opened them."""
+    machine = ready(Role.CLOUD)
+    first = machine.sessions.allocate()
+    machine.send(opening(first))
+    machine.received(encode(opening(7)), 1.0)
+    assert (first, machine.sessions.allocate(), machine.sessions.allocate()) == (0, 8, 10)
+    machine.send(opening(10))
+    machine.received(encode(opening(9)), 1.0)  # sent before that one arrived
+    assert machine.sessions.allocate() == 12
+
+
 def test_messages_of_an_open_session_go_through_both_ways() -> None:
     machine = ready()
     machine.received(encode(opening(1)), 1.0)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import Side
 
@@ -32,17 +33,17 @@ class PeerDist:
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetToken:
     token: int
-    dist: Dist | None  # the target's distribution as far as it is known, after top-k, top-p, min-p; None under `coin`
+    dist: Dist | None  # the target's distribution after top-k, top-p, min-p; None under `coin` and from heads
     lane: Side | None  # the side whose documents decided it; None if both sides find it about equally likely
 
 
 class Aggregator(Protocol):
-    """`dist` and `own` are a side's mixture over its documents: dense, after `process_logits`, before `filter_top`."""
+    """`own` is a side's mixture over its documents, `dist` as much of it, or of the peer's, as is known."""
 
     @property
     def name(self) -> AggregatorName: ...
 
-    def to_wire(self, side: Side, dist: Dist, position: int, level: int = 0) -> PeerDist:
+    def to_wire(self, side: Side, own: OwnDist, position: int, level: int = 0) -> PeerDist:
         """The part of its distribution that `side` sends. level: 0 to `LAST_LEVEL`."""
         ...
 
@@ -53,12 +54,20 @@ class Aggregator(Protocol):
         ...
 
     def decide(
-        self, side: Side, own: Dist | None, theirs: PeerDist | None, weights: Mapping[Side, float], position: int
+        self,
+        side: Side,
+        own: OwnDist | None,
+        theirs: PeerDist | None,
+        weights: Mapping[Side, float],
+        position: int,
+        *,
+        from_heads: bool = False,
     ) -> TargetToken | None:
         """The target; None if the peer's distribution is needed at the next level. At `LAST_LEVEL` never None.
 
         side: the side that `own` belongs to. weights: of both sides, summing to 1. own, theirs: may be None if that
         side's weight is 0 or the aggregator does not need it; if one that is needed is None, the result is None too.
+        from_heads: None also where the own distribution would have to be read as a whole, which takes milliseconds.
         """
         ...
 

@@ -7,13 +7,14 @@ in one pass (`engine.sampling`) and must return the same tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.core.aggregation.weights import decayed_evidence, mix
+from paceline.core.aggregation.weights import decayed_evidence, evidence_head, mix
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.row import RowSampling, SampledRow, head, sample_row
-from paceline.core.sampling.sampler import apply_mask, filter_top, process_logits, sample
+from paceline.core.sampling.row_head import row_head
+from paceline.core.sampling.sampler import SamplingParams, apply_mask, filter_top, process_logits, sample
 
 MIN_PROB = 1e-30  # in place of a probability of 0, whose logarithm is not finite
 
@@ -25,11 +26,12 @@ class BranchMixture:
     """Rows that every branch has, in the same order, parents first."""
 
     log_weights: tuple[float, ...]  # (branches,) R of each document, 0 without one
-    evidence: Evidence  # (branches,) after the first row's prefix
+    evidence: tuple[Evidence, ...]  # (rows, branches) after the row's prefix; used of rows with parent -1
     rescoring: bool  # scores of documents follow the text
-    parents: tuple[int, ...]  # (rows,) index of the row's parent among the rows; -1 for the first
-    tokens: tuple[int, ...]  # (rows,) the row's own token; the first one's is not used
+    parents: tuple[int, ...]  # (rows,) index of the row's parent among the rows; -1: computed earlier, or none
+    tokens: tuple[int, ...]  # (rows,) the row's own token; not used of rows with parent -1
     prompts: tuple[IdArray | None, ...]  # (branches,) as in `RowSampling`
+    heads: bool = False  # heads of the rows are wanted, and their distributions to be read later
 
 
 def evidence_after(before: Evidence, probs: Sequence[float]) -> Evidence:
@@ -42,9 +44,9 @@ def evidence_after(before: Evidence, probs: Sequence[float]) -> Evidence:
 def row_evidence(mixture: BranchMixture, row: int, known: Sequence[Evidence], probs: Sequence[float]) -> Evidence:
     """Evidence of a row. known: of the rows before it. probs: the row's token's probabilities after its parent."""
     parent = mixture.parents[row]
-    if parent < 0 or not mixture.rescoring:
-        return mixture.evidence
-    return evidence_after(known[parent], probs)
+    if parent < 0:
+        return mixture.evidence[row]
+    return evidence_after(known[parent], probs) if mixture.rescoring else known[parent]
 
 
 def sample_mixed_rows(
@@ -70,20 +72,36 @@ def sample_mixed_rows(
 
 def sample_mixed_row(dists: Sequence[Dist], row: RowSampling, mixture: BranchMixture, evidence: Evidence) -> SampledRow:
     """One row, whose evidence is known. dists: of each branch."""
-    masked = [_masked(dist, row) for dist in dists]
-    log_weights = row_log_weights(mixture, evidence)
-    processed = [
-        process_logits(dist, row.params, row.counts, prompt)
-        for dist, prompt in zip(masked, mixture.prompts, strict=True)
-    ]
-    token = sample(filter_top(mix(processed, log_weights), row.params), row.params, row.position)
-    top = head(mix(masked, log_weights), row.num_top) if row.num_top else None
-    return SampledRow(token, top, tuple(dist.prob(token) for dist in masked))
+    plain = [dist.within(row.vocab_size) for dist in dists]
+    masked = [_masked(dist, row) for dist in plain]
+    log_weights = row_log_weights(mixture.log_weights, evidence)
+    mixed = mix_processed(masked, row.params, row.counts, mixture.prompts, log_weights)
+    token = sample(filter_top(mixed, row.params), row.params, row.position)
+    top = head(mix(plain, log_weights), row.num_top) if row.num_top else None
+    probs = tuple(dist.prob(token) for dist in masked)
+    if not mixture.heads:
+        return SampledRow(token, top, probs)
+    found = tuple(map(evidence_head, masked)) if mixture.rescoring else ()
+    return SampledRow(token, top, probs, row_head(mixed, row.params, row.position), found, lambda: tuple(dists))
 
 
-def row_log_weights(mixture: BranchMixture, evidence: Evidence) -> list[float]:
+def row_log_weights(log_weights: Sequence[float], evidence: Evidence) -> list[float]:
     """(branches,) weights of a row's branches before the softmax."""
-    return [weight + added for weight, added in zip(mixture.log_weights, evidence, strict=True)]
+    return [weight + added for weight, added in zip(log_weights, evidence, strict=True)]
+
+
+def mix_processed(
+    masked: Sequence[Dist],
+    params: SamplingParams,
+    counts: Mapping[int, int],
+    prompts: Sequence[IdArray | None],
+    log_weights: Sequence[float],
+) -> Dist:
+    """The mixture of the branches' distributions under penalties, bias and temperature. prompts: of each branch."""
+    return mix(
+        [process_logits(dist, params, counts, prompt) for dist, prompt in zip(masked, prompts, strict=True)],
+        log_weights,
+    )
 
 
 def _masked(dist: Dist, row: RowSampling) -> Dist:

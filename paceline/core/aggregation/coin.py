@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.core.aggregation.aggregator import AggregatorName, PeerDist, TargetToken
-from paceline.core.aggregation.exactness import top_by_score
+from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.noise import uniform
-from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
+from paceline.core.sampling.ranking import top_by_score
+from paceline.core.sampling.sampler import SamplingParams, filter_top
 from paceline.core.side import Side, other
 
 
@@ -29,8 +30,8 @@ class Coin:
     def name(self) -> AggregatorName:
         return "coin"
 
-    def to_wire(self, side: Side, dist: Dist, position: int, level: int = 0) -> PeerDist:
-        return PeerDist(self._token(dist, position), None, level)
+    def to_wire(self, side: Side, own: OwnDist, position: int, level: int = 0) -> PeerDist:
+        return PeerDist(own.token(self._sampling, position), None, level)
 
     def from_wire(
         self, side: Side, head: Dist | None, choice: int | None, position: int, level: int
@@ -38,10 +39,17 @@ class Coin:
         return None if choice is None else PeerDist(choice, None, level)
 
     def decide(
-        self, side: Side, own: Dist | None, theirs: PeerDist | None, weights: Mapping[Side, float], position: int
+        self,
+        side: Side,
+        own: OwnDist | None,
+        theirs: PeerDist | None,
+        weights: Mapping[Side, float],
+        position: int,
+        *,
+        from_heads: bool = False,
     ) -> TargetToken | None:
         picked = self.flip(weights, position)
-        ours = None if own is None or weights[side] <= 0.0 else self._token(own, position)
+        ours = None if own is None or weights[side] <= 0.0 else own.token(self._sampling, position)
         token = ours if picked == side else None if theirs is None else theirs.token
         if token is None:
             return None
@@ -52,7 +60,7 @@ class Coin:
         self, side: Side, dist: Dist, weights: Mapping[Side, float] | None, position: int, count: int
     ) -> list[int]:
         if weights is not None and self.flip(weights, position) == side:
-            return [self._token(dist, position)][:count]
+            count = min(count, 1)
         final = filter_top(dist, self._sampling)
         places = top_by_score(final, self._sampling, position, count)
         return [int(token) for token in final.ids[places[final.probs[places] > 0.0]]]
@@ -60,6 +68,3 @@ class Coin:
     def flip(self, weights: Mapping[Side, float], position: int) -> Side:
         """The side that the coin picks; never one of weight 0."""
         return "cloud" if uniform(self._sampling.seed, position, "coin") < weights["cloud"] else "device"
-
-    def _token(self, dist: Dist, position: int) -> int:
-        return sample(filter_top(dist, self._sampling), self._sampling, position)

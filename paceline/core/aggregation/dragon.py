@@ -22,6 +22,7 @@ from paceline.core.aggregation.aggregator import (
     lane_of,
 )
 from paceline.core.aggregation.mixture import Mixture
+from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist, ProbArray
 from paceline.core.sampling.noise import uniform
@@ -41,10 +42,10 @@ class Dragon:
     def name(self) -> AggregatorName:
         return "paper"
 
-    def to_wire(self, side: Side, dist: Dist, position: int, level: int = 0) -> PeerDist:
+    def to_wire(self, side: Side, own: OwnDist, position: int, level: int = 0) -> PeerDist:
         if self._greedy is not None:
-            return self._greedy.to_wire(side, dist, position, level)
-        head = self._truncated(dist)
+            return self._greedy.to_wire(side, own, position, level)
+        head = self._truncated(own.whole)
         return PeerDist(self._draft(side, head, position), head, level)
 
     def from_wire(
@@ -58,14 +59,21 @@ class Dragon:
         return PeerDist(self._draft(side, head, position), head, level)
 
     def decide(
-        self, side: Side, own: Dist | None, theirs: PeerDist | None, weights: Mapping[Side, float], position: int
+        self,
+        side: Side,
+        own: OwnDist | None,
+        theirs: PeerDist | None,
+        weights: Mapping[Side, float],
+        position: int,
+        *,
+        from_heads: bool = False,
     ) -> TargetToken | None:
         if self._greedy is not None:
-            return self._greedy.decide(side, own, theirs, weights, position)
+            return self._greedy.decide(side, own, theirs, weights, position, from_heads=from_heads)
         peer = other(side)
         dists: dict[Side, Dist] = {}
         if own is not None and weights[side] > 0.0:
-            dists[side] = self._truncated(own)
+            dists[side] = self._truncated(own.whole)
         if theirs is not None and theirs.head is not None and weights[peer] > 0.0:
             dists[peer] = theirs.head
         if any(weights[each] > 0.0 and each not in dists for each in SIDES):

@@ -12,53 +12,20 @@ never too high: the lost mass is in the tail.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 
-from paceline.core.sampling.dist import Dist, IndexArray, ProbArray, best_indices
+from paceline.core.sampling.dist import Dist, ProbArray, best_indices
 from paceline.core.sampling.noise import contenders, gumbel
+from paceline.core.sampling.ranking import top_by_score
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 
 _MAX_RIVALS = 64  # with more rivals the row is flat and has to be requested anyway
-_PROBE = 128  # the most probable ids that are scored first, for a lower bound of the k-th best score
-_NUM_CACHED = 32  # first ids of a ranking that are cached in its distribution: enough for heads, the sample and drafts
 _SMALL_TAIL = 1e-3  # below this mass the tail itself is the tighter bound for each missing id
 _TOLERANCE = 1e-12  # relative error of sums over a vocabulary's probabilities
 
 Ranking = Literal["probability", "score"]
-
-
-def top_by_score(dist: Dist, params: SamplingParams, position: int, k: int) -> IndexArray:
-    """(min(k, n),) indices of the ids with the largest log p + G, falling: the order in which `sample` prefers them.
-
-    At temperature 0, where G is 0, the most probable. Equals by rising index; ids of probability 0 come last.
-    """
-    if k > _NUM_CACHED:
-        return _ranked(dist, params, position, k)
-    key = "ranked", None if params.temperature == 0.0 else (params.seed, position)
-    if key not in dist.memo:
-        dist.memo[key] = _ranked(dist, params, position, _NUM_CACHED)
-    return cast(IndexArray, dist.memo[key])[:k]
-
-
-def _ranked(dist: Dist, params: SamplingParams, position: int, k: int) -> IndexArray:
-    probs = dist.probs
-    if params.temperature == 0.0:
-        return best_indices(probs, k)
-    if 0 < k <= _PROBE // 4 and len(probs) > _PROBE * 64:
-        # At least k ids reach the k-th best score of the most probable ones, and few others can: only those are scored.
-        probe = best_indices(probs, _PROBE)
-        probed = _scores(dist, params, position, probe[probs[probe] > 0.0])
-        if len(probed) >= k:
-            lowest = float(np.partition(probed, len(probed) - k)[len(probed) - k])
-            places = contenders(params.seed, position, dist.ids, probs, lowest)
-            return places[best_indices(_scores(dist, params, position, places), k)]
-    places = np.flatnonzero(probs > 0.0)
-    best = places[best_indices(_scores(dist, params, position, places), k)]
-    if len(best) < min(k, len(probs)):
-        best = np.concatenate([best, np.flatnonzero(probs <= 0.0)[: k - len(best)]])
-    return best
 
 
 def head_by_score(dist: Dist, params: SamplingParams, position: int, k: int) -> Dist:
@@ -67,11 +34,6 @@ def head_by_score(dist: Dist, params: SamplingParams, position: int, k: int) -> 
     Without top-k, top-p and min-p they include the side's draft, `sample(dist)`.
     """
     return dist if len(dist.ids) <= k else dist.kept_at(np.sort(top_by_score(dist, params, position, k)))
-
-
-def _scores(dist: Dist, params: SamplingParams, position: int, places: IndexArray) -> ProbArray:
-    """log p + G at these indices, where p is positive."""
-    return np.asarray(np.log(dist.probs[places]) + gumbel(params.seed, position, dist.ids[places]))
 
 
 def greedy_is_exact(exact: Dist, truncated: Dist, *, weight: float, rounding: float = 0.0) -> bool:

@@ -11,6 +11,7 @@ rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -24,11 +25,15 @@ from paceline.core.aggregation.aggregator import (
     TargetToken,
     lane_of,
 )
-from paceline.core.aggregation.exactness import Ranking, sample_is_exact, top_by_score
+from paceline.core.aggregation.exactness import Ranking, sample_is_exact
+from paceline.core.aggregation.head_exactness import settled_token
+from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.weights import mix_weighted
-from paceline.core.sampling.dist import Dist, IndexArray
+from paceline.core.sampling.dist import Dist, IndexArray, ProbArray
 from paceline.core.sampling.noise import gumbel
 from paceline.core.sampling.quantize import MIN_CODED_PROB, ROUNDING, quantize
+from paceline.core.sampling.ranking import top_by_score
+from paceline.core.sampling.row_head import RowHead
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 from paceline.core.side import SIDES, Side, other
 
@@ -38,6 +43,7 @@ HEADS = (24, 256, 16_384)
 OPEN_HEAD = 16  # at level 0 without top-k, top-p and min-p
 WIDE_HEAD = 2048  # at level 1, where distributions are needed
 NEGLIGIBLE_WEIGHT = 0.02  # an id whose p * exp(G) is below this share of the best one's rarely affects the target
+LOWERED = 1e-5  # of an engine's probabilities before they are sent: more than float32's rounding
 
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -59,9 +65,11 @@ class Mixture:
     def name(self) -> AggregatorName:
         return "mixture"
 
-    def to_wire(self, side: Side, dist: Dist, position: int, level: int = 0) -> PeerDist:
-        token = sample(filter_top(dist, self._sampling), self._sampling, position)
-        return PeerDist(token, self._head(dist, position, level), level)
+    def to_wire(self, side: Side, own: OwnDist, position: int, level: int = 0) -> PeerDist:
+        head = self._small_head(own.head, position) if level == 0 and own.head is not None else None
+        if head is None:
+            head = self._head(own.whole, position, level)
+        return PeerDist(own.token(self._sampling, position), head, level)
 
     def from_wire(
         self, side: Side, head: Dist | None, choice: int | None, position: int, level: int
@@ -73,14 +81,55 @@ class Mixture:
         return PeerDist(sample(filter_top(head, self._sampling), self._sampling, position), head, level)
 
     def decide(
-        self, side: Side, own: Dist | None, theirs: PeerDist | None, weights: Mapping[Side, float], position: int
+        self,
+        side: Side,
+        own: OwnDist | None,
+        theirs: PeerDist | None,
+        weights: Mapping[Side, float],
+        position: int,
+        *,
+        from_heads: bool = False,
     ) -> TargetToken | None:
         peer = other(side)
         if weights[peer] <= 0.0:
-            return None if own is None else self._target({side: own}, weights, position)
+            return None if own is None else self._own_target(side, own, position)
         if theirs is None or theirs.head is None or (own is None and weights[side] > 0.0):
             return None
-        head = theirs.head
+        # At the last level the heads are no smaller than the rows.
+        if own is not None and own.head is not None and weights[side] > 0.0 and theirs.level < LAST_LEVEL:
+            token = self._settled(own.head, theirs, weights[peer], position)
+            if token is not None:
+                return TargetToken(token, None, lane_of(token, {side: own.head.dist, peer: theirs.head}))
+            if from_heads or not self._may_settle(own.head, theirs, weights[peer], position):
+                return None
+        return self._decide_by_whole(side, None if own is None else own.whole, theirs, weights, position)
+
+    def _own_target(self, side: Side, own: OwnDist, position: int) -> TargetToken:
+        token = own.token(self._sampling, position)
+        dist = None if own.head is not None else filter_top(own.whole, self._sampling)
+        return TargetToken(token, dist, lane_of(token, {side: own.known}))
+
+    def _settled(self, own: RowHead, theirs: PeerDist, weight: float, position: int) -> int | None:
+        """The target, where both sides' heads determine it."""
+        assert theirs.head is not None
+        rounding = ROUNDING if theirs.level == 0 else 0.0
+        return settled_token(
+            own, theirs.head, self._sampling, position, weight=weight, rounding=rounding, ranking=self._ranking
+        )
+
+    def _may_settle(self, own: RowHead, theirs: PeerDist, weight: float, position: int) -> bool:
+        """False where more of the peer's distribution is needed anyway: the own head, as if nothing were missing, does
+        not determine the target either."""
+        if theirs.level > 0:
+            return True
+        whole = RowHead(Dist(own.dist.ids, own.dist.probs), own.best, own.scores, -math.inf, 0.0)
+        return self._settled(whole, theirs, weight, position) is not None
+
+    def _decide_by_whole(
+        self, side: Side, own: Dist | None, theirs: PeerDist, weights: Mapping[Side, float], position: int
+    ) -> TargetToken | None:
+        peer, head = other(side), theirs.head
+        assert head is not None
         exact = self._zero_dist() if own is None else own
         if _whole(head, theirs.level, None if exact is None else len(exact.ids)):
             head = Dist(head.ids, head.probs)  # its tail is only rounding
@@ -99,7 +148,9 @@ class Mixture:
         dists = {peer: head}
         if exact is not None and weights[side] > 0.0:
             dists[side] = exact
-        return self._target(dists, weights, position)
+        final = filter_top(_mixed(dists, weights), self._sampling)
+        token = sample(final, self._sampling, position)
+        return TargetToken(token, final, lane_of(token, dists))
 
     def draft_tokens(
         self, side: Side, dist: Dist, weights: Mapping[Side, float] | None, position: int, count: int
@@ -108,13 +159,22 @@ class Mixture:
         places = top_by_score(final, self._sampling, position, count)
         return [int(token) for token in final.ids[places[final.probs[places] > 0.0]]]
 
-    def _target(self, dists: Mapping[Side, Dist], weights: Mapping[Side, float], position: int) -> TargetToken:
-        """dists: of the sides with a weight. Added in a fixed order, so that both sides get equal bits."""
-        known = {side: dists[side] for side in SIDES if side in dists}
-        mixed = mix_weighted(list(known.values()), [weights[side] if len(known) > 1 else 1.0 for side in known])
-        final = filter_top(mixed, self._sampling)
-        token = sample(final, self._sampling, position)
-        return TargetToken(token, final, lane_of(token, known))
+    def _small_head(self, own: RowHead, position: int) -> Dist | None:
+        """Level 0 from the own head; None where that does not contain the first ids of the ranking.
+
+        Its probabilities may be too high by float32's rounding, which no bound on the other side allows for, so they
+        are lowered first.
+        """
+        if self._needs_dists:
+            return None
+        count = HEADS[0] if self._filters else OPEN_HEAD
+        if not own.whole:
+            count = min(count, int(np.count_nonzero(own.scores >= own.max_score)))
+        if not count:
+            return None
+        lowered = Dist(own.dist.ids, own.dist.probs * (1.0 - LOWERED), own.dist.tail)
+        places = _pruned(lowered, own.best[:count], own.scores[:count])
+        return lowered.kept_at(np.sort(places))
 
     def _head(self, dist: Dist, position: int, level: int) -> Dist:
         if self._needs_dists and level == 0:
@@ -127,24 +187,33 @@ class Mixture:
         by_probability = self._needs_dists or self._sampling.temperature == 0.0
         places = top_by_score(dist, _GREEDY if by_probability else self._sampling, position, size)
         if level == 0:
-            places = self._prune_head(dist, places, position)
+            with np.errstate(divide="ignore"):
+                scores = np.log(dist.probs[places])
+            if self._sampling.temperature > 0.0:
+                scores = scores + gumbel(self._sampling.seed, position, dist.ids[places])
+            places = _pruned(dist, places, scores)
         return dist.kept_at(np.sort(places))
-
-    def _prune_head(self, dist: Dist, places: IndexArray, position: int) -> IndexArray:
-        """The ranked ids that matter and survive rounding to 16 bits: a prefix, as the bounds rely on the ranking."""
-        probs = dist.probs[places]
-        survive = probs >= MIN_CODED_PROB
-        count = len(places) if survive.all() else int(np.argmin(survive))
-        with np.errstate(divide="ignore"):
-            scores = np.log(probs)
-        if self._sampling.temperature > 0.0:
-            scores = scores + gumbel(self._sampling.seed, position, dist.ids[places])
-        near = int(np.count_nonzero(scores >= scores[0] + np.log(NEGLIGIBLE_WEIGHT)))
-        return places[: min(count, near + 1)]
 
     def _zero_dist(self) -> Dist | None:
         """Placeholder for the distribution of a side without weight."""
         return None if self._vocab_size is None else Dist.dense(np.zeros(self._vocab_size))
+
+
+def _pruned(dist: Dist, places: IndexArray, scores: ProbArray) -> IndexArray:
+    """The ranked ids that matter and survive rounding to 16 bits: a prefix, as the bounds rely on the ranking.
+
+    places: indices of ids, of falling score or probability. scores: theirs.
+    """
+    survive = dist.probs[places] >= MIN_CODED_PROB
+    count = len(places) if survive.all() else int(np.argmin(survive))
+    near = int(np.count_nonzero(scores >= scores[0] + np.log(NEGLIGIBLE_WEIGHT)))
+    return places[: min(count, near + 1)]
+
+
+def _mixed(dists: Mapping[Side, Dist], weights: Mapping[Side, float]) -> Dist:
+    """dists: of the sides with a weight. Added in a fixed order, so that both sides get equal bits."""
+    known = [side for side in SIDES if side in dists]
+    return mix_weighted([dists[side] for side in known], [weights[side] if len(known) > 1 else 1.0 for side in known])
 
 
 def _whole(head: Dist, level: int, vocab_size: int | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.core.aggregation.registry import LAST_LEVEL, Aggregator
 from paceline.core.estimation.timing import TimingModel
-from paceline.core.sampling.sampler import filter_top, sample
+from paceline.core.sampling.sampler import filter_top
 from paceline.strategies.aggregate.side_weights import SideWeights
 from paceline.strategies.aggregate.state import LANES, Answer, PeerState
 from paceline.strategies.aggregate.stats import AggregateStats
@@ -45,15 +45,13 @@ class Decider:
         return None if self._config.waits_for_peer else self._decide_alone()
 
     def _decide_alone(self) -> list[Effect] | None:
-        dist = self._tree.head.own_dist
-        if dist is None:
+        own, position = self._tree.head.own_dist, len(self._answer.targets)
+        if own is None:
             return None
         self._stats.alone += 1
-        final = filter_top(dist, self._config.sampling)
         lane = LANES.index(self._config.side) if self._weights.has_own_documents else 0
-        return self._answer.append(
-            sample(final, self._config.sampling, len(self._answer.targets)), lane, final, self._peer
-        )
+        final = None if own.head is not None else filter_top(own.whole, self._config.sampling)
+        return self._answer.append(own.token(self._config.sampling, position), lane, final, self._peer)
 
     def _decide_together(self) -> list[Effect] | None:
         """One target from both sides' distributions, once those that count are here."""

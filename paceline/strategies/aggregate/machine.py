@@ -96,6 +96,7 @@ class Aggregate:
         rescoring = options.rescoring and self._aggregator.name != "coin"  # whose messages have no room for scores
         online_stats = config.stats or OnlineStats()
         self._ngram_drafts = NgramDrafts.of(config, online_stats)
+        heads = not (config.needs_dists or options.needs_dists) and self._aggregator.name != "paper"
         self._decoder = BranchDecoder(
             config.sampling,
             config.vocab_size,
@@ -103,6 +104,8 @@ class Aggregate:
             mask=config.mask,
             eos_ids=config.eos_ids,
             keep_heads=self._ngram_drafts is not None,
+            samples=heads,
+            heads=heads,
         )
         self._weights = SideWeights(config.side, self._decoder, rescoring=rescoring)
         self._planner = DraftTreePlanner(
@@ -159,6 +162,9 @@ class Aggregate:
             case Scored(ticket, dists, now):
                 self._now = max(self._now, now)
                 return self._scored(self._decoder.scored(ticket, dists, self._now))
+            case Sampled(ticket, rows, now):
+                self._now = max(self._now, now)
+                return self._scored(self._decoder.sampled(ticket, rows, self._now))
             case Received(message, now):
                 self._now = max(self._now, now)
                 self._resync.message_received()
@@ -173,8 +179,6 @@ class Aggregate:
                 return self._back()
             case Cancelled(reason):
                 return [self._finish(reason)]
-            case Sampled():
-                return []  # not asked for: each side mixes distributions
 
     def _scored(self, nodes: Sequence[PrefixNode]) -> list[Effect]:
         if not nodes:

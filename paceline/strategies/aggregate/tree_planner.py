@@ -13,13 +13,11 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from paceline.core.aggregation.registry import Aggregator
 from paceline.core.drafting.acceptance import margin_class
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.noise import gumbel
+from paceline.core.sampling.noise import gumbel_of
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import Side, other
 from paceline.strategies.aggregate.ngram_drafts import NgramDrafts
@@ -138,13 +136,15 @@ class DraftTreePlanner:
         known = node.own_dist is not None, -1 if node.peer_dist is None else node.peer_dist.level
         if node.predicted is None and node.predicted_from != known and (weights := self._weigh(node)) is not None:
             node.predicted_from = known
-            target = self._aggregator.decide(self._side, node.own_dist, node.peer_dist, weights, node.position)
+            target = self._aggregator.decide(
+                self._side, node.own_dist, node.peer_dist, weights, node.position, from_heads=True
+            )
             node.predicted = None if target is None else target.token
         return node.predicted
 
     def _own(self, node: PrefixNode) -> DraftTokens | None:
         if node.own_drafts is None and node.own_dist is not None:
-            node.own_drafts = self._drafts(self._side, node.own_dist, node)
+            node.own_drafts = self._drafts(self._side, node.own_dist.known, node)
         return node.own_drafts
 
     def _peer(self, node: PrefixNode) -> DraftTokens | None:
@@ -169,8 +169,8 @@ class DraftTreePlanner:
         first, second = (max(dist.prob(token), 1e-300) for token in tokens[:2])
         margin = math.log(first) - math.log(second)
         if self._sampling.temperature > 0.0:
-            noise = gumbel(self._sampling.seed, position, np.array(tokens[:2], dtype=np.int32))
-            margin += float(noise[0] - noise[1])
+            noise, next_noise = gumbel_of(self._sampling.seed, position, tokens[:2])
+            margin += noise - next_noise
         return margin
 
 

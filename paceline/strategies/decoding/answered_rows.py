@@ -10,7 +10,7 @@ from paceline.strategies.decoding.prefix_tree import PrefixNode
 
 
 class AnsweredRows:
-    """Of one decoder. Kept until the next answer, or until they are taken: distributions are large."""
+    """Store of one decoder. Keeps rows until the next answer, or until they are taken: distributions are large."""
 
     def __init__(self) -> None:
         self.dists: dict[PrefixNode, tuple[Dist, ...]] = {}  # each branch's row after a node

@@ -8,9 +8,11 @@ changed while one is under way. Knows nothing of the peer or of how nodes are ch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from paceline.core.aggregation.weights import log_weight
 from paceline.core.batching.segment import LogitsMode, Segment, SeqId
+from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
@@ -38,22 +40,25 @@ class BranchDecoder:
         lazy: bool = False,
         keep_heads: bool = False,
         samples: bool = False,
+        heads: bool = False,
     ) -> None:
         """rescoring: scores of documents follow the text. mask: constraint of the answer. eos_ids: needed with a mask
         only. lazy: distributions are made only for the nodes that `dist` is called with, parents first; for machines
         that use few of the rows they compute. keep_heads: nodes keep the head of the plain mixture (`raw_head`).
-        samples: the engine mixes the branches and samples each row's token (`sampled`); not for a resumed answer."""
+        samples: the engine mixes the branches and samples each row's token (`sampled`); without a prefix only. heads:
+        with `samples`, nodes get the rows' heads, and their distributions are read on demand; `sample` is not called.
+        """
         self.started = False  # the prompts are known
         self.max_new_tokens: int | None = None  # output tokens that fit the context
         self.log_evidence: float | None = None  # log h of this side's documents (DRAGON); None: it found none
         self.forwards = 0  # answered ones, of all branches together
         self.rows = 0  # in them, of one branch
         self.timed: tuple[int, float] | None = None  # rows and seconds of the last forward that was no prefill
-        self.num_top = 0  # ids of the head of each row that is sampled from now on
+        self.num_top = NUM_SUCCESSORS if keep_heads else 0  # ids of the head of each row that is sampled from now on
         self._mixer = BranchMixer(
             sampling, vocab_size, rescoring=rescoring, mask=mask, eos_ids=eos_ids, keep_heads=keep_heads
         )
-        self._may_sample, self._samples = samples, False
+        self._samples, self._heads = samples, heads
         self._sampling = sampling
         self._lazy = lazy
         self._vocab_size = vocab_size
@@ -93,7 +98,7 @@ class BranchDecoder:
         num_prompt_dists: maximum of rows of the last prompt's end to score for `prompt_dists`; unused with a prefix.
         """
         self.started, self.max_new_tokens = True, max_new_tokens
-        self._samples = self._may_sample and not prefix
+        assert self._heads or not (self._samples and prefix), "a prefix's rows are read as distributions"
         self._branches = tuple(branches)
         scores = [branch.score for branch in branches if branch.score is not None]
         self.log_evidence = log_weight(scores) if scores else None
@@ -103,17 +108,9 @@ class BranchDecoder:
             self._answered.expect_prompt(len(branches) - 1)
         self._batch = (head,)
         self._mixer.start(self._branches, tuple(prefix), head)
-        seam = len(prefix) - self._mixer.num_prefix_rows
-        early, late = tuple(prefix[:seam]), tuple(prefix[seam:])
-        segments: list[Segment] = []
-        more = 0
-        for i, branch in enumerate(branches):
-            prompt = (*branch.prompt, *early)
-            more = min(num_prompt_dists, len(prompt) - 1) if not prefix and i == len(branches) - 1 else 0
-            segments.append(Segment(SeqId(i), 0, prompt, None, 1 + more if more else "last"))
-            if late:
-                segments.append(Segment(SeqId(i), len(prompt), late, None, "all"))
-        return self._forwards(segments, more)
+        more = 0 if prefix or not branches else min(num_prompt_dists, len(branches[-1].prompt) - 1)
+        segments = _prompt_segments(branches, tuple(prefix), self._mixer.num_prefix_rows, more)
+        return self._forwards(segments, more, sampled=self._samples and not prefix)
 
     def commit_to(self, head: PrefixNode) -> list[Effect]:
         """Commit the rows on the path to `head`, keep those below it open, and drop the others. Only when idle."""
@@ -147,6 +144,10 @@ class BranchDecoder:
             node = node.parent
         return nodes[::-1]
 
+    def admitted(self, head: PrefixNode, drafts: Sequence[PrefixNode]) -> list[PrefixNode]:
+        """Those of the drafts below `head`, parents first, that the constraint allows, in their order."""
+        return self._mixer.admitted(head, drafts, self._path, leaves=self._samples)
+
     def append_rows(self, nodes: Sequence[PrefixNode], head: PrefixNode, now: float) -> list[Effect]:
         """Append rows, parents first. An open tree must have been committed with `commit_to`.
 
@@ -172,14 +173,20 @@ class BranchDecoder:
             [
                 Segment(SeqId(i), len(branch.prompt) + start, tokens, parents, wanted)
                 for i, branch in enumerate(self._branches)
-            ]
+            ],
+            sampled=self._samples,
         )
 
     def sampled(self, ticket: int, rows: Sequence[SampledRow], now: float) -> Sequence[PrefixNode]:
         """Take the answer to a forward whose rows the engine samples: the nodes that have a token now."""
         if self._pending.pop(ticket, None) is None:
             return ()
-        self._answered.add_sampled(self._batch, rows)
+        if self._heads:
+            for node, row in zip(self._batch, rows, strict=True):
+                if node.alive or not node.dead:
+                    self._mixer.take(node, row, partial(self._path_for_mixing, node))
+        else:
+            self._answered.add_sampled(self._batch, rows)
         self._record_forward(now)
         return self._batch
 
@@ -223,7 +230,7 @@ class BranchDecoder:
         """This side's distribution after a node's prefix; None where its row has not been computed."""
         if node.own_dist is None and node.alive and node in self._answered.dists:
             self._score(node)
-        return node.own_dist
+        return None if node.own_dist is None else node.own_dist.whole
 
     def pop_branch_dists(self) -> dict[PrefixNode, tuple[Dist, ...]]:
         """Each branch's row after each node answered last; its head, where the engine samples. Forgotten here, as
@@ -243,24 +250,21 @@ class BranchDecoder:
     def _score(self, node: PrefixNode) -> None:
         """Set the distribution of a node that was answered last."""
         if node.alive or (self._mixer.rescoring and not node.dead):
-            self._mixer.score(node, self._answered.dists[node], self._path(node) if self._mixer.needs_path else ())
+            self._mixer.score(node, self._answered.dists[node], self._path_for_mixing(node))
+
+    def _path_for_mixing(self, node: PrefixNode) -> Sequence[int]:
+        return self._path(node) if self._mixer.needs_path else ()
 
     def _path(self, node: PrefixNode) -> list[int]:
-        """The output tokens from the answer's beginning."""
-        tokens: list[int] = []
-        above: PrefixNode | None = node
-        while above is not None and above.position > len(self._committed):
-            tokens.append(above.token)
-            above = above.parent
-        return [*self._committed[: node.position], *reversed(tokens)]
+        return _output_to(node, self._committed)
 
-    def _forwards(self, segments: Sequence[Segment], num_prompt_rows: int = 0) -> list[Effect]:
-        """num_prompt_rows: wanted rows of the last prompt's end, before the node's."""
-        if self._samples:
+    def _forwards(self, segments: Sequence[Segment], num_prompt_rows: int = 0, *, sampled: bool) -> list[Effect]:
+        """num_prompt_rows: wanted rows of the last prompt's end, before the node's. sampled: by the engine."""
+        if sampled:
             self._ticket += 1
             self._pending[self._ticket] = 0
             sampling, mixture = self._mixer.sampling(
-                self._batch, [self._path(node) if self._mixer.needs_path else () for node in self._batch], self.num_top
+                self._batch, list(map(self._path_for_mixing, self._batch)), self.num_top, heads=self._heads
             )
             heads = [RowSampling(_GREEDY, 0, self._vocab_size, num_top=self.num_top)] * num_prompt_rows
             return [Forward(self._ticket, segments[0], (*heads, *sampling), tuple(segments[1:]), mixture)]
@@ -270,6 +274,33 @@ class BranchDecoder:
             self._pending[self._ticket] = segment.seq
             effects.append(Forward(self._ticket, segment))
         return effects
+
+
+def _output_to(node: PrefixNode, committed: Sequence[int]) -> list[int]:
+    """The output tokens from the answer's beginning to this node."""
+    tokens: list[int] = []
+    above: PrefixNode | None = node
+    while above is not None and above.position > len(committed):
+        tokens.append(above.token)
+        above = above.parent
+    return [*committed[: node.position], *reversed(tokens)]
+
+
+def _prompt_segments(
+    branches: Sequence[Branch], prefix: tuple[int, ...], num_prefix_rows: int, num_prompt_rows: int
+) -> list[Segment]:
+    """Every prompt with the prefix behind it. num_prefix_rows: of its end, wanted in a segment of their own.
+    num_prompt_rows: wanted of the last prompt's end, besides its very last."""
+    seam = len(prefix) - num_prefix_rows
+    segments: list[Segment] = []
+    for index, branch in enumerate(branches):
+        prompt = (*branch.prompt, *prefix[:seam])
+        is_last = index == len(branches) - 1
+        wanted: LogitsMode = 1 + num_prompt_rows if is_last and num_prompt_rows else "last"
+        segments.append(Segment(SeqId(index), 0, prompt, None, wanted))
+        if num_prefix_rows:
+            segments.append(Segment(SeqId(index), len(prompt), prefix[seam:], None, "all"))
+    return segments
 
 
 def _parent_row(node: PrefixNode) -> int:

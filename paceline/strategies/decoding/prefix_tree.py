@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.registry import PeerDist
 from paceline.core.sampling.dist import Dist
 
@@ -36,7 +37,7 @@ class PrefixNode:
     token: int
     position: int
     parent: PrefixNode | None
-    own_dist: Dist | None = None  # this side's distribution after the prefix, mixed over its documents
+    own_dist: OwnDist | None = None  # this side's distribution after the prefix, mixed over its documents
     raw_head: Dist | None = None  # head of the same before any processing, where an n-gram table learns from it
     branch_dists: tuple[Dist, ...] = ()  # heads of each document's, where scores follow the text
     evidence: tuple[float, ...] | None = None  # what the text so far adds to the score of each document

@@ -8,12 +8,19 @@ so that nothing is rolled back. Knows nothing of sequences, tickets or the order
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.aggregation.branches import BranchMixture, Evidence, evidence_after
+from paceline.core.aggregation.branches import (
+    BranchMixture,
+    Evidence,
+    evidence_after,
+    mix_processed,
+    row_log_weights,
+)
+from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.weights import (
     dequantize_score,
     evidence_head,
@@ -25,8 +32,9 @@ from paceline.core.aggregation.weights import (
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist, IdArray
+from paceline.core.sampling.ranking import set_ranking
 from paceline.core.sampling.row import RowSampling, SampledRow
-from paceline.core.sampling.sampler import SamplingParams, apply_mask, process_logits
+from paceline.core.sampling.sampler import SamplingParams, apply_mask
 from paceline.strategies.base import Branch
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 
@@ -59,6 +67,7 @@ class BranchMixer:
         self._branches: tuple[Branch, ...] = ()
         self._weights: tuple[float, ...] = ()  # R of each branch, 0 without a document
         self._prompt_ids: tuple[IdArray | None, ...] = ()  # ids of each prompt, where a penalty needs them
+        self._known_masks: dict[PrefixNode, NDArray[np.bool_] | None] = {}  # of the nodes admitted last
         self._prefix: tuple[int, ...] = ()  # output tokens decided when the prompts were read
         self._root = PrefixNode(-1, 0, None)  # node of the prefix
         self._decided_evidence: Evidence = ()  # after the decided tokens, where the engine samples
@@ -87,29 +96,30 @@ class BranchMixer:
         probs = self._prefix_probs[branch]
         rows = dists[: self.num_prefix_rows - len(probs)]
         for position, row in enumerate(rows, len(self._prefix) - self.num_prefix_rows + len(probs)):
-            (dist,) = self._masked(self._prefix[:position], (row.within(self._vocab_size),))
+            (dist,) = _masked((row.within(self._vocab_size),), self._allowed(self._prefix[:position]))
             probs.append(dist.prob(self._prefix[position]))
         return dists[len(rows) :]
 
     def score(self, node: PrefixNode, rows: Sequence[Dist], path: Sequence[int]) -> None:
         """Set a node's distribution from each branch's row. path: its output tokens; empty unless `needs_path`."""
         rows = [row.within(self._vocab_size) for row in rows]
-        dists = self._masked(path, rows)
+        dists = _masked(rows, self._allowed_after(node, path))
         if self.rescoring:
-            self._rescore(node, dists)
+            self._set_evidence(node, tuple(map(evidence_head, dists)))
         if node.alive:
-            node.own_dist = self._mixed(node, dists, path)
+            node.own_dist = OwnDist.of(self._mixed(node, dists, path))
             if self._keep_heads:
                 node.raw_head = mix_heads(rows, self._weights, NUM_SUCCESSORS)
 
     def sampling(
-        self, nodes: Sequence[PrefixNode], paths: Sequence[Sequence[int]], num_top: int
+        self, nodes: Sequence[PrefixNode], paths: Sequence[Sequence[int]], num_top: int, *, heads: bool = False
     ) -> tuple[list[RowSampling], BranchMixture | None]:
-        """How the engine samples the rows of these nodes, parents first, of which the first continues what is decided.
+        """How the engine samples the rows of these nodes, parents first.
 
-        paths: as of `score`.
+        paths: as of `score`. heads: rows are answered for `take`; else the first one continues what is decided, and the
+        others hang below it.
         """
-        alone = len(self._branches) == 1
+        alone = len(self._branches) == 1 and not heads
         rows = [
             RowSampling(
                 self._sampling,
@@ -117,7 +127,7 @@ class BranchMixer:
                 self._vocab_size,
                 Counter(path) if self._penalised else NO_COUNTS,
                 self._prompt_ids[0] if alone else None,
-                self._allowed(path),
+                self._allowed_after(node, path),
                 num_top,
             )
             for node, path in zip(nodes, paths, strict=True)
@@ -127,9 +137,65 @@ class BranchMixer:
         index = {node: row for row, node in enumerate(nodes)}
         parents = tuple(-1 if node.parent is None else index.get(node.parent, -1) for node in nodes)
         tokens = tuple(node.token for node in nodes)
-        return rows, BranchMixture(
-            self._weights, self._decided_evidence, self.rescoring, parents, tokens, self._prompt_ids
-        )
+        if heads and self.rescoring:
+            for node, parent in zip(nodes, parents, strict=True):
+                if parent < 0:
+                    node.evidence = self._evidence(node)
+        evidence = tuple(node.evidence or self._decided_evidence for node in nodes)
+        return rows, BranchMixture(self._weights, evidence, self.rescoring, parents, tokens, self._prompt_ids, heads)
+
+    def take(self, node: PrefixNode, row: SampledRow, path: Callable[[], Sequence[int]]) -> None:
+        """Set what is known of a node from the engine's head of its row. path: called as `OwnDist.whole` is, for what
+        `score` takes."""
+        if self.rescoring:
+            self._set_evidence(node, row.branch_heads)
+        if not node.alive:
+            return
+        node.raw_head = row.top
+        dists = row.dists
+        assert dists is not None, "asked for with heads"
+
+        def read() -> Dist:
+            rows = [dist.within(self._vocab_size) for dist in dists()]
+            known = path()
+            return self._mixed(node, _masked(rows, self._allowed(known)), known)
+
+        if row.head is None:
+            node.own_dist = OwnDist.of(read())
+        else:
+            set_ranking(row.head.dist, self._sampling, node.position, row.head.best)
+            node.own_dist = OwnDist(row.head, row.token, read)
+
+    def admitted(
+        self,
+        head: PrefixNode,
+        drafts: Sequence[PrefixNode],
+        path_of: Callable[[PrefixNode], Sequence[int]],
+        *,
+        leaves: bool,
+    ) -> list[PrefixNode]:
+        """Those of the drafts below `head`, parents first, that the constraint allows, in their order.
+
+        Their masks are kept until the next call, with `leaves` also those of drafts that none follows. Depth first,
+        because a mask takes longer after one of another branch.
+        """
+        self._known_masks = {}
+        if self._mask is None or not drafts:
+            return list(drafts)
+        below: dict[PrefixNode, list[PrefixNode]] = {}
+        for node in drafts:
+            assert node.parent is not None
+            below.setdefault(node.parent, []).append(node)
+        kept: set[PrefixNode] = set()
+        waiting = [head]
+        while waiting:
+            node = waiting.pop()
+            if node in below or leaves:
+                mask = self._known_masks[node] = self._allowed(path_of(node))
+                allowed = [child for child in below.get(node, ()) if mask is None or mask[child.token]]
+                kept.update(allowed)
+                waiting += reversed(allowed)
+        return [node for node in drafts if node in kept]
 
     def decide(self, row: SampledRow) -> None:
         """The row's token was decided: what the engine samples next continues it."""
@@ -145,14 +211,10 @@ class BranchMixer:
     def _mixed(self, node: PrefixNode, dists: Sequence[Dist], path: Sequence[int]) -> Dist:
         counts = Counter(path) if self._penalised else NO_COUNTS
         evidence = node.evidence or (0.0,) * len(dists)
-        weights = [weight + added for weight, added in zip(self._weights, evidence, strict=True)]
-        prompts = zip(dists, self._prompt_ids, strict=True)
-        return mix([process_logits(dist, self._sampling, counts, ids) for dist, ids in prompts], weights)
+        return mix_processed(dists, self._sampling, counts, self._prompt_ids, row_log_weights(self._weights, evidence))
 
-    def _masked(self, path: Sequence[int], dists: Sequence[Dist]) -> Sequence[Dist]:
-        """Each branch's distribution after a path, under the constraint."""
-        allowed = self._allowed(path)
-        return dists if allowed is None else [apply_mask(dist, allowed) for dist in dists]
+    def _allowed_after(self, node: PrefixNode, path: Sequence[int]) -> NDArray[np.bool_] | None:
+        return self._known_masks[node] if node in self._known_masks else self._allowed(path)
 
     def _allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
         """Tokens that the constraint allows after a path, at least one; None: all."""
@@ -164,21 +226,12 @@ class BranchMixer:
         ends[[token for token in self._eos_ids if token < self._vocab_size]] = True
         return ends if ends.any() else None
 
-    def _rescore(self, node: PrefixNode, dists: Sequence[Dist]) -> None:
-        """Set the evidence for each document from the text up to this node. dists: after it, before processing."""
+    def _set_evidence(self, node: PrefixNode, heads: Sequence[Dist]) -> None:
+        """Set the evidence for each document from the text up to this node. heads: `evidence_head` of the branches'
+        distributions after it, before processing."""
         parent = node.parent
-        if node.evidence is None:
-            if node is self._root:  # there may be nodes above it: targets that came before the prompts
-                evidence = (0.0,) * len(dists)
-                for probs in zip(*self._prefix_probs, strict=True):
-                    evidence = evidence_after(evidence, probs)
-            else:
-                assert parent is not None and parent.evidence is not None and parent.branch_dists, (
-                    "scored after its parent"
-                )
-                evidence = evidence_after(parent.evidence, [dist.prob(node.token) for dist in parent.branch_dists])
-            node.evidence = evidence
-        node.branch_dists = tuple(map(evidence_head, dists))
+        node.evidence = self._evidence(node)
+        node.branch_dists = tuple(heads)
         if parent is not None and not parent.alive:
             parent.branch_dists = ()
         scores = [
@@ -187,3 +240,22 @@ class BranchMixer:
             if branch.score is not None
         ]
         node.log_evidence = dequantize_score(quantize_score(log_weight(scores))) if scores else None
+
+    def _evidence(self, node: PrefixNode) -> Evidence:
+        """What the text up to this node adds to each document's score."""
+        if node.evidence is not None:
+            return node.evidence
+        evidence: Evidence = (0.0,) * len(self._branches)
+        if not self.rescoring:
+            return evidence
+        if node is self._root:  # there may be nodes above it: targets that came before the prompts
+            for probs in zip(*self._prefix_probs, strict=True):
+                evidence = evidence_after(evidence, probs)
+            return evidence
+        parent = node.parent
+        assert parent is not None and parent.evidence is not None and parent.branch_dists, "scored after its parent"
+        return evidence_after(parent.evidence, [dist.prob(node.token) for dist in parent.branch_dists])
+
+
+def _masked(dists: Sequence[Dist], allowed: NDArray[np.bool_] | None) -> Sequence[Dist]:
+    return dists if allowed is None else [apply_mask(dist, allowed) for dist in dists]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.registry import (
     LAST_LEVEL,
     Aggregator,
@@ -52,7 +53,7 @@ def weights_of(cloud: float) -> dict[Side, float]:
 
 def received(aggregator: Aggregator, side: Side, dist: Dist, position: int, level: int) -> PeerDist | None:
     """The message of `side` as the peer receives it through the wire."""
-    sent = aggregator.to_wire(side, dist, position, level)
+    sent = aggregator.to_wire(side, OwnDist.of(dist), position, level)
     if sent.head is None:
         return aggregator.from_wire(side, None, sent.token, position, level)
     head = decode_head(encode_head(sent.head, precise=level > 0), len(dist.ids))
@@ -66,7 +67,7 @@ def decide(
     peer = other(side)
     for level in range(LAST_LEVEL + 1):
         theirs = received(aggregator, peer, dists[peer], position, level) if weights[peer] > 0 else None
-        own = dists[side] if weights[side] > 0 else None
+        own = OwnDist.of(dists[side]) if weights[side] > 0 else None
         if (target := aggregator.decide(side, own, theirs, weights, position)) is not None:
             return target, level
     raise AssertionError("the last level must decide")
@@ -117,7 +118,7 @@ def test_the_mixture_decides_as_if_it_had_both_rows(
         peer = other(side)
         for level in range(LAST_LEVEL + 1):  # each level by itself: none may decide otherwise
             theirs = received(aggregator, peer, dists[peer], position, level)
-            target = aggregator.decide(side, dists[side], theirs, weights, position)
+            target = aggregator.decide(side, OwnDist.of(dists[side]), theirs, weights, position)
             assert target is None or target.token == truth
         assert target is not None, "the last level always decides"
 
@@ -156,11 +157,15 @@ def test_a_dist_whose_best_ids_are_too_unlikely_for_the_wire_is_requested_again(
     aggregator = make_aggregator("mixture", sampling)
     nothing = aggregator.from_wire("cloud", Dist(np.empty(0, dtype=np.int32), np.empty(0), 1.0), None, 0, 0)
     assert nothing is not None
-    own = Dist.dense(np.array([0.5, 0.3, 0.2]))
+    own = OwnDist.of(Dist.dense(np.array([0.5, 0.3, 0.2])))
     assert aggregator.decide("device", own, nothing, weights_of(0.5), 0) is None
     assert aggregator.from_wire("cloud", nothing.head, None, 0, LAST_LEVEL) is None, "the last level must have ids"
     tiny = Dist.dense(np.array([1.0 - 1e-11, 1e-11]))
-    ids = [len(head.ids) for at in range(50) if (head := aggregator.to_wire("cloud", tiny, at).head) is not None]
+    ids = [
+        len(head.ids)
+        for at in range(50)
+        if (head := aggregator.to_wire("cloud", OwnDist.of(tiny), at).head) is not None
+    ]
     assert max(ids) == 1, "an id that 16 bits cannot hold is not sent"
 
 
@@ -171,7 +176,7 @@ def test_a_side_without_a_dist_of_its_own_takes_the_other_side_s_token() -> None
             aggregator = make_aggregator(name, sampling, vocab_size=300)
             for number in range(20):
                 dists = random_dists(number, 300, 3.0)
-                alone = aggregator.decide("cloud", dists["cloud"], None, weights, number)
+                alone = aggregator.decide("cloud", OwnDist.of(dists["cloud"]), None, weights, number)
                 assert alone is not None
                 assert decide(aggregator, "device", dists, weights, number)[0].token == alone.token, (name, kind)
                 assert alone.lane == "cloud"
@@ -181,8 +186,8 @@ def test_without_a_needed_dist_there_is_no_target() -> None:
     dists, weights = random_dists(1, 50, 1.0), weights_of(0.5)
     for name in ("mixture", "paper"):
         aggregator = make_aggregator(name, SAMPLINGS["plain"])
-        sent = aggregator.to_wire("cloud", dists["cloud"], 0)
-        assert aggregator.decide("device", dists["device"], None, weights, 0) is None
+        sent = aggregator.to_wire("cloud", OwnDist.of(dists["cloud"]), 0)
+        assert aggregator.decide("device", OwnDist.of(dists["device"]), None, weights, 0) is None
         assert aggregator.decide("device", None, sent, weights, 0) is None
         assert aggregator.from_wire("cloud", None, 3, 0, 0) is None
     assert make_aggregator("coin", SAMPLINGS["plain"]).from_wire("cloud", dists["cloud"], None, 0, 0) is None
@@ -197,12 +202,12 @@ def test_the_coin_needs_only_the_side_it_picks() -> None:
     )
     seen = set()
     for position in range(60):
-        sent = {side: aggregator.to_wire(side, dists[side], position) for side in SIDES}
-        alone = {side: aggregator.decide(side, dists[side], None, weights, position) for side in SIDES}
+        sent = {side: aggregator.to_wire(side, OwnDist.of(dists[side]), position) for side in SIDES}
+        alone = {side: aggregator.decide(side, OwnDist.of(dists[side]), None, weights, position) for side in SIDES}
         (picked,) = (side for side in SIDES if alone[side] is not None)
         seen.add(picked)
         by_peer = aggregator.decide(other(picked), None, sent[picked], weights, position)
-        both = aggregator.decide(picked, dists[picked], sent[other(picked)], weights, position)
+        both = aggregator.decide(picked, OwnDist.of(dists[picked]), sent[other(picked)], weights, position)
         assert by_peer is not None
         assert both is not None
         assert by_peer.token == both.token == sent[picked].token
@@ -251,7 +256,7 @@ def test_gamma_is_the_probability_of_the_cloud_s_token(gamma: float) -> None:
     for position in range(count):
         target = decide(aggregator, "device", dists, weights, position)[0].token
         for side in SIDES:
-            accepted[side] += aggregator.to_wire(side, dists[side], position).token == target
+            accepted[side] += aggregator.to_wire(side, OwnDist.of(dists[side]), position).token == target
     assert (accepted["cloud"] > accepted["device"]) == (gamma > 0.5) or gamma == 0.5
 
 
@@ -260,7 +265,7 @@ def test_equal_dists_reject_nothing_and_give_no_nan() -> None:
     aggregator = make_aggregator("paper", SamplingParams(seed=2), gamma=1.0)
     for position in range(300):
         target = decide(aggregator, "device", {"cloud": dist, "device": dist}, weights_of(0.3), position)[0]
-        assert target.token == aggregator.to_wire("cloud", dist, position).token
+        assert target.token == aggregator.to_wire("cloud", OwnDist.of(dist), position).token
         assert target.lane is None
 
 
@@ -281,7 +286,7 @@ def test_draft_tokens_are_distinct_possible_and_begin_with_the_draft(
     dist = random_dists(number, vocab, 2.0)["cloud"]
     aggregator = make_aggregator(name, SAMPLINGS[kind])
     drafts = aggregator.draft_tokens("cloud", dist, None, 4, count)
-    assert drafts[0] == aggregator.to_wire("cloud", dist, 4).token
+    assert drafts[0] == aggregator.to_wire("cloud", OwnDist.of(dist), 4).token
     assert len(set(drafts)) == len(drafts) <= count
     assert all(filter_top(dist, SAMPLINGS[kind]).prob(token) > 0 for token in drafts)
 
@@ -305,12 +310,16 @@ def test_the_lane_is_the_side_with_a_clear_majority() -> None:
 
 def test_a_head_for_needed_dists_holds_nearly_the_whole_dist() -> None:
     dists = random_dists(4, 5000, 3.0)
-    head = make_aggregator("mixture", SamplingParams(), needs_dists=True).to_wire("cloud", dists["cloud"], 0).head
+    head = (
+        make_aggregator("mixture", SamplingParams(), needs_dists=True)
+        .to_wire("cloud", OwnDist.of(dists["cloud"]), 0)
+        .head
+    )
     assert head is not None
     assert head.tail < 0.35  # 512 ids at most
     peaked = (
         make_aggregator("mixture", SamplingParams(), needs_dists=True)
-        .to_wire("cloud", random_dists(4, 5000, 6.0)["cloud"], 0)
+        .to_wire("cloud", OwnDist.of(random_dists(4, 5000, 6.0)["cloud"]), 0)
         .head
     )
     assert peaked is not None

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.registry import Aggregator, AggregatorName, PeerDist, make_aggregator
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
@@ -75,7 +76,7 @@ class Pair:
         self.send(self.sender.encode(nodes, 0))
 
     def scored(self, node: PrefixNode) -> PrefixNode:
-        node.own_dist = self.dists.setdefault(path(node), random_dist(self.chance))
+        node.own_dist = OwnDist.of(self.dists.setdefault(path(node), random_dist(self.chance)))
         return node
 
     def send(self, messages: list[Drafts]) -> None:
@@ -106,7 +107,7 @@ class Pair:
         for node in self.into.head.subtree():
             if node.peer_dist is not None:
                 truth = self.dists[path(node)]
-                expected = self.rule.to_wire("cloud", truth, node.position, node.peer_dist.level)
+                expected = self.rule.to_wire("cloud", OwnDist.of(truth), node.position, node.peer_dist.level)
                 assert node.peer_dist.token == expected.token
                 if expected.head is None:
                     assert node.peer_dist.head is None

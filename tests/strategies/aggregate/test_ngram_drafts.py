@@ -97,6 +97,7 @@ def test_tables_learn_what_the_model_predicted_before_any_processing(
     table = LookupTable(VOCAB)
     hand = Hand(machine, "device", front=True, has_peer=False, table=table, **{"max_tokens": 12} | changes)
     hand.say = lambda _: DIST
+    hand.forward_s = 0.01
     hand.begin()
     assert len(table) > 1  # the last token of the prompt, and some of the answer
     for token in {*hand.tokens[:-1], PROMPT[-1]}:
@@ -113,14 +114,15 @@ def test_a_context_of_two_tokens_is_learnt_with_the_distribution_after_it(
     machine: Callable[[MachineConfig], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each token stands after several others, and of a large vocabulary not every row is a lesson."""
-    monkeypatch.setattr("paceline.strategies.lookup_tree.STEP_PROBS", VOCAB / 3)
+    monkeypatch.setattr("paceline.strategies.decoding.drafter_feed.STEP_PROBS", VOCAB / 3)
 
     def after(before: int, token: int) -> int:
-        return random.Random(f"15 {before} {token}").randrange(10, 16)
+        return random.Random(f"15 {before} {token}").randrange(10, 20)
 
     table = LookupTable(VOCAB)
-    hand = Hand(machine, "device", front=True, has_peer=False, table=table, max_tokens=200)
+    hand = Hand(machine, "device", front=True, has_peer=False, table=table, max_tokens=800)
     hand.say = lambda path: point(after(*(*PROMPT, *path)[-2:]))
+    hand.forward_s = 0.01
     hand.begin()
     assert table.bigrams is not None
     known = set()

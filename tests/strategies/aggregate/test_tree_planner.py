@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
+from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.registry import make_aggregator
 from paceline.core.drafting.acceptance import AcceptanceByRank, margin_class
 from paceline.core.sampling.dist import Dist
@@ -36,11 +37,11 @@ def make_planner(
     return DraftTreePlanner("cloud", rule, sampling, drafting, EOS, weigh=lambda _: weights)
 
 
-def table(chance: random.Random) -> Dist:
+def table(chance: random.Random) -> OwnDist:
     """Five likely tokens of different probability."""
     probs = np.full(VOCAB, 1e-7)
     probs[chance.sample(range(60, 70), 5)] = [chance.random() ** 3 + 1e-3 for _ in range(5)]
-    return Dist.dense(probs / probs.sum())
+    return OwnDist.of(Dist.dense(probs / probs.sum()))
 
 
 def grown(seed: int, count: int) -> PrefixNode:
@@ -51,7 +52,7 @@ def grown(seed: int, count: int) -> PrefixNode:
     for _ in range(count):
         node = chance.choice(nodes)
         node.own_dist = node.own_dist or table(chance)
-        nodes.append(node.child(node.own_dist.top(4)[chance.randrange(4)][0]))
+        nodes.append(node.child(node.own_dist.whole.top(4)[chance.randrange(4)][0]))
     for node in nodes:
         node.cached = node.own_dist is not None
     return head
@@ -66,10 +67,10 @@ def by_brute_force(head: PrefixNode, width: int, ahead: int) -> list[float]:
             found.append(weight)
         if node.own_dist is None or node.position - head.position >= ahead:
             return
-        (first, p), (_, q) = node.own_dist.top(2)
+        (first, p), (_, q) = node.own_dist.whole.top(2)
         assert p >= q and first >= 0
         shares = AcceptanceByRank().probs(margin_class(math.log(p) - math.log(q)))
-        for (token, _), share in zip(node.own_dist.top(width), shares, strict=False):
+        for (token, _), share in zip(node.own_dist.whole.top(width), shares, strict=False):
             if weight * share >= MIN_WEIGHT:
                 visit(node.child(token), weight * share)
 
@@ -81,7 +82,7 @@ def weight_of(node: PrefixNode) -> float:
     """Weight of a node by the same prior."""
     if node.parent is None or node.parent.own_dist is None:
         return 1.0
-    tops = node.parent.own_dist.top(8)
+    tops = node.parent.own_dist.whole.top(8)
     rank = [token for token, _ in tops].index(node.token)
     margin = math.log(tops[0][1]) - math.log(tops[1][1])
     return weight_of(node.parent) * AcceptanceByRank().probs(margin_class(margin))[rank]
@@ -103,7 +104,7 @@ def test_parents_come_before_their_children() -> None:
     chain = node = PrefixTree(0).head
     rule = make_aggregator("mixture", GREEDY)
     for token in (70, 71, 72, 73):
-        node.set_peer(rule.to_wire("device", point(token), node.position), token)
+        node.set_peer(rule.to_wire("device", OwnDist.of(point(token)), node.position), token)
         node = node.child(token)
     picked = make_planner(DraftLimits(2, 8, 8)).select(chain, free, 1.0, FAR, alone=False)
     assert picked[0] is chain and [node.token for node in picked if node.token >= 70][:4] == [70, 71, 72, 73]
@@ -138,7 +139,7 @@ def test_nothing_is_computed_below_an_end_token_or_beyond_the_limit() -> None:
     head = PrefixTree(0).head
     probs = np.full(VOCAB, 1e-5)
     probs[256], probs[65] = 0.6, 0.39
-    head.own_dist, head.cached = Dist.dense(probs / probs.sum()), True
+    head.own_dist, head.cached = OwnDist.of(Dist.dense(probs / probs.sum())), True
     planner = make_planner(DraftLimits(2, 16, 8))
     assert [node.token for node in planner.select(head, free, 1.0, FAR, alone=False)] == [65]
     assert planner.select(head, free, 1.0, 1, alone=False) == []  # position 0 is the last that is wanted
@@ -171,8 +172,8 @@ def test_where_both_distributions_are_known_the_only_child_is_the_target() -> No
     planner = make_planner(DraftLimits(4, 16, 8), weights={"cloud": 0.3, "device": 0.7})
     head = node = PrefixTree(0).head
     for theirs in (70, 71, 72):
-        node.own_dist, node.cached = point(66), True
-        node.set_peer(rule.to_wire("device", point(theirs), node.position), theirs)
+        node.own_dist, node.cached = OwnDist.of(point(66)), True
+        node.set_peer(rule.to_wire("device", OwnDist.of(point(theirs)), node.position), theirs)
         node = node.child(theirs)
     picked = planner.select(head, free, 1.0, FAR, alone=False)
     assert picked == [node]  # 70, 71, 72 are certain: no other child of any of them is worth a row
@@ -184,7 +185,7 @@ def test_it_learns_which_drafts_are_accepted() -> None:
     tree = PrefixTree(0)
     probs = np.full(VOCAB, 1e-5)
     probs[65], probs[66] = 0.5, 0.45
-    dist = Dist.dense(probs / probs.sum())
+    dist = OwnDist.of(Dist.dense(probs / probs.sum()))
     tree.head.own_dist, tree.head.cached = dist, True
     (first,) = planner.select(tree.head, free, 1.0, FAR, alone=False)
     assert first.token == 65

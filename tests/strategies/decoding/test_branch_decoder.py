@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from paceline.core.aggregation.weights import NEGLIGIBLE_PROB
 from paceline.core.batching.segment import Batch
@@ -61,7 +63,7 @@ class Play:
         ticket, dists = self.answers.pop(self.chance.randrange(len(self.answers)))
         for node in self.decoder.scored(ticket, dists, self.now):
             if node.alive and node.own_dist is not None:
-                self.scored.append((node, node.own_dist))
+                self.scored.append((node, node.own_dist.whole))
 
     def advance(self) -> None:
         """Append a target, mostly one of the drafts."""
@@ -122,7 +124,7 @@ def test_a_prefix_is_scored_as_if_it_had_been_decoded_here(side: Side, length: i
         decoder.scored(effect.ticket, engine.forward(Batch((effect.segment,))).dists[0], 0.0)
     dist, log_h = oracle.side_dist(engine, BRANCHES[side], prefix, SAMPLINGS["sampled"], rescoring=True)
     assert tree.head.own_dist is not None and tree.head.log_evidence == log_h
-    np.testing.assert_allclose(tree.head.own_dist.probs, dist.probs, atol=1e-12)
+    np.testing.assert_allclose(tree.head.own_dist.whole.probs, dist.probs, atol=1e-12)
     assert tree.head.branch_dists and all(len(each.ids) < 1 / NEGLIGIBLE_PROB for each in tree.head.branch_dists)
 
 
@@ -173,3 +175,46 @@ def test_an_unexpected_answer_is_ignored() -> None:
     play = Play(0, BRANCHES["device"], SAMPLINGS["greedy"])
     assert len(play.decoder.scored(999, (), 0.0)) == 0
     assert not play.decoder.idle
+
+
+class Paths:
+    """A constraint that allows the tokens of some paths, and counts the masks that are asked for."""
+
+    def __init__(self, *paths: tuple[int, ...]) -> None:
+        self._paths = paths
+        self.asked: list[tuple[int, ...]] = []
+
+    def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:
+        self.asked.append(tuple(path))
+        allowed = np.zeros(VOCAB, dtype=np.bool_)
+        at = len(path)
+        allowed[[each[at] for each in self._paths if each[:at] == tuple(path) and len(each) > at]] = True
+        return allowed
+
+    def complete(self, path: Sequence[int]) -> bool:
+        return tuple(path) in self._paths
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_drafts_that_the_constraint_forbids_and_all_below_them_have_no_row_and_no_mask(samples: bool) -> None:
+    mask = Paths((1, 2, 3), (1, 4, 5))
+    tree = PrefixTree(0)
+    decoder = BranchDecoder(SamplingParams(), VOCAB, mask=mask, eos_ids=frozenset({9}), lazy=True, samples=samples)
+    decoder.start([Branch((7, 8), None)], [], tree.head, None)
+    one = tree.head.child(1)
+    drafts = [one, tree.head.child(6), one.child(2), tree.head.child(6).child(2), one.child(4), one.child(7)]
+    drafts += [one.child(2).child(3), one.child(7).child(3), one.child(4).child(3)]
+    mask.asked.clear()
+    kept = decoder.admitted(tree.head, drafts)
+    assert [path(node) for node in kept] == [[1], [1, 2], [1, 4], [1, 2, 3]]
+    assert mask.asked == [(), (1,), (1, 2), *([(1, 2, 3)] if samples else []), (1, 4)]
+    mask.asked.clear()
+    decoder.append_rows([tree.head, *kept], tree.head, 0.0)
+    assert not mask.asked
+
+
+def test_without_a_constraint_every_draft_is_admitted() -> None:
+    tree = PrefixTree(0)
+    decoder = BranchDecoder(SamplingParams(), VOCAB)
+    drafts = [tree.head.child(1), tree.head.child(2)]
+    assert decoder.admitted(tree.head, drafts) == drafts

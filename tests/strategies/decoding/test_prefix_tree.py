@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 
+from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.registry import PeerDist
 from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
 from tests.strategies.cases import point
@@ -16,7 +17,7 @@ def grown(tree: PrefixTree, chance: random.Random, count: int) -> list[PrefixNod
     for _ in range(count):
         nodes.append(chance.choice(nodes).child(chance.randrange(4)))
     for node in nodes:
-        node.own_dist = point(65)
+        node.own_dist = OwnDist.of(point(65))
         node.set_peer(PeerDist(65, None), chance.randrange(1000))
     return nodes
 
