@@ -39,7 +39,7 @@ class Autoregressive:
             rescoring=config.options.rescoring,
             mask=config.mask,
             eos_ids=config.eos_ids,
-            samples=not config.needs_dists,
+            samples=config.takes_tokens,
         )
         self._finished = False
 

@@ -136,6 +136,16 @@ def test_the_end_of_a_prompt_is_learnt_from_the_forward_that_read_it() -> None:
     assert table.bigrams is not None and table.bigrams.successors(bigram_key(20, 21))[0][0] == 31
 
 
+def test_an_answer_of_one_token_teaches_what_its_prompt_does() -> None:
+    prompt, table = tuple(range(20, 30)), LookupTable(VOCAB)
+    machine = LookupTree(MachineConfig("cloud", True, GREEDY, 1, EOS, VOCAB, table=table))
+    machine.on(Started(0.0))
+    (read,) = [e for e in machine.on(Retrieved((Branch(prompt, None),), None)) if isinstance(e, Forward)]
+    effects = machine.on(Scored(read.ticket, tuple(point(token + 10) for token in prompt), 0.1))
+    assert any(isinstance(effect, Finish) for effect in effects)
+    assert all(table.successors(token)[0] for token in prompt)
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_prompt_that_came_in_parts_teaches_by_the_last_of_them(rows: int) -> None:
     """A scheduler that cuts a prompt asks for rows of its last part alone."""

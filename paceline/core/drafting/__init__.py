@@ -7,5 +7,6 @@ token_tree: draft trees and their verification
 tree_search: best-first and static draft trees
 acceptance: acceptance rates of drafts by rank
 budget: the number of draft tokens per step
+guard: whether requests draft at all, by whole steps
 online_stats: statistics kept from one request to the next
 """

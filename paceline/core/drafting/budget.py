@@ -2,8 +2,8 @@
 
 Maximises (1 + U(B)) / T(B) as in the papers, with both terms measured: T is the time from one result of the engine to
 the next, everything between included, over all rows of that step; U is the expected number of accepted tokens by the
-drafter's probabilities times a calibration factor. A time credit limits the loss while either model is wrong: drafting
-may cost one hundredth of the time of plain steps, plus what it has saved before. No clock: the caller supplies times.
+drafter's probabilities times a calibration factor. The guard limits the loss while either model is wrong: it decides in
+which steps requests draft at all. No clock: the caller supplies times.
 """
 
 from __future__ import annotations
@@ -14,24 +14,17 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from paceline.core.batching.segment import UNKNOWN, StepSize
+from paceline.core.drafting.guard import MAX_ROWS, StepGuard, TimeCredit
 from paceline.core.drafting.tree_search import best_budget
-from paceline.core.estimation.running import RecentMedian
+from paceline.core.estimation.running import MovingAverage, RecentMedian
 from paceline.core.estimation.timing import ForwardTime
 
-MAX_ROWS: Final = 1024  # in one step, of all requests; a larger one is a prefill
 # Step times are kept for these row counts: neighbours share measurements, and few are soon measured.
 STEP_CLASSES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 CALIBRATION_MEMORY: Final = 0.97  # factor on older drafts, per new step
 CALIBRATION_STRENGTH: Final = 2.0  # weight of the prior, in expected tokens
-# Credits are in plain steps: the time that drafting may lose.
-CREDIT_PER_PLAIN_STEP: Final = 0.01
-FIRST_CREDIT: Final = 1.0  # before the first drafts on an engine
-MAX_CREDIT: Final = 16.0  # of what drafting has saved
-REQUEST_CREDIT: Final = 3.0  # of that for one request, before it has saved any time itself
-MIN_CREDIT: Final = -1.0  # so that drafts are tried again within a hundred plain steps
+REQUEST_CREDIT: Final = 3.0  # of the guard's credit for one request, before it has saved any time itself
 MIN_SPEED_UP: Final = 1.02  # expected of a draft
-PLAIN_STEP_INTERVAL: Final = 100  # drafting steps between two plain ones, to measure the time of a plain step
-NUM_FIRST_PLAIN_STEPS: Final = 2  # before the first drafts on an engine without measurements
 TRIAL_NODES: Final = 6  # of a tree that is built to see whether it pays
 REFRESH_INTERVAL: Final = 4  # steps between two estimates of the step times: one costs as much as a small tree
 EMPTY_TREE_PAUSE: Final = 2  # plain steps after a tree without nodes
@@ -69,48 +62,24 @@ class AcceptanceCalibration:
 
 
 @dataclass(slots=True)
-class TimeCredit:
-    """Time that drafting may lose, in plain steps: grows by what drafting saves, and a little by each plain step."""
-
-    credit: float
-
-    def plain(self, sharers: int) -> None:
-        """Record a plain step. sharers: requests of the same step that share this credit."""
-        self.credit = min(self.credit + CREDIT_PER_PLAIN_STEP / sharers, MAX_CREDIT)
-
-    def drafted(self, saved: float) -> None:
-        """Record a drafting step. saved: plain steps; negative for a loss."""
-        self.credit = min(max(self.credit + saved, MIN_CREDIT), MAX_CREDIT)
-
-
-@dataclass(slots=True)
-class BudgetStats:
-    """Statistics about drafting on one engine, shared by requests of one kind and kept beyond them."""
+class StepTimes:
+    """Seconds of a step by its rows, for one class of sequences: each costs the host time, whatever its rows."""
 
     times: ForwardTime = field(default_factory=lambda: ForwardTime(average=RecentMedian, max_rows=MAX_ROWS))
-    calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
     measured: set[int] = field(default_factory=set)  # step classes with a measured time
-    plain: int = 0  # steps without drafts so far
-    idle: int = 0  # trees in a row, of any request, that were not worth verifying
-    credit: TimeCredit = field(default_factory=lambda: TimeCredit(FIRST_CREDIT))
-    _last_step: StepSize = UNKNOWN
     _new: int = 0  # steps since the estimates
     _seconds: dict[int, float] = field(default_factory=dict)  # estimates by step class
 
-    def record_step(self, step: StepSize, seconds: float) -> None:
-        """Record a step of all requests. Each of them may report the same object, which counts once. Prefills are
-        ignored."""
-        if step is not self._last_step and 1 <= step.rows <= MAX_ROWS and seconds > 0.0:
-            self._last_step = step
-            rows = step_class(step.rows)
-            self.times.add(rows, seconds)
-            self._new += 1
-            if rows not in self.measured or self._new >= REFRESH_INTERVAL:
-                self.measured.add(rows)
-                self._seconds.clear()
-                self._new = 0
+    def add(self, rows: int, seconds: float) -> None:
+        rows = step_class(rows)
+        self.times.add(rows, seconds)
+        self._new += 1
+        if rows not in self.measured or self._new >= REFRESH_INTERVAL:
+            self.measured.add(rows)
+            self._seconds.clear()
+            self._new = 0
 
-    def seconds(self, rows: int) -> float:
+    def at(self, rows: int) -> float:
         """Seconds of a step. Beyond the measured classes: along the line through the narrowest and the widest one."""
         rows = step_class(rows)
         estimate = self._seconds.get(rows)
@@ -125,13 +94,37 @@ class BudgetStats:
         slope = (self.times.at(high) - self.times.at(low)) / (high - low)
         return self.times.at(high) + slope * (rows - high)
 
-    def max_measured_drafts(self, sequences: int) -> int:
-        """Most draft tokens per sequence whose step, with this many sequences, is within the measured classes."""
-        return max(0, max(self.measured, default=0) // sequences - 1)
+
+@dataclass(slots=True)
+class BudgetStats:
+    """Statistics about drafting on one engine, shared by requests of one kind and kept beyond them."""
+
+    guard: StepGuard = field(default_factory=StepGuard)
+    calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
+    idle: int = 0  # trees in a row, of any request, that were not worth verifying
+    _times: dict[int, StepTimes] = field(default_factory=dict)  # by class of sequences
+    _last_step: StepSize = UNKNOWN
+
+    def record_step(self, step: StepSize, seconds: float) -> None:
+        """Record a step of all requests. Each of them may report the same object, which counts once. Prefills are
+        ignored."""
+        if step is not self._last_step and 1 <= step.rows <= MAX_ROWS and seconds > 0.0:
+            self._last_step = step
+            self.times(step.sequences).add(step.rows, seconds)
+
+    def times(self, sequences: int) -> StepTimes:
+        """Times of steps of about so many sequences."""
+        sequences = step_class(sequences)
+        if sequences not in self._times:
+            self._times[sequences] = StepTimes()
+        return self._times[sequences]
 
 
 class Budget(Protocol):
     """The number of draft tokens per step of one request."""
+
+    def take_prompt_rows(self, most: int) -> int:
+        """Rows at a prompt's end that the tables may learn from."""
 
     def max_draft_tokens(self) -> int:
         """Most nodes of the next draft tree; 0: a plain step."""
@@ -144,6 +137,14 @@ class Budget(Protocol):
         one shared object. seconds: since the previous result."""
 
     @property
+    def awake(self) -> bool:
+        """False if the step that is being prepared is to be a plain one, without any work for drafts."""
+
+    @property
+    def resting(self) -> bool:
+        """True if drafts do not pay: the drafter need not be fed either."""
+
+    @property
     def paused(self) -> bool:
         """True if no drafts are to be expected soon."""
 
@@ -153,8 +154,14 @@ class Budget(Protocol):
 class FixedBudget:
     """A constant number of draft tokens: for baselines, and for comparison with `AdaptiveBudget`."""
 
+    awake = True
+    resting = False
+
     def __init__(self, rows: int) -> None:
         self._rows = rows
+
+    def take_prompt_rows(self, most: int) -> int:
+        return most
 
     def max_draft_tokens(self) -> int:
         return self._rows
@@ -182,7 +189,10 @@ class AdaptiveBudget:
         self._calibration = stats.calibration.for_next_request()
         self._request_credit = TimeCredit(REQUEST_CREDIT)
         self._sequences = 1  # of all requests, in the last step
-        self._since_plain = self._since_draft = 0
+        self._awake = stats.guard.awake
+        self._times = stats.times(1)  # of steps of so many sequences
+        self._since_draft = 0
+        self._accepted = MovingAverage()  # drafts of an awake step
         self._draft_steps = self._plain_steps = self._tries = 0
         self._trying = False
         self._chosen = TRIAL_NODES  # recent number of draft tokens
@@ -190,11 +200,16 @@ class AdaptiveBudget:
         self._idle = 0  # trees of this request in a row that were not worth verifying
         self._saved = 0.0  # plain steps that drafting has saved
 
+    def take_prompt_rows(self, most: int) -> int:
+        return self._stats.guard.take_prompt_rows(most)
+
     def max_draft_tokens(self) -> int:
+        if not self._awake:
+            return 0
         if self._pause > 0:
             self._pause -= 1
             return 0
-        if self._stats.plain < NUM_FIRST_PLAIN_STEPS or self._since_plain >= PLAIN_STEP_INTERVAL or self._credit <= 0.0:
+        if self._credit <= 0.0:
             return 0
         self._trying = False
         return min(self._affordable(), 2 * self._chosen + TRIAL_NODES)
@@ -217,41 +232,52 @@ class AdaptiveBudget:
         return count
 
     @property
+    def awake(self) -> bool:
+        return self._awake
+
+    @property
+    def resting(self) -> bool:
+        return self._stats.guard.resting
+
+    @property
     def paused(self) -> bool:
         """True if drafts have not paid for a while, so that the drafter need not be updated at once."""
         return self._stats.idle > 2 or self._since_draft > RETRY_INTERVAL
 
     def record(self, drafted: int, expected: float, accepted: int, step: StepSize, seconds: float) -> None:
         rows, sequences = step
-        if seconds <= 0.0 or rows > MAX_ROWS:
+        if seconds <= 0.0:
             return
         stats = self._stats
-        self._sequences = sequences or 1
+        if self._awake:
+            self._accepted.add(float(accepted))
+        recent = self._accepted.value or 0.0
+        stats.guard.report(step, seconds, drafted=drafted, accepted=recent, awake=self._awake)
+        self._awake = stats.guard.awake
         if drafted == 0:
-            stats.record_step(step, seconds)
             self._plain_steps += 1
-            stats.plain += 1
-            self._since_plain = 0
             self._since_draft += 1
-            self._request_credit.plain(1)
-            stats.credit.plain(self._sequences)
+            self._request_credit.plain()
+        if rows > MAX_ROWS or (stats.guard.resting and drafted == 0):
             return
-        estimate = stats.seconds(rows)
+        self._sequences = sequences or 1
+        self._times = stats.times(self._sequences)
+        estimate = self._times.at(rows) if drafted else 0.0
         stats.record_step(step, seconds)
+        if drafted == 0:
+            return
         self._draft_steps += 1
         self._tries += self._trying
-        self._since_plain, self._since_draft = self._since_plain + 1, 0
+        self._since_draft = 0
         self._calibration.add(expected, accepted)
         stats.calibration.add(expected, accepted)
         # Compared with a step of the same requests without drafts. A stall, which is not caused by drafts, is capped.
-        plain = stats.seconds(self._sequences)
-        extra = min(seconds, 1.5 * max(estimate, stats.seconds(rows))) / plain - 1.0
+        extra = min(seconds, 1.5 * max(estimate, self._times.at(rows))) / self._cost(0) - 1.0
         # One request's drafts delay all others of the step: the loss of all requests by this request's drafts.
         shared = self._sequences * drafted / max(rows - self._sequences, drafted)
         saved = accepted - shared * extra
         self._saved += saved
         self._request_credit.drafted(saved)
-        stats.credit.drafted(saved / self._sequences)
 
     def stats(self) -> dict[str, float]:
         return {
@@ -264,14 +290,14 @@ class AdaptiveBudget:
 
     @property
     def _credit(self) -> float:
-        return min(self._request_credit.credit, self._stats.credit.credit)
+        return min(self._request_credit.credit, self._stats.guard.credit.credit)
 
     def _due(self) -> bool:
         return self._since_draft >= RETRY_INTERVAL
 
     def _cost(self, drafts: int) -> float:
         """Seconds of a step in which every request drafts this many tokens, as each of them might."""
-        return self._stats.seconds(self._sequences * (1 + drafts))
+        return self._times.at(self._sequences * (1 + drafts))
 
     def _break_even_size(self, probs: Sequence[float], calibration: float) -> int:
         calibrated = [min(1.0, calibration * prob) for prob in probs]
@@ -285,7 +311,8 @@ class AdaptiveBudget:
         """Draft tokens that the credit covers even if none is accepted."""
         plain = self._cost(0)
         # The cost of a row is unknown before it is measured, and may change with their number: at most double them.
-        count = min(self._rows, 2 * self._stats.max_measured_drafts(self._sequences) + 1)
+        measured = max(self._times.measured, default=0) // self._sequences - 1
+        count = min(self._rows, 2 * max(0, measured) + 1)
         while count > 0 and self._cost(count) / plain - 1.0 > self._credit:
             count -= 1 + count // 8
         return max(count, 0)

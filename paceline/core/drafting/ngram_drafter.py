@@ -129,7 +129,8 @@ class NgramDrafter:
 
     # ---- input ------------------------------------------------------------------------------------------------------
     def read(self, tokens: Iterable[int]) -> None:
-        """Add a separate text, such as a document. To be called before the prompt is observed."""
+        """Add a separate text, such as a document; empty: what is observed next does not continue what was before."""
+        self._at = None
         if self._options.automaton:
             self._automaton.extend(tokens)
             self._automaton.separate()

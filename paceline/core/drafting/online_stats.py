@@ -31,4 +31,3 @@ class OnlineStats:
         for rows, seconds in timed:
             self.timing.add(position, rows, seconds)
             self.budget.record_step(StepSize(rows, 1), seconds)
-            self.budget.plain += rows == 1

@@ -18,9 +18,9 @@ from paceline.core.drafting.budget import (
     AdaptiveBudget,
     BudgetStats,
     FixedBudget,
-    TimeCredit,
     step_class,
 )
+from paceline.core.drafting.guard import TimeCredit
 
 StepTime = Callable[[int], float]  # rows → seconds
 
@@ -126,7 +126,7 @@ def test_one_request_may_lose_only_part_of_what_another_has_saved() -> None:
 
     stats = BudgetStats()
     play(stats, 200, step_time, lambda count: min(count, 3), expected=0.9)
-    assert stats.credit.credit > 15.0
+    assert stats.guard.credit.credit > 15.0
     seconds, plain, _ = play(stats, 100, step_time, lambda _: 0, expected=0.9)
     assert 0.0 < (seconds - plain) / step_time(1) < 5.0
 
@@ -149,7 +149,7 @@ def test_steps_without_time_and_prefills_are_ignored() -> None:
     budget.record(4, 1.0, 1, StepSize(5000, 1), 1.0)  # the step contains a prefill
     assert budget.stats()["draft_steps"] == 0
     stats.record_step(StepSize(5000, 1), 1.0)
-    assert not stats.measured
+    assert not stats.times(1).measured
 
 
 def test_calibration_is_the_ratio_of_accepted_to_expected_tokens() -> None:
@@ -168,7 +168,7 @@ def test_credit_is_bounded_on_both_sides() -> None:
     for _ in range(1000):
         credit.drafted(-1.0)
     assert credit.credit == -1.0
-    credit.plain(1)
+    credit.plain()
     assert credit.credit > -1.0
 
 

@@ -1,0 +1,177 @@
+"""What the drafter of one answer has yet to read and to learn: done in slices, while a forward runs.
+
+Each slice is short, because the answers of a process share its event loop. Tokens are observed in their order; lessons,
+the target's distributions after tokens, come after all tokens before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Final, Protocol
+
+from paceline.core.drafting.tree_search import DraftTree
+from paceline.core.sampling.dist import Dist
+from paceline.strategies.decoding.prefix_tree import PrefixNode
+
+SLICE_TOKENS: Final = 64  # observed before others on the event loop have their turn, by all answers together
+SLICE_PROBS: Final = 1 << 16  # probabilities read likewise, where rows are distributions
+STEP_PROBS: Final = 1 << 19  # probabilities read for the lessons of one engine step, where rows are distributions
+PAUSED_ROWS: Final = 1 / 4  # rows of an engine step that are learnt from, while drafting is paused
+MAX_LEARNT_ROWS: Final = 32  # of one answer's step
+MAX_UNOBSERVED_TOKENS: Final = 4  # of output: the drafter observes more than these even if no draft needs them
+MAX_BACKLOG: Final = 4096  # tokens that a rest leaves to observe, by all answers together; earlier ones are skipped
+
+Lesson = Callable[[], None]
+
+
+class TreeDrafter(Protocol):
+    """Drafts trees. `core.drafting.ngram_drafter.NgramDrafter` is one."""
+
+    def read(self, tokens: Iterable[int]) -> None:
+        """Learn from a whole text that the answer does not continue."""
+
+    def observe(self, token: int) -> None:
+        """Append the next token of prompt or output."""
+
+    def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
+        """Record the target's distribution after a row that held `token`, below a row that held `before`."""
+
+    def draft(self, budget: int, position: int) -> DraftTree:
+        """At most `budget` nodes below the last observed token, best first. position: of the next output token."""
+
+
+class DrafterFeed:
+    """Feeds one drafter. Texts are separate ones, of which the answer continues the last."""
+
+    def __init__(self, drafter: TreeDrafter, vocab_size: int, *, samples: bool) -> None:
+        """samples: rows come as heads; else as distributions, which take longer to read."""
+        self._drafter = drafter
+        self.rows_per_step = MAX_LEARNT_ROWS if samples else STEP_PROBS / vocab_size  # of all answers together
+        self._rows_per_slice = MAX_LEARNT_ROWS if samples else max(1, SLICE_PROBS // vocab_size)
+        self._others: list[tuple[int, ...]] = []  # texts to read before the one that the answer continues
+        self._tokens: list[int] = []  # to observe
+        self._lessons: list[Lesson] = []
+        self._learnable_rows = 0.0  # allowance that grows with every step
+        self._last_two: tuple[int | None, int] = None, 0  # tokens before the output
+
+    @property
+    def backlog(self) -> int:
+        """Tokens that are yet to be observed."""
+        return len(self._tokens) + sum(map(len, self._others))
+
+    @property
+    def is_due(self) -> bool:
+        """There is something to do while the next forward runs."""
+        return bool(self._lessons) or self.backlog >= MAX_UNOBSERVED_TOKENS
+
+    # ---- input ------------------------------------------------------------------------------------------------------
+    def begin(self, texts: Sequence[Sequence[int]]) -> None:
+        """The prompts; the answer continues the last one."""
+        self._others = [tuple(text) for text in texts[:-1]]
+        text = texts[-1]
+        self._tokens = list(text)
+        self._last_two = text[-2] if len(text) > 1 else None, text[-1] if text else 0
+
+    def append(self, tokens: Iterable[int]) -> None:
+        """Tokens of the output."""
+        self._tokens += tokens
+
+    def teach(self, lessons: Sequence[Lesson]) -> None:
+        """Add lessons; of many that wait the latest are kept."""
+        if lessons:
+            self._lessons = [*self._lessons, *lessons][-2 * MAX_LEARNT_ROWS :]
+
+    def rest(self, sequences: int) -> None:
+        """Nothing is drafted for now: forget the lessons, and all tokens but the last that fit the backlog."""
+        self._lessons.clear()
+        most = max(1, MAX_BACKLOG // max(1, sequences))
+        if self.backlog > 2 * most:
+            del self._tokens[:-most]
+            self._others = [()]  # ends the text before the gap
+
+    # ---- work -------------------------------------------------------------------------------------------------------
+    def slice(self, sequences: int) -> bool:
+        """Observe some tokens, then learn some lessons. Returns True if anything is left."""
+        self.catch_up(max(1, SLICE_TOKENS // max(1, sequences)))
+        if not self.backlog:
+            self._learn(self._rows_per_slice)
+        return bool(self._lessons) or self.backlog > 0
+
+    def catch_up(self, max_tokens: int | None = None) -> None:
+        """Let the drafter observe the tokens that wait, or the first of them."""
+        left = self.backlog if max_tokens is None else max_tokens
+        while self._others and left > 0:
+            left -= len(self._others[0])
+            self._drafter.read(self._others.pop(0))
+        if left > 0:
+            for token in islice(self._tokens, left):
+                self._drafter.observe(token)
+            del self._tokens[:left]
+
+    def finish(self) -> None:
+        """Do everything that waits."""
+        if self._lessons:
+            self.catch_up()
+            self._learn(None)
+
+    def _learn(self, max_lessons: int | None) -> None:
+        lessons, self._lessons = self._lessons[:max_lessons], self._lessons[max_lessons:] if max_lessons else []
+        for lesson in lessons:
+            lesson()
+
+    # ---- lessons ----------------------------------------------------------------------------------------------------
+    def new_rows(self, sequences: int, *, paused: bool) -> float:
+        """Rows that one of so many answers may learn from for each of its steps."""
+        sequences = max(1, sequences)
+        rows_per_step = PAUSED_ROWS if paused else self.rows_per_step
+        return min(rows_per_step, MAX_LEARNT_ROWS / sequences) / sequences
+
+    def may_learn(self, new_rows: float) -> bool:
+        """After `new_rows` more, the allowance suffices for a row."""
+        return self._learnable_rows + new_rows >= 1.0
+
+    def row_lessons(
+        self,
+        rows: Mapping[PrefixNode, Sequence[Dist]],
+        head: PrefixNode,
+        plain: Callable[[Sequence[Dist]], Dist],
+        new_rows: float,
+    ) -> list[Lesson]:
+        """Lessons from the rows answered last. Those of output overwrite table entries, and come last."""
+        self._learnable_rows += new_rows
+        if self._learnable_rows < 1.0:
+            return []
+        self._learnable_rows = min(self._learnable_rows, MAX_LEARNT_ROWS)
+        max_rows = int(self._learnable_rows)
+        self._learnable_rows -= min(max_rows, len(rows))
+        path: list[PrefixNode] = []
+        node = head.parent
+        while node is not None and node in rows:
+            path.append(node)
+            node = node.parent
+        path = path[:max_rows]
+        rejected = [node for node in rows if node not in path][: max_rows - len(path)]
+        ordered = [*((node, False) for node in rejected), *((node, True) for node in reversed(path))]
+
+        def learn(before: int | None, token: int, dists: Sequence[Dist], accepted: bool) -> None:
+            self._drafter.learn(token, plain(dists), before=before, accepted=accepted)
+
+        return [partial(learn, *self._context(node), rows[node], accepted) for node, accepted in ordered]
+
+    def prompt_lessons(self, tokens: Sequence[int], dists: Sequence[Dist], sequences: int) -> list[Lesson]:
+        """Lessons from the prompt's end, of the forward that prefilled it; of many prompts fewer of each."""
+        befores = (None, *tokens)
+        lessons: list[Lesson] = [
+            partial(self._drafter.learn, token, dist, before=before)
+            for before, token, dist in zip(befores, tokens, dists, strict=False)
+        ]
+        max_rows = int(min(MAX_LEARNT_ROWS, self.rows_per_step)) // max(1, sequences)
+        return lessons[-max_rows:] if max_rows else []
+
+    def _context(self, node: PrefixNode) -> tuple[int | None, int]:
+        """The last two tokens of the node's prefix."""
+        if node.parent is None:
+            return self._last_two
+        return self._last_two[1] if node.parent.parent is None else node.parent.token, node.token
