@@ -2,7 +2,8 @@
 
 - `aggregate`: time per token of `aggregate` against the round trip. `ttft`: time to first token with stored KV.
 - `scheduling`: placement of the aggregator. `two_sided`: answers from documents of both sides.
-- `lookup_tree`: drafting without a model. `engine`: milliseconds per forward. `constraints`: validity of answers.
+- `lookup_tree`: drafting without a model. `engine`: milliseconds per forward (`gpu_step`: its
+  part on a GPU). `constraints`: validity of answers.
 - `perplexity`: perplexity of text given documents. `streams`, `surface`: throughput and CPU of the HTTP server.
 - `serving`: the HTTP server against others on the same weights, its prefix cache, host time and memory.
 - `report`: options, claims and reports. `bootstrap`: intervals. `aggregation/`, `drafting/`, `retrieval/`: parts of the

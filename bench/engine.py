@@ -1,7 +1,8 @@
 """Time of one forward: `paged` and transformers' own forward, alternating, on a random-weight 0.5B model.
 
 Claims: a one-row forward at least 1.5 times as fast as transformers', and 16 rows at most 1.3 times one row. Both
-times end with the logits of all rows; the time of converting them to distributions is `distributions_ms`.
+times end with the logits of all rows; the time of converting them to distributions is `distributions_ms`. On a GPU a
+step of a 7B model is measured too (`gpu_step`).
 """
 
 from __future__ import annotations
@@ -13,20 +14,22 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import torch
-from transformers import DynamicCache, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import DynamicCache, PreTrainedModel
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import ModelInfo
 from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.engine.tensors import dists
-from paceline.errors import EngineError
+from paceline.errors import ConfigError, EngineError
 
+from . import gpu_step
+from .random_model import Shape, random_model
 from .report import Claim, Options, Report, plot_lines
 
 NAME: Final = "engine"
@@ -35,17 +38,12 @@ SUMMARY: Final = "ms per forward at 1-64 rows, and GB/s beside a plain copy's; b
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sizes of the model, those of Qwen2.5-0.5B by default, and of the measurement."""
+    """Sizes of the model and of the measurement."""
 
     rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
     rounds: int = 15
     prefix: int = 128  # rows cached before each timed forward
-    layers: int = 24
-    hidden: int = 896
-    inner: int = 4864
-    heads: int = 14
-    kv_heads: int = 2
-    vocab: int = 151936
+    shape: Shape = field(default_factory=Shape)
     dtype: torch.dtype = torch.bfloat16
     copied: int = 1 << 28  # bytes of the plain copy: more than any CPU cache
 
@@ -55,8 +53,28 @@ QUICK = Workload(rows=(1, 4, 16), rounds=5)
 
 def run(options: Options, workload: Workload | None = None) -> Report:
     """Times are medians. Data sets are not used: speed does not depend on the weights."""
+    report = _against_transformers(options, workload)
+    if not torch.cuda.is_available():
+        return replace(report, conditions=dict(report.conditions) | {"gpu_step": gpu_step.ABSENT})
+    torch.cuda.empty_cache()  # of the models that were compared
+    ours = run_gpu()
+    conditions = dict(report.conditions) | dict(ours.conditions)
+    return Report(NAME, conditions, [*report.rows, *ours.rows], [*report.claims, *ours.claims])
+
+
+def run_gpu() -> Report:
+    """The step of a 7B model alone. Raises ConfigError without a GPU."""
+    if not torch.cuda.is_available():
+        raise ConfigError("There is no GPU here that torch can use, so a GPU's steps were not measured.")
+    load = gpu_step.Load()
+    rows, claims = gpu_step.measure(load, torch.device("cuda", torch.cuda.current_device()))
+    return Report(NAME, gpu_step.conditions(load), rows, claims)
+
+
+def _against_transformers(options: Options, workload: Workload | None) -> Report:
     load = workload or (QUICK if options.quick else Workload())
-    model = random_model(load)
+    model = random_model(load.shape, load.dtype)
+    torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
     device = model.device
     weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     reference = _Transformers(copy.deepcopy(model), load)
@@ -84,7 +102,7 @@ def run(options: Options, workload: Workload | None = None) -> Report:
         Claim("engine.rows16_vs_row1", measured[16]["paged_ms"] / measured[1]["paged_ms"], 1.3, "lower"),
     ]
     conditions = {
-        "model": f"random Qwen2, hidden {load.hidden}, {load.layers} layers, vocabulary {load.vocab}",
+        "model": f"random Qwen2, hidden {load.shape.hidden}, {load.shape.layers} layers, vocabulary {load.shape.vocab}",
         "dtype": str(load.dtype).removeprefix("torch."),
         "weights_mb": round(weight_bytes / 1e6),
         "cached_rows": load.prefix,
@@ -101,36 +119,13 @@ def plot(report: Report, file: Path) -> None:
     plot_lines(report, file, x="rows", ys=("transformers_ms", "paged_ms"), unit="ms per forward")
 
 
-def random_model(load: Workload) -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=load.vocab,
-        hidden_size=load.hidden,
-        intermediate_size=load.inner,
-        num_hidden_layers=load.layers,
-        num_attention_heads=load.heads,
-        num_key_value_heads=load.kv_heads,
-        tie_word_embeddings=True,
-    )
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(load.dtype)
-    try:
-        model = Qwen2ForCausalLM(config)  # its attention is sdpa
-    finally:
-        torch.set_default_dtype(before)
-    model.train(False)
-    model.requires_grad_(False)
-    torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
-    return model
-
-
 class _Transformers:
     """The model's own forward with transformers' KV cache."""
 
     def __init__(self, model: PreTrainedModel, load: Workload) -> None:
         self._model, self._cache = model, DynamicCache()
         self.attention = model.config._attn_implementation
-        self._ids = torch.arange(max(*load.rows, load.prefix), device=model.device)[None] % load.vocab
+        self._ids = torch.arange(max(*load.rows, load.prefix), device=model.device)[None] % load.shape.vocab
         with torch.inference_mode():
             model(input_ids=self._ids[:, : load.prefix], past_key_values=self._cache, use_cache=True)
 
@@ -142,12 +137,12 @@ class _Transformers:
 
 class _Paged:
     def __init__(self, model: PreTrainedModel, load: Workload) -> None:
-        info = ModelInfo("bench", "", load.vocab, 4096, str(load.dtype), "paged")
+        info = ModelInfo("bench", "", load.shape.vocab, 4096, str(load.dtype), "paged")
         engine = paged_engine(model, info, kv_rows=1024)
         if not isinstance(engine, PagedEngine):
             raise EngineError(f"paged does not serve the bench's model: {engine}")
-        self._engine, self._seq, self._prefix, self._vocab = engine, SeqId(0), load.prefix, load.vocab
-        engine.forward(Batch((Segment(self._seq, 0, tuple(i % load.vocab for i in range(load.prefix))),)))
+        self._engine, self._seq, self._prefix, self._vocab = engine, SeqId(0), load.prefix, load.shape.vocab
+        engine.forward(Batch((Segment(self._seq, 0, tuple(i % load.shape.vocab for i in range(load.prefix))),)))
 
     def _scores(self, rows: int) -> torch.Tensor:
         tokens = tuple(i % self._vocab for i in range(rows))
@@ -193,16 +188,20 @@ def _copy_rate(size: int, device: torch.device) -> float:
 
 
 def main() -> None:
-    """`python -m bench.engine [--quick] [--json FILE] [--plot FILE]`; `paceline bench engine` does the same."""
+    """`python -m bench.engine [--quick | --gpu] [--json FILE] [--plot FILE]`; `paceline bench engine` does the same."""
     parser = argparse.ArgumentParser(description=SUMMARY)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--gpu", action="store_true", help="the step of a 7B model on this machine's GPU alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the graph there")
     arguments = parser.parse_args()
-    report = run(Options(quick=arguments.quick))
+    try:
+        report = run_gpu() if arguments.gpu else run(Options(quick=arguments.quick))
+    except ConfigError as error:
+        sys.exit(str(error))
     if arguments.json:
         report.write(arguments.json)
-    if arguments.plot:
+    if arguments.plot and not arguments.gpu:
         plot(report, arguments.plot)
     sys.stdout.write(json.dumps(report.to_json(), indent=2) + "\n")
 

@@ -62,9 +62,7 @@ def run(options: Options) -> Report:
             rows += asyncio.run(_measure(model, by_name, size, ending))
     trees = asyncio.run(_sizes(demo, size, BUDGETS[:1] if options.quick else BUDGETS))
     identical, compared = asyncio.run(_identity(demo, questions(options.data, None if not options.quick else 1), size))
-    half, half_ratio, overhead = large_shape.measure(
-        demo, tokens=size.tokens, prompts=size.replayed, quick=options.quick
-    )
+    half, half_ratio, overhead = large_shape.measure(demo, tokens=size.tokens, prompts=size.replayed)
     settings = [
         asyncio.run(adversarial.measure(setting, forward_s=size.forward_s, rounds=size.rounds))
         for setting in adversarial.SETTINGS

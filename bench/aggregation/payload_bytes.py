@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.registry import AggregatorName, make_aggregator
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
@@ -57,7 +58,7 @@ def rows(count: int) -> list[dict[str, object]]:
 
 def _size(name: AggregatorName, sampling: SamplingParams, dist: Dist, position: int) -> int:
     """Bytes of a message with one node, not the first of its session."""
-    share = make_aggregator(name, sampling, vocab_size=VOCAB).to_wire("cloud", dist, position)
+    share = make_aggregator(name, sampling, vocab_size=VOCAB).to_wire("cloud", OwnDist.of(dist), position)
     first = 4 * (position + 3)
     coin = share.head is None
     nodes = EncodedNodes(

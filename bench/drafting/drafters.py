@@ -21,7 +21,8 @@ from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import Machine, MachineConfig
-from paceline.strategies.lookup_tree import LookupTree, TreeDrafter
+from paceline.strategies.decoding.drafter_feed import TreeDrafter
+from paceline.strategies.lookup_tree import LookupTree
 
 PLAIN: Final = "plain"
 OURS: Final = "lookup_tree"

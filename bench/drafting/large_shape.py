@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+import torch
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
@@ -24,7 +25,7 @@ from paceline.errors import EngineError
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.strategies.base import Machine, MachineConfig
 
-from ..engine import QUICK, Workload, random_model
+from ..random_model import Shape, random_model
 from .drafters import OURS, PLAIN, DraftMemory, ways
 from .single_session import Answer, together
 from .workloads import Ids, ModelPrompts
@@ -103,13 +104,12 @@ def _extended(dist: Dist, size: int) -> Dist:
     return Dist.dense(probs / probs.sum())
 
 
-def measure(
-    small: ModelPrompts, *, tokens: int, prompts: int, quick: bool
-) -> tuple[list[dict[str, object]], float, float]:
+def measure(small: ModelPrompts, *, tokens: int, prompts: int) -> tuple[list[dict[str, object]], float, float]:
     """Rows, tokens per second relative to plain decoding, and the overhead as a share of the forwards' time."""
-    load = replace(QUICK, layers=24) if quick else Workload()
-    model = random_model(load)
-    info = ModelInfo("0.5B", "", load.vocab, 2048, str(load.dtype), "paged")
+    shape, dtype = Shape(), torch.bfloat16
+    model = random_model(shape, dtype)
+    torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
+    info = ModelInfo("0.5B", "", shape.vocab, 2048, str(dtype), "paged")
     engine = paged_engine(model, info, kv_rows=4096)
     if not isinstance(engine, PagedEngine):
         raise EngineError(f"paged does not serve the bench's model: {engine}")

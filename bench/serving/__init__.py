@@ -7,10 +7,11 @@ text of equal length unless a row says `sampled`. The bench's parts, each of whi
 - `throughput`: tokens per second and time to first token at 1 to 64 clients; baselines where they are installed.
 - `sharing`: the prefix cache in conversations, and with one long document that several clients ask about.
 - `host`: time of a step outside the model's forward, 64 answers in a batch, in process.
+- `joint`: targets a second of joint answers, the engine's time taken out;
 - `memory`: resident memory of a server over the bytes of its weights.
 
 `vocabulary` and `model_files` make the model, `gguf_file` copies it for llama.cpp, `systems` starts the servers,
-`clients` ask them, `findings` is what a part hands back.
+`clients` ask them, `findings` holds the rows and claims of a part.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from typing import Final
 from paceline.commands.processes import Children
 
 from ..bootstrap import INSIDE
+from ..random_model import Shape
 from ..report import Options, Report
-from . import host_time, memory, sharing, throughput
+from . import host_time, joint, memory, sharing, throughput
 from .findings import Findings
-from .model_files import ModelFiles, Shape
+from .model_files import ModelFiles
 
 NAME = "serving"
-SUMMARY = "tokens/s and TTFT at 1-64 clients against other servers; prefix cache, host time and memory"
-PARTS: Final = ("throughput", "sharing", "host", "memory")
+SUMMARY = "tokens/s and TTFT at 1-64 clients against other servers; prefix cache, host time, joint answers and memory"
+PARTS: Final = ("throughput", "sharing", "host", "joint", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Workload:
     throughput: throughput.Load = field(default_factory=throughput.Load)
     sharing: sharing.Load = field(default_factory=sharing.Load)
     host: host_time.Load = field(default_factory=host_time.Load)
+    joint: joint.Load = field(default_factory=joint.Load)
 
 
 QUICK = Workload(
@@ -54,6 +57,7 @@ QUICK = Workload(
         conversations=2, turns=3, question=16, answer=8, document=128, readers=2, document_rounds=1, document_answer=2
     ),
     host=host_time.Load(sequences=8, tokens=8, tree_tokens=6),
+    joint=joint.Load(vocab=2048, tokens=8, rounds=2, answers=2),
 )
 
 
@@ -77,6 +81,8 @@ def _part(part: str, children: Children, model: ModelFiles, load: Workload) -> F
             return sharing.measure(children, model, load.sharing)
         case "host":
             return host_time.measure(model, load.host)
+        case "joint":
+            return joint.measure(load.joint)
         case "memory":
             return memory.measure(children, model)
         case _:

@@ -1,4 +1,4 @@
-"""What a part of the bench hands back."""
+"""Rows, claims and intervals of one part of the bench."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _finish_device() -> None:
 
 
 class FullTrees(NgramDrafter):
-    """Does the work of the default strategy's drafter, and then drafts a tree of random tokens of full size."""
+    """Drafter that drafts trees of random tokens of full size, after the work of the default strategy's."""
 
     words: range
     draw: random.Random

@@ -1,4 +1,4 @@
-"""What the prefix cache saves: a conversation's eighth turn, and a long document that several clients ask about.
+"""Savings of the prefix cache: a conversation's eighth turn, and a long document that several clients ask about.
 
 Only Paceline. Each comparison asks the same question with a key that has asked before and with one that has not: the
 cache is not shared between keys. Answers are greedy and sent back with the next turn as they were received.

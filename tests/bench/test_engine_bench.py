@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
 import torch
 
+from bench import engine, gpu_step
 from bench.engine import Workload, run
+from bench.random_model import Shape
 from bench.report import Options
 
 
@@ -13,12 +18,7 @@ def test_the_engine_bench_measures_all_sides_at_all_rows() -> None:
         rows=(1, 3, 16),
         rounds=2,
         prefix=20,
-        layers=2,
-        hidden=32,
-        inner=48,
-        heads=4,
-        kv_heads=2,
-        vocab=64,
+        shape=Shape(layers=2, hidden=32, inner=48, heads=4, kv_heads=2, vocab=64),
         dtype=torch.float32,
         copied=1 << 16,
     )
@@ -31,3 +31,48 @@ def test_the_engine_bench_measures_all_sides_at_all_rows() -> None:
     targets = {claim.name: (claim.target, claim.better) for claim in report.claims}
     assert targets == {"engine.vs_transformers": (1.5, "higher"), "engine.rows16_vs_row1": (1.3, "lower")}
     assert set(report.to_json()) == {"bench", "commit", "conditions", "rows", "claims"}
+
+
+def test_without_a_gpu_the_report_and_the_command_say_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["bench.engine", "--gpu"])
+    with pytest.raises(SystemExit, match="There is no GPU here"):
+        engine.main()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_gpus_step_is_measured_by_the_same_code_on_a_cpu() -> None:
+    load = gpu_step.Load(
+        model=Shape(layers=2, hidden=32, inner=48, heads=4, kv_heads=2, vocab=300, positions=80, tied=False),
+        dtype=torch.float32,
+        context=40,
+        batches=((1, 1.5), (6, 2.0)),
+        steps=3,
+        warm_up=2,
+        copied=1 << 16,
+    )
+    assert load.row_bytes == 2 * 2 * 2 * 8 * 4
+    rows, claims = gpu_step.measure(load, torch.device("cpu"), attention="twin")
+    assert [row["sequences"] for row in rows] == [1, 6]
+    for row in rows:
+        assert row["attention"] == "twin" and row["graphs"]
+        for key in ("step_ms", "forward_ms", "limit_ms", "over_limit", "read_gb_per_s"):
+            value = row[key]
+            assert isinstance(value, float) and value > 0
+    assert {claim.name: claim.target for claim in claims} == {
+        "engine.gpu_step_1_over_limit": 1.5,
+        "engine.gpu_step_6_over_limit": 2.0,
+        "engine.gpu_vocabulary_rows_to_host": 0,
+    }
+
+
+def test_copies_of_a_vocabulary_row_to_the_host_are_counted() -> None:
+    row, short = torch.zeros(300), torch.zeros(20)
+    with gpu_step.HostCopies(300, host="meta") as copies:
+        row.to("meta")
+        torch.empty(300, device="meta").copy_(row)
+        short.to("meta")
+        row.clone()
+    assert copies.count == 2
