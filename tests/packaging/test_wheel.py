@@ -100,7 +100,7 @@ def test_every_module_can_be_imported_and_none_claims_the_names_of_the_programs(
     said = json.loads(done.stdout)
     assert said["file"].startswith(str(python.parents[1]))
     assert {"paceline.server", "paceline.device_agent", "paceline.client", "paceline.bench"} <= set(said["modules"])
-    assert set(said["missing"]) <= {"matplotlib"}, "only the extras may be missing"
+    assert set(said["missing"]) <= {"matplotlib", "triton"}, "only the extras may be missing"
     for name in MAPPED:
         assert "ModuleNotFoundError" in run(python, "-c", f"import {name}", cwd=tmp_path).stderr
 
