@@ -34,8 +34,8 @@ from paceline.models import DEVICE
 from paceline.rag.prompt import passages_text, query_of, relevance
 from paceline.rag.records import Passage
 from paceline.runtime.engine_loop.document_prefill import kv_key
-from paceline.runtime.engine_loop.executor import Rows, SequenceOp
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
+from paceline.runtime.engine_loop.requests import Rows, SequenceOp
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.service import GenerateRequest, TextDelta
 

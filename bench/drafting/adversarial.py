@@ -14,12 +14,12 @@ from typing import Final, Literal
 
 import numpy as np
 
+from bench.drafting.placing_engine import PlacingEngine
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Output
 from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.wrappers import WrappedEngine
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.garbage import freeze_heap
 from paceline.strategies.base import Machine, MachineConfig
@@ -56,7 +56,7 @@ SETTINGS: Final = (
 )
 
 
-class Scripted(WrappedEngine):
+class Scripted(PlacingEngine):
     """Engine whose next token is nearly always the script's token of the position, whatever the row's token is."""
 
     def __init__(self, setting: Setting, forward_s: float) -> None:
@@ -74,8 +74,11 @@ class Scripted(WrappedEngine):
 
     def forward(self, batch: Batch) -> Output:
         start = time.perf_counter()
-        super().forward(Batch(tuple(replace(segment, logits="none") for segment in batch.segments)))
-        dists = tuple(tuple(self._dist(s.positions()[row]) for row in s.logits_rows()) for s in batch.segments)
+        placed = self.run(Batch(tuple(replace(segment, logits="none") for segment in batch.segments)))
+        dists = tuple(
+            tuple(self._dist(each.positions()[row]) for row in segment.logits_rows())
+            for each, segment in zip(placed, batch.segments, strict=True)
+        )
         num_scored = sum(map(len, dists))
         remaining = start + self._forward_s * (1.0 + self._setting.row * (num_scored - 1)) - time.perf_counter()
         time.sleep(max(0.0, remaining))

@@ -15,12 +15,13 @@ from functools import partial
 import numpy as np
 import torch
 
+from bench.drafting.placing_engine import PlacingEngine
+from paceline.core.batching.placed_segment import PlacedSegment
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, ModelInfo, Output
 from paceline.engine.paged.engine import PagedEngine, paged_engine
-from paceline.engine.wrappers import WrappedEngine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.strategies.base import Machine, MachineConfig
@@ -55,7 +56,7 @@ class Trace:
         return Trace(prompt, tuple(tokens), tuple(dists))
 
 
-class Replay(WrappedEngine):
+class Replay(PlacingEngine):
     """Forwards of `inner` with distributions of the trace. One sequence at a time.
 
     A row off the trace gets the distribution after the last occurrence of its token, or the first distribution.
@@ -78,19 +79,20 @@ class Replay(WrappedEngine):
 
     def forward(self, batch: Batch) -> Output:
         start = time.perf_counter()
-        super().forward(batch)
+        placed = self.run(batch)
         if batch.segments[0].start > self._first:  # not a chunk of the prompt
             self.seconds += time.perf_counter() - start
-        return Output.dense(self._replayed(segment) for segment in batch.segments)
+        return Output.dense(self._replayed(segment) for segment in placed)
 
-    def _replayed(self, segment: Segment) -> tuple[Dist, ...]:
+    def _replayed(self, segment: PlacedSegment) -> tuple[Dist, ...]:
+        assert not segment.num_open_rows, "trees are scored at once"
         positions = segment.positions()
         on_trace: list[bool] = []
         for row, (token, position) in enumerate(zip(segment.tokens, positions, strict=True)):
             parent = row - 1 if segment.parents is None else segment.parents[row]
             is_continuation = parent < 0 or on_trace[parent]
             on_trace.append(is_continuation and position < len(self._text) and self._text[position] == token)
-        return tuple(self._dist(segment.tokens[row], positions[row], on_trace[row]) for row in segment.logits_rows())
+        return tuple(self._dist(segment.tokens[row], positions[row], on_trace[row]) for row in segment.wanted)
 
     def _dist(self, token: int, position: int, on_trace: bool) -> Dist:
         index = position - self._first if on_trace else self._by_token.get(token, 0)

@@ -1,18 +1,19 @@
 """Engine contract: protocols and values shared by `fake`, `hf`, `paged` and pipeline stages.
 
-Ten properties, verified for every engine by `tests/engine/test_contract.py`: (1) splitting a chain changes nothing;
+Eleven properties, verified for every engine by `tests/engine/test_contract.py`: (1) splitting a chain changes nothing;
 (2) a tree row scores as the chain along its path; (3) commit then continue equals a fresh prefill; (4) truncate then
 continue likewise; (5) the other sequences of a batch do not change a sequence's scores, up to the dtype's tolerance;
 (6) stages composed equal the whole; (7) a tree scored in parts equals the tree scored at once; (8) a tree that grows
 after a partial commit scores as the chains along its paths; (9) exported and imported rows, then continued, equal a
-fresh prefill; (10) sampled rows have the reference's tokens.
+fresh prefill; (10) sampled rows have the reference's tokens; (11) a prune commutes with the segments that were sent
+before it and arrive after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NewType, Protocol, runtime_checkable
 
 from paceline.core.aggregation.branches import BranchMixture, sample_mixed_rows
 from paceline.core.batching.kv_prefix import KvPrefix
@@ -36,7 +37,7 @@ class ModelInfo:
 
 
 class Logits(Protocol):
-    """Logits of one segment's `logits_rows()`, kept where the model computed them as long as this object lives."""
+    """Logits of one segment's scored rows, kept where the model computed them as long as this object lives."""
 
     def __len__(self) -> int: ...
 
@@ -59,13 +60,15 @@ class DenseLogits:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Result of one forward: the logits of each segment's `logits_rows()`, in batch order."""
+    """Result of one forward: the logits of each segment's `logits_rows()`, in batch order, without rows that a prune
+    had dropped before they came."""
 
     logits: tuple[Logits, ...]
+    scored: tuple[tuple[int, ...] | None, ...] = ()  # by segment, which of its `logits_rows()`; None, or (): all
 
     @staticmethod
-    def dense(dists: Iterable[tuple[Dist, ...]]) -> Output:
-        return Output(tuple(DenseLogits(rows) for rows in dists))
+    def dense(dists: Iterable[tuple[Dist, ...]], scored: tuple[tuple[int, ...] | None, ...] = ()) -> Output:
+        return Output(tuple(DenseLogits(rows) for rows in dists), scored)
 
     @property
     def dists(self) -> tuple[tuple[Dist, ...], ...]:
@@ -92,31 +95,30 @@ class SampleRequest:
         return tuple(sample_row(dist, row) for dist, row in zip(branches[0], self.rows, strict=True))
 
 
-class Engine(Protocol):
-    """Runs batches. Owned by one thread; no method may be called from another.
+class SequenceEngine(Protocol):
+    """What all engines have in common: everything but how a batch is run.
 
-    The caller chooses sequence ids; a sequence begins with its first segment (start 0). A chain's rows are committed.
-    A tree's rows are provisional, and the tree stays open until a `commit` leaves nothing of it or a `truncate` drops
-    it. Until then each segment of that sequence must grow the tree and repeat the parents of its rows; the sequence
-    cannot be forked. Raises EngineError for a row that was never written, a position beyond `max_positions`, or no
-    free blocks.
+    Owned by one thread; no method may be called from another. The caller chooses sequence ids; a sequence begins with
+    its first segment (start 0). A chain's rows are committed. A tree's rows are provisional, and the tree stays open
+    until a `prune` leaves nothing of it or a `truncate` drops it. Until then each segment of that sequence must grow
+    the tree; the sequence cannot be forked. Raises EngineError for a row that was never written, a position beyond
+    `max_positions`, or no free blocks.
     """
 
     @property
     def info(self) -> ModelInfo: ...
 
-    def forward(self, batch: Batch) -> Output: ...
-
     def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
         """Tokens of rows that forwards have returned, in one pass over all of them; the reference's on every row."""
 
-    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
-        """Commit the rows `keep` of the open tree, leave the rows `rest` open, and drop all others.
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
+        """Commit the rows `keep` of the open tree, leave the rows `live` open, and drop all others. Rows are named by
+        their ids, which they keep.
 
-        Both index the open tree's rows from 0, over all segments that wrote it. keep: a path from a root, or empty.
-        rest: ascending; the parent of each row is in `rest` too or is the last of `keep` (if `keep` is empty, a root
-        has none). Afterwards the open tree is `rest` in its order, its parents renumbered, -1 where the parent has
-        been committed.
+        keep: a path from a root, or empty. live: rising; the parent of each row is in `live` too or is the last of
+        `keep` (if `keep` is empty, a root has none). horizon: the greatest id that has been sent, where segments may
+        still be on their way; `keep` and `live` may name rows of these, and their other rows are dropped when they
+        come. None: none are; then ids may begin anew once nothing is left open.
         """
 
     def truncate(self, seq: SeqId, length: int) -> None:
@@ -163,6 +165,47 @@ class Engine(Protocol):
 
     def check(self) -> None:
         """Assert the engine's invariants. Called by tests after every step and by the worker when idle."""
+
+
+class Engine(SequenceEngine, Protocol):
+    """Runs one batch after the other."""
+
+    def forward(self, batch: Batch) -> Output: ...
+
+
+Ticket = NewType("Ticket", int)
+
+
+@runtime_checkable
+class BatchRunner(Protocol):
+    """Runs batches; their results come in the order of submission."""
+
+    @property
+    def depth(self) -> int:
+        """Batches that should be under way so that no part of the engine waits; more may be."""
+
+    def submit(self, batch: Batch) -> Ticket:
+        """Returns before the batch has run, unless the engine has nothing to run it beside. Raises EngineError, without
+        effect, for a batch that cannot run."""
+
+    def is_ready(self, ticket: Ticket) -> bool:
+        """`collect` of the oldest ticket returns at once."""
+
+    def collect(self, ticket: Ticket) -> Output:
+        """The result of the oldest batch under way. Waits for it. Raises EngineError for one that failed: its sequences
+        are then to be released, and batches behind it that hold them fail as well."""
+
+    def notify(self, callback: Callable[[], None]) -> None:
+        """`callback` is called, on any thread, whenever a batch has become ready."""
+
+
+class AsyncEngine(SequenceEngine, BatchRunner, Protocol):
+    """An engine with several batches under way, such as a pipeline of stages or one on another machine.
+
+    The caller sees its sequences as if every batch it has submitted had run: `length`, `free_rows` and the checks of a
+    batch count what was sent, and changes of a sequence take effect behind the batches submitted before them. A prune
+    alone may overtake them, so that rows nobody waits for any more are not computed (`SequenceTable`).
+    """
 
 
 class TextModel(Protocol):

@@ -17,7 +17,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from paceline.core.batching.kv_prefix import KvPrefix
-from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.batching.placed_segment import PlacedSegment
+from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.faults import engine_error
@@ -58,26 +59,28 @@ class HFEngine:
 
     def forward(self, batch: Batch) -> Output:
         use_device(self._model.device)
-        self._table.validate(batch)
+        placed = self._table.place(batch)
         before = {segment.seq: self._state(segment.seq) for segment in batch.segments}
         try:
             with torch.inference_mode():
-                scored = tuple(self._run(segment) for segment in batch.segments)
+                logits = tuple(self._run(segment) for segment in placed)
         except RuntimeError as error:  # torch raises it when memory runs out
             for seq, (cache, tokens) in before.items():
                 self._caches[seq], self._tokens[seq] = cache, tokens
             for seq in before.keys() - self._table.lengths().keys():
                 del self._caches[seq], self._tokens[seq]  # new sequences, whose first segment has failed
             raise engine_error(error, self._model.device) from error
-        self._table.written(batch)
-        return Output(scored)
+        self._table.written(placed)
+        return Output(logits, tuple(segment.scored for segment in placed))
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
         use_device(self._model.device)
         return self._sampler(requests)
 
-    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
-        kept = self._table.commit(seq, keep, rest)
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
+        kept = self._table.prune(seq, keep, live, horizon)
+        self._caches.setdefault(seq, DynamicCache())
+        self._tokens.setdefault(seq, [])
         if self._recompute:
             self._tokens[seq] += kept.committed
             return
@@ -169,19 +172,20 @@ class HFEngine:
             self._row_shapes = _row_shapes(cache)
         return [(layers, num_rows, heads, dim) for layers, heads, dim in self._row_shapes]
 
-    def _run(self, segment: Segment) -> DeviceLogits:
+    def _run(self, segment: PlacedSegment) -> DeviceLogits:
         tokens = self._tokens.setdefault(segment.seq, [])
         # A cache without windows: old rows stay, and masks hide them.
         cache = self._caches.setdefault(segment.seq, DynamicCache())
-        if self._recompute:
+        if not segment.tokens:
+            logits = torch.empty(0, self._info.vocab_size, device=self._model.device)
+        elif self._recompute:
             logits = self._recomputed(tokens, segment)
-            if segment.parents is None:
-                tokens.extend(segment.tokens)
+            tokens.extend(segment.tokens[: segment.committed])
         else:
             logits = self._cached(cache, segment)
         return DeviceLogits(logits, 0, len(logits))
 
-    def _cached(self, cache: DynamicCache, segment: Segment) -> torch.Tensor:
+    def _cached(self, cache: DynamicCache, segment: PlacedSegment) -> torch.Tensor:
         """(wanted, vocab)"""
         device = self._model.device
         masks: torch.Tensor | dict[str, torch.Tensor] | None = None
@@ -189,7 +193,7 @@ class HFEngine:
             by_kind = {kind: self._mask(segment, window) for kind, window in self._windows.items()}
             masks = by_kind if len(by_kind) > 1 else next(iter(by_kind.values()))
         return self._logits(
-            segment.logits_rows(),
+            segment.wanted,
             input_ids=torch.tensor([segment.tokens], device=device),
             position_ids=torch.tensor([segment.positions()], device=device),
             attention_mask=masks,
@@ -206,7 +210,7 @@ class HFEngine:
         logits: torch.Tensor = self._model(**inputs).logits[0]
         return logits[index]
 
-    def _mask(self, segment: Segment, window: int | None) -> torch.Tensor:
+    def _mask(self, segment: PlacedSegment, window: int | None) -> torch.Tensor:
         """(1, 1, n, start + n), added to the attention scores."""
         visible = torch.from_numpy(segment.attention_mask(window)).to(self._model.device)
         lowest = torch.finfo(self._model.dtype).min
@@ -214,14 +218,14 @@ class HFEngine:
             ~visible, lowest
         )[None, None]
 
-    def _recomputed(self, tokens: list[int], segment: Segment) -> torch.Tensor:
+    def _recomputed(self, tokens: list[int], segment: PlacedSegment) -> torch.Tensor:
         """(wanted, vocab): one forward for a chain, one for each scored row of a tree."""
         device, before = self._model.device, len(tokens)
         if segment.parents is None:
             ids = torch.tensor([[*tokens, *segment.tokens]], device=device)
-            return self._logits([before + row for row in segment.logits_rows()], input_ids=ids, use_cache=False)
+            return self._logits([before + row for row in segment.wanted], input_ids=ids, use_cache=False)
         rows: list[torch.Tensor] = []
-        for row in segment.logits_rows():
+        for row in segment.wanted:
             path = self._table.path(segment, row)
             ids = torch.tensor([[*tokens, *path]], device=device)
             rows.append(self._logits([before + len(path) - 1], input_ids=ids, use_cache=False))

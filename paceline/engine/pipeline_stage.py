@@ -19,6 +19,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, AutoConfig, PreTrainedModel
 
+from paceline.core.batching.placed_segment import kept_rows, without_dropped
 from paceline.core.batching.segment import Batch
 from paceline.engine.base import ModelInfo, Output
 from paceline.engine.loader import DEFAULTS, EngineOptions, choose_device, choose_dtype, find, fingerprint, quiet
@@ -41,10 +42,11 @@ _FINAL = ("norm", "ln_f", "final_layer_norm", "project_out")
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """Hidden rows for the next stage; from the last stage the distributions of the requested rows."""
+    """Hidden rows for the next stage; from the last stage the logits of the requested rows."""
 
-    hidden: HiddenArray | None  # (rows of the batch, d_model)
-    output: Output | None
+    batch: Batch  # for the next stage: what was given, without the rows that a prune had dropped before they came
+    hidden: HiddenArray | None  # (rows of `batch`, d_model)
+    output: Output | None  # of the segments given
 
 
 class Stage(PagedKvCache):
@@ -73,17 +75,24 @@ class Stage(PagedKvCache):
         if (hidden is None) != self._is_first or (hidden is not None and len(hidden) != batch.num_rows):
             raise EngineError("the first stage takes tokens alone, each other one a hidden row for every token")
         use_device(self._model.device)
-        flat = self._allocate(batch)
-        try:
-            with torch.inference_mode():
-                result = self._run(self._attention.prepare(flat), hidden)
-        except RuntimeError as error:  # torch raises it when memory runs out and for rows of another width
-            self._roll_back(batch)
-            raise EngineError(f"the stage could not run: {error}") from error
-        self._written(batch)
+        placed = self._table.place(batch, first_stage=self._is_first)
+        left = without_dropped(batch, placed)
+        if hidden is not None and left.num_rows < len(hidden):
+            hidden = hidden[kept_rows(batch, placed)]
+        if left.num_rows:
+            flat = self._allocate(placed)
+            try:
+                with torch.inference_mode():
+                    result = self._run(self._attention.prepare(flat), hidden)
+            except RuntimeError as error:  # torch raises it when memory runs out and for rows of another width
+                self._roll_back(placed)
+                raise EngineError(f"the stage could not run: {error}") from error
+        else:
+            result = torch.empty(0, self._info.vocab_size if self._is_last else 0)
+        self._written(placed)
         if self._is_last:
-            return StageOutput(None, output_of(batch, result))
-        return StageOutput(result.float().cpu().numpy(), None)
+            return StageOutput(left, None, output_of(placed, result))
+        return StageOutput(left, result.float().cpu().numpy(), None)
 
     def _run(self, step: DeviceStep, hidden: HiddenArray | None) -> Tensor:
         """(wanted, vocab) at the last stage, else (rows, d_model)"""

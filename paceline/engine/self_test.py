@@ -41,12 +41,12 @@ def agrees(engine: Engine, prompt: Sequence[int], plain: Sequence[Dist], dtype: 
         scored += engine.forward(Batch((Segment(seq, cut - 1, (prompt[cut - 1],)),))).dists[0]
         engine.forward(Batch((Segment(seq, cut, (d, c)),)))
         engine.truncate(seq, cut)
-        parents = (-1, -1, 1, 1, 3)  # the path is rows 1, 3 and 4, scored in two parts
-        scored += engine.forward(Batch((Segment(seq, cut, (c, a), parents=parents[:2]),))).dists[0]
-        grown = engine.forward(Batch((Segment(seq, cut + 2, (d, b, c), parents=parents, logits="all"),))).dists[0]
+        # the path is rows 1, 3 and 4, scored in two parts
+        scored += engine.forward(Batch((Segment(seq, cut, (c, a), (-1, -1)),))).dists[0]
+        grown = engine.forward(Batch((Segment(seq, cut + 2, (d, b, c), (1, 1, 3), "all", (2, 3, 4)),))).dists[0]
         scored += grown[1:]
-        engine.commit(seq, (1, 3), rest=(4,))
-        engine.commit(seq, (0,))
+        engine.prune(seq, (1, 3), live=(4,))
+        engine.prune(seq, (4,))
         scored += engine.forward(Batch((Segment(seq, cut + 3, (d,)),))).dists[0]
         engine.check()
     except Exception as error:

@@ -1,6 +1,10 @@
 """Sequence table: the cached rows and the open tree of each sequence.
 
 All engines share these checks, so they refuse the same segments with the same error messages. Knows no tensors.
+
+A prune may overtake segments: those that were sent before it and arrive after it are *late*. Which ids were sent before
+it is known by its horizon, so the order in which both arrive changes nothing: rows of late segments that the prune
+dropped are left out, those on its path are committed as they come, and the others grow the tree.
 """
 
 from __future__ import annotations
@@ -9,35 +13,47 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.batching.placed_segment import PlacedSegment
+from paceline.core.batching.segment import ROOT, Batch, Segment, SeqId
 from paceline.errors import EngineError
 
 
 class OpenTree(NamedTuple):
-    """Provisional rows: the last rows of their sequence, in the order of writing, or of `rest` after a commit."""
+    """Provisional rows: the last rows of their sequence, in the order of writing."""
 
     tokens: tuple[int, ...] = ()  # (m,)
     parents: tuple[int, ...] = ()  # (m,) parents[i] < i, -1 = the committed prefix
+    ids: tuple[int, ...] = ()  # (m,) rising
+
+    @property
+    def parent_ids(self) -> tuple[int, ...]:
+        """(m,) as a `Segment` names them"""
+        return tuple(self.ids[parent] if parent >= 0 else ROOT for parent in self.parents)
 
 
 NOTHING_OPEN = OpenTree()
 
 
 class KeptRows(NamedTuple):
-    """Rows of an open tree that remain after a commit; the engine must move them."""
+    """Rows of an open tree that remain after a prune; the engine must move them."""
 
     first: int  # the tree's first row in its sequence
-    size: int  # rows of the tree before the commit
+    size: int  # rows of the tree before the prune
     order: tuple[int, ...]  # remaining rows of the tree, to be stored in this order from `first` on
     committed: tuple[int, ...]  # tokens added to the committed chain
 
 
 @dataclass(slots=True)
 class CachedRows:
-    """Cached rows of one sequence."""
+    """Cached rows of one sequence, and what is known of rows that are still to come."""
 
     length: int = 0  # rows written, provisional ones included
     tree: OpenTree = NOTHING_OPEN
+    last_id: int = ROOT  # greatest id that has arrived
+    anchor: int = ROOT  # id of the last committed row, for late children of it
+    horizon: int = ROOT  # ids up to here were sent before the last prune
+    late_path: tuple[int, ...] = ()  # ids of rows that are committed as soon as they arrive
+    late_live: frozenset[int] = frozenset()  # ids up to the horizon that grow the tree when they arrive
 
     @property
     def committed(self) -> int:
@@ -45,7 +61,7 @@ class CachedRows:
 
 
 class SequenceTable:
-    """Cached rows of all sequences. `validate` only checks; `written` records a forward.
+    """Cached rows of all sequences. `place` only checks; `written` records a forward.
 
     A refusal raises EngineError and leaves everything unchanged.
     """
@@ -55,65 +71,117 @@ class SequenceTable:
         self._max_positions = max_positions
         self._rows: dict[SeqId, CachedRows] = {}
 
-    def validate(self, batch: Batch) -> None:
-        """Raise unless every segment starts at its sequence's last row and grows its open tree, if any."""
-        for segment in batch.segments:
-            rows = self._rows.get(segment.seq, CachedRows())
-            if segment.start != rows.length:
-                raise EngineError(
-                    f"sequence {segment.seq} has {rows.length} rows, but the segment starts at {segment.start}"
-                )
-            repeated = (segment.parents or ())[: segment.num_open_rows]
-            if repeated != rows.tree.parents:
-                raise EngineError(
-                    f"sequence {segment.seq} has an open tree with the parents {rows.tree.parents}: a segment must "
-                    f"grow it, or a commit or truncate close it first; this one repeats {repeated}"
-                )
-            last = max(segment.positions())
-            if last >= self._max_positions:
-                raise EngineError(
-                    f"sequence {segment.seq} would reach position {last}; the model has {self._max_positions}"
-                )
-            if not all(0 <= token < self._vocab_size for token in segment.tokens):
-                raise EngineError(f"sequence {segment.seq} holds a token outside 0..{self._vocab_size - 1}")
+    def place(self, batch: Batch, *, first_stage: bool = True) -> tuple[PlacedSegment, ...]:
+        """What is to be computed. Raises unless every segment continues its sequence's rows or grows its open tree.
 
-    def written(self, batch: Batch) -> None:
-        for segment in batch.segments:
+        first_stage: False of later stages of a pipeline, where rows never arrive that an earlier stage knew to be
+        dropped, so that `start` counts more of a tree than there are.
+        """
+        return tuple(self._place(segment, first_stage) for segment in batch.segments)
+
+    def _place(self, segment: Segment, first_stage: bool) -> PlacedSegment:
+        rows = self._rows.get(segment.seq, CachedRows())
+        if segment.parents is None:
+            if rows.tree.tokens:
+                raise EngineError(
+                    f"sequence {segment.seq} has an open tree with the rows {rows.tree.ids}: a segment must grow it, "
+                    "or a prune or truncate close it first; this one is a chain"
+                )
+            self._check_start(segment, rows)
+            placed = PlacedSegment(
+                segment.seq,
+                rows.length,
+                segment.tokens,
+                None,
+                segment.logits_rows(),
+                committed=len(segment.tokens),
+            )
+            last = segment.start + len(segment.tokens) - 1
+        else:
+            placed = _placed_tree(segment, rows)
+            if first_stage and segment.node_ids[0] > rows.horizon:
+                self._check_start(segment, rows)
+            last = max(placed.positions(), default=0)
+        if last >= self._max_positions:
+            raise EngineError(
+                f"sequence {segment.seq} would reach position {last}; the model has {self._max_positions}"
+            )
+        if not (min(segment.tokens) >= 0 and max(segment.tokens) < self._vocab_size):
+            raise EngineError(f"sequence {segment.seq} holds a token outside 0..{self._vocab_size - 1}")
+        return placed
+
+    @staticmethod
+    def _check_start(segment: Segment, rows: CachedRows) -> None:
+        if segment.start != rows.length:
+            raise EngineError(
+                f"sequence {segment.seq} has {rows.length} rows, but the segment starts at {segment.start}"
+            )
+
+    def written(self, placed: Sequence[PlacedSegment]) -> None:
+        for segment in placed:
             rows = self._rows.setdefault(segment.seq, CachedRows())
             rows.length += len(segment.tokens)
-            if segment.parents is not None:
-                rows.tree = OpenTree(rows.tree.tokens + segment.tokens, segment.parents)
+            rows.last_id = max(rows.last_id, segment.last_id)
+            if segment.parents is None:
+                continue
+            first = segment.committed
+            if first:
+                rows.anchor, rows.late_path = segment.ids[first - 1], rows.late_path[first:]
+            tokens, parents, ids = rows.tree.tokens + segment.tokens, segment.parents, rows.tree.ids + segment.ids
+            rows.tree = OpenTree(tokens[first:], tuple(max(-1, each - first) for each in parents[first:]), ids[first:])
 
-    def path(self, segment: Segment, row: int) -> list[int]:
-        """Tokens from a root of the tree to `row` of this segment, which is validated and not yet written."""
+    def path(self, segment: PlacedSegment, row: int) -> list[int]:
+        """Tokens from a root of the tree to `row` of this segment, which is not yet written."""
         tree = self._rows.get(segment.seq, CachedRows()).tree
         tokens = tree.tokens + segment.tokens
         return [token for token, is_on_path in zip(tokens, segment.mask()[row], strict=True) if is_on_path]
 
-    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> KeptRows:
-        """Raise unless `keep` is a path from a root and `rest`, ascending, is connected below its end. See `Engine`."""
-        rows = self._rows.get(seq)
-        if rows is None or not rows.tree.tokens:
-            raise EngineError(f"sequence {seq} has no tree to commit")
-        tokens, parents = rows.tree
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> KeptRows:
+        """Raise unless `keep` is a path from a root, and every row of `live` hangs below its end. See `Engine`."""
+        rows = self._rows.get(seq, CachedRows())
+        if horizon is None and not rows.tree.tokens:
+            raise EngineError(f"sequence {seq} has no tree to prune")
+        last = rows.last_id if horizon is None else max(horizon, rows.horizon)
+        tokens, parents, ids = rows.tree
+        row_of = {name: row for row, name in enumerate(ids)}
+        here = [row_of[name] for name in keep if name in row_of]
+        late_path = tuple(keep[len(here) :])
         end = -1
-        for row in keep:
-            if not 0 <= row < len(tokens) or parents[row] != end:
+        for row in here:
+            if parents[row] != end:
                 raise EngineError(f"rows {list(keep)} are not a path from a root of the tree of sequence {seq}")
             end = row
+        if tuple(ids[row] for row in here) != tuple(keep[: len(here)]) or not _are_late(late_path, rows, last):
+            raise EngineError(f"rows {list(keep)} are not a path from a root of the tree of sequence {seq}")
         index = {end: -1}  # row → its index in the remaining tree
-        last = -1
-        for row in rest:
-            if not last < row < len(tokens) or parents[row] not in index:
+        late_live: list[int] = []
+        before = ROOT
+        for name in live:
+            at = row_of.get(name)
+            is_below = _are_late((name,), rows, last) if at is None else not late_path and parents[at] in index
+            if name <= before or not is_below:
                 raise EngineError(
-                    f"rows {list(rest)} of sequence {seq} cannot stay open: they must rise, and each must hang below "
-                    f"another of them or below row {end}"
+                    f"rows {list(live)} of sequence {seq} cannot stay open: they must rise, and each must hang below "
+                    f"another of them or below row {keep[-1] if keep else ROOT}"
                 )
-            index[row] = len(index) - 1
-            last = row
-        kept = KeptRows(rows.committed, len(tokens), (*keep, *rest), tuple(tokens[row] for row in keep))
+            if at is None:
+                late_live.append(name)
+            else:
+                index[at] = len(index) - 1
+            before = name
+        rest = [row for row in index if row != end]
+        kept = KeptRows(rows.committed, len(tokens), (*here, *rest), tuple(tokens[row] for row in here))
+        self._rows[seq] = rows  # which a prune may have overtaken as a whole
         rows.length = kept.first + len(kept.order)
-        rows.tree = OpenTree(tuple(tokens[row] for row in rest), tuple(index[parents[row]] for row in rest))
+        rows.tree = OpenTree(
+            tuple(tokens[row] for row in rest),
+            tuple(index[parents[row]] for row in rest),
+            tuple(ids[row] for row in rest),
+        )
+        rows.anchor = ids[end] if here else rows.anchor
+        rows.horizon, rows.late_path, rows.late_live = last, (*rows.late_path, *late_path), frozenset(late_live)
+        if horizon is None and not rest:
+            self._rows[seq] = CachedRows(rows.length)  # ids may begin anew
         return kept
 
     def truncate(self, seq: SeqId, length: int) -> None:
@@ -121,7 +189,8 @@ class SequenceTable:
         rows = self._rows.get(seq, CachedRows())
         if not 0 <= length <= rows.committed:
             raise EngineError(f"sequence {seq} cannot be truncated to {length} rows: it has {rows.committed}")
-        rows.length, rows.tree = length, NOTHING_OPEN
+        if seq in self._rows:
+            self._rows[seq] = CachedRows(length)
 
     def fork(self, seq: SeqId, into: SeqId) -> None:
         rows = self._rows.get(seq)
@@ -155,6 +224,11 @@ class SequenceTable:
         rows = self._rows.get(seq)
         return rows.tree if rows else NOTHING_OPEN
 
+    def last_id(self, seq: SeqId) -> int:
+        """The greatest id of its rows that has come."""
+        rows = self._rows.get(seq)
+        return rows.last_id if rows else ROOT
+
     def num_open_rows(self, seq: SeqId) -> int:
         return len(self._rows[seq].tree.tokens)
 
@@ -164,3 +238,55 @@ class SequenceTable:
 
     def lengths(self) -> dict[SeqId, int]:
         return {seq: rows.length for seq, rows in self._rows.items()}
+
+
+def _are_late(names: Sequence[int], rows: CachedRows, horizon: int) -> bool:
+    """Rows of these ids have been sent and have not arrived, and no prune has dropped them."""
+    return all(rows.last_id < name <= horizon and (name > rows.horizon or name in rows.late_live) for name in names)
+
+
+def _placed_tree(segment: Segment, rows: CachedRows) -> PlacedSegment:
+    """Raises EngineError for ids that have arrived, unknown parents, and late rows out of their path's order."""
+    assert segment.parents is not None
+    ids, horizon = segment.node_ids, rows.horizon
+    if ids[0] <= rows.last_id:
+        raise EngineError(f"sequence {segment.seq} has rows up to id {rows.last_id}: id {ids[0]} cannot be a new one")
+    place = {ROOT: -1, rows.anchor: -1}
+    place |= {name: row for row, name in enumerate(rows.tree.ids)}
+    path = rows.late_path
+    kept: list[int] = []  # rows of the segment
+    parents = list(rows.tree.parents)
+    committed = 0
+    for row, (name, parent) in enumerate(zip(ids, segment.parents, strict=True)):
+        is_next = committed < len(path) and name == path[committed]
+        if name <= horizon and not is_next and name not in rows.late_live:
+            continue  # dropped by a prune that overtook it
+        if parent not in place or (not is_next and committed < len(path)):
+            raise EngineError(
+                f"sequence {segment.seq}: the parent {parent} of row {name} is not in the open tree, which has the "
+                f"rows {rows.tree.ids}"
+            )
+        if is_next:
+            committed += 1
+        place[name] = len(parents)
+        parents.append(place[parent])
+        kept.append(row)
+    wanted = segment.logits_rows()
+    last_id = ids[-1]
+    if len(kept) == len(ids):
+        return PlacedSegment(
+            segment.seq, rows.length, segment.tokens, tuple(parents), wanted, tuple(ids), committed, last_id
+        )
+    new = {row: i for i, row in enumerate(kept)}
+    scored = tuple(i for i, row in enumerate(wanted) if row in new)
+    return PlacedSegment(
+        segment.seq,
+        rows.length,
+        tuple(segment.tokens[row] for row in kept),
+        tuple(parents),
+        tuple(new[wanted[i]] for i in scored),
+        tuple(ids[row] for row in kept),
+        committed,
+        last_id,
+        scored,
+    )

@@ -33,8 +33,8 @@ class WrappedEngine:
     def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
         return self._inner.sample(requests)
 
-    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
-        self._inner.commit(seq, keep, rest)
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
+        self._inner.prune(seq, keep, live, horizon)
 
     def truncate(self, seq: SeqId, length: int) -> None:
         self._inner.truncate(seq, length)
@@ -72,7 +72,7 @@ class DelayedEngine(WrappedEngine):
     """Engine whose forwards take at least forward_s + row_s * (scored rows - 1) seconds.
 
     Only scored rows count: those of decodes and trees. A prefill scores one row or none, so each of its chunks costs
-    one forward, however long. Commits and other operations are not delayed.
+    one forward, however long. Prunes and other operations are not delayed.
     """
 
     def __init__(

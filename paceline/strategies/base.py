@@ -153,15 +153,13 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
-    """Commit rows of the open tree and drop the rest, after the forwards of this sequence that precede this effect.
-
-    Row numbers count the rows of all those forwards.
-    """
+class Prune:
+    """Commit rows of the open tree, leave some open, and drop the rest, those of forwards under way included. See
+    `Engine.prune`."""
 
     seq: SeqId
-    keep: tuple[int, ...]
-    rest: tuple[int, ...] = ()  # rows of the open tree that stay open, see `Engine.commit`
+    keep: tuple[int, ...]  # ids
+    live: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +205,7 @@ class Finish:
     end: Emit | None = None  # the end-of-text token, where one was sampled from a known distribution: not in the answer
 
 
-Effect = Retrieve | Forward | Commit | Send | OpenPeer | ClosePeer | WakeAt | Emit | Finish
+Effect = Retrieve | Forward | Prune | Send | OpenPeer | ClosePeer | WakeAt | Emit | Finish
 
 
 class Machine(Protocol):

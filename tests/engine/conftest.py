@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,10 @@ from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine, noisy
 from paceline.engine.loader import EngineOptions, load_engine, quiet
 from paceline.engine.paged.attention.backends import AttentionName
+from paceline.engine.pipeline_stage import load_stage
+from paceline.engine.stage_pipeline import StagePipeline
 from tests.engine import checkpoints
+from tests.engine.blocking import Blocking
 from tests.engine.checkpoints import ARCHITECTURES
 
 KV_ROWS = 2048
@@ -32,7 +36,7 @@ SUBJECTS = [
     "fake-wide",
     *(f"{backend}-{name}" for backend in ("hf", "paged", "tiled") for name in ARCHITECTURES),
 ]
-SUBJECTS += ["recompute-llama"]
+SUBJECTS += ["recompute-llama", "stages-llama", "stages-gemma2"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -86,17 +90,26 @@ def _made(subject: str, checkpoint: Callable[[str], Path]) -> Engine:
         with quiet():
             model = AutoModelForCausalLM.from_pretrained(checkpoint(name)).to(DEVICE)
             return HFEngine(model, info, recompute=True)
+    if backend == "stages":
+        return Blocking(staged(checkpoint(name)))
     options = HERE._replace(backend="hf" if backend == "hf" else "paged", kv_rows=KV_ROWS)
     if backend == "tiled":  # a GPU's way to run a step, its kernels' twin and plain calls in place of graphs on a CPU
         options = options._replace(attention=TILED, graphs=True)
     return load_engine(checkpoint(name), options, name=name)
 
 
+def staged(directory: Path, kv_rows: int = KV_ROWS) -> StagePipeline:
+    """The model in stages of a layer each."""
+    layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
+    options = HERE._replace(kv_rows=kv_rows)
+    return StagePipeline([load_stage(directory, first, first + 1, options) for first in range(layers)])
+
+
 @pytest.fixture(scope="session", params=SUBJECTS)
 def engine(request: pytest.FixtureRequest, load: Callable[[str], Engine]) -> Engine:
     engine = load(request.param)
     backend = request.param.split("-")[0]
-    assert engine.info.backend == {"recompute": "hf", "tiled": "paged"}.get(backend, backend)
+    assert engine.info.backend == {"recompute": "hf", "tiled": "paged", "stages": "paged"}.get(backend, backend)
     return engine
 
 

@@ -80,7 +80,7 @@ def test_property_3_commit_then_continue_equals_a_fresh_prefill(
         if prompt:
             extend(engine, seq, prompt)
         extend(engine, seq, tokens, parents=parents)
-        engine.commit(seq, keep)
+        engine.prune(seq, keep)
         engine.check()
         assert engine.length(seq) == len(prompt) + len(keep)
         found = extend(engine, seq, then)
@@ -238,7 +238,7 @@ def test_property_7_a_tree_scored_in_parts_equals_the_tree_scored_at_once(
         expected = extend(engine, whole, tokens, parents=parents)
         found: list[Dist] = []
         for a, b in itertools.pairwise(edges):  # another sequence writes rows in between
-            part = Segment(parted, len(prompt) + a, tuple(tokens[a:b]), tuple(parents[:b]), "all")
+            part = Segment(parted, len(prompt) + a, tuple(tokens[a:b]), tuple(parents[a:b]), "all", tuple(range(a, b)))
             batch = Batch((Segment(other, engine.length(other), (1, 2)), part))
             found += engine.forward(batch).dists[1]
             engine.check()
@@ -264,18 +264,18 @@ def test_property_8_a_tree_over_many_blocks_is_compacted_in_place(engine: Engine
         for part in range(3):  # two chains with interleaved rows
             rows = range(20 * part, 20 * part + 20)
             growing.grow([(7 * row + part) % 97 for row in rows], [max(row - 2, -1) for row in rows])
-        growing.commit(list(range(1, 20, 2)), list(range(21, 60, 2)))
+        growing.prune(list(range(1, 20, 2)), list(range(21, 60, 2)))
         growing.grow([8, 9], [19, -1])
-        growing.commit([0, 1], list(range(2, 21)))
+        growing.prune([0, 1], list(range(2, 21)))
         growing.grow([8], [18])
-        growing.commit(list(range(20)), [])
+        growing.prune(list(range(20)), [])
         growing.extend([5, 6])
 
 
 def _through(stages: list[Stage], batch: Batch) -> StageOutput:
-    result = StageOutput(None, None)
+    result = StageOutput(batch, None, None)
     for stage in stages:
-        result = stage.forward(batch, result.hidden)
+        result = stage.forward(result.batch, result.hidden)
     return result
 
 
@@ -295,16 +295,21 @@ def test_property_6_stages_composed_equal_the_whole(
         steps = [
             Batch((Segment(seq, 0, tuple(prompt), logits="all"), Segment(other, 0, (9, 8, 7), logits="none"))),
             Batch((Segment(seq, 20, tree[0][:4], parents=tree[1][:4], logits="all"), Segment(other, 3, (1,)))),
-            Batch((Segment(other, 4, (2,)), Segment(seq, 24, tree[0][4:], parents=tree[1], logits="all"))),
+            Batch(
+                (
+                    Segment(other, 4, (2,)),
+                    Segment(seq, 24, tree[0][4:], parents=tree[1][4:], logits="all", ids=(4, 5, 6)),
+                )
+            ),
         ]
         for batch in steps:
             for found, expected in zip(_outputs(stages, batch), whole.forward(batch).dists, strict=True):
                 assert_same(found, expected)
         parts: list[Engine | Stage] = [whole, *stages]
         for part in parts:
-            part.commit(seq, (0, 2), rest=(3, 6))
+            part.prune(seq, (0, 2), live=(3, 6))
             part.truncate(other, 2)
-        last = Batch((Segment(other, 2, (3, 4)), Segment(seq, 24, (5, 1), parents=(-1, 0, 1, 0), logits="all")))
+        last = Batch((Segment(other, 2, (3, 4)), Segment(seq, 24, (5, 1), parents=(6, 3), logits="all", ids=(7, 8))))
         for found, expected in zip(_outputs(stages, last), whole.forward(last).dists, strict=True):
             assert_same(found, expected)
         for stage in stages:

@@ -39,7 +39,7 @@ def test_every_tensor_is_made_on_the_engines_own_device(subject: str, load: Call
             )
             (found,) = engine.sample([SampleRequest(((output.logits[0],),), rows)])
             assert len(found) == 3
-            engine.commit(one, (0, 2))
+            engine.prune(one, (0, 2))
         engine.fork(one, fork)
         engine.truncate(fork, 20)
         engine.import_kv(imported, engine.export_kv(one, tuple(range(10))))

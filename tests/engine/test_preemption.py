@@ -10,13 +10,14 @@ from random import Random
 import pytest
 
 from paceline.core.batching.groups import Group
-from paceline.core.batching.segment import Segment, SeqId
+from paceline.core.batching.segment import ROOT, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor, StepLimits
+from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
+from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
 from tests.engine.checkpoints import POSITIONS, VOCAB
 from tests.engine.trials import assert_same
 
@@ -36,7 +37,7 @@ def engine_of(subject: str, rows: int | None, checkpoint: Callable[[str], Path])
 
 @dataclass
 class Answer:
-    """Prompts, then rounds of chains, trees, commits and truncates, the same on every branch and in every run."""
+    """Prompts, then rounds of chains, trees, prunes and truncates, the same on every branch and in every run."""
 
     number: int
     steps: StepExecutor
@@ -44,7 +45,8 @@ class Answer:
     seqs: list[SeqId] = field(default_factory=list)
     prompts: list[tuple[int, ...]] = field(default_factory=list)
     length: int = 0  # committed rows beside the prompt
-    parents: tuple[int, ...] = ()  # of the open tree
+    parents: tuple[int, ...] = ()  # of the open tree's rows, as rows
+    ids: tuple[int, ...] = ()
     round: int = 0
     missing: int = 0
 
@@ -74,9 +76,9 @@ class Answer:
                 self._ask(branch, Segment(self.seqs[branch], 0, prompt))
             return
         if self.parents and self.random.random() < 0.6:
-            self._commit()
+            self._prune()
         if self.length and self.random.random() < 0.2:
-            self.length, self.parents = self.random.randrange(self.length), ()
+            self.length, self.parents, self.ids = self.random.randrange(self.length), (), ()
             for branch, prompt in enumerate(self.prompts):
                 self.steps.submit(SequenceOp.truncate(self.seqs[branch], len(prompt) + self.length))
         self._grow()
@@ -87,18 +89,21 @@ class Answer:
         if num_open < 2 * MAX_TREE and (num_open or self.random.random() < 0.6):
             count = self.random.randint(1, MAX_TREE)
             self.parents += tuple(self.random.randrange(-1, num_open + i) for i in range(count))
+            self.ids += tuple(range(100 * self.round, 100 * self.round + count))
         elif num_open:
-            self._commit(whole=True)
+            self._prune(whole=True)
             num_open, count = 0, 1
         else:
             count = self.random.randint(1, 3)
         tokens = tuple(self.random.randrange(VOCAB) for _ in range(count))
+        names = tuple(self.ids[parent] if parent >= 0 else ROOT for parent in self.parents[num_open:]) or None
+        ids = self.ids[num_open:] or None
         for branch, prompt in enumerate(self.prompts):
             start = len(prompt) + self.length + num_open
-            self._ask(branch, Segment(self.seqs[branch], start, tokens, self.parents or None, "all"))
+            self._ask(branch, Segment(self.seqs[branch], start, tokens, names, "all", ids))
         self.length += 0 if self.parents else count
 
-    def _commit(self, *, whole: bool = False) -> None:
+    def _prune(self, *, whole: bool = False) -> None:
         """Keep a path, and with it some of what hangs below; whole: nothing stays open."""
         keep, rest = [], []
         row = self.random.choice([i for i, parent in enumerate(self.parents) if parent == -1])
@@ -112,9 +117,11 @@ class Answer:
                 index[i] = len(rest)
                 rest.append(i)
         for seq in self.seqs:
-            self.steps.submit(SequenceOp.commit(seq, tuple(keep), tuple(rest)))
+            kept, live = (tuple(self.ids[row] for row in rows) for rows in (keep, rest))
+            self.steps.submit(SequenceOp.prune(seq, kept, live))
         self.length += len(keep)
         self.parents = tuple(index[self.parents[i]] for i in rest)
+        self.ids = tuple(self.ids[i] for i in rest)
 
     def _ask(self, branch: int, segment: Segment) -> None:
         place = self.number, branch, self.round

@@ -36,7 +36,7 @@ def test_what_begins_with_cached_rows_continues_like_a_fresh_prefill(
 
 
 @pytest.mark.parametrize("subject", CACHING)
-def test_rows_stay_cached_after_the_end_and_a_commit_of_drafts_is_part_of_them(
+def test_rows_stay_cached_after_the_end_and_a_prune_to_drafts_is_part_of_them(
     subject: str, load: Callable[[str], Engine]
 ) -> None:
     engine = load(subject)
@@ -44,7 +44,7 @@ def test_rows_stay_cached_after_the_end_and_a_commit_of_drafts_is_part_of_them(
         engine.begin(seq, TEXT[:40], "turns")
         extend(engine, seq, TEXT[:40])
         extend(engine, seq, [7, *TEXT[40:56]], parents=[-1, -1, *range(1, 16)])
-        engine.commit(seq, range(1, 17))
+        engine.prune(seq, range(1, 17))
         engine.check()
     with sequences(engine) as (seq,):
         rows = engine.begin(seq, TEXT[:70], "turns")

@@ -43,7 +43,7 @@ class TestEveryEngine:
             refuses(engine, Segment(other, 0, (1, 2)), Segment(seq, 9, (1,)))  # one bad segment refuses all
             assert_same(extend(engine, seq, [7]), scratch(engine, [*PROMPT, 7])[-1:])
 
-    def test_a_tree_must_be_committed_or_dropped_first(self, engine: Engine) -> None:
+    def test_a_tree_must_be_pruned_or_dropped_first(self, engine: Engine) -> None:
         with sequences(engine, 2) as (seq, other):
             extend(engine, seq, PROMPT)
             extend(engine, seq, [1, 2, 3], parents=[-1, 0, 0])
@@ -52,39 +52,40 @@ class TestEveryEngine:
                 engine.fork(seq, other)
             for keep in ([1], [0, 1, 2], [2, 0], [3]):
                 with pytest.raises(EngineError, match="path"):
-                    engine.commit(seq, keep)
+                    engine.prune(seq, keep)
             with pytest.raises(EngineError):
                 engine.truncate(seq, 9)
-            engine.commit(seq, [0, 2])
+            engine.prune(seq, [0, 2])
             with pytest.raises(EngineError, match="no tree"):
-                engine.commit(seq, [0])
+                engine.prune(seq, [0])
             assert_same(extend(engine, seq, [7]), scratch(engine, [*PROMPT, 1, 3, 7])[-1:])
 
-    @pytest.mark.parametrize("after_a_commit", [False, True])
-    def test_a_segment_that_does_not_grow_the_open_tree_is_refused(self, engine: Engine, after_a_commit: bool) -> None:
+    @pytest.mark.parametrize("after_a_prune", [False, True])
+    def test_a_segment_that_does_not_grow_the_open_tree_is_refused(self, engine: Engine, after_a_prune: bool) -> None:
         with sequences(engine) as (seq,):
-            refuses(engine, Segment(seq, 2, (1,), (-1, 0, 1)))  # the sequence is unknown
+            refuses(engine, Segment(seq, 2, (1,), (1,), ids=(2,)))  # the sequence is unknown
             extend(engine, seq, PROMPT)
-            refuses(engine, Segment(seq, 8, (1,), (-1, 0)))  # the prompt's last row is no part of a tree
-            if after_a_commit:
+            refuses(engine, Segment(seq, 8, (1,), (0,), ids=(1,)))  # the prompt's last row is no part of a tree
+            if after_a_prune:
                 extend(engine, seq, [6, 1, 9, 2, 3], parents=[-1, 0, 0, 1, 1])
-                engine.commit(seq, [0], [1, 3, 4])
+                engine.prune(seq, [0], [1, 3, 4])
             else:
                 extend(engine, seq, [6])
-                extend(engine, seq, [1, 2, 3], parents=[-1, 0, 0])
-            for parents in [(-1,), (-1, 0), (-1, 0, 0), (-1, 0, 1, 2), (-1, -1, 0, 0), (-1, -1, 0, 0, -1)]:
-                refuses(engine, Segment(seq, 12, (1,), parents))
+                extend(engine, seq, [1, 2, 3], parents=[-1, 1, 1], ids=[1, 3, 4])
+            for parent, name in [(1, 3), (1, 4), (0, 2), (2, 5), (5, 6), (7, 9)]:
+                if (parent, after_a_prune) != (0, True):  # the last committed row may be named as well
+                    refuses(engine, Segment(seq, 12, (1,), (parent,), ids=(name,)))
             for start in (9, 11, 13):
-                refuses(engine, Segment(seq, start, (1,), (-1, 0, 0, 2)))
-            refuses(engine, Segment(seq, 12, (engine.info.vocab_size,), (-1, 0, 0, 2)))
-            found = extend(engine, seq, [4], parents=[-1, 0, 0, 2])
+                refuses(engine, Segment(seq, start, (1,), (4,), ids=(5,)))
+            refuses(engine, Segment(seq, 12, (engine.info.vocab_size,), (4,), ids=(5,)))
+            found = extend(engine, seq, [4], parents=[4], ids=[5])
             assert_same(found, scratch(engine, [*PROMPT, 6, 1, 3, 4])[-1:])
 
     def test_rows_that_stay_open_must_be_ascending_and_connected(self, engine: Engine) -> None:
         with sequences(engine) as (seq,):
             extend(engine, seq, PROMPT)
             extend(engine, seq, [1, 2, 3], parents=[-1, 0, 0])
-            extend(engine, seq, [4, 5, 6], parents=[-1, 0, 0, 2, 3, -1])
+            extend(engine, seq, [4, 5, 6], parents=[2, 3, -1], ids=[3, 4, 5])
             for keep, rest in [
                 ([0], [0]),  # in both
                 ([0], [2, 1]),
@@ -97,15 +98,15 @@ class TestEveryEngine:
                 ([], [1]),
             ]:
                 with pytest.raises(EngineError, match="stay open"):
-                    engine.commit(seq, keep, rest)
+                    engine.prune(seq, keep, rest)
             with pytest.raises(EngineError, match="path"):
-                engine.commit(seq, [2], [3])
+                engine.prune(seq, [2], [3])
             assert engine.length(seq) == 14
             engine.check()
-            engine.commit(seq, [0, 2], [3, 4])
+            engine.prune(seq, [0, 2], [3, 4])
             with pytest.raises(EngineError):
                 engine.truncate(seq, 11)
-            found = extend(engine, seq, [7], parents=[-1, 0, 1])
+            found = extend(engine, seq, [7], parents=[4], ids=[6])
             assert_same(found, scratch(engine, [*PROMPT, 1, 3, 4, 5, 7])[-1:])
             engine.truncate(seq, 10)
             assert_same(extend(engine, seq, [7]), scratch(engine, [*PROMPT, 1, 3, 7])[-1:])
@@ -182,10 +183,10 @@ def test_a_tree_that_cannot_grow_for_lack_of_memory_is_as_it_was(small: Engine) 
     with sequences(small) as (seq,):
         extend(small, seq, [1] * 40)
         extend(small, seq, [2, 3], parents=[-1, 0])
-        refuses(small, Segment(seq, 42, (4,) * 30, (-1, 0, *range(30))))
-        found = extend(small, seq, [4], parents=[-1, 0, 1])
-        small.commit(seq, [0], [1, 2])
-        more = extend(small, seq, [5], parents=[-1, 0, 1])
+        refuses(small, Segment(seq, 42, (4,) * 30, tuple(range(1, 31)), ids=tuple(range(2, 32))))
+        found = extend(small, seq, [4], parents=[1], ids=[2])
+        small.prune(seq, [0], [1, 2])
+        more = extend(small, seq, [5], parents=[2], ids=[3])
         assert_same((*found, *more), scratch_after_release(small, seq, [*[1] * 40, 2, 3, 4, 5])[-2:])
 
 
@@ -223,7 +224,7 @@ def test_an_architecture_that_paged_cannot_serve_falls_back_with_one_line(
     with sequences(engine) as (seq,):
         extend(engine, seq, PROMPT)
         found = extend(engine, seq, [1, 2, 3], parents=[-1, 0, 0])
-        engine.commit(seq, [0, 2])
+        engine.prune(seq, [0, 2])
         after = extend(engine, seq, [4])
     assert_same(found[2:], scratch(engine, [*PROMPT, 1, 3])[-1:])
     assert_same(after, scratch(engine, [*PROMPT, 1, 3, 4])[-1:])

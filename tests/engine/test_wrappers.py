@@ -58,7 +58,7 @@ def test_rows_of_all_segments_count_and_a_forward_that_is_slow_itself_is_not_del
     engine = delayed(clock, 1.0, 0.5)
     pair = [Segment(SeqId(i), 0, (1, 2), (-1, -1), "all") for i in range(2)]
     engine.forward(Batch(tuple(pair)))
-    engine.forward(Batch((Segment(SEQ, 2, (1,), (-1, -1, 0)),)))
+    engine.forward(Batch((Segment(SEQ, 2, (1,), (0,), ids=(2,)),)))
     assert clock.slept == [0.5]
 
 
@@ -68,7 +68,7 @@ def test_a_refusal_comes_at_once_and_only_forwards_are_delayed() -> None:
     growing = Growing(engine, SEQ)
     growing.grow([1, 2, 3], [-1, 0, 0])
     forwards = len(clock.slept)
-    growing.commit([0], [2])
+    growing.prune([0], [2])
     growing.truncate(1)
     engine.fork(SEQ, SeqId(2))
     with pytest.raises(EngineError):

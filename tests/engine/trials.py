@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.batching.segment import ROOT, Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist, total_variation
 from paceline.engine.base import Engine
 
@@ -34,11 +34,17 @@ def sequences(engine: Engine, count: int = 1) -> Iterator[list[SeqId]]:
 
 
 def extend(
-    engine: Engine, seq: SeqId, tokens: Sequence[int], *, parents: Sequence[int] | None = None
+    engine: Engine,
+    seq: SeqId,
+    tokens: Sequence[int],
+    *,
+    parents: Sequence[int] | None = None,
+    ids: Sequence[int] | None = None,
 ) -> tuple[Dist, ...]:
     """Append to one sequence and score all new rows."""
     tree = None if parents is None else tuple(parents)
-    segment = Segment(seq, engine.length(seq), tuple(tokens), parents=tree, logits="all")
+    names = None if ids is None else tuple(ids)
+    segment = Segment(seq, engine.length(seq), tuple(tokens), tree, "all", names)
     return engine.forward(Batch((segment,))).dists[0]
 
 
@@ -82,7 +88,9 @@ class Growing:
     seq: SeqId
     committed: list[int] = field(default_factory=list)  # tokens
     tokens: list[int] = field(default_factory=list)  # of the open tree
-    parents: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)  # rows
+    ids: list[int] = field(default_factory=list)
+    next_id: int = 0
 
     def extend(self, tokens: list[int]) -> None:
         """Append a chain; no tree may be open."""
@@ -93,24 +101,31 @@ class Growing:
 
     def grow(self, tokens: list[int], parents: list[int]) -> None:
         """Append rows to the open tree. parents: row indices in the tree, new rows included, or -1."""
+        ids = [self.next_id + 2 * row for row in range(len(tokens))]
+        self.next_id = ids[-1] + 1
+        self.ids += ids
         self.tokens += tokens
         self.parents += parents
-        found = extend(self.engine, self.seq, tokens, parents=self.parents)
+        names = [self.ids[parent] if parent >= 0 else ROOT for parent in parents]
+        found = extend(self.engine, self.seq, tokens, parents=names, ids=ids)
         new = range(len(self.tokens) - len(tokens), len(self.tokens))
         assert_same(found, [scratch(self.engine, self.text(row))[-1] for row in new])
         self._check()
 
-    def commit(self, keep: list[int], rest: list[int]) -> None:
-        self.engine.commit(self.seq, keep, rest)
+    def prune(self, keep: list[int], rest: list[int]) -> None:
+        """Rows are indices in the tree."""
+        self.engine.prune(self.seq, [self.ids[row] for row in keep], [self.ids[row] for row in rest])
         index = {keep[-1] if keep else -1: -1} | {row: i for i, row in enumerate(rest)}
         self.committed += [self.tokens[row] for row in keep]
         self.parents = [index[self.parents[row]] for row in rest]
         self.tokens = [self.tokens[row] for row in rest]
+        self.ids = [self.ids[row] for row in rest]
         self._check()
 
     def truncate(self, length: int) -> None:
         self.engine.truncate(self.seq, length)
         self.committed, self.tokens, self.parents = self.committed[:length], [], []
+        self.ids = []
         self._check()
 
     def text(self, row: int) -> list[int]:
@@ -119,14 +134,14 @@ class Growing:
     def play(self, data: st.DataObject, moves: int) -> None:
         """Random valid moves."""
         for _ in range(moves):
-            kinds = ["grow", "grow", "commit", "truncate"] if self.tokens else ["grow", "grow", "extend", "truncate"]
+            kinds = ["grow", "grow", "prune", "truncate"] if self.tokens else ["grow", "grow", "extend", "truncate"]
             match data.draw(st.sampled_from(kinds)):
                 case "grow":
                     self._grow(data)
                 case "extend":
                     self.extend(data.draw(prompts(1, 4)))
-                case "commit":
-                    self._commit(data)
+                case "prune":
+                    self._prune(data)
                 case _:
                     self.truncate(data.draw(st.integers(max(0, len(self.committed) - 3), len(self.committed))))
 
@@ -134,13 +149,13 @@ class Growing:
         tokens, size = data.draw(prompts(1, 4)), len(self.tokens)
         self.grow(tokens, [data.draw(st.integers(-1, size + i - 1)) for i in range(len(tokens))])
 
-    def _commit(self, data: st.DataObject) -> None:
+    def _prune(self, data: st.DataObject) -> None:
         end = data.draw(st.integers(-1, len(self.tokens) - 1))
         rest: list[int] = []
         for row, parent in enumerate(self.parents):
             if (parent == end or parent in rest) and data.draw(st.booleans()):
                 rest.append(row)
-        self.commit(path(self.parents, end) if end >= 0 else [], rest)
+        self.prune(path(self.parents, end) if end >= 0 else [], rest)
 
     def _check(self) -> None:
         self.engine.check()

@@ -21,7 +21,6 @@ from paceline.strategies.aggregate.resync import MAX_IDLE_WAKES
 from paceline.strategies.base import (
     Branch,
     ClosePeer,
-    Commit,
     Effect,
     Emit,
     Event,
@@ -29,6 +28,7 @@ from paceline.strategies.base import (
     Forward,
     Machine,
     MachineConfig,
+    Prune,
     Received,
     Retrieved,
     Scored,
@@ -247,22 +247,21 @@ class Hand:
             match effect:
                 case Forward(ticket, segment):
                     self._forward(ticket, segment)
-                case Commit(seq, keep, rest):
-                    self._tokens[seq] += self._ledger.commit(seq, keep, rest).committed
+                case Prune(seq, keep, live):
+                    self._tokens[seq] += self._ledger.prune(seq, keep, live).committed
         self.effects += effects
         return effects
 
     def _forward(self, ticket: int, segment: Segment) -> None:
-        batch = Batch((segment,))
-        self._ledger.validate(batch)  # raises unless it continues exactly what is written
+        (placed,) = self._ledger.place(Batch((segment,)))  # raises unless it continues exactly what is written
         known = self._tokens.setdefault(segment.seq, [])
-        paths = [(*known[len(PROMPT) :], *self._ledger.path(segment, row)) for row in range(len(segment.tokens))]
+        paths = [(*known[len(PROMPT) :], *self._ledger.path(placed, row)) for row in range(len(segment.tokens))]
         if segment.start == 0:
             assert segment.tokens[: len(PROMPT)] == PROMPT
             paths = [path[len(PROMPT) :] for path in paths]
         if segment.parents is None:
             known += segment.tokens
-        self._ledger.written(batch)
+        self._ledger.written((placed,))
         self.rows += paths
         assert len(self.rows) < 5000, "it computes for ever"
         self._waiting.append((ticket, [paths[row] for row in segment.logits_rows()]))

@@ -24,7 +24,6 @@ from paceline.strategies.base import (
     SIDES,
     Branch,
     Cancelled,
-    Commit,
     Effect,
     Emit,
     Event,
@@ -35,6 +34,7 @@ from paceline.strategies.base import (
     Machine,
     MachineConfig,
     OpenPeer,
+    Prune,
     Received,
     Retrieved,
     Sampled,
@@ -197,8 +197,8 @@ class Run:
         match effect:
             case Forward():
                 self._forward(effect)
-            case Commit(seq, keep, rest):
-                self._ledger.commit(seq, keep, rest)  # raises for what no engine can do
+            case Prune(seq, keep, live):
+                self._ledger.prune(seq, keep, live)  # raises for what no engine can do
             case Emit(token):
                 assert self.front and len(self.known) < self.config.max_tokens
                 assert self._linked or not (self.config.waits_for_peer and self._strategy.needs_peer), (
@@ -216,9 +216,8 @@ class Run:
 
     def _forward(self, forward: Forward) -> None:
         for segment in (forward.segment, *forward.others):
-            batch = Batch((segment,))
-            self._ledger.validate(batch)  # raises unless it continues exactly what is written
-            self._ledger.written(batch)
+            # raises unless it continues exactly what is written
+            self._ledger.written(self._ledger.place(Batch((segment,))))
         self._pending.append(forward)
 
     def _answer(self, forward: Forward) -> Event:
@@ -412,7 +411,7 @@ def test_no_order_of_events_and_no_message_breaks_a_machine() -> None:
         did.update(type(effect.message).__name__ for effect in run.effects if isinstance(effect, Send))
         did["whole answers"] += any(e.reason in ("stop", "length") for e in run.effects if isinstance(e, Finish))
     # That much happened: otherwise nothing was tried.
-    wanted = ("Emit", "Forward", "Commit", "OpenPeer", "ClosePeer", "whole answers")
+    wanted = ("Emit", "Forward", "Prune", "OpenPeer", "ClosePeer", "whole answers")
     sent = ("Drafts", "EvidenceWeight", "DetailRequest", "Targets", "Handover", "SpeedReport", "SyncState")
     assert min(did[kind] for kind in wanted) > 40 and min(did[kind] for kind in sent) > 2, did
 

@@ -1,97 +1,61 @@
 """The one batch type: ragged rows with parents.
 
 Prefill is a long chain with the logits of its last row, decoding a chain of one, chain verification a chain with all
-logits; a token tree sets `parents`. A tree may be scored in parts: a later segment attaches its rows to those of the
-tree that are cached already. The engine and the scheduler know no phases.
+logits; a token tree names its rows, and sets `parents`. A tree may be scored in parts: a later segment names rows of
+earlier ones as parents. The engine and the scheduler know no phases.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Literal, NamedTuple, NewType
-
-import numpy as np
-from numpy.typing import NDArray
 
 SeqId = NewType("SeqId", int)
 LogitsMode = Literal["all", "last", "none"] | int  # a number: at most this many of the last rows
+ROOT: Final = -1  # parent of the rows that follow the committed prefix
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Rows to append to one sequence's KV cache in one forward pass.
 
-    `start` must equal the rows already cached. The continuation of a tree has m more parents than tokens: the first m
-    belong to the sequence's open tree, whose rows, not committed yet, are the last m of the cache (start - m to
-    start - 1). Only the engine checks that; here any m up to `start` is accepted. Raises ValueError for an invalid tree
-    (a parent that does not come before its child, fewer parents than tokens, more open rows than rows) or no tokens.
+    A chain is committed as it is written. The rows of a tree are provisional: their ids name them, in segments that
+    grow the tree and when it is pruned. Ids rise within a tree, over all its segments. Raises ValueError for no tokens,
+    ids that do not rise, or a parent whose id is not below its child's.
     """
 
     seq: SeqId
-    start: int  # rows already cached, those of the open tree included
+    start: int  # rows already cached as the sender counts them, those of the open tree included
     tokens: tuple[int, ...]  # (n,), n >= 1
-    # None: a chain; else (m + n,) a tree, open rows first: parents[i] < i, -1 = the committed prefix
-    parents: tuple[int, ...] | None = None
+    parents: tuple[int, ...] | None = None  # None: a chain; else (n,) ids of the rows' parents, or `ROOT`
     logits: LogitsMode = "last"
+    ids: tuple[int, ...] | None = None  # (n,) of a tree; None: 0 to n - 1
 
     def __post_init__(self) -> None:
         if self.start < 0 or not self.tokens:
             raise ValueError(f"a segment needs tokens and a start of at least 0, got start {self.start}")
-        if self.parents is not None:
-            if not 0 <= self.num_open_rows <= self.start:
-                raise ValueError(f"{len(self.parents)} parents for {len(self.tokens)} tokens behind {self.start} rows")
-            if any(not -1 <= parent < i for i, parent in enumerate(self.parents)):
-                raise ValueError(f"each parent must come before its child: {self.parents}")
+        if self.parents is None:
+            if self.ids is not None:
+                raise ValueError("rows of a chain have no ids")
+            return
+        ids = self.node_ids
+        if not len(self.parents) == len(ids) == len(self.tokens):
+            raise ValueError(f"{len(self.parents)} parents and {len(ids)} ids for {len(self.tokens)} tokens")
+        if ids[0] < 0 or any(a >= b for a, b in pairwise(ids)):
+            raise ValueError(f"ids must rise from at least 0: {ids}")
+        if any(not ROOT <= parent < own for parent, own in zip(self.parents, ids, strict=True)):
+            raise ValueError(f"each parent must come before its child: {self.parents} of {ids}")
+
+    @property
+    def node_ids(self) -> Sequence[int]:
+        """(n,) of a tree"""
+        return range(len(self.tokens)) if self.ids is None else self.ids
 
     def with_seq(self, seq: SeqId) -> Segment:
         """The same rows for another sequence. On the hot path: `dataclasses.replace` takes twice as long."""
-        return Segment(seq, self.start, self.tokens, self.parents, self.logits)
-
-    @property
-    def num_open_rows(self) -> int:
-        """m: rows of the tree that are cached already; 0 for a chain and for a new tree."""
-        return 0 if self.parents is None else len(self.parents) - len(self.tokens)
-
-    def mask(self) -> NDArray[np.bool_]:
-        """(n, m + n): True if row i of this segment attends to row j of the tree. The committed prefix is always
-        visible."""
-        n = len(self.tokens)
-        if self.parents is None:
-            return np.tri(n, dtype=np.bool_)
-        seen = np.eye(len(self.parents), dtype=np.bool_)
-        for i, parent in enumerate(self.parents):
-            if parent >= 0:
-                seen[i] |= seen[parent]  # a row sees what its parent sees, and itself
-        return seen[self.num_open_rows :]
-
-    def attention_mask(self, window: int | None) -> NDArray[np.bool_]:
-        """(n, start + n): True if new row i attends to row j of the whole cache. Committed prefix and `mask`, narrowed
-        by a sliding window of `window` positions, the row's own included.
-
-        Committed rows are a chain, so row j has position j; the position of a tree's row, cached or new, follows from
-        its depth.
-        """
-        n, committed = len(self.tokens), self.start - self.num_open_rows
-        seen = np.ones((n, self.start + n), dtype=np.bool_)
-        seen[:, committed:] = self.mask()
-        if window is not None:
-            positions = np.asarray(self.positions())
-            columns = np.concatenate((np.arange(committed), self.tree_positions()))
-            seen &= positions[:, None] - columns[None, :] < window
-        return seen
-
-    def positions(self) -> tuple[int, ...]:
-        """(n,) absolute position of each row: committed rows plus depth in the tree."""
-        return self.tree_positions()[self.num_open_rows :]
-
-    def tree_positions(self) -> tuple[int, ...]:
-        """(m + n,) absolute positions of the open rows and of this segment's."""
-        if self.parents is None:
-            return tuple(range(self.start, self.start + len(self.tokens)))
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-        return tuple(self.start - self.num_open_rows + depth for depth in depths)
+        return Segment(seq, self.start, self.tokens, self.parents, self.logits, self.ids)
 
     def logits_rows(self) -> tuple[int, ...]:
         """Indices of the rows whose distributions are requested."""

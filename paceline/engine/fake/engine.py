@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from paceline.core.batching.block_manager import OutOfBlocks
 from paceline.core.batching.kv_prefix import KvPrefix
-from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.batching.placed_segment import PlacedSegment
+from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import Engine, LoadedModel, ModelInfo, Output, SampleRequest
@@ -112,20 +113,20 @@ class FakeEngine:
         return self._info
 
     def forward(self, batch: Batch) -> Output:
-        self._table.validate(batch)
-        free = self.free_rows()
-        if free is not None and batch.num_rows > free:
-            raise OutOfBlocks(f"out of memory: {batch.num_rows} rows asked for, {free} free")
-        dists = tuple(self._append(segment) for segment in batch.segments)
-        self._table.written(batch)
-        return Output.dense(dists)
+        placed = self._table.place(batch)
+        free, num_rows = self.free_rows(), sum(len(segment.tokens) for segment in placed)
+        if free is not None and num_rows > free:
+            raise OutOfBlocks(f"out of memory: {num_rows} rows asked for, {free} free")
+        dists = tuple(self._append(segment) for segment in placed)
+        self._table.written(placed)
+        return Output.dense(dists, tuple(segment.scored for segment in placed))
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
         return [request.by_reference() for request in requests]
 
-    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
-        kept = self._table.commit(seq, keep, rest)
-        rows = self._rows[seq]
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
+        kept = self._table.prune(seq, keep, live, horizon)
+        rows = self._rows.setdefault(seq, [])
         rows[kept.first :] = [rows[kept.first + row] for row in kept.order]
 
     def truncate(self, seq: SeqId, length: int) -> None:
@@ -211,8 +212,8 @@ class FakeEngine:
     def _committed(self, seq: SeqId) -> list[_Row]:
         return self._rows[seq][: self._table.length(seq) - self._table.num_open_rows(seq)]
 
-    def _append(self, segment: Segment) -> tuple[Dist, ...]:
-        """Write the rows of one segment; returns the distributions of its `logits_rows()`."""
+    def _append(self, segment: PlacedSegment) -> tuple[Dist, ...]:
+        """Write the rows of one segment; returns the distributions of the wanted ones."""
         rows = self._rows.setdefault(segment.seq, [])
         committed = segment.start - segment.num_open_rows
         before = rows[committed - 1] if committed else None
@@ -224,7 +225,7 @@ class FakeEngine:
         rows.extend(new)
         # equal positions prove that the rows continue the ones that the caller expects
         assert tuple(row.position for row in new) == segment.positions()
-        return tuple(self._dist(new[i]) for i in segment.logits_rows())
+        return tuple(self._dist(new[i]) for i in segment.wanted)
 
     def _row(self, parent: _Row | None, token: int) -> _Row:
         if parent is None:
@@ -278,7 +279,7 @@ class NoisyEngine(WrappedEngine):
 
     def forward(self, batch: Batch) -> Output:
         output = super().forward(batch)
-        return Output.dense(tuple(self._perturb(dist) for dist in dists) for dists in output.dists)
+        return Output.dense((tuple(self._perturb(dist) for dist in dists) for dists in output.dists), output.scored)
 
     def _perturb(self, dist: Dist) -> Dist:
         digest = int.from_bytes(blake2b(dist.probs.tobytes(), digest_size=8).digest(), "little")
@@ -308,7 +309,7 @@ class ArbitraryEngine(WrappedEngine):
 
     def forward(self, batch: Batch) -> Output:
         output = super().forward(batch)
-        return Output.dense(tuple(self._replace(dist) for dist in dists) for dists in output.dists)
+        return Output.dense((tuple(self._replace(dist) for dist in dists) for dists in output.dists), output.scored)
 
     @staticmethod
     def _replace(dist: Dist) -> Dist:

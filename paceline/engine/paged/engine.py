@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
+from paceline.core.batching.placed_segment import PlacedSegment
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
@@ -70,17 +71,17 @@ class _AttentionProbe:
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 
-def output_of(batch: Batch, logits: Tensor) -> Output:
-    """Logits by segment. logits: (wanted, vocab), in the order of the batch's segments and their rows"""
-    if len(logits) != sum(len(segment.logits_rows()) for segment in batch.segments):
+def output_of(placed: Sequence[PlacedSegment], logits: Tensor) -> Output:
+    """Logits by segment. logits: (wanted, vocab), in the order of the segments and their rows"""
+    if len(logits) != sum(len(segment.wanted) for segment in placed):
         raise EngineError(f"the model scored {len(logits)} rows, not those that were asked for")
     parts: list[DeviceLogits] = []
     first = 0
-    for segment in batch.segments:
-        stop = first + len(segment.logits_rows())
+    for segment in placed:
+        stop = first + len(segment.wanted)
         parts.append(DeviceLogits(logits, first, stop))
         first = stop
-    return Output(tuple(parts))
+    return Output(tuple(parts), tuple(segment.scored for segment in placed))
 
 
 class PagedEngine(PagedKvCache):
@@ -108,7 +109,7 @@ class PagedEngine(PagedKvCache):
         return self._attention.name
 
     def forward(self, batch: Batch) -> Output:
-        return output_of(batch, self.scores(batch))
+        return output_of(*self._run(batch))
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
         use_device(self._device)
@@ -116,8 +117,15 @@ class PagedEngine(PagedKvCache):
 
     def scores(self, batch: Batch) -> Tensor:
         """(wanted, vocab): a forward that returns logits instead of distributions."""
+        return self._run(batch)[1]
+
+    def _run(self, batch: Batch) -> tuple[Sequence[PlacedSegment], Tensor]:
         use_device(self._device)
-        flat = self._allocate(batch)
+        placed = self._table.place(batch)
+        if not any(segment.tokens for segment in placed):  # all were dropped before they came
+            self._written(placed)
+            return placed, torch.empty(0, self._info.vocab_size, device=self._device)
+        flat = self._allocate(placed)
         try:
             with torch.inference_mode():
                 if self.graphs is not None:
@@ -125,12 +133,12 @@ class PagedEngine(PagedKvCache):
                 else:
                     logits = self._logits(self._attention.prepare(flat))
         except Exception as error:
-            self._roll_back(batch)
+            self._roll_back(placed)
             if isinstance(error, RuntimeError):  # torch raises it when memory runs out
                 raise engine_error(error, self._device) from error
             raise  # of Triton, which has errors of its own
-        self._written(batch)
-        return logits
+        self._written(placed)
+        return placed, logits
 
     def _logits(self, step: DeviceStep) -> Tensor:
         """(wanted, vocab)"""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.batching.block_manager import SlotArray
-from paceline.core.batching.segment import Segment
+from paceline.core.batching.placed_segment import PlacedSegment
 
 RowArray = NDArray[np.int64]
 
@@ -19,7 +19,7 @@ RowArray = NDArray[np.int64]
 class SegmentSlots:
     """One segment in the flat row, with the block table of its sequence."""
 
-    segment: Segment
+    segment: PlacedSegment
     first: int  # its first row in the flat row
     blocks: NDArray[np.int64]  # (enough for start + n rows,)
 
@@ -47,7 +47,7 @@ class FlatBatch:
                 positions[rows] = np.arange(segment.start, segment.start + each.num_rows)
             else:
                 positions[rows] = segment.positions()
-            logits_rows += [each.first + row for row in segment.logits_rows()]
+            logits_rows += [each.first + row for row in segment.wanted]
         return cls(segments, tokens, positions, slots, np.array(logits_rows, dtype=np.int64))
 
     @property

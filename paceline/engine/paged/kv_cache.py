@@ -12,8 +12,9 @@ import numpy as np
 
 from paceline.core.batching.block_manager import BlockManager, SlotArray
 from paceline.core.batching.kv_prefix import KvPrefix
+from paceline.core.batching.placed_segment import PlacedSegment
 from paceline.core.batching.prefix_cache import BlockHasher
-from paceline.core.batching.segment import Batch, SeqId
+from paceline.core.batching.segment import SeqId
 from paceline.engine.base import ModelInfo
 from paceline.engine.paged.flat_batch import FlatBatch, SegmentSlots
 from paceline.engine.paged.kv_storage import KvStorage
@@ -27,12 +28,13 @@ log = logging.getLogger("paceline.engine")
 class PagedKvCache:
     """KV cache of a model, or of a span of its layers: the engine contract without `forward`.
 
-    A forward is `_allocate`, the model's computation, then `_written`; `_roll_back` if the computation fails.
+    A forward is `place` of the sequence table, `_allocate`, the model's computation, then `_written`; `_roll_back` if
+    the computation fails.
     """
 
     def __init__(self, info: ModelInfo, storage: KvStorage, *, kv_model: str) -> None:
         """kv_model: identity of the exported rows; that of another model or span of layers is refused at import."""
-        self._info, self._kv_model = info, kv_model
+        self._info, self.kv_model = info, kv_model
         self._storage = storage
         self._blocks = BlockManager(storage.num_blocks, storage.block_size, storage.max_unused)
         self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
@@ -42,38 +44,43 @@ class PagedKvCache:
     def info(self) -> ModelInfo:
         return self._info
 
-    def _allocate(self, batch: Batch) -> FlatBatch:
-        """Reserve slots for the batch's rows. Raises EngineError and leaves everything unchanged."""
-        self._table.validate(batch)
+    @property
+    def num_layers(self) -> int:
+        return len(self._storage.keys)
+
+    def _allocate(self, placed: Sequence[PlacedSegment]) -> FlatBatch:
+        """Reserve slots for these rows, at least one. Raises EngineError and leaves everything unchanged."""
         segments: list[SegmentSlots] = []
         slots: list[SlotArray] = []
         first = 0
         try:
-            for segment in batch.segments:
+            for segment in placed:
                 n = len(segment.tokens)
+                if not n:
+                    continue
                 self._storage.copy_blocks(self._blocks.reserve(segment.seq, n))
                 slots.append(self._blocks.slot_mapping(segment.seq, segment.start, segment.start + n))
                 segments.append(SegmentSlots(segment, first, self._blocks.block_array(segment.seq)))
                 first += n
         except EngineError:
-            self._roll_back(batch)
+            self._roll_back(placed)
             raise
         return FlatBatch.of(segments, np.concatenate(slots))
 
-    def _roll_back(self, batch: Batch) -> None:
+    def _roll_back(self, placed: Sequence[PlacedSegment]) -> None:
         """Release the slots that `_allocate` reserved."""
-        for segment in batch.segments:
+        for segment in placed:
             if segment.seq in self._table:
                 self._blocks.truncate(segment.seq, segment.start)
             else:
                 self._blocks.release(segment.seq)
 
-    def _written(self, batch: Batch) -> None:
-        """Record that the forward has written the batch's rows."""
-        self._table.written(batch)
-        for segment in batch.segments:
-            if segment.parents is None:
-                self._cache(segment.seq, segment.tokens)
+    def _written(self, placed: Sequence[PlacedSegment]) -> None:
+        """Record that the forward has written these rows."""
+        self._table.written(placed)
+        for segment in placed:
+            if segment.committed:
+                self._cache(segment.seq, segment.tokens[: segment.committed])
 
     def _cache(self, seq: SeqId, committed: Sequence[int]) -> None:
         """Offer the blocks that these tokens have filled to later sequences."""
@@ -106,8 +113,10 @@ class PagedKvCache:
             hasher.append(tokens[:rows])
         return rows
 
-    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
-        kept = self._table.commit(seq, keep, rest)
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
+        kept = self._table.prune(seq, keep, live, horizon)
+        if not kept.size:
+            return  # all of it is still on its way
         if kept.order != tuple(range(len(kept.order))):
             # No other sequence shares these slots: this one wrote them, and an open tree is never forked.
             slots = self._blocks.slot_mapping(seq, kept.first, kept.first + kept.size)
@@ -132,12 +141,12 @@ class PagedKvCache:
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         self._table.export(seq, len(tokens))
         keys, values = self._storage.read_rows(self._blocks.slot_mapping(seq, 0, len(tokens)))
-        return kv_from_tensors(self._kv_model, tokens, keys, values)
+        return kv_from_tensors(self.kv_model, tokens, keys, values)
 
     def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
         num_rows, storage = len(rows.tokens), self._storage
         shapes = ((len(tensor), num_rows, *tensor.shape[2:]) for tensor in (storage.keys, storage.values))
-        keys, values = kv_to_tensors(rows, self._kv_model, *shapes, dtype=storage.keys.dtype)
+        keys, values = kv_to_tensors(rows, self.kv_model, *shapes, dtype=storage.keys.dtype)
         self._table.adopt(seq, rows.tokens)
         try:
             self._blocks.reserve(seq, num_rows)

@@ -11,7 +11,7 @@ from typing import Final
 
 from paceline.core.batching.segment import Segment
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.executor import SequenceOp
+from paceline.runtime.engine_loop.requests import SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 
 log = logging.getLogger("paceline.engine")

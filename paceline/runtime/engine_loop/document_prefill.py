@@ -20,8 +20,8 @@ from paceline.rag.document_kv import DocumentKvStore, KvKey, text_hash
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.engine_loop.executor import Rows, SequenceOp
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
+from paceline.runtime.engine_loop.requests import Rows, SequenceOp
 from paceline.runtime.engine_loop.sequence_records import Sequences
 from paceline.runtime.engine_loop.worker import EngineWorker
 
@@ -129,7 +129,7 @@ class DocumentPrefiller:
             if not exported.done():  # else cancelled
                 exported.set_result(rows)
 
-        def export(sequences: Sequences) -> None:
+        def export(sequences: Sequences, _: int | None) -> None:
             rows = None
             try:
                 rows = sequences.export_kv(seq, tokens)

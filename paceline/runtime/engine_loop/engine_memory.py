@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from paceline.core.batching.memory import Memory
 from paceline.core.batching.pending import RECOMPUTED
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.engine.base import Engine
+from paceline.engine.base import SequenceEngine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.prefix_reuse import PrefixReuse
 from paceline.runtime.engine_loop.sequence_records import SequenceRecords, Sequences
@@ -22,7 +22,7 @@ class EngineMemory(Memory):
     sequences: change them here, never on the engine itself. running: sequences that hold rows, for the scheduler.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SequenceEngine) -> None:
         self._engine = engine
         self._capacity = engine.free_rows()
         self._records = SequenceRecords(engine) if self._capacity is not None else None
@@ -30,10 +30,10 @@ class EngineMemory(Memory):
         self.prefixes = PrefixReuse(self.sequences)
         self.running: Collection[SeqId] = ()
 
-    def written(self, batch: Batch) -> None:
-        """The engine has run this batch, which holds nothing that was computed again."""
+    def submitted(self, batch: Batch) -> None:
+        """The engine runs this batch, which holds nothing that is computed again."""
         if self._records is not None and batch.segments:
-            self._records.written(batch)
+            self._records.submitted(batch)
 
     # ---- as the scheduler uses it -----------------------------------------------------------------------------------
     def free_rows(self) -> int | None:

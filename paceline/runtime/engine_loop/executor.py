@@ -6,27 +6,24 @@ Run by `worker.EngineWorker` on a thread in real time, by `runtime.simulation` i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.core.aggregation.branches import BranchMixture
 from paceline.core.batching.groups import Group
 from paceline.core.batching.pending import RECOMPUTED
 from paceline.core.batching.scheduler import ScheduledSegment, Scheduler, SchedulerOutput
-from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
-from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import RowSampling, SampledRow
-from paceline.engine.base import Engine, Logits, SampleRequest
+from paceline.core.batching.segment import Batch, SeqId, StepSize
+from paceline.engine.base import AsyncEngine, Engine, Logits, SampleRequest, SequenceEngine
+from paceline.engine.immediate import runner_of
 from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.engine_memory import EngineMemory
-from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
-from paceline.runtime.engine_loop.sequence_records import Sequences
+from paceline.runtime.engine_loop.in_flight import InFlight
+from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, Rows, SequenceOp
 
 log = logging.getLogger("paceline.engine")
 
-Rows = tuple[Dist, ...] | tuple[SampledRow, ...]
-Answer = Callable[[Rows | EngineError], None]
 Answers = list[tuple[Answer, Rows | EngineError]]
+Done = tuple[Answer, SampleRequest | tuple[Logits, ...] | EngineError]  # what to answer: sampled, or distributions
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,84 +39,21 @@ TICK_S = 1.0  # longer than round trips: an answer that waits for its peer for s
 _NOTHING = SchedulerOutput((), ())
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOp:
-    """A change of a sequence between two steps. Pending rows from `from_row` on are cancelled.
-
-    from_row None: no row is cancelled. The change runs after its sequence's pending rows and before its later changes.
-    """
-
-    seq: SeqId
-    from_row: int | None
-    act: Callable[[Sequences], None]
-
-    @staticmethod
-    def truncate(seq: SeqId, length: int) -> SequenceOp:
-        def act(sequences: Sequences) -> None:
-            if sequences.length(seq) > length:  # the forward that writes these rows may have been cancelled
-                sequences.truncate(seq, length)
-
-        return SequenceOp(seq, length, act)
-
-    @staticmethod
-    def commit(seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> SequenceOp:
-        return SequenceOp(seq, None, lambda sequences: sequences.commit(seq, keep, rest))
-
-    @staticmethod
-    def release(seq: SeqId) -> SequenceOp:
-        return SequenceOp(seq, 0, lambda sequences: sequences.release(seq))
-
-
-@dataclass(slots=True, eq=False)
-class ForwardRequest:
-    segment: Segment
-    answer: Answer
-    prefix: StoredPrefix | None = None  # prefix of the segment, if it is a whole prompt
-    group: Group | None = None  # sequences of one answer, released together
-    sampling: tuple[RowSampling, ...] | None = None  # of each wanted row, whose token is the answer; None: its `Dist`
-    salt: str | None = None  # owner within which the KV of a prompt is shared; None: it is not
-    join: BranchJoin | None = None  # with the forwards of other branches, in place of `sampling`
-    branch: int = 0  # its number in `join`
-    cached_rows: int = 0  # first rows of a prompt that were not computed; set before the answer
-
-
-class BranchJoin:
-    """Forwards of one row range on several branches, whose rows are sampled from their mixture once all have run."""
-
-    def __init__(
-        self, sampling: tuple[RowSampling, ...], mixture: BranchMixture, answer: Answer, num_branches: int
-    ) -> None:
-        self.sampling, self.mixture, self.answer = sampling, mixture, answer
-        self._missing = num_branches
-        self._parts: dict[int, tuple[Logits, ...]] = {}
-        self._failed = False
-
-    def add(self, branch: int, parts: tuple[Logits, ...]) -> SampleRequest | None:
-        """A branch has run: what to sample, once it was the last."""
-        self._parts[branch] = parts
-        self._missing -= 1
-        if self._missing or self._failed:
-            return None
-        branches = tuple(self._parts[index] for index in range(len(self._parts)))
-        most = max(sum(map(len, parts)) for parts in branches)  # rows of a cached prefix are not computed
-        return SampleRequest(branches, self.sampling[-most:], self.mixture)
-
-    def fail(self, error: Rows | EngineError) -> None:
-        """A branch has failed: answer once."""
-        if not self._failed:
-            self._failed = True
-            self.answer(error)
-
-
 class StepExecutor:
-    """Call `submit` between steps only; `next` schedules a step and `run` executes it.
+    """Call `submit` between steps only; `next` schedules a step and `run` executes it, or begins to.
+
+    On an engine with several batches under way, `run` returns the answers that have become ready; `notify` tells when
+    there are more.
 
     A segment the engine refuses fails alone; an engine fault fails the segments of its step only. An engine that is
     lost fails everything, what is submitted later included.
     """
 
-    def __init__(self, engine: Engine, limits: StepLimits = DEFAULT_LIMITS) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine | AsyncEngine, limits: StepLimits = DEFAULT_LIMITS) -> None:
+        self.engine: SequenceEngine = engine
+        runner = runner_of(engine)
+        self.notify = runner.notify
+        self._in_flight = InFlight(runner)
         self._scheduler = Scheduler(limits.rows, limits.sequences, block_size=engine.block_size)
         self._next_key = 0
         self._requests: dict[int, ForwardRequest] = {}
@@ -141,7 +75,7 @@ class StepExecutor:
 
     @property
     def idle(self) -> bool:
-        return self._scheduler.idle
+        return self._scheduler.idle and not self._in_flight
 
     @property
     def preemptions(self) -> int:
@@ -176,6 +110,9 @@ class StepExecutor:
         if item.from_row is not None:
             for key in self._scheduler.cancel(item.seq, item.from_row):
                 self._forget(key)  # cancelled by the caller: no answer
+            for key in self._in_flight.keys(item.seq, item.from_row):
+                if key in self._requests:
+                    self._forget(key)
             if self._scheduler.stop_restoring(item.seq):
                 self._memory.preempt([item.seq])
         self._apply(item)
@@ -186,15 +123,17 @@ class StepExecutor:
 
     def _apply(self, op: SequenceOp) -> None:
         try:
-            op.act(self._memory.sequences)
+            op.act(self._memory.sequences, self._in_flight.horizon(op.seq))
         except Exception:  # the thread must survive; the sequence's next segment will be refused
             log.exception("could not change sequence %s", op.seq)
 
     def next(self) -> SchedulerOutput | None:
-        """Schedule the next step; None when nothing is pending, or nothing fits until memory is released or `tick`."""
+        """Schedule the next step; empty if only answers are to be taken. None when nothing is pending, nothing fits
+        until memory is released or `tick`, or the engine has enough to do."""
         if self.lost is not None:
             return _NOTHING if self._refused else None
-        return self._scheduler.schedule(self._memory)
+        scheduled = self._scheduler.schedule(self._memory) if self._in_flight.has_room else None
+        return _NOTHING if scheduled is None and self._in_flight.is_ready else scheduled
 
     def run(self, scheduled: SchedulerOutput) -> Answers:
         if self.lost is not None:
@@ -204,69 +143,102 @@ class StepExecutor:
             (self._forget(key).answer, EngineError("the request does not fit in the engine's memory"))
             for key in scheduled.rejected
         ]
-        if not scheduled.segments:
-            return answers
-        return answers + self._forward(scheduled.segments)
+        if scheduled.segments:
+            answers += self._begin(scheduled.segments)
+        while self._in_flight.is_ready:
+            answers += self._finish()
+        return answers
 
     def export_prefixes(self) -> None:
         """Export computed prefixes. Call after a step's answers are sent and before the next `submit`."""
         self._prefixes.export()
 
-    def _forward(self, chunks: tuple[ScheduledSegment, ...]) -> Answers:
+    def _begin(self, chunks: tuple[ScheduledSegment, ...]) -> Answers:
+        """Submit a step. Answers come of what could not be."""
         if self.lost is not None:
             return []  # in the first half of this step
-        batch = Batch(tuple(chunk.segment for chunk in chunks))
         try:
-            output = self.engine.forward(batch)
+            self._in_flight.submit(chunks)
         except EngineLost as error:
             return self._give_up(error)
         except EngineError as error:
             if len(chunks) > 1:  # a refusal has no effect, and half of a step needs less memory
                 half = len(chunks) // 2
-                return [answer for part in (chunks[:half], chunks[half:]) for answer in self._forward(part)]
+                first = self._begin(chunks[:half])
+                return first + self._begin(chunks[half:])
             log.warning("a segment was refused: %s", error)
             return self._fail(chunks, error)
         except Exception as fault:
             # Every caller must receive a result: a missing answer is worse than a failed one.
             log.exception("a step failed")
             return self._fail(chunks, EngineError(f"the engine failed: {fault}"))
+        self._memory.submitted(Batch(tuple(chunk.segment for chunk in chunks if chunk.key != RECOMPUTED)))
+        for chunk in chunks:
+            if chunk.final and chunk.key != RECOMPUTED:
+                self._prefixes.done(chunk)
+                for op in self._after.pop(chunk.key, ()):
+                    self._apply(op)
+        return []
+
+    def _finish(self) -> Answers:
+        """Take the result of the oldest step."""
+        step = self._in_flight.pop()
+        try:
+            output = self._in_flight.collect(step)
+        except EngineLost as error:
+            return self._give_up(error)
+        except Exception as error:
+            log.exception("a step failed")
+            return self._fail(step.chunks, EngineError(f"the engine failed: {error}"))
+        num_rows = sum(len(chunk.segment.tokens) for chunk in step.chunks)
         self.steps += 1
-        self.rows += batch.num_rows
-        self.last = StepSize(batch.num_rows, len(chunks))
-        scored = [each for each in zip(chunks, output.logits, strict=True) if each[0].key != RECOMPUTED]
-        self._memory.written(Batch(tuple(chunk.segment for chunk, _ in scored)))
-        done: list[tuple[Answer, SampleRequest | tuple[Logits, ...]]] = []
-        for chunk, logits in scored:
+        self.rows += num_rows
+        self.last = StepSize(num_rows, len(step.chunks))
+        done: list[Done] = []
+        scored = output.scored or (None,) * len(step.chunks)
+        for chunk, logits, rows in zip(step.chunks, output.logits, scored, strict=True):
+            request = self._requests.get(chunk.key)
+            if request is None:
+                continue  # cancelled under way, or computed again for nobody
             if logits:
                 self._parts[chunk.key].append(logits)
             if chunk.final:
-                parts = tuple(self._parts[chunk.key])
-                self._prefixes.done(chunk)
-                for op in self._after.get(chunk.key, ()):
-                    self._apply(op)
-                request = self._forget(chunk.key)
-                if request.join is not None:
-                    joined = request.join.add(request.branch, parts)
-                    if joined is not None:
-                        done.append((request.join.answer, joined))
-                elif request.sampling is not None:
-                    rows = request.sampling[-sum(map(len, parts)) :]  # rows of a cached prefix are not computed
-                    done.append((request.answer, SampleRequest((parts,), rows)))
-                else:
-                    done.append((request.answer, parts))
+                request.scored = rows
+                done += self._done(request, tuple(self._parts[chunk.key]))
+                self._forget(chunk.key)
         return self._answers(done)
+
+    @staticmethod
+    def _done(request: ForwardRequest, parts: tuple[Logits, ...]) -> list[Done]:
+        """What to answer to a request that has run; nothing while other branches of its join have not."""
+        if request.join is not None:
+            if request.scored is not None:
+                return [(request.answer, EngineError("rows of a mixture were pruned while they were computed"))]
+            joined = request.join.add(request.branch, parts)
+            return [] if joined is None else [(request.join.answer, joined)]
+        if request.sampling is None or not parts:
+            return [(request.answer, parts)]
+        sampling = request.sampling
+        if request.scored is not None:
+            sampling = tuple(sampling[row] for row in request.scored)
+        rows = sampling[-sum(map(len, parts)) :]  # rows of a cached prefix are not computed
+        return [(request.answer, SampleRequest((parts,), rows))]
 
     def check(self) -> None:
         """Assert the invariants of the engine and of what is known of it."""
         self._memory.check()
         self._scheduler.check()
 
-    def _answers(self, done: list[tuple[Answer, SampleRequest | tuple[Logits, ...]]]) -> Answers:
+    def _answers(self, done: list[Done]) -> Answers:
         """Rows of the forwards that are complete: sampled in one pass, or as distributions."""
         rows = iter(self._sample([wanted for _, wanted in done if isinstance(wanted, SampleRequest)]))
-        return [
-            (answer, next(rows) if isinstance(wanted, SampleRequest) else _dists(wanted)) for answer, wanted in done
-        ]
+        answers: Answers = []
+        for answer, wanted in done:
+            if isinstance(wanted, SampleRequest):
+                answers.append((answer, next(rows)))
+            else:
+                answers.append((answer, wanted if isinstance(wanted, EngineError) else _dists(wanted)))
+        return answers
 
     def _sample(self, requests: Sequence[SampleRequest]) -> Sequence[Rows | EngineError]:
         """A fault, such as logits that are not numbers, fails its own request only."""
@@ -283,7 +255,7 @@ class StepExecutor:
         failed = {chunk.key for chunk in chunks if chunk.key != RECOMPUTED}
         for chunk in chunks:
             failed.update(self._scheduler.cancel(chunk.segment.seq))
-        return [(self._forget(key).answer, error) for key in sorted(failed)]
+        return [(self._forget(key).answer, error) for key in sorted(failed & self._requests.keys())]
 
     def _give_up(self, error: EngineLost) -> Answers:
         """Fail every request, and all later ones."""

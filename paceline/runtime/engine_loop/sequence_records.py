@@ -8,7 +8,7 @@ from typing import Protocol
 
 from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.engine.base import Engine
+from paceline.engine.base import SequenceEngine
 from paceline.engine.sequence_table import SequenceTable
 
 
@@ -21,7 +21,7 @@ class Sequences(Protocol):
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix: ...
 
-    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None: ...
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None: ...
 
     def truncate(self, seq: SeqId, length: int) -> None: ...
 
@@ -38,24 +38,23 @@ class _Record:
 
 
 class SequenceRecords:
-    """The sequences of an engine, as if none were ever preempted. Every forward must be reported by `written`.
+    """The sequences of an engine, as if none were ever preempted. Every batch must be reported by `submitted`.
 
     A preempted sequence is changed here alone: what the engine computes later is what is then left of it. One that is
     being computed again must be preempted once more before it changes. Cannot fork.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SequenceEngine) -> None:
         self._engine = engine
         self._table = SequenceTable(vocab_size=engine.info.vocab_size, max_positions=engine.info.max_positions)
         self._records: dict[SeqId, _Record] = {}
 
-    def written(self, batch: Batch) -> None:
-        """The engine has written these rows, for the first time."""
-        self._table.written(batch)
-        for segment in batch.segments:
-            record = self._records.setdefault(segment.seq, _Record())
-            if segment.parents is None:
-                record.tokens += segment.tokens
+    def submitted(self, batch: Batch) -> None:
+        """The engine writes these rows, for the first time."""
+        placed = self._table.place(batch)
+        self._table.written(placed)
+        for segment in placed:
+            self._records.setdefault(segment.seq, _Record()).tokens += segment.tokens[: segment.committed]
 
     # ---- preemption -------------------------------------------------------------------------------------------------
     def preempt(self, seq: SeqId) -> None:
@@ -69,7 +68,9 @@ class SequenceRecords:
         tree, record = self._table.tree(seq), self._records.get(seq)
         tokens = tuple(record.tokens) if record is not None else ()
         chain = (Segment(seq, 0, tokens, None, "none"),) if tokens else ()
-        return (*chain, Segment(seq, len(tokens), *tree, "none")) if tree.tokens else chain
+        if not tree.tokens:
+            return chain
+        return (*chain, Segment(seq, len(tokens), tree.tokens, tree.parent_ids, "none", tree.ids))
 
     def begin_again(self, chain: Segment) -> int:
         """Begin a preempted sequence with rows that need not be computed; return how many. Raises EngineError."""
@@ -98,10 +99,10 @@ class SequenceRecords:
         """Raises EngineError for a preempted sequence, too."""
         return self._engine.export_kv(seq, tokens)
 
-    def commit(self, seq: SeqId, keep: Sequence[int], rest: Sequence[int] = ()) -> None:
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
         if self._is_resident(seq):
-            self._engine.commit(seq, keep, rest)
-        self._records[seq].tokens += self._table.commit(seq, keep, rest).committed
+            self._engine.prune(seq, keep, live, horizon)
+        self._records[seq].tokens += self._table.prune(seq, keep, live, horizon).committed
 
     def truncate(self, seq: SeqId, length: int) -> None:
         if self._is_resident(seq):

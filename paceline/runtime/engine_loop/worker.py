@@ -18,20 +18,11 @@ from typing import cast
 from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import Segment, SeqId, StepSize
 from paceline.core.sampling.dist import Dist
-from paceline.engine.base import Engine
+from paceline.engine.base import AsyncEngine, Engine
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.executor import (
-    DEFAULT_LIMITS,
-    TICK_S,
-    Answer,
-    Answers,
-    ForwardRequest,
-    Rows,
-    SequenceOp,
-    StepExecutor,
-    StepLimits,
-)
+from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, TICK_S, Answers, StepExecutor, StepLimits
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
+from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, Rows, SequenceOp
 
 log = logging.getLogger("paceline.engine")
 
@@ -47,7 +38,7 @@ class EngineWorker:
     run.
     """
 
-    def __init__(self, engine: Engine, limits: StepLimits = DEFAULT_LIMITS) -> None:
+    def __init__(self, engine: Engine | AsyncEngine, limits: StepLimits = DEFAULT_LIMITS) -> None:
         self.steps = StepExecutor(engine, limits)  # its counters may be read on any thread
         self.answered = StepSize()  # size of the step whose answer is being delivered; on the loop
         self.capacity = engine.free_rows()  # rows of KV in all; None without a bound
@@ -57,6 +48,7 @@ class EngineWorker:
         self._outbox: list[SequenceOp | ForwardRequest] = []  # submitted in this turn of the loop
         self._inbox: deque[SequenceOp | ForwardRequest] = deque()  # read by the thread; guarded by `_changed`
         self._changed = threading.Condition()
+        self._ready = False  # a batch under way has run
         self._delivering = 0  # steps whose answers are sent and whose sessions have not continued yet
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
@@ -145,14 +137,15 @@ class EngineWorker:
     # ---- on the thread ----------------------------------------------------------------------------------------------
     def _run(self) -> None:
         assert self._loop is not None
+        self.steps.notify(self._wake)
         progressed, checked, idle, seconds = False, False, False, 0.0
         ticked = time.perf_counter()
         while True:
             with self._changed:
-                if not (self._inbox or progressed or self._stopping):
-                    # For work, or for a release when no pending segment fits.
+                if not (self._inbox or progressed or self._ready or self._stopping):
+                    # For work, for a batch under way, or for a release when no pending segment fits.
                     woken = self._changed.wait(TICK_S if self.steps.short else None if checked else IDLE_S)
-                    idle = not (woken or self._inbox or self._stopping)
+                    idle = not (woken or self._inbox or self._ready or self._stopping)
                 else:
                     idle = False
                 if self._delivering and (self._inbox or progressed):
@@ -160,6 +153,7 @@ class EngineWorker:
                     self._changed.wait_for(self._has_continued, max(seconds, BATCHING_WAIT_S))
                 items = list(self._inbox)
                 self._inbox.clear()
+                self._ready = False
                 stopping = self._stopping  # now: what is submitted before a later stop is taken in the next turn
             for item in items:
                 self.steps.submit(item)
@@ -183,6 +177,12 @@ class EngineWorker:
                     self._delivering += 1
                 self._loop.call_soon_threadsafe(self._deliver, answers, self.steps.last)
                 self.steps.export_prefixes()
+
+    def _wake(self) -> None:
+        """A batch under way has run. On any thread."""
+        with self._changed:
+            self._ready = True
+            self._changed.notify()
 
     def _has_continued(self) -> bool:
         return self._stopping or not self._delivering

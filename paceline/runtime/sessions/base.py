@@ -13,8 +13,8 @@ import msgspec
 from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import SeqId
 from paceline.errors import EngineError, LinkClosed, PacelineError
-from paceline.runtime.engine_loop.executor import Rows, SequenceOp
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
+from paceline.runtime.engine_loop.requests import Rows, SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.sessions.driver import Driver, answered, requests
@@ -94,8 +94,8 @@ class Session(ABC):
             each.group, each.salt = self._group, self._owner
             self._worker.submit(each)
 
-    def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:
-        self._worker.control(SequenceOp.commit(seq, keep, rest))
+    def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:
+        self._worker.control(SequenceOp.prune(seq, keep, live))
 
     def release(self, seq: SeqId) -> None:
         self._worker.control(SequenceOp.release(seq))

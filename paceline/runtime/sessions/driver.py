@@ -13,10 +13,9 @@ from typing import Protocol, cast
 from paceline.core.batching.segment import SeqId, StepSize
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import SampledRow
-from paceline.runtime.engine_loop.executor import Answer, BranchJoin, ForwardRequest, Rows
+from paceline.runtime.engine_loop.requests import Answer, BranchJoin, ForwardRequest, Rows
 from paceline.strategies.base import (
     ClosePeer,
-    Commit,
     Effect,
     Emit,
     Event,
@@ -24,6 +23,7 @@ from paceline.strategies.base import (
     Forward,
     Machine,
     OpenPeer,
+    Prune,
     Retrieve,
     Sampled,
     Scored,
@@ -42,7 +42,7 @@ class Ports(Protocol):
     def forward(self, forward: Forward) -> None:
         """Its sequences are named as on this engine."""
 
-    def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None: ...
+    def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None: ...
 
     def release(self, seq: SeqId) -> None: ...
 
@@ -129,8 +129,8 @@ class Driver:
                 ports.emit(effect)
             case Send(message):
                 ports.send(message)
-            case Commit(seq, keep, rest):
-                ports.commit(self._seq(seq), keep, rest)
+            case Prune(seq, keep, live):
+                ports.prune(self._seq(seq), keep, live)
             case Retrieve():
                 ports.retrieve()
             case OpenPeer(targets, epoch):

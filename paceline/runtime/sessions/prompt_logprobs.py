@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from paceline.core.batching.segment import Segment
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import TextModel
-from paceline.runtime.engine_loop.executor import SequenceOp
+from paceline.runtime.engine_loop.requests import SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.service import Logprobs
 from paceline.runtime.sessions.output_text import logprobs_of

@@ -7,7 +7,8 @@ from collections.abc import Callable, Hashable
 from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import SeqId
 from paceline.engine.base import Engine
-from paceline.runtime.engine_loop.executor import TICK_S, ForwardRequest, SequenceOp, StepExecutor
+from paceline.runtime.engine_loop.executor import TICK_S, StepExecutor
+from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
 from paceline.runtime.simulation.clock import VirtualClock
 
 StepTime = float | Callable[[int], float]  # s of a forward pass: a constant, or a function of its rows

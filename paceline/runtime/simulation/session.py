@@ -13,7 +13,7 @@ from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import SeqId
 from paceline.core.side import SIDES
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.executor import Rows, SequenceOp
+from paceline.runtime.engine_loop.requests import Rows, SequenceOp
 from paceline.runtime.sessions.driver import Driver, answered, requests
 from paceline.runtime.sessions.egress import Egress
 from paceline.runtime.simulation.clock import VirtualClock
@@ -231,8 +231,8 @@ class SimulatedSession:
             request.group = self._group
             self.host.submit(request)
 
-    def commit(self, seq: SeqId, keep: tuple[int, ...], rest: tuple[int, ...] = ()) -> None:
-        self.host.submit(SequenceOp.commit(seq, keep, rest))
+    def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:
+        self.host.submit(SequenceOp.prune(seq, keep, live))
 
     def release(self, seq: SeqId) -> None:
         self._live.discard(seq)

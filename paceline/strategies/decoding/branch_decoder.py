@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from paceline.core.aggregation.weights import log_weight
-from paceline.core.batching.segment import LogitsMode, Segment, SeqId
+from paceline.core.batching.segment import ROOT, LogitsMode, Segment, SeqId
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
-from paceline.strategies.base import Branch, Commit, Effect, Forward
+from paceline.strategies.base import Branch, Effect, Forward, Prune
 from paceline.strategies.decoding.answered_rows import AnsweredRows
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 from paceline.strategies.decoding.rescoring import BranchMixer
@@ -65,6 +65,7 @@ class BranchDecoder:
         self._branches: tuple[Branch, ...] = ()
         self._committed: list[int] = []  # output tokens whose rows are there for good
         self._open: list[PrefixNode] = []  # nodes of the open tree, in the order of their rows
+        self._next_id = 0  # of the next row
         self._ticket = 0
         self._pending: dict[int, int] = {}  # under way: ticket -> branch
         self._batch: tuple[PrefixNode, ...] = ()  # nodes that the forward under way will score
@@ -124,16 +125,14 @@ class BranchDecoder:
         rest = [node for node in self._open if node.alive and node.position > head.position]
         if not keep and len(rest) == len(self._open):
             return []
-        kept, stay = (tuple(node.row for node in nodes if node.row is not None) for nodes in (keep, rest))
-        for node in self._open:
+        kept, live = (tuple(node.row for node in nodes if node.row is not None) for nodes in (keep, rest))
+        for node in set(self._open).difference(keep, rest):
             node.row, node.cached = None, False
         for node in keep:
-            node.cached = True
-        for row, node in enumerate(rest):
-            node.row, node.cached = row, True
+            node.row = None
         self._committed += [node.token for node in keep]
         self._open = rest
-        return [Commit(SeqId(index), kept, stay) for index in range(len(self._branches))]
+        return [Prune(SeqId(index), kept, live) for index in range(len(self._branches))]
 
     def missing_rows(self, head: PrefixNode) -> list[PrefixNode]:
         """Decided nodes whose rows are not committed, `head` included. After `commit_to`: those without a row."""
@@ -156,14 +155,17 @@ class BranchDecoder:
         start = len(self._committed) + len(self._open)
         tokens = tuple(node.token for node in nodes)
         parents: tuple[int, ...] | None = None
+        ids: tuple[int, ...] | None = None
         if nodes[-1].position <= head.position and not self._open:
             self._committed += tokens
             self._batch = tuple(nodes) if self._mixer.rescoring else (nodes[-1],)
         else:
-            for node in nodes:
-                node.row = len(self._open)
-                self._open.append(node)
-            parents = tuple(_parent_row(node) for node in self._open)
+            ids = tuple(range(self._next_id, self._next_id + len(nodes)))
+            self._next_id += len(nodes)
+            for node, name in zip(nodes, ids, strict=True):
+                node.row = name
+            parents = tuple(_parent_row(node) for node in nodes)
+            self._open += nodes
             self._batch = tuple(nodes)
         for node in nodes:
             node.cached = True
@@ -171,7 +173,7 @@ class BranchDecoder:
         wanted: LogitsMode = "last" if len(self._batch) == 1 and parents is None else "all"
         return self._forwards(
             [
-                Segment(SeqId(i), len(branch.prompt) + start, tokens, parents, wanted)
+                Segment(SeqId(i), len(branch.prompt) + start, tokens, parents, wanted, ids)
                 for i, branch in enumerate(self._branches)
             ],
             sampled=self._samples,
@@ -304,5 +306,5 @@ def _prompt_segments(
 
 
 def _parent_row(node: PrefixNode) -> int:
-    """The row of the node's parent in the open tree; -1 where that is decided."""
-    return -1 if node.parent is None or node.parent.row is None else node.parent.row
+    """The id of the row of the node's parent in the open tree; `ROOT` where that is decided."""
+    return ROOT if node.parent is None or node.parent.row is None else node.parent.row

@@ -44,7 +44,7 @@ class PrefixNode:
     log_evidence: float | None = None  # log h of this side after the prefix, where scores follow the text
     peer_dist: PeerDist | None = None  # as received
     dead: bool = False  # the targets have gone another way
-    row: int | None = None  # in this side's open tree of KV rows
+    row: int | None = None  # id of its row in this side's open tree of KV rows
     cached: bool = False  # its row is in the KV cache
     alive: bool = True  # the head, or below it
     own_id: int | None = None  # id under which this side sent it

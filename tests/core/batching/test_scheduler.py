@@ -191,10 +191,10 @@ def test_a_tree_larger_than_the_budget_runs_whole() -> None:
 
 def test_a_continued_tree_runs_whole_and_is_cancelled_whole() -> None:
     scheduler = Scheduler(BUDGET, 8)
-    grown = Segment(SeqId(0), 10, tuple(range(30)), (-1,) * 34, "all")
+    grown = Segment(SeqId(0), 10, tuple(range(30)), (-1,) * 30, "all", tuple(range(4, 34)))
     assert scheduler.last(SeqId(0)) is None
     scheduler.add(0, grown)
-    scheduler.add(1, Segment(SeqId(0), 40, (1,), (-1,) * 35))
+    scheduler.add(1, Segment(SeqId(0), 40, (1,), (-1,), ids=(34,)))
     assert scheduler.last(SeqId(0)) == 1
     scheduled = scheduler.schedule()
     assert scheduled is not None and [piece.segment for piece in scheduled.segments] == [grown]

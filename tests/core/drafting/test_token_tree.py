@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.batching.placed_segment import PlacedSegment
 from paceline.core.batching.segment import SeqId
 from paceline.core.drafting.token_tree import TokenTree, merge
 from paceline.core.sampling.dist import Dist
@@ -56,7 +57,7 @@ def test_the_mask_of_the_segment_is_the_path_and_its_positions_the_depth(tree: T
         with pytest.raises(ValueError, match="tokens"):
             tree.segment(SeqId(1), start)
         return
-    segment = tree.segment(SeqId(1), start)
+    segment = PlacedSegment(SeqId(1), start, tree.tokens, tree.segment(SeqId(1), start).parents, ())
     for node, (row, position) in enumerate(zip(segment.mask(), segment.positions(), strict=True)):
         assert tuple(np.flatnonzero(row)) == tree.path(node)
         assert position == start + tree.depth(node)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.batching.segment import Segment, SeqId
+from paceline.core.batching.placed_segment import PlacedSegment
+from paceline.core.batching.segment import SeqId
 from paceline.engine.paged.attention.interface import LayerAttention
 from paceline.engine.paged.flat_batch import FlatBatch, SegmentSlots
 from paceline.engine.paged.kv_storage import KvStorage
@@ -92,15 +93,17 @@ def case(
     return Case(storage, flat, query, key, value, params)
 
 
-def _segment(seq: SeqId, kind: Kind, draw: np.random.Generator, longest: int) -> Segment:
+def _segment(seq: SeqId, kind: Kind, draw: np.random.Generator, longest: int) -> PlacedSegment:
     start = int(draw.integers(0, longest))
     if kind == "decode":
-        return Segment(seq, start, (1,))
+        return PlacedSegment(seq, start, (1,), None, (0,))
     if kind == "prompt":
-        return Segment(seq, start // 3, (1,) * int(draw.integers(20, 90)))
+        rows = int(draw.integers(20, 90))
+        return PlacedSegment(seq, start // 3, (1,) * rows, None, (rows - 1,))
     if kind == "chain":
-        return Segment(seq, start, (1,) * int(draw.integers(2, 9)), logits="all")
+        rows = int(draw.integers(2, 9))
+        return PlacedSegment(seq, start, (1,) * rows, None, tuple(range(rows)))
     size = int(draw.integers(1, 45))  # more than one word of a mask
     parents = tuple(int(draw.integers(-1, row)) if row else -1 for row in range(size))
     new = int(draw.integers(1, size + 1)) if kind == "part" else size
-    return Segment(seq, start + size - new, (1,) * new, parents, "all")
+    return PlacedSegment(seq, start + size - new, (1,) * new, parents, tuple(range(new)))

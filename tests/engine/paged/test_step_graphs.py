@@ -108,7 +108,7 @@ def test_a_step_is_one_copy_to_the_device(engine: PagedEngine) -> None:
             tree = Segment(seqs[2], engine.length(seqs[2]), (1, 2, 3), (-1, 0, 0), "all")
             engine.forward(Batch((*(Segment(seq, engine.length(seq), (step,)) for seq in seqs[:2]), tree)))
             assert staging.copies == before + 1
-            engine.commit(seqs[2], (0, 2))
+            engine.prune(seqs[2], (0, 2))
 
 
 def test_what_cannot_be_captured_runs_unpadded_with_one_warning(

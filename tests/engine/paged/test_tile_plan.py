@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.batching.segment import Segment, SeqId
+from paceline.core.batching.placed_segment import PlacedSegment
+from paceline.core.batching.segment import SeqId
 from paceline.engine.paged.attention.tile_plan import (
     COLUMNS,
     Item,
@@ -74,7 +75,7 @@ def test_every_row_reads_every_column_that_it_sees_once(kinds: list[Kind], shape
 def test_a_mask_has_a_bit_for_each_column_of_the_tree_only(draws: list[int], data: st.DataObject) -> None:
     parents = tuple(draw % (row + 1) - 1 for row, draw in enumerate(draws))
     new = data.draw(st.integers(1, len(parents)))
-    segment = Segment(SeqId(0), 5000 + len(parents) - new, (1,) * new, parents)
+    segment = PlacedSegment(SeqId(0), 5000 + len(parents) - new, (1,) * new, parents, ())
     words = ancestors(segment)
     assert words.shape == (new, -(-len(parents) // 32)), "whatever the context is"
     bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, : len(parents)]
@@ -83,7 +84,7 @@ def test_a_mask_has_a_bit_for_each_column_of_the_tree_only(draws: list[int], dat
 
 def test_one_long_sequence_occupies_the_device_and_many_are_not_split() -> None:
     shape = TileShape(group=7, spread=132)
-    alone = SegmentSlots(Segment(SeqId(0), 8000, (1,)), 0, np.arange(501))
+    alone = SegmentSlots(PlacedSegment(SeqId(0), 8000, (1,), None, (0,)), 0, np.arange(501))
     long = plan_tiles([alone], 1, shape)
     assert 100 < len(long.items[0]) <= 132
     many = plan_tiles(case(["decode"] * 200, 1).flat.segments, 200, shape)
@@ -93,7 +94,8 @@ def test_one_long_sequence_occupies_the_device_and_many_are_not_split() -> None:
 def test_the_plan_of_a_step_does_not_grow_with_rows_times_columns() -> None:
     """64 trees of 8 rows behind 8,000 rows each: 64 x 8 x 8,000 cells of a mask, had it any."""
     parents = (-1, 0, 0, 1, 1, 2, 2, 3)
-    trees = [SegmentSlots(Segment(SeqId(seq), 8000, (1,) * 8, parents), 8 * seq, np.arange(501)) for seq in range(64)]
+    placed = [PlacedSegment(SeqId(seq), 8000, (1,) * 8, parents, ()) for seq in range(64)]
+    trees = [SegmentSlots(each, 8 * each.seq, np.arange(501)) for each in placed]
     plan = plan_tiles(trees, 512, TileShape(group=7, spread=132))
     assert plan.pool.size == 64 * (501 + 8 + 8), "block tables, a word a row, a position a column"
 

@@ -26,8 +26,9 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import node as node_module
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, kv_key
-from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor, StepLimits
+from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
+from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node

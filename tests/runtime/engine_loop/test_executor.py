@@ -14,8 +14,9 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import DenseLogits, Output, SampleRequest
 from paceline.engine.fake.engine import FakeEngine
 from paceline.errors import EngineError, EngineLost
-from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor, StepLimits
+from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
+from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
 
 Result = tuple[Dist, ...] | EngineError
 PROMPT = tuple(b"a prompt that is longer than a step may be")
@@ -62,13 +63,18 @@ def test_a_segment_truncated_before_it_ran_is_never_answered() -> None:
 
 
 def grow(
-    steps: StepExecutor, start: int, tokens: tuple[int, ...], parents: tuple[int, ...], results: list[Result]
+    steps: StepExecutor,
+    start: int,
+    tokens: tuple[int, ...],
+    parents: tuple[int, ...],
+    results: list[Result],
+    ids: tuple[int, ...] | None = None,
 ) -> None:
-    steps.submit(ForwardRequest(Segment(SeqId(1), start, tokens, parents, "all"), results.append))
+    steps.submit(ForwardRequest(Segment(SeqId(1), start, tokens, parents, "all", ids), results.append))
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_commit_runs_after_earlier_forwards_and_cancels_none(at_once: bool) -> None:
+def test_a_prune_runs_after_earlier_forwards_and_cancels_none(at_once: bool) -> None:
     steps, results = StepExecutor(FakeEngine()), list[Result]()
 
     def turn() -> None:
@@ -80,13 +86,13 @@ def test_a_commit_runs_after_earlier_forwards_and_cancels_none(at_once: bool) ->
     turn()
     grow(steps, start, (65, 66), (-1, 0), results)
     turn()
-    grow(steps, start + 2, (67, 68), (-1, 0, 0, 2), results)
+    grow(steps, start + 2, (67, 68), (0, 2), results, ids=(2, 3))
     turn()
-    steps.submit(SequenceOp.commit(SeqId(1), (0, 2), (3,)))  # 65, 67; 68 stays open
+    steps.submit(SequenceOp.prune(SeqId(1), (0, 2), (3,)))  # 65, 67; 68 stays open
     turn()
-    grow(steps, start + 3, (69,), (-1, 0), results)
+    grow(steps, start + 3, (69,), (3,), results, ids=(4,))
     turn()
-    steps.submit(SequenceOp.commit(SeqId(1), (0,)))
+    steps.submit(SequenceOp.prune(SeqId(1), (3,)))
     steps.submit(SequenceOp.truncate(SeqId(1), start + 2))  # 68 as well
     turn()
     ask(steps, 1, start + 2, (70,), results)
@@ -105,7 +111,7 @@ def test_a_commit_runs_after_earlier_forwards_and_cancels_none(at_once: bool) ->
 def test_a_release_runs_at_once_and_cancels_pending_segments() -> None:
     steps, results = StepExecutor(FakeEngine()), list[Result]()
     grow(steps, 0, (65, 66), (-1, 0), results)
-    steps.submit(SequenceOp.commit(SeqId(1), (0,)))
+    steps.submit(SequenceOp.prune(SeqId(1), (0,)))
     steps.submit(SequenceOp.truncate(SeqId(1), 1))
     steps.submit(SequenceOp.release(SeqId(1)))
     run_all(steps)
@@ -115,7 +121,7 @@ def test_a_release_runs_at_once_and_cancels_pending_segments() -> None:
 def test_operations_after_a_refused_forward_are_dropped() -> None:
     steps, results = StepExecutor(FakeEngine()), list[Result]()
     grow(steps, 5, (65, 66), (-1, 0), results)  # rows 0 to 4 were never written
-    steps.submit(SequenceOp.commit(SeqId(1), (0,)))
+    steps.submit(SequenceOp.prune(SeqId(1), (0,)))
     run_all(steps)
     ask(steps, 1, 0, PROMPT, results)
     run_all(steps)
@@ -304,7 +310,7 @@ def preempted(steps: StepExecutor, results: list[Result], **more: object) -> Non
     assert steps.preemptions == 1 and steps.engine.length(SeqId(2)) == 0
 
 
-@pytest.mark.parametrize("change", ["truncate", "commit", "release"])
+@pytest.mark.parametrize("change", ["truncate", "prune", "release"])
 def test_a_preempted_sequence_changes_as_if_it_had_its_rows(change: str) -> None:
     expected: list[Result] = []
     found: list[Result] = []
@@ -315,9 +321,9 @@ def test_a_preempted_sequence_changes_as_if_it_had_its_rows(change: str) -> None
         run_all(steps)
         ask_in(steps, 1, 0, PROMPT, results)
         run_all(steps)
-        if change == "commit":
-            steps.submit(SequenceOp.commit(SeqId(2), (0,), (2,)))
-            grown = Segment(SeqId(2), len(PROMPT) + 2, (68,), (-1, 0), "all")
+        if change == "prune":
+            steps.submit(SequenceOp.prune(SeqId(2), (0,), (2,)))
+            grown = Segment(SeqId(2), len(PROMPT) + 2, (68,), (2,), "all", (3,))
             steps.submit(ForwardRequest(grown, results.append))
         elif change == "truncate":
             steps.submit(SequenceOp.truncate(SeqId(2), 10))

@@ -11,7 +11,8 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.fake.tokenizer import ByteTokenizer
-from paceline.runtime.engine_loop.executor import ForwardRequest, SequenceOp, StepExecutor, StepLimits
+from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
+from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from tests.runtime.test_node import collect, nodes

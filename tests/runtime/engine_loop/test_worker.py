@@ -12,7 +12,7 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.wrappers import WrappedEngine
-from paceline.runtime.engine_loop.executor import Answer, SequenceOp
+from paceline.runtime.engine_loop.requests import Answer, SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 
 WAIT_S = 30.0
@@ -123,7 +123,7 @@ async def _stop_while_an_operation_runs() -> None:
     await worker.compute(Segment(seq, 0, (7, 8)))
     entered, leave = threading.Event(), threading.Event()
 
-    def hold(_: Engine) -> None:
+    def hold(_: Engine, __: int | None) -> None:
         entered.set()
         assert leave.wait(WAIT_S)
 

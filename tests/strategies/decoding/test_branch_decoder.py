@@ -16,7 +16,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
-from paceline.strategies.base import SIDES, Branch, Commit, Effect, Forward, Side, Started
+from paceline.strategies.base import SIDES, Branch, Effect, Forward, Prune, Side, Started
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.strategies.decoding.rescoring import RESCORED_TOKENS
@@ -52,8 +52,8 @@ class Play:
                 case Forward(ticket, segment):
                     (dists,) = self.engine.forward(Batch((segment,))).dists
                     self.answers.append((ticket, dists))
-                case Commit(seq, keep, rest):
-                    self.engine.commit(seq, keep, rest)
+                case Prune(seq, keep, live):
+                    self.engine.prune(seq, keep, live)
                 case _:
                     raise AssertionError(effect)
 

@@ -18,7 +18,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.batching.segment import Segment
+from paceline.core.batching.placed_segment import PlacedSegment
 from paceline.engine.paged.flat_batch import SegmentSlots
 
 Ints = NDArray[np.int32]
@@ -109,7 +109,7 @@ def most_slots(num_rows: int, shape: TileShape) -> int:
     return num_rows + shape.spread * shape.rows(shape.heights[-1])
 
 
-def ancestors(segment: Segment) -> Ints:
+def ancestors(segment: PlacedSegment) -> Ints:
     """(n, words): bit j of row i is set if it attends to row j of the tree. A chain has no words."""
     if segment.parents is None:
         return np.zeros((len(segment.tokens), 0), dtype=np.int32)
