@@ -2,6 +2,8 @@
 
 PacelineError
 ├── ConfigError                 names the option and the accepted values
+│   └── DocumentError           a file cannot be read as a document; carries OpenAI's `code`
+├── ParserLost                  the process that reads a document was killed from outside: try again
 ├── RequestError                carries the HTTP status and OpenAI's `type`, `code` and `param`
 ├── LinkError
 │   ├── LocalProtocolError      this side broke the protocol: a bug here
@@ -15,6 +17,8 @@ Asserts are for mistakes of this code; a user's input never reaches one.
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class PacelineError(Exception):
     """Base of all errors raised on purpose. Its text is a sentence for the user."""
@@ -22,6 +26,18 @@ class PacelineError(Exception):
 
 class ConfigError(PacelineError):
     """A setting, a path or a model name cannot be used. The text says which and what would be accepted."""
+
+
+class DocumentError(ConfigError):
+    """A file cannot be read as a document. The text says why and what to do; `code`: of OpenAI's `last_error`."""
+
+    def __init__(self, message: str, *, code: Literal["unsupported_file", "invalid_file"] = "invalid_file") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ParserLost(PacelineError):
+    """The process that read a document was killed, and not by its limits. Reading it again may succeed."""
 
 
 class RequestError(PacelineError):

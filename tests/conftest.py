@@ -32,6 +32,7 @@ SLOW = (
     "tests/e2e/",
     "tests/models/",
     "tests/packaging/test_wheel.py",
+    "tests/rag/parsing/test_bombs.py",
     "tests/rag/store/test_documents_crash.py",
     "tests/rag/store/test_library_crash.py",
     "tests/rag/test_embedder.py",

@@ -52,7 +52,9 @@ def register(app: typer.Typer) -> None:
 
 
 def add(
-    paths: Annotated[list[Path], typer.Argument(help="text and Markdown files, or folders of them")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="text, Markdown, PDF, HTML, DOCX, EPUB, CSV and code files, or folders of them")
+    ],
     side: Side = "device",
     store: Store = None,
     embedder: Embedder = None,

@@ -51,6 +51,7 @@ def run(nodes: tuple[NodeSettings, ...]) -> Iterator[Check]:
         ("processor", processor),
         ("memory", memory),
         ("embedder", embedder),
+        ("documents", documents),
         ("demo cloud model", lambda: demo_model(models.CLOUD)),
         ("demo device model", lambda: demo_model(models.DEVICE)),
     ]
@@ -136,6 +137,17 @@ def embedder() -> Found:
     chosen = load_embedder(DEFAULT)
     (vector,) = chosen.embed(["a bicycle race"])
     return "ok", f"{chosen.name}, {len(vector)} dimensions, weights as known"
+
+
+def documents() -> Found:
+    """Parse a document as the server would, in a process of its own."""
+    from paceline.rag.parsing.process import ParserProcess
+
+    with ParserProcess() as parser:
+        parser.parse_bytes("page.html", b"<p>a bicycle race")
+        if parser.has_network:
+            return "warn", "parsed in a process of their own, which this machine leaves with access to the network"
+    return "ok", "parsed in a process of their own, without network"
 
 
 def demo_model(directory: Path) -> Found:

@@ -1,7 +1,7 @@
 """Retrieval: parse, chunk, embed, index and search documents, and put passages into prompts.
 
 `records`: documents, passages, selections.
-`parse`: files to title and text. `chunk`: text to chunks.
+`parsing`: files to title and text, in a process of its own. `chunk`: text to chunks.
 `embedder`: the protocol, loading by name; `minilm`: the default embedder.
 `database`: SQLite schema and transactions.
 `index`: vector and word search over chunks.

@@ -1,25 +1,26 @@
-"""Chunking: overlapping token windows that end, where possible, at a heading, paragraph or sentence boundary.
+"""Chunking: overlapping token windows that end, where possible, at a heading, paragraph or sentence boundary; in source
+code, at a definition.
 
 Pure and deterministic. Tokens are counted by the caller's function, word by word, so a chunk stays within its size as
 long as count(a + b) <= count(a) + count(b), which holds for WordPiece exactly. Every character is in some chunk.
-Not handled: tables, code and sentence ends after abbreviations are split like any other text.
+Chunks are made one at a time, so that a long text can be read beside others.
+Not handled: tables and sentence ends after abbreviations are split like any other text.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
+from paceline.rag.parsing.kinds import FULL_STOPS
 from paceline.rag.records import titled
 
 CHUNK_TOKENS = 160  # about 120 words: one topic of a small document, and well within MiniLM's 256
 OVERLAP_TOKENS = 32  # about two sentences
 
 # A piece is a word and the space after it. Scripts without spaces have long "words", which also end at full stops.
-FULL_STOPS = "\u3002\uff01\uff1f"  # Chinese and Japanese . ! ?
 _PIECE = re.compile(rf"\s+|[^\s{FULL_STOPS}]{{1,64}}[{FULL_STOPS}]{{0,64}}\s*|[{FULL_STOPS}]{{1,64}}\s*")
 _HEADING = re.compile(r"#{1,6}[ \t]")
 _FENCE = re.compile(r"[ \t]*(```|~~~)")
@@ -35,7 +36,7 @@ class Chunk:
     start: int  # characters
     end: int
     text: str
-    title: str  # the document's, placed before the text; "" when it has none or the text begins with it
+    title: str  # the document's and the page, placed before the text; no title where the text begins with it
 
     @property
     def titled(self) -> str:
@@ -57,56 +58,99 @@ def split(
     count: Callable[[str], int],
     *,
     title: str = "",
+    pages: Sequence[int] = (),
+    is_code: bool = False,
     chunk_tokens: int = CHUNK_TOKENS,
     overlap: int = OVERLAP_TOKENS,
-) -> list[Chunk]:
-    """Chunks in order of position. Empty for an empty text. The title's tokens are not counted.
+) -> Iterator[Chunk]:
+    """Chunks in order of position. None for an empty text. The title's tokens are not counted.
 
+    pages: where each page begins, in characters; the page is then part of a chunk's title.
     Raises ValueError unless 0 <= overlap <= chunk_tokens / 2. Only a single character of more than `chunk_tokens`
     tokens makes a larger chunk.
     """
     if not 0 <= overlap <= chunk_tokens / 2:
         raise ValueError(f"overlap must be from 0 to half of chunk_tokens, got {overlap} of {chunk_tokens}")
-    pieces = list(_pieces(text, count, chunk_tokens))
-    offsets = [0, *(piece.end for piece in pieces)]
-    sums = list(accumulate((piece.tokens for piece in pieces), initial=0))
-    chunks: list[Chunk] = []
+    return _chunks(text, _Pieces(_pieces(text, count, chunk_tokens, is_code)), title, pages, chunk_tokens, overlap)
+
+
+def _chunks(
+    text: str, pieces: _Pieces, title: str, pages: Sequence[int], chunk_tokens: int, overlap: int
+) -> Iterator[Chunk]:
     first, last = 0, 0  # the chunk is pieces[first:last]
-    while last < len(pieces):
-        previous, last = last, _last_piece(pieces, sums, first, last, chunk_tokens)
+    while pieces.reach(first, last, chunk_tokens) > last:
+        previous, last = last, _last_piece(pieces, first, last, chunk_tokens)
         assert last > previous >= first, (first, previous, last)
-        body = text[offsets[first] : offsets[last]]
-        chunks.append(Chunk(offsets[first], offsets[last], body, "" if _begins_with(body, title) else title))
-        first = _next_first(pieces, sums, last, overlap, chunk_tokens)
-    return chunks
+        start, end = pieces.offsets[first], pieces.offsets[last]
+        body = text[start:end]
+        page = _page(pages, start + len(body) - len(body.lstrip()), start + len(body.rstrip()))
+        shown = "" if _begins_with(body, title) else title
+        yield Chunk(start, end, body, ", ".join(part for part in (shown, page) if part))
+        first = _next_first(pieces, last, overlap, chunk_tokens)
 
 
 def _begins_with(body: str, title: str) -> bool:
     return body.lstrip("# \t\n").startswith(title)
 
 
-def _last_piece(pieces: list[_Piece], sums: list[int], first: int, previous: int, limit: int) -> int:
+def _page(pages: Sequence[int], start: int, end: int) -> str:
+    """The page or pages of the characters [start, end), as people write them; "" for a text without pages."""
+    if not pages:
+        return ""
+    first, last = bisect_right(pages, start), bisect_left(pages, max(end, start + 1))
+    return f"page {first}" if first >= last else f"pages {first}\u2013{last}"
+
+
+class _Pieces:
+    """The pieces of a text, found as far as they are needed."""
+
+    def __init__(self, pieces: Iterator[_Piece]) -> None:
+        self._more = pieces
+        self.boundaries: list[int] = []  # after each piece
+        self.offsets = [0]  # characters before each piece, and after the last one found
+        self.sums = [0]  # tokens before each piece, and after the last one found
+
+    def __len__(self) -> int:
+        return len(self.boundaries)
+
+    def reach(self, first: int, last: int, limit: int) -> int:
+        """Find more than `limit` tokens from the piece `first` on, and two pieces after `last`, unless the text ends
+        before. Returns the number of pieces found so far.
+        """
+        while self.sums[-1] - self.sums[first] <= limit or len(self) < last + 2:
+            piece = next(self._more, None)
+            if piece is None:
+                break
+            self.boundaries.append(piece.boundary)
+            self.offsets.append(piece.end)
+            self.sums.append(self.sums[-1] + piece.tokens)
+        return len(self)
+
+
+def _last_piece(pieces: _Pieces, first: int, previous: int, limit: int) -> int:
     """The end of a chunk: the best boundary in the second half of its window, the latest among equals."""
+    sums = pieces.sums
     furthest = max(bisect_right(sums, sums[first] + limit) - 1, previous + 1)
     if furthest >= len(pieces):
         return len(pieces)
     earliest = max(bisect_right(sums, sums[first] + limit // 2), previous + 1)
-    return max(range(min(earliest, furthest), furthest + 1), key=lambda last: (pieces[last - 1].boundary, last))
+    return max(range(min(earliest, furthest), furthest + 1), key=lambda last: (pieces.boundaries[last - 1], last))
 
 
-def _next_first(pieces: list[_Piece], sums: list[int], last: int, overlap: int, limit: int) -> int:
+def _next_first(pieces: _Pieces, last: int, overlap: int, limit: int) -> int:
     """The start of the next chunk: the best boundary that repeats at most `overlap` tokens, the earliest among equals.
 
     Nothing is repeated at the beginning of a section, or where the next piece needs the room.
     """
-    if last == len(pieces) or pieces[last - 1].boundary == _SECTION:
+    sums = pieces.sums
+    if last == len(pieces) or pieces.boundaries[last - 1] == _SECTION:
         return last
     earliest = max(sums[last] - overlap, sums[last + 1] - limit)
     candidates = range(bisect_left(sums, earliest), last)
-    return max(candidates, key=lambda first: (min(pieces[first - 1].boundary, _SENTENCE), -first), default=last)
+    return max(candidates, key=lambda first: (min(pieces.boundaries[first - 1], _SENTENCE), -first), default=last)
 
 
-def _pieces(text: str, count: Callable[[str], int], limit: int) -> Iterator[_Piece]:
+def _pieces(text: str, count: Callable[[str], int], limit: int, is_code: bool) -> Iterator[_Piece]:
     known: dict[str, int] = {}  # token counts of words, which repeat
 
     def tokens_of(word: str) -> int:
@@ -114,13 +158,13 @@ def _pieces(text: str, count: Callable[[str], int], limit: int) -> Iterator[_Pie
             known[word] = count(word)
         return known[word]
 
-    headings = _heading_starts(text)
+    sections = (_definition_starts(text), frozenset[int]()) if is_code else _heading_starts(text)
     for match in _PIECE.finditer(text):
         parts = _split_word(match[0], tokens_of, limit)
         end = match.start()
         for i, part in enumerate(parts):
             end += len(part)
-            yield _Piece(end, tokens_of(part), _boundary(match, headings) if i == len(parts) - 1 else _INSIDE)
+            yield _Piece(end, tokens_of(part), _boundary(match, sections) if i == len(parts) - 1 else _INSIDE)
 
 
 def _split_word(word: str, tokens_of: Callable[[str], int], limit: int) -> list[str]:
@@ -145,9 +189,21 @@ def _heading_starts(text: str) -> tuple[frozenset[int], frozenset[int]]:
     return frozenset(begins), frozenset(ends)
 
 
-def _boundary(match: re.Match[str], headings: tuple[frozenset[int], frozenset[int]]) -> int:
-    """The boundary after a piece."""
-    begins, ends = headings
+def _definition_starts(text: str) -> frozenset[int]:
+    """Offsets of lines that begin at the margin after an empty line: in most languages a definition or its comment."""
+    starts = set()
+    position, after_empty = 0, False
+    for line in text.split("\n"):
+        if after_empty and line[:1].strip() and line[0] not in ")]}":
+            starts.add(position)
+        after_empty = not line.strip()
+        position += len(line) + 1
+    return frozenset(starts)
+
+
+def _boundary(match: re.Match[str], sections: tuple[frozenset[int], frozenset[int]]) -> int:
+    """The boundary after a piece. sections: where they begin, and where their headings end."""
+    begins, ends = sections
     word = match[0].rstrip()
     space = match[0][len(word) :]
     if match.end() in begins:

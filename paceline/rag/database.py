@@ -91,6 +91,10 @@ _UPLOADS = (
         usage_bytes INTEGER NOT NULL,
         starts INTEGER NOT NULL DEFAULT 0,  -- readings that were begun and not ended, by whatever outcome
         UNIQUE (store, file))""",
+    # Whole texts of uploaded files: parsing them again for a client that asks could take a minute.
+    """CREATE TABLE IF NOT EXISTS texts (
+        document TEXT PRIMARY KEY REFERENCES documents (id) ON DELETE CASCADE,
+        text TEXT NOT NULL)""",
     "CREATE INDEX IF NOT EXISTS attached_files ON attached (file)",
     "CREATE INDEX IF NOT EXISTS attached_batches ON attached (batch)",
     "CREATE INDEX IF NOT EXISTS attached_usage ON attached (store, usage_bytes)",

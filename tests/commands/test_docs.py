@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.commands.main import build
 from paceline.errors import ConfigError
+from tests.rag.parsing.made import book, pdf, shown, word_document
 
 
 @pytest.fixture
@@ -43,6 +44,29 @@ def test_added_documents_are_listed_found_and_removed(notes: Path) -> None:
     assert found[0]["document"] == "museum.md"
     assert in_hash("remove", "museum.md").output.splitlines() == ["removed  museum.md"]
     assert [each["name"] for each in json.loads(in_hash("list", "--json").stdout)] == ["cats.txt"]
+
+
+def test_a_folder_of_every_kind_is_added_and_found(notes: Path) -> None:
+    (notes / "rules.docx").write_bytes(word_document())
+    (notes / "lamps.pdf").write_bytes(pdf([shown("The lamp is lit at six.")], "Lamps"))
+    (notes / "lamp.epub").write_bytes(book({"a.xhtml": b"<p>The keeper trims the wick."}, ["a.xhtml"]))
+    (notes / "page.html").write_text("<h1>Mill</h1><p>The mill is red.")
+    (notes / "towns.csv").write_text("Town,Lamps\nHarl,7\n")
+    (notes / "wind.py").write_text("def wind():\n    return 'west'\n")
+    (notes / "scan.pdf").write_bytes(pdf([b""]))
+    results = {each["name"]: each for each in json.loads(in_hash("add", str(notes), "--json").stdout)}
+    assert {name for name, each in results.items() if each["status"] == "skipped"} == {"picture.png", "scan.pdf"}
+    assert "ocrmypdf" in results["scan.pdf"]["note"]
+    for query, name, title in (
+        ("when is the lamp lit", "lamps.pdf", "Lamps, page 1"),
+        ("who trims the wick", "lamp.epub", "The Lamp"),
+        ("Boats moor on the north side", "rules.docx", "Harbour rules"),
+        ("Town Harl Lamps", "towns.csv", ""),
+        ("def wind return west", "wind.py", "wind.py"),
+    ):
+        found = json.loads(in_hash("search", query, "--json").stdout)[0]
+        assert (found["document"], found["title"]) == (name, title)
+    assert "ocrmypdf" in str(in_hash("add", str(notes / "scan.pdf")).exception)
 
 
 def test_without_json_people_can_read_it(notes: Path) -> None:

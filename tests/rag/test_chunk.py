@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.rag.chunk import Chunk, split
+from paceline.rag import chunk as chunk_module
+from paceline.rag.chunk import Chunk
+
+
+def split(text: str, count: Callable[[str], int], **options: Any) -> list[Chunk]:
+    return list(chunk_module.split(text, count, **options))
 
 
 def words(text: str) -> int:

@@ -93,6 +93,12 @@ class FilesEndpoint:
 
     async def create(self, request: Request) -> Response:
         library = library_of(self._service)
+        owner: str = request.state.identity.key
+        with library.uploads.receiving(owner):
+            return answer(_object(await self._stored_upload(library, owner, request)))
+
+    @staticmethod
+    async def _stored_upload(library: Library, owner: str, request: Request) -> StoredFile:
         async with read_upload(request) as upload:
             purpose = upload.fields.get("purpose")
             if purpose is None:
@@ -105,9 +111,7 @@ class FilesEndpoint:
                     code="unsupported_parameter",
                     param="expires_after",
                 )
-            owner: str = request.state.identity.key
-            stored = await asyncio.to_thread(library.upload, owner, upload.name, purpose, upload.content)
-        return answer(_object(stored))
+            return await asyncio.to_thread(library.upload, owner, upload.name, purpose, upload.content)
 
     async def list_files(self, request: Request) -> Response:
         query = parse_query(FilesQuery, request.query_params)

@@ -6,7 +6,7 @@
 `passage_search`: search over the rows, and the index file.
 `files`: uploaded files and their bytes.
 `vector_stores`: collections of uploaded files; `vector_store_rows`: their records, read from rows.
-`ingester`: the background thread that reads files into vector stores.
+`ingester`: the background thread that reads files into vector stores, owners in turns.
 `library`: the facade over files, vector stores and their search.
 `filters`: conditions on file attributes. `paging`: pages of lists.
 """

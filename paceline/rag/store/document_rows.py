@@ -56,6 +56,20 @@ def insert_document(
     database.bump()
 
 
+def insert_text(database: Database, document_id: str, text: str) -> None:
+    """Keep a document's whole text, which goes with the document."""
+    database.execute("INSERT INTO texts VALUES (?, ?)", document_id, text)
+
+
+def find_text(database: Database, collection: str, file: str) -> str | None:
+    """The whole text read from an uploaded file; None where a release before these were kept has read it."""
+    row = database.execute(
+        "SELECT text FROM texts JOIN documents ON documents.id = document WHERE collection = ? AND file = ?",
+        collection, file,
+    ).fetchone()  # fmt: skip
+    return None if row is None else str(row[0])
+
+
 def remove_documents(database: Database, where: str, *parameters: object) -> Removed:
     """Remove documents with their chunks inside the caller's transaction.
 

@@ -14,7 +14,8 @@ from paceline.rag.chunk import Chunk, split
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.embedder import Embedder, ProgressCallback, embed_all
-from paceline.rag.parse import FoundFile, Parsed
+from paceline.rag.parsing.folders import FoundFile
+from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.records import DEFAULT_COLLECTION, Document, IngestResult, Vectors, Zone, titled
 from paceline.rag.store import document_rows as rows
 
@@ -51,8 +52,11 @@ class DocumentWriter:
             chunks: list[Chunk] = []
             if known is None:
                 size = {"chunk_tokens": self._chunk_tokens, "overlap": self._overlap}
-                chunks = split(parsed.text, self._embedder.count, title=parsed.title, **size)
-                chunks = [chunk for chunk in chunks if chunk.text.strip()]
+                found = split(
+                    parsed.text, self._embedder.count, title=parsed.title, pages=parsed.pages,
+                    is_code=parsed.kind == "code", **size,
+                )  # fmt: skip
+                chunks = [chunk for chunk in found if chunk.text.strip()]
             vectors = embed_all(self._embedder, [chunk.titled for chunk in chunks], progress)
             result = self._put(parsed, zone, chunks, vectors, file)
             if result:

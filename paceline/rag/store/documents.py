@@ -8,7 +8,7 @@ store on the device: nothing here sends anything anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,11 +19,16 @@ from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder, ProgressCallback, no_progress
-from paceline.rag.parse import find_files, parse, read_file
+from paceline.rag.parsing.folders import FoundFile, find_files, read_file
+from paceline.rag.parsing.parsed import Parsed
+from paceline.rag.parsing.process import ParserProcess
+from paceline.rag.parsing.text import parsed_text
 from paceline.rag.records import MANAGED, MIN_SCORE, ZONES, Document, IngestResult, Passage, Progress, Selection, Zone
 from paceline.rag.store.document_rows import managed_documents
 from paceline.rag.store.document_writer import DocumentWriter
 from paceline.rag.store.passage_search import PassageSearch
+
+MAX_KEPT = 32 * 2**20  # characters of texts that are parsed before the first is added; others are parsed twice
 
 
 class DocumentStore:
@@ -103,7 +108,8 @@ class DocumentStore:
         zone: Zone,
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> list[IngestResult]:
-        """Add files, and folders with all text and Markdown files below. Each document is added whole or not at all.
+        """Add files, and folders with all files below of a kind that can be read. Each document is added whole or not
+        at all.
 
         The same text again changes nothing; the same file with another text replaces the document. Files of one name
         in different folders are different documents: the later one's name is prefixed with as much of its path as
@@ -112,35 +118,34 @@ class DocumentStore:
         """
         _check_zone(zone)
         files, skipped = find_files([paths] if isinstance(paths, Path) else paths)
-        for file in files:
-            if file.explicit:
-                read_file(file)
         results = [IngestResult(item.name, "skipped", note=item.reason) for item in skipped]
-        try:
-            for i, file in enumerate(files):
-                try:
-                    parsed = read_file(file)
-                except ConfigError as error:
-                    if file.explicit:
-                        raise
-                    results.append(IngestResult(file.name, "skipped", note=str(error)))
-                    continue
+        with ParserProcess() as parser:
+            known = _named(files, parser)
+            try:
+                for i, file in enumerate(files):
+                    try:
+                        parsed = known.pop(i, None) or read_file(file, parser)
+                    except ConfigError as error:
+                        if file.explicit:
+                            raise
+                        results.append(IngestResult(file.name, "skipped", note=str(error)))
+                        continue
 
-                def report(chunk: int, num_chunks: int, i: int = i, name: str = file.name) -> None:
-                    progress(Progress(name, i, len(files), chunk, num_chunks))
+                    def report(chunk: int, num_chunks: int, i: int = i, name: str = file.name) -> None:
+                        progress(Progress(name, i, len(files), chunk, num_chunks))
 
-                results.append(self._writer.add(parsed, zone, report, file))
-        finally:
-            self.recover()
+                    results.append(self._writer.add(parsed, zone, report, file))
+            finally:
+                self.recover()
         return results
 
-    def add_text(self, name: str, text: str | bytes, *, zone: Zone) -> IngestResult:
+    def add_text(self, name: str, text: str, *, zone: Zone) -> IngestResult:
         """Add one document without a file. It replaces an earlier one of the same name that has no file either.
 
         Raises ConfigError as for a file of that content.
         """
         _check_zone(zone)
-        parsed = parse(name, text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
+        parsed = parsed_text(name, text)
         try:
             return self._writer.add(parsed, zone, no_progress)
         finally:
@@ -227,6 +232,22 @@ class DocumentStore:
         """True while a chunk with this id exists."""
         with self._connection.reading() as database:
             return database.execute("SELECT 1 FROM chunks WHERE id = ?", chunk_id).fetchone() is not None
+
+
+def _named(files: Sequence[FoundFile], parser: ParserProcess) -> dict[int, Parsed]:
+    """Parse the files that were named, by their index: all that fit into MAX_KEPT are returned.
+
+    Raises ConfigError for one that cannot be read.
+    """
+    known: dict[int, Parsed] = {}
+    size = 0  # characters
+    for i, file in enumerate(files):
+        if file.explicit:
+            parsed = read_file(file, parser)
+            size += len(parsed.text)
+            if size <= MAX_KEPT:
+                known[i] = parsed
+    return known
 
 
 def _check_zone(zone: str) -> None:

@@ -11,22 +11,26 @@ import contextlib
 import os
 import secrets
 import shutil
+import threading
 import time
 import unicodedata
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from paceline.errors import ConfigError, RequestError
-from paceline.rag.database import SharedConnection
-from paceline.rag.parse import MAX_NAME
+from paceline.rag.database import Database, SharedConnection
+from paceline.rag.parsing.kinds import MAX_FILE_BYTES
+from paceline.rag.parsing.parsed import MAX_NAME
 from paceline.rag.store.paging import Paging, page
 
 FOLDER = "files"  # in the folder of the documents
 FILE_PREFIX = "file-"  # of ids; distinguishes uploads from other documents
-MAX_FILE_BYTES = 64 * 1024 * 1024
 MAX_FILES = 10_000  # per owner
 MAX_OWNED_BYTES = 16 * 2**30  # of one owner's files together
+MAX_ARRIVING = 32  # uploads of one owner at once, each of them in a temporary file of up to MAX_FILE_BYTES
 _HALF_WRITTEN = ".part"
 _STALE_S = 3600.0  # age above which half-written bytes belong to no upload under way, in any process
 _COLUMNS = "seq, id, name, purpose, bytes, created_at"
@@ -50,6 +54,8 @@ class Uploads:
         """Raises ConfigError when the folder cannot be used."""
         self._folder = directory / FOLDER
         self._connection = connection
+        self._lock = threading.Lock()
+        self._arriving: Counter[str] = Counter()  # uploads under way, by owner
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._remove_orphans()
@@ -59,13 +65,7 @@ class Uploads:
     def add(self, owner: str, name: str, purpose: str, content: BinaryIO) -> StoredFile:
         """Store the content from its position to its end. Raises RequestError for too many files or bytes."""
         with self._connection.reading() as database:
-            count, held = database.execute("SELECT count(*), total(bytes) FROM files WHERE owner = ?", owner).fetchone()
-        if count >= MAX_FILES or held >= MAX_OWNED_BYTES:
-            raise RequestError(
-                f"There are {count} files of {held / 2**20:.0f} MiB; {MAX_FILES} of {MAX_OWNED_BYTES // 2**20} MiB "
-                "are the most: delete some first.",
-                code="limit_exceeded",
-            )
+            _check_quota(database, owner, 1)
         file_id = f"{FILE_PREFIX}{secrets.token_hex(16)}"
         part = self.path(file_id).with_suffix(_HALF_WRITTEN)
         try:
@@ -74,6 +74,7 @@ class Uploads:
                 raise too_large()
             stored = StoredFile(file_id, harmless(name), purpose, num_bytes, time.time())
             with self._connection.writing() as database:
+                _check_quota(database, owner, num_bytes)  # again: others may have been stored meanwhile
                 database.execute(
                     "INSERT INTO files (id, owner, name, purpose, bytes, created_at) VALUES (?, ?, ?, ?, ?, ?)",
                     file_id, owner, stored.name, purpose, num_bytes, stored.created_at,
@@ -82,6 +83,23 @@ class Uploads:
         finally:
             part.unlink(missing_ok=True)
         return stored
+
+    @contextlib.contextmanager
+    def receiving(self, owner: str) -> Iterator[None]:
+        """Held while an upload arrives, which bounds what lies in temporary files. Raises RequestError (429)."""
+        with self._lock:
+            if self._arriving[owner] >= MAX_ARRIVING:
+                raise RequestError(
+                    f"{MAX_ARRIVING} uploads are arriving already: wait for one to end.",
+                    status=429, type="rate_limit_error", code="too_many_uploads",
+                )  # fmt: skip
+            self._arriving[owner] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._arriving[owner] -= 1
+                self._arriving += Counter()  # forgets owners without any
 
     def get(self, owner: str, file_id: str) -> StoredFile:
         """A file's record. Raises RequestError (404) when the owner has no such file."""
@@ -105,11 +123,6 @@ class Uploads:
     def path(self, file_id: str) -> Path:
         """Path of a file's bytes. The id must be one that `add` has returned."""
         return self._folder / file_id
-
-    def read(self, file_id: str, max_bytes: int) -> bytes:
-        """At most `max_bytes` from the beginning of a file. Raises FileNotFoundError."""
-        with self.path(file_id).open("rb") as stream:
-            return stream.read(max_bytes)
 
     def _write(self, path: Path, content: BinaryIO) -> int:
         """Write and sync the content. Returns the number of bytes. Raises ConfigError for errors of the disk."""
@@ -135,6 +148,17 @@ class Uploads:
                     half = path.suffix == _HALF_WRITTEN
                     if time.time() - path.stat().st_mtime > _STALE_S if half else path.name not in known:
                         path.unlink()
+
+
+def _check_quota(database: Database, owner: str, num_bytes: int) -> None:
+    """Raise RequestError unless one more file of this size is within the owner's limits."""
+    count, held = database.execute("SELECT count(*), total(bytes) FROM files WHERE owner = ?", owner).fetchone()
+    if count >= MAX_FILES or held + num_bytes > MAX_OWNED_BYTES:
+        raise RequestError(
+            f"There are {count} files of {held / 2**20:.0f} MiB; {MAX_FILES} of {MAX_OWNED_BYTES // 2**20} MiB "
+            "are the most: delete some first.",
+            code="limit_exceeded",
+        )
 
 
 def harmless(name: str) -> str:

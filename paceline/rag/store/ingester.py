@@ -1,8 +1,10 @@
-"""Ingestion: read uploaded files into vector stores on a background thread, one file at a time, round-robin by owner.
+"""Ingestion: read uploaded files into vector stores on a background thread, one file of each owner at a time, in turns.
 
-The queue is the rows `in_progress`, so it survives the process. An interrupted reading is repeated, but at most
-MAX_STARTS times, since a file that crashes the program would do so at every start. Chunks and the status `completed`
-are written in one transaction, and only if the file is still wanted then.
+A turn ends with the start of parsing, which happens in other processes, or with a batch of chunks embedded: a long file
+of one owner delays another owner's by one batch. The queue is the rows `in_progress`, so it survives the process. An
+interrupted reading is repeated, but at most MAX_STARTS times, since a file that crashes the program or its parser would
+do so at every start. Chunks and the status `completed` are written in one transaction, and only if the file is still
+wanted then. Not bounded: the number of owners, of whose files one each is in memory.
 """
 
 from __future__ import annotations
@@ -11,21 +13,29 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
-from paceline.errors import ConfigError
-from paceline.rag.chunk import split
+import numpy as np
+
+from paceline.errors import ConfigError, DocumentError, ParserLost
+from paceline.rag.chunk import Chunk, split
 from paceline.rag.database import Database, SharedConnection
-from paceline.rag.embedder import Embedder, embed_all
-from paceline.rag.parse import MAX_BYTES, parse
-from paceline.rag.records import Document, Zone
-from paceline.rag.store.document_rows import insert_document, remove_documents
+from paceline.rag.embedder import Embedder
+from paceline.rag.parsing.parsed import Parsed
+from paceline.rag.parsing.pool import ParserPool
+from paceline.rag.records import Document, Vectors, Zone
+from paceline.rag.store.document_rows import insert_document, insert_text, remove_documents
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.files import Uploads
 from paceline.rag.store.vector_store_rows import total_usage
 from paceline.rag.store.vector_stores import MAX_OWNED_USAGE
 
-MAX_STARTS = 3  # readings of a file that the program did not survive; then it fails
+TURN_CHUNKS = 16  # embedded before the next owner's turn
+MAX_STARTS = 3  # readings of a file that the program or the parser did not survive; then it fails
 RETRY_S = 30.0  # delay after an error that no file caused
 SAVE_S = 5.0  # from a change to the next index file, so that several changes share one
 
@@ -42,6 +52,19 @@ class _Job(NamedTuple):
     name: str
     chunk_tokens: int
     overlap: int
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A file between two turns."""
+
+    job: _Job
+    turns: Iterator[Future[Parsed] | None]  # each ends with what the next one waits for
+    awaited: Future[Parsed] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.awaited is None or self.awaited.done()
 
 
 class _UnwantedError(Exception):
@@ -66,7 +89,8 @@ class Ingester:
         self._wake = threading.Event()
         self._stopping = False
         self._save_at: float | None = None  # when to write the index file, monotonic s; None: it is up to date
-        self._served: dict[str, int] = {}  # owner → turn in which a file of theirs was last read
+        self._readings: dict[str, _Reading] = {}  # by owner; the one whose turn was last comes last
+        self._parsers = ParserPool()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -75,9 +99,10 @@ class Ingester:
         self._wake.set()
 
     def stop(self) -> None:
-        """Stop, after the batch of chunks being embedded. The interrupted file is read after the next start."""
+        """Stop, after the batch of chunks being embedded. Interrupted files are read after the next start."""
         self._stopping = True
         self._wake.set()
+        self._parsers.close()
         if self._thread is not None:
             self._thread.join()
 
@@ -103,9 +128,10 @@ class Ingester:
             pause = None
             try:
                 worked = False
-                while not self._stopping and (job := self._next()) is not None:
-                    self._work(job)
+                while not self._stopping and self._turn():
                     worked = True
+                if not self._readings:
+                    self._parsers.rest()
                 if worked:  # chunks of earlier readings may have been replaced
                     self._connection.checkpoint()
                     self.schedule_save()
@@ -114,6 +140,7 @@ class Ingester:
                 _logger.exception("uploaded files could not be read into their stores; trying again in %g s", RETRY_S)
                 pause = RETRY_S
             if self._stopping:
+                self._abandon()
                 return
 
     def _save(self) -> None:
@@ -125,33 +152,54 @@ class Ingester:
         if not self._documents.save_index():
             self.schedule_save()
 
+    def _turn(self) -> bool:
+        """Begin files of owners of whom none is being read, then take one turn. False: there is none to take now."""
+        while (job := self._next()) is not None:
+            self._readings[job.owner] = _Reading(job, self._work(job))
+        reading = next((reading for reading in self._readings.values() if reading.is_ready), None)
+        if reading is None:
+            return False
+        del self._readings[reading.job.owner]
+        try:
+            reading.awaited = next(reading.turns)
+        except StopIteration:
+            return True
+        self._readings[reading.job.owner] = reading
+        return True
+
     def _next(self) -> _Job | None:
-        """The oldest file of the least recently served owner, so that an owner with many files delays nobody else."""
+        """The oldest file of an owner of whom no file is being read."""
         with self._connection.reading() as database:
             waiting = database.execute(
                 "SELECT owner, min(attached.seq) FROM attached JOIN vector_stores ON id = store "
                 "WHERE status = 'in_progress' GROUP BY owner"
             ).fetchall()
-            if not waiting:
+            owner, seq = min((one for one in waiting if one[0] not in self._readings), default=("", None))
+            if seq is None:
                 return None
-            owner, seq = min(waiting, key=lambda one: (self._served.get(one[0], 0), one[1]))
             row = database.execute(
                 "SELECT attached.seq, store, file, name, chunk_tokens, overlap FROM attached "
                 "JOIN files ON files.id = file WHERE attached.seq = ?",
                 seq,
             ).fetchone()
-        self._served[owner] = max(self._served.values(), default=0) + 1
         return _Job(owner, *row)
 
-    def _work(self, job: _Job) -> None:
+    def _work(self, job: _Job) -> Iterator[Future[Parsed] | None]:
+        """Read one file, turn by turn, and record the outcome."""
         if not self._begin(job):
             return
         try:
-            self._read(job)
+            yield from self._read(job)
         except _UnwantedError:
             pass
         except _FullError as error:
             self._fail(job, "invalid_file", str(error))
+        except DocumentError as error:
+            self._fail(job, error.code, str(error))
+        except ParserLost:
+            if not self._stopping:
+                _logger.warning("the parser of %s was killed", job.file)
+                return  # and read it again, unless these were MAX_STARTS
         except FileNotFoundError:
             self._fail(job, "server_error", "The bytes of this file are gone: upload it again.")
         except ConfigError as error:
@@ -159,8 +207,7 @@ class Ingester:
         except Exception:
             _logger.exception("%s could not be read into %s", job.file, job.store)
             self._fail(job, "server_error", "The server made a mistake while reading this file.")
-        with self._connection.writing() as database:
-            database.execute("UPDATE attached SET starts = 0 WHERE seq = ?", job.seq)
+        self._forget_starts(job)
 
     def _begin(self, job: _Job) -> bool:
         """Record the start of a reading, so that crashes during it are counted. False: too many, give the file up."""
@@ -169,32 +216,44 @@ class Ingester:
             (starts,) = row.fetchone() or (0,)
         if starts <= MAX_STARTS:
             return True
-        message = f"The program ended {MAX_STARTS} times while it read this file, so it is not read again."
+        message = f"The program or its parser ended {MAX_STARTS} times while it read this file: it is not read again."
         _logger.error("%s is given up: %s", job.file, message)
         self._fail(job, "server_error", f"{message} Convert or split it, then upload it anew.")
         return False
 
-    def _read(self, job: _Job) -> None:
-        data = self._uploads.read(job.file, MAX_BYTES + 1)
-        try:
-            parsed = parse(job.name, data)
-        except ConfigError as error:
-            self._fail(job, "unsupported_file" if 0 < len(data) <= MAX_BYTES else "invalid_file", str(error))
-            return
-        chunks = split(
-            parsed.text, self._embedder.count, title=parsed.title, chunk_tokens=job.chunk_tokens, overlap=job.overlap
-        )
-        chunks = [chunk for chunk in chunks if chunk.text.strip()]
-        usage = sum(4 * self._embedder.dimensions + len(chunk.titled.encode()) for chunk in chunks)
+    def _read(self, job: _Job) -> Iterator[Future[Parsed] | None]:
+        parsing = self._parsers.submit(job.name, self._uploads.path(job.file))
+        parsing.add_done_callback(lambda _: self._wake.set())
+        yield parsing
+        parsed = parsing.result()
+        found = split(
+            parsed.text, self._embedder.count, title=parsed.title, pages=parsed.pages, is_code=parsed.kind == "code",
+            chunk_tokens=job.chunk_tokens, overlap=job.overlap,
+        )  # fmt: skip
+        filled = (chunk for chunk in found if chunk.text.strip())
+        size, usage = len(parsed.text.encode()), 0  # the chunks hold at least the text
+        chunks: list[Chunk] = []
+        vectors: list[Vectors] = [np.empty((0, self._embedder.dimensions), np.float32)]
+        while batch := list(islice(filled, TURN_CHUNKS)):
+            chunks += batch
+            usage += self._usage(batch)
+            self._check(job, max(size, usage))  # before embedding
+            vectors.append(self._embedder.embed([chunk.titled for chunk in batch]))
+            yield None
+        self._store(job, parsed, chunks, np.concatenate(vectors), usage)
+
+    def _usage(self, chunks: list[Chunk]) -> int:
+        """Bytes of texts and vectors."""
+        return sum(4 * self._embedder.dimensions + len(chunk.titled.encode()) for chunk in chunks)
+
+    def _check(self, job: _Job, usage: int) -> None:
+        """Raises _UnwantedError or _FullError where embedding more of this file would be for nothing."""
+        if self._stopping or not self._is_wanted(job):
+            raise _UnwantedError
         with self._connection.reading() as database:
-            _check_room(database, job, usage)  # before embedding
+            _check_room(database, job, usage)
 
-        def check(done: int, total: int) -> None:
-            del done, total
-            if self._stopping or not self._is_wanted(job):
-                raise _UnwantedError
-
-        vectors = embed_all(self._embedder, [chunk.titled for chunk in chunks], check)
+    def _store(self, job: _Job, parsed: Parsed, chunks: list[Chunk], vectors: Vectors, usage: int) -> None:
         document_id = f"doc-{secrets.token_hex(12)}"
         document = Document(document_id, parsed.name, parsed.sha256, self._zone, time.time(), len(chunks))
         with self._connection.writing() as database:
@@ -208,6 +267,17 @@ class Ingester:
                 raise _UnwantedError
             remove_documents(database, "collection = ? AND file = ?", job.store, job.file)
             insert_document(database, document, chunks, vectors, collection=job.store, file=job.file)
+            insert_text(database, document_id, parsed.text)
+
+    def _abandon(self) -> None:
+        """Leave what is being read to the next start of the program, which is none of a file's failures."""
+        for reading in self._readings.values():
+            self._forget_starts(reading.job)
+        self._readings.clear()
+
+    def _forget_starts(self, job: _Job) -> None:
+        with self._connection.writing() as database:
+            database.execute("UPDATE attached SET starts = 0 WHERE seq = ?", job.seq)
 
     def _is_wanted(self, job: _Job) -> bool:
         with self._connection.reading() as database:

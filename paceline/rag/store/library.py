@@ -14,8 +14,9 @@ from paceline.errors import RequestError
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.index.bm25 import rank_fusion
-from paceline.rag.parse import MAX_BYTES, parse
+from paceline.rag.parsing.process import ParserProcess
 from paceline.rag.records import Passage, Selection, Zone
+from paceline.rag.store.document_rows import find_text
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.files import StoredFile, Uploads
 from paceline.rag.store.filters import Attributes, AttributesOf, Filter
@@ -90,7 +91,12 @@ class Library:
         attached = self.stores.attached(owner, store_id, file_id)
         if attached.status != "completed":
             raise RequestError(f"This file's text cannot be given: it is {attached.status}.", param="file_id")
-        return parse(self.uploads.get(owner, file_id).name, self.uploads.read(file_id, MAX_BYTES + 1)).text
+        with self._connection.reading() as database:
+            text = find_text(database, store_id, file_id)
+        if text is None:
+            with ParserProcess() as parser, self.uploads.path(file_id).open("rb") as document:
+                text = parser.parse(self.uploads.get(owner, file_id).name, document).text
+        return text
 
     # ---- searching --------------------------------------------------------------------------------------------------
     def selection(

@@ -145,7 +145,7 @@ def test_files_are_read_in_batches(ann: openai.OpenAI) -> None:
     assert len(list(files)) == 7
     (bad,) = ann.vector_stores.file_batches.list_files(batch.id, vector_store_id=store.id, filter="failed")
     assert bad.last_error is not None and bad.last_error.code == "unsupported_file"
-    assert "convert it first" in bad.last_error.message
+    assert "convert it to text" in bad.last_error.message
     cancelled = ann.vector_stores.file_batches.cancel(batch.id, vector_store_id=store.id)
     assert cancelled.status == "completed", "nothing was left to cancel"
     given = ann.vector_stores.file_batches.create_and_poll(

@@ -187,7 +187,7 @@ def test_a_file_that_crashes_the_program_fails_and_the_others_are_read(tmp_path:
         library = Library(documents, "cloud")
         given_up = library.stores.attached(OWNER, store, files["poison.txt"])
         assert (given_up.status, given_up.error_code) == ("failed", "server_error")
-        assert given_up.error_message.startswith("The program ended 3 times while it read this file")
+        assert given_up.error_message.startswith("The program or its parser ended 3 times while it read this file")
         assert library.stores.attached(OWNER, store, files["wholesome.txt"]).status == "completed"
         library.close()
 

@@ -1,0 +1,57 @@
+"""Kinds of documents by the end of a file's name, and the limits of reading one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Literal, get_args
+
+Kind = Literal["text", "markdown", "code", "csv", "html", "pdf", "docx", "epub"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+MAX_FILE_BYTES = 64 * 2**20
+MAX_TEXT_BYTES = 10 * 2**20  # UTF-8; a text of 10 MiB has about 4,000 pages
+MAX_TITLE = 120  # characters; a longer first line is a paragraph
+MAX_PAGES = 10_000
+FULL_STOPS = "\u3002\uff01\uff1f"  # Chinese and Japanese . ! ?
+MAX_REASON = 400  # characters of the sentence that says why a document cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the process that parses one document may use."""
+
+    memory_bytes: int = 2**30  # of address space
+    cpu_s: int = 60
+    wall_s: int = 300  # much more than cpu_s: a busy machine is not the document's fault
+
+
+_CODE = (
+    "bash bat c cc cfg clj conf cpp cs css cxx dart diff erl ex exs go gradle graphql h hpp hrl hs ini java js json "
+    "jsonl jsx kt kts less lua m mjs ml mm patch php pl pm proto ps1 py pyi r rb rs sass scala scss sh sql svelte "
+    "swift tcl tex tf toml ts tsx vb vue xml yaml yml zig zsh"
+)
+SUFFIXES: Mapping[str, Kind] = {
+    ".txt": "text",
+    ".rst": "text",
+    ".adoc": "text",
+    ".log": "text",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".html": "html",
+    ".htm": "html",
+    ".xhtml": "html",
+    ".pdf": "pdf",
+    ".docx": "docx",
+    ".epub": "epub",
+    **dict.fromkeys((f".{suffix}" for suffix in _CODE.split()), "code"),
+}
+NAMED_KINDS = "text, Markdown, PDF, HTML, DOCX, EPUB, CSV or source code"  # for people
+
+
+def kind_of(name: str) -> Kind | None:
+    """The kind that a file's name claims; None: its content has to tell."""
+    return SUFFIXES.get(PurePath(name).suffix.lower())

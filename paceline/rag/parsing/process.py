@@ -1,0 +1,257 @@
+"""The parser process as its user sees it: started when needed, killed at any limit, its answers checked.
+
+See `worker` for what it does. One document at a time; several processes parse several documents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, BinaryIO, NoReturn, Self
+
+import msgspec
+
+import paceline
+from paceline.errors import ConfigError, DocumentError, ParserLost
+from paceline.rag.parsing.kinds import (
+    MAX_PAGES,
+    MAX_REASON,
+    MAX_TEXT_BYTES,
+    MAX_TITLE,
+    Kind,
+    Limits,
+)
+from paceline.rag.parsing.parsed import Parsed, check_name, parsed
+
+MAX_TRIES = 3  # of a document whose parser was killed from outside
+_START_S = 60.0  # for a new process to say that it is there
+_GRACE_S = 30.0  # beyond the limit at which the kernel ends a parser
+_MAX_HEAD = 32 * (MAX_PAGES + 100)  # bytes of an answer before the text
+_READ = 1 << 20  # bytes at a time
+_TIMES = (signal.SIGXCPU, signal.SIGALRM)
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by a person or for want of memory
+
+_logger = logging.getLogger("paceline.rag")
+
+
+class _Hello(msgspec.Struct):
+    network: bool
+
+
+class _Ended(msgspec.Struct):
+    signal: Annotated[int, msgspec.Meta(ge=0, le=64)]
+
+
+class _Head(msgspec.Struct):
+    """The line before the text, of a document that was or was not read."""
+
+    title: str = ""
+    kind: Kind = "markdown"
+    pages: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_PAGES)] = ()
+    size: int = -1
+    reason: str = ""
+    code: str = ""
+
+
+class ParserProcess:
+    """Starts with the first document; after a limit or a kill, anew with the next one. Context manager.
+
+    `parse` is for one thread at a time; `kill` may be called by any.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._guard = threading.Lock()  # of the process's end: only one that has not been waited for may be killed
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._is_killed = False
+        self.has_network: bool | None = None  # where the machine does not let it be taken away; None: not known yet
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running process, which also leads a process group of that number."""
+        return None if self._process is None else self._process.pid
+
+    def parse(self, name: str, document: BinaryIO) -> Parsed:
+        """Parse an open file, whose name tells its kind unless its content tells otherwise.
+
+        Raises DocumentError when it cannot be a document; ParserLost when the process was killed from outside.
+        """
+        check_name(name)
+        try:
+            answer, end = self._exchange(name, document)
+        except BaseException:
+            self.close()
+            raise
+        if end is None or (signal_number := end.signal) in _FROM_OUTSIDE:
+            self.close()
+            raise ParserLost(f"The process that read {name} was killed; try again, with more free memory.")
+        if signal_number in _TIMES:
+            _refuse(name, f"takes more than {self._limits.cpu_s} s to be read; split it, or convert it to text")
+        if signal_number:
+            _refuse(name, f"ends the program that reads it (signal {signal_number}); convert it to another kind")
+        return _checked(name, answer)
+
+    def parse_bytes(self, name: str, data: bytes) -> Parsed:
+        """Parse bytes in memory. Raises as `parse` does."""
+        with os.fdopen(os.memfd_create("document"), "w+b") as document:
+            document.write(data)
+            document.flush()
+            return self.parse(name, document)
+
+    def kill(self) -> None:
+        """End the process for good; a `parse` under way, and every later one, raises ParserLost."""
+        with self._guard:
+            self._is_killed = True
+            self._end_group()
+
+    def close(self) -> None:
+        """End the process and forget it. The next `parse` starts another."""
+        with self._guard:
+            self._end_group()
+            process, control = self._process, self._control
+            self._process = self._control = None
+            if process is not None:
+                process.wait()
+        if control is not None:
+            control.close()
+
+    # ---- internal ---------------------------------------------------------------------------------------------------
+    def _end_group(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _started(self) -> socket.socket:
+        """The control socket of a running process. Raises OSError or ConfigError when there can be none."""
+        if self._control is not None:
+            return self._control
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "paceline.rag.parsing.worker"],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    env=_environment(),
+                    start_new_session=True,  # a group of its own, to be killed together; no keyboard's signals
+                )
+            except BaseException:
+                ours.close()
+                raise
+        with self._guard:
+            self._process, self._control = process, ours
+            if self._is_killed:
+                self._end_group()
+        ours.settimeout(_START_S)
+        try:
+            hello = ours.recv(4096)
+        except TimeoutError:
+            hello = b""
+        if self._is_killed:
+            raise ParserLost("The process that reads documents was stopped.")
+        if not hello:
+            raise ConfigError("The process that reads documents could not be started: install paceline again.")
+        self.has_network = msgspec.json.decode(hello, type=_Hello).network
+        if self.has_network:
+            _logger.warning("this machine does not let documents be read without access to the network")
+        return ours
+
+    def _exchange(self, name: str, document: BinaryIO) -> tuple[bytes, _Ended | None]:
+        """The answer, and how the parser ended; None where its whole process is gone."""
+        control = self._started()
+        reading, writing = os.pipe()
+        try:
+            try:
+                socket.send_fds(
+                    control, [msgspec.json.encode({"name": name, "limits": self._limits})], [document.fileno(), writing]
+                )
+            except (BrokenPipeError, ConnectionResetError):
+                return b"", None
+            finally:
+                os.close(writing)
+            deadline = time.monotonic() + self._limits.wall_s + _GRACE_S
+            answer = b"".join(_read(reading, deadline))
+        finally:
+            os.close(reading)
+        if len(answer) > _MAX_HEAD + MAX_TEXT_BYTES:
+            self.close()
+            _refuse(name, "makes its reader write too much; convert it to text")
+        control.settimeout(max(1.0, deadline - time.monotonic()))
+        try:
+            said = control.recv(4096)
+        except (TimeoutError, ConnectionResetError):
+            said = b""
+        return answer, msgspec.json.decode(said, type=_Ended) if said else None
+
+
+def _read(descriptor: int, deadline: float) -> Iterator[bytes]:
+    """What is written to a pipe until all writers are gone, the deadline has passed, or it is more than allowed."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    left = _MAX_HEAD + MAX_TEXT_BYTES + 1
+    while left > 0 and poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        part = os.read(descriptor, min(left, _READ))
+        if not part:
+            return
+        left -= len(part)
+        yield part
+
+
+def _checked(name: str, answer: bytes) -> Parsed:
+    """The document in an answer. Raises DocumentError for a refusal, and for anything that is no answer."""
+    line, _, rest = answer.partition(b"\n")
+    try:
+        head = msgspec.json.decode(line, type=_Head)
+        text = rest.decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        _refuse(name, "ends the program that reads it; convert it to another kind")
+    if head.reason:
+        _refuse(name, _printable(head.reason)[:MAX_REASON], head.code)
+    if len(rest) != head.size or not text.strip():
+        _refuse(name, "has no text that can be read; convert it to text")
+    pages = head.pages
+    if any(later < earlier for earlier, later in zip((0, *pages), (*pages, len(text)), strict=True)):
+        pages = ()
+    return parsed(name, _printable(head.title)[:MAX_TITLE], text, head.kind, pages)
+
+
+def _refuse(name: str, reason: str, code: str = "invalid_file") -> NoReturn:
+    raise DocumentError(f"{name} {reason}.", code="unsupported_file" if code == "unsupported_file" else "invalid_file")
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text).strip()
+
+
+def _environment() -> dict[str, str]:
+    """Variables of the process: the paths that this one imports from, and nothing that may be secret."""
+    root = str(Path(paceline.__file__).parents[1])
+    paths = [root, *(path for path in sys.path if Path(path).is_absolute())]
+    return {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUTF8": "1",
+        "LC_ALL": "C.UTF-8",
+    }

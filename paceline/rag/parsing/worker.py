@@ -1,0 +1,154 @@
+"""The parser process: `python -m paceline.rag.parsing.worker`, with a Unix socket as standard input.
+
+For each document it receives a message, `{"name", "limits"}`, with two descriptors: the document and a pipe for the
+answer. It imports the reader and forks; the child takes limits on itself, parses, writes the answer and ends, so no
+document meets what another left in memory. Then it reports how the child ended. It ends with its socket.
+
+An answer is a line of JSON, `{"title", "kind", "pages", "size"}` or `{"reason", "code"}`, and the text of that size.
+Its user (`process`) believes none of it without a check.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+from typing import NoReturn
+
+from paceline.rag.parsing import sandbox
+from paceline.rag.parsing.kinds import MAX_FILE_BYTES, MAX_REASON, MAX_TEXT_BYTES, Kind, Limits, kind_of
+from paceline.rag.parsing.readers import MODULES
+from paceline.rag.parsing.readers.content import Content, FailureCode, UnreadableError, too_long
+
+_PACKAGE = "paceline.rag.parsing.readers"
+_MAX_MESSAGE = 4096  # bytes
+_READ = 1 << 20  # bytes at a time
+
+
+def main() -> None:
+    control = socket.socket(fileno=0)
+    control.send(json.dumps({"network": not sandbox.isolate()}).encode())
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 2)
+        if not message:
+            return
+        document, answer = descriptors
+        asked = json.loads(message)
+        name, limits = asked["name"], Limits(**asked["limits"])
+        _reader(kind_of(name) or "markdown")
+        child = os.fork()
+        if child == 0:
+            _parse_and_end(control, name, limits, document, answer)
+        os.close(document)
+        os.close(answer)
+        status = _ended(child, control)
+        if status is None:
+            return
+        control.send(json.dumps({"signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0}).encode())
+
+
+def _reader(kind: Kind) -> None:
+    """Import a reader with its libraries, so that children do not have to."""
+    try:
+        importlib.import_module(f"{_PACKAGE}.{MODULES[kind]}")
+        importlib.import_module(f"{_PACKAGE}.sniffing")
+    except ImportError:
+        return  # the child says which library is missing
+
+
+def _ended(child: int, control: socket.socket) -> int | None:
+    """Wait for the child; its wait status. None: this process's user is gone, and so is the child."""
+    watched = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(watched, select.POLLIN)
+    poll.register(control, 0)  # hang-ups only
+    while all(descriptor != watched for descriptor, _ in poll.poll()):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return None
+    os.close(watched)
+    return os.waitpid(child, 0)[1]
+
+
+def _parse_and_end(control: socket.socket, name: str, limits: Limits, document: int, answer: int) -> NoReturn:
+    """Parse the one document, answer, and end this process without what Python does at exits."""
+    try:
+        control.close()
+        sandbox.limit(limits)
+        _write(answer, _answer(name, limits, document))
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _answer(name: str, limits: Limits, document: int) -> bytes:
+    try:
+        return _success(*_parse(name, _contents(document)))
+    except UnreadableError as error:
+        return _failure(error.reason, error.code)
+    except MemoryError:
+        sandbox.spare_memory()
+        return _failure(
+            f"needs more than {limits.memory_bytes >> 20} MiB of memory to be read; split it, or convert it to text",
+            "invalid_file",
+        )
+    except ImportError as error:
+        return _failure(
+            f"needs the library {error.name}, which is not installed; install paceline again", "invalid_file"
+        )
+    except Exception as error:  # any, from a damaged document
+        return _failure(
+            f"is damaged or not what its name says ({type(error).__name__}); open it and save it again", "invalid_file"
+        )
+
+
+def _parse(name: str, data: bytes) -> tuple[Content, Kind]:
+    from paceline.rag.parsing.readers.sniffing import kind_by_content
+
+    if len(data) > MAX_FILE_BYTES:
+        raise UnreadableError(
+            f"is larger than {MAX_FILE_BYTES // 2**20} MiB; split it into smaller files", "invalid_file"
+        )
+    kind = kind_by_content(data, kind_of(name))
+    content = importlib.import_module(f"{_PACKAGE}.{MODULES[kind]}").read(data, name)
+    assert isinstance(content, Content)
+    if not content.text.strip():
+        raise UnreadableError("is empty; write something in it or leave it out")
+    return content, kind
+
+
+def _contents(document: int) -> bytes:
+    """The document from its beginning, and not more than one byte above the limit."""
+    os.lseek(document, 0, os.SEEK_SET)
+    parts: list[bytes] = []
+    left = MAX_FILE_BYTES + 1
+    while left and (part := os.read(document, min(left, _READ))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _success(content: Content, kind: Kind) -> bytes:
+    text = content.text.encode("utf-8", "replace")
+    if len(text) > MAX_TEXT_BYTES:
+        raise too_long()
+    title = content.title.encode("utf-8", "replace").decode()
+    head = {"title": title, "kind": kind, "pages": list(content.pages), "size": len(text)}
+    return json.dumps(head).encode() + b"\n" + text
+
+
+def _failure(reason: str, code: FailureCode) -> bytes:
+    return json.dumps({"reason": reason[:MAX_REASON], "code": code}).encode() + b"\n"
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view[:_READ]) :]
+
+
+if __name__ == "__main__":
+    main()

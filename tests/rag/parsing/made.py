@@ -1,0 +1,88 @@
+"""Documents of each kind, made from a few words."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+
+import docx
+
+
+def pdf(pages: Sequence[bytes], title: str = "", *, extra: bytes = b"", compressed: bool = False) -> bytes:
+    """A PDF whose pages have these content streams. extra: entries of the trailer."""
+    objects = [b"<< /Type /Catalog /Pages 2 0 R >>", b"", b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
+    kids = []
+    for content in pages:
+        packed = zlib.compress(content, 9) if compressed else content
+        flate = b"/Filter /FlateDecode " if compressed else b""
+        objects.append(b"<< %s/Length %d >>\nstream\n%s\nendstream" % (flate, len(packed), packed))
+        objects.append(
+            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents %d 0 R "
+            b"/Resources << /Font << /F1 3 0 R >> >> >>" % len(objects)
+        )
+        kids.append(b"%d 0 R" % len(objects))
+    objects[1] = b"<< /Type /Pages /Kids [%s] /Count %d >>" % (b" ".join(kids), len(kids))
+    objects.append(b"<< /Title (%s) >>" % title.encode())
+    out, offsets = bytearray(b"%PDF-1.4\n"), []
+    for number, body in enumerate(objects, 1):
+        offsets.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    start = len(out)
+    out += b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
+    out += b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
+    out += b"trailer\n<< /Size %d /Root 1 0 R /Info %d 0 R %s >>\n" % (len(objects) + 1, len(objects), extra)
+    return bytes(out + b"startxref\n%d\n%%%%EOF\n" % start)
+
+
+def shown(*lines: str) -> bytes:
+    """The content stream of a page with these lines."""
+    return (
+        b"BT /F1 12 Tf 72 720 Td " + b" ".join(b"(%s) Tj 0 -14 Td" % line.encode("latin-1") for line in lines) + b" ET"
+    )
+
+
+def word_document() -> bytes:
+    made = docx.Document()
+    made.core_properties.title = "Harbour rules"
+    made.add_heading("Moorings", 1)
+    made.add_paragraph("Boats moor on the north side.")
+    made.add_paragraph("Ropes", style="List Bullet")
+    made.add_paragraph("Fenders", style="List Bullet")
+    table = made.add_table(2, 2)
+    for row, cells in zip(table.rows, (("Berth", "Fee"), ("7", "12 marks")), strict=True):
+        for cell, text in zip(row.cells, cells, strict=True):
+            cell.text = text
+    made.add_heading("Fires", 2)
+    made.add_paragraph("None on deck.")
+    out = io.BytesIO()
+    made.save(out)
+    return out.getvalue()
+
+
+def archive(members: Mapping[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, data in members.items():
+            made.writestr(name, data)
+    return out.getvalue()
+
+
+CONTAINER = (
+    b'<?xml version="1.0"?><container xmlns="urn:oasis:names:tc:opendocument:xmlns:container" version="1.0">'
+    b'<rootfiles><rootfile full-path="OPS/book.opf" media-type="application/oebps-package+xml"/></rootfiles>'
+    b"</container>"
+)
+
+
+def book(chapters: Mapping[str, bytes], order: Sequence[str], more: Mapping[str, bytes] | None = None) -> bytes:
+    items = "".join(f'<item id="{name}" href="{name}" media-type="application/xhtml+xml"/>' for name in chapters)
+    spine = "".join(f'<itemref idref="{name}"/>' for name in order)
+    package = (
+        '<?xml version="1.0"?><package xmlns="http://www.idpf.org/2007/opf" version="3.0">'
+        '<metadata xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>The Lamp</dc:title></metadata>'
+        f"<manifest>{items}</manifest><spine>{spine}</spine></package>"
+    )
+    parts = {"mimetype": b"application/epub+zip", "META-INF/container.xml": CONTAINER, "OPS/book.opf": package.encode()}
+    return archive({**parts, **{f"OPS/{name}": data for name, data in chapters.items()}, **(more or {})})

@@ -1,0 +1,69 @@
+"""Finding files in folders, and reading them from there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.rag.parsing.folders import FoundFile, find_files, read_file
+from paceline.rag.parsing.process import ParserProcess
+
+
+def test_a_missing_huge_or_special_file_is_refused_without_reading_it_whole(
+    tmp_path: Path, parser: ParserProcess
+) -> None:
+    huge = tmp_path / "huge.txt"
+    with huge.open("wb") as stream:
+        stream.truncate(1 << 40)  # sparse: a terabyte that fits no memory
+    pipe = tmp_path / "pipe.txt"
+    os.mkfifo(pipe)
+    for path, reason in ((huge, "larger than 64 MiB"), (pipe, "not a regular file"), (tmp_path / "no.txt", "No such")):
+        with pytest.raises(ConfigError, match=reason):
+            read_file(FoundFile(path, path.name), parser)
+
+
+def test_folders_are_walked_and_skipped_entries_are_reported(tmp_path: Path) -> None:
+    root, outside = tmp_path / "notes", tmp_path / "secret.txt"
+    (root / "deep" / "er").mkdir(parents=True)
+    (root / ".git").mkdir()
+    for path in ("b.md", "deep/er/a.TXT", "deep/c.markdown", ".hidden.md", ".git/x.md", "picture.png"):
+        (root / path).write_text("words")
+    outside.write_text("secret")
+    (root / "out.txt").symlink_to(outside)
+    (root / "in.txt").symlink_to(root / "b.md")
+    (root / "loop").symlink_to(root)
+    files, skipped = find_files([root])
+    assert [file.name for file in files] == ["b.md", "deep/c.markdown", "deep/er/a.TXT"]
+    reasons = {item.name: item.reason for item in skipped}
+    assert set(reasons) == {".git", ".hidden.md", "picture.png", "out.txt", "in.txt", "loop"}
+    assert "out of the folder" in reasons["out.txt"]
+    assert "own name" in reasons["in.txt"]
+
+
+def test_a_path_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.xls").write_bytes(b"")
+    for path, reason in (
+        (tmp_path / "none.txt", "does not exist"),
+        (tmp_path / "a.xls", "convert it"),
+        (Path("a\0b.txt"), "cannot be read|does not exist"),
+        (tmp_path, "Nothing to read"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            find_files([path])
+
+
+def test_a_named_file_may_lie_anywhere_and_keeps_its_own_name_only(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "notes.md").write_text("words")
+    files, _ = find_files([tmp_path / "x" / ".." / "notes.md"])
+    assert [(file.name, file.explicit) for file in files] == [("notes.md", True)]
+
+
+def test_a_file_name_that_is_not_utf_8_becomes_readable(tmp_path: Path, parser: ParserProcess) -> None:
+    with open(os.fsencode(tmp_path) + b"/gr\xfc\xdfe.txt", "wb") as stream:
+        stream.write(b"words")
+    files, _ = find_files([tmp_path])
+    assert read_file(files[0], parser).name == "gr\ufffd\ufffde.txt"

@@ -1,0 +1,248 @@
+"""The parser process from outside: what it loads and may do, and what becomes of a document when it is killed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.errors import DocumentError, ParserLost
+from paceline.rag.parsing import process as process_module
+from paceline.rag.parsing import sandbox
+from paceline.rag.parsing.folders import FoundFile, read_file
+from paceline.rag.parsing.kinds import MAX_REASON, SUFFIXES, Limits
+from paceline.rag.parsing.pool import ParserPool
+from paceline.rag.parsing.process import ParserProcess
+from paceline.rag.parsing.readers import MODULES
+from tests.rag.parsing.made import pdf, shown
+
+ENDLESS = pdf([shown("x") * 10**6], compressed=True)  # minutes of work
+
+
+def confined(code: str) -> str:
+    """What this code prints in a process that has taken the limits of a parser on itself."""
+    script = textwrap.dedent("""
+        import os, sys
+        from paceline.rag.parsing import sandbox
+        from paceline.rag.parsing.kinds import Limits
+        isolated = sandbox.isolate()
+        sandbox.limit(Limits())
+        def tried(call, *arguments):
+            try:
+                call(*arguments)
+            except OSError as error:
+                return type(error).__name__
+            return "allowed"
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", script + textwrap.dedent(code)],
+        capture_output=True, text=True, check=False, env=process_module._environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def child_of(parser: ParserProcess) -> psutil.Process:
+    """The process that parses a document, as soon as there is one."""
+    while parser.pid is None or not (children := psutil.Process(parser.pid).children()):
+        pass
+    return children[0]
+
+
+def parsing(parser: ParserProcess, path: Path) -> tuple[threading.Thread, list[BaseException]]:
+    """Parse a file on a thread that keeps the errors."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with path.open("rb") as document:
+                parser.parse("endless.pdf", document)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, errors
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Path:
+    path = tmp_path / "endless.pdf"
+    path.write_bytes(ENDLESS)
+    return path
+
+
+def test_a_parser_loads_neither_models_nor_arrays() -> None:
+    """Every reader imported, as in a process that has met every kind."""
+    readers = sorted({f"paceline.rag.parsing.readers.{module}" for module in MODULES.values()})
+    loaded = confined(f"""
+        import importlib, paceline.rag.parsing.worker
+        for reader in {readers!r}:
+            importlib.import_module(reader)
+        print(sorted({{name.partition(".")[0] for name in sys.modules}}))
+    """)
+    names = set(ast.literal_eval(loaded))
+    assert {"pypdf", "docx", "lxml"} <= names
+    assert not names & {"torch", "numpy", "transformers", "faiss", "fastapi", "sqlite3", "asyncio"}
+    assert set(SUFFIXES.values()) == set(MODULES)
+
+
+def test_a_parser_has_no_network_starts_no_program_and_writes_no_file(tmp_path: Path) -> None:
+    if confined("print(isolated)") != "True":
+        pytest.skip("this machine allows neither a namespace nor a filter of system calls")
+    said = confined(f"""
+        import socket
+        def connect():
+            with socket.socket() as made:
+                made.settimeout(5)
+                made.connect(("127.0.0.1", 9))
+        print(tried(connect), tried(os.execv, sys.executable, [sys.executable, "-c", ""]))
+        try:
+            with open({str(tmp_path / "x")!r}, "wb") as made:
+                made.write(b"words")
+        except OSError as error:
+            print(error.errno)
+    """)
+    first, second = said.splitlines()[0].split()
+    assert first in ("PermissionError", "OSError"), "refused by the filter, or unreachable in the namespace"
+    assert (second == "PermissionError") == (os.uname().machine in sandbox._DENIED)
+    assert not (tmp_path / "x").exists() or (tmp_path / "x").stat().st_size == 0
+
+
+def test_a_parser_gets_no_variable_that_may_be_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_API_KEYS", "a secret")
+    with ParserProcess() as parser:
+        parser.parse_bytes("a.txt", b"words")
+        assert parser.pid is not None
+        assert "secret" not in str(psutil.Process(parser.pid).environ())
+        assert psutil.Process(parser.pid).cwd() == "/"
+
+
+def test_processes_end_with_their_user(endless: Path) -> None:
+    script = """
+import sys, threading
+from paceline.rag.parsing.process import ParserProcess
+parser = ParserProcess()
+threading.Thread(target=lambda: parser.parse("a.pdf", open(sys.argv[1], "rb")), daemon=True).start()
+while parser.pid is None:
+    pass
+print(parser.pid, flush=True)
+threading.Event().wait()
+"""
+    command = [sys.executable, "-c", script, str(endless)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=process_module._environment()) as user:
+        assert user.stdout is not None
+        worker = psutil.Process(int(user.stdout.readline()))
+        while not (children := worker.children()):
+            pass
+        user.kill()
+    gone, alive = psutil.wait_procs([worker, *children], timeout=120)
+    assert not alive and len(gone) == 2
+
+
+@pytest.mark.parametrize("whom", ["the parser", "the whole process"])
+def test_a_document_whose_parser_is_killed_is_lost_and_the_next_is_read(endless: Path, whom: str) -> None:
+    with ParserProcess() as parser:
+        thread, errors = parsing(parser, endless)
+        child = child_of(parser)
+        (child if whom == "the parser" else psutil.Process(parser.pid)).kill()
+        thread.join()
+        assert [type(error) for error in errors] == [ParserLost]
+        assert "was killed" in str(errors[0])
+        assert parser.parse_bytes("a.md", b"# Next").title == "Next"
+        psutil.wait_procs([child], timeout=120)
+        assert not child.is_running()
+
+
+def test_a_parser_that_crashes_fails_its_document(endless: Path) -> None:
+    with ParserProcess() as parser:
+        thread, errors = parsing(parser, endless)
+        child_of(parser).send_signal(signal.SIGSEGV)
+        thread.join()
+        assert [type(error) for error in errors] == [DocumentError]
+        assert "ends the program that reads it (signal 11)" in str(errors[0])
+
+
+def test_a_file_of_a_folder_is_read_again_when_its_parser_is_killed(endless: Path) -> None:
+    with ParserProcess(Limits(cpu_s=1)) as parser:
+        file, errors = FoundFile(endless, "endless.pdf"), []
+
+        def run() -> None:
+            try:
+                read_file(file, parser)
+            except DocumentError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        child_of(parser).kill()
+        thread.join()
+        assert len(errors) == 1 and "takes more than 1 s" in errors[0], "the second time it met its own limit"
+
+
+def test_a_parser_killed_for_good_starts_no_other(endless: Path) -> None:
+    parser = ParserProcess()
+    thread, errors = parsing(parser, endless)
+    child_of(parser)
+    parser.kill()
+    thread.join()
+    assert [type(error) for error in errors] == [ParserLost]
+    with pytest.raises(ParserLost):
+        parser.parse_bytes("a.md", b"# Next")
+    parser.close()
+
+
+def test_a_closed_pool_ends_what_it_was_parsing(endless: Path) -> None:
+    pool = ParserPool(1)
+    first, second = pool.submit("endless.pdf", endless), pool.submit("endless.pdf", endless)
+    while not (pids := pool.pids()):
+        pass
+    worker = psutil.Process(pids[0])
+    pool.close()
+    assert isinstance(first.exception(), ParserLost) and isinstance(second.exception(), ParserLost)
+    assert isinstance(pool.submit("endless.pdf", endless).exception(), ParserLost)
+    assert not worker.is_running()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"no JSON",
+        b"{}\n",
+        b'{"size": 5}\nwords and more',
+        b'{"size": 2}\n\xff\xfe',
+        b'{"size": 5, "kind": "spell"}\nwords',
+        b'{"size": 5, "pages": "all"}\nwords',
+        b'{"size": 5, "title": 5}\nwords',
+    ],
+)
+def test_an_answer_that_is_none_is_not_believed(answer: bytes) -> None:
+    with pytest.raises(DocumentError, match=r"^a\.pdf .*\.$"):
+        process_module._checked("a.pdf", answer)
+
+
+def test_what_a_parser_says_is_cut_and_cleaned() -> None:
+    with pytest.raises(DocumentError) as caught:
+        process_module._checked("a.pdf", b'{"reason": "is bad\\n\\u001b[31m%s", "code": "x"}\n' % (b"!" * 5000))
+    assert caught.value.code == "invalid_file"
+    assert str(caught.value).isprintable() and len(str(caught.value)) <= MAX_REASON + 10
+    read = process_module._checked("a.pdf", b'{"size": 5, "title": "a\\nb", "pages": [9, 3]}\nwords')
+    assert (read.title, read.pages, read.text) == ("a b", (), "words")
+
+
+def test_a_parser_that_writes_too_much_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "MAX_TEXT_BYTES", 1000)
+    monkeypatch.setattr(process_module, "_MAX_HEAD", 1000)
+    with ParserProcess() as parser:
+        with pytest.raises(DocumentError, match="write too much"):
+            parser.parse_bytes("a.txt", b"words " * 10_000)
+        assert parser.parse_bytes("a.md", b"# Next").title == "Next"

@@ -1,0 +1,157 @@
+"""Turns of owners: no file of one holds up another's, whether it is long to embed or endless to parse."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.parsing.parsed import Parsed
+from paceline.rag.parsing.pool import ParserPool
+from paceline.rag.records import Vectors
+from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.ingester import MAX_STARTS, TURN_CHUNKS
+from paceline.rag.store.library import Library
+from paceline.rag.store.vector_stores import Counts, FileSpec
+from tests.rag.parsing.made import pdf, shown
+
+ANN, BERT = "ann", "bert"
+ENDLESS = pdf([shown("x") * 10**6], compressed=True)  # minutes of work
+
+
+class Noting(HashEmbedder):
+    """Notes the first word of each batch, and waits for what is parsed before the second batch of a text."""
+
+    def __init__(self) -> None:
+        self.batches: list[str] = []
+        self.parsed: list[Future[Parsed]] = []
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        word = texts[0].split()[0]
+        if word in self.batches:
+            while not all(future.done() for future in self.parsed):
+                pass
+        self.batches.append(word)
+        return super().embed(texts)
+
+
+@pytest.fixture
+def embedder() -> Noting:
+    return Noting()
+
+
+@pytest.fixture
+def library(tmp_path: Path, embedder: Noting) -> Iterator[Library]:
+    with DocumentStore.open(tmp_path / "docs", embedder) as documents:
+        opened = Library(documents, "cloud")
+        yield opened
+        opened.close()
+
+
+def attached(library: Library, owner: str, data: bytes, name: str = "note.txt") -> tuple[str, str]:
+    """A store of one file: (store, file)."""
+    file = library.upload(owner, name, "assistants", io.BytesIO(data)).id
+    return library.create_store(owner, "", {}, [FileSpec(file)]).id, file
+
+
+def parsing(library: Library) -> list[psutil.Process]:
+    """The processes that parse a document now."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child for pid in library._ingester._parsers.pids() for child in psutil.Process(pid).children()]
+    return []
+
+
+def settled(library: Library, owner: str, store: str) -> Counts:
+    while (counts := library.stores.get(owner, store).counts).in_progress:
+        pass
+    return counts
+
+
+def test_a_small_file_is_embedded_between_two_batches_of_a_long_one(
+    library: Library, embedder: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = ParserPool.submit
+
+    def noted(self: ParserPool, name: str, path: Path) -> Future[Parsed]:
+        embedder.parsed.append(submit(self, name, path))
+        return embedder.parsed[-1]
+
+    monkeypatch.setattr(ParserPool, "submit", noted)
+    long, _ = attached(library, ANN, b"long " * 160 * TURN_CHUNKS * 20)
+    small, _ = attached(library, BERT, b"small")
+    library.start()
+    assert settled(library, BERT, small) == settled(library, ANN, long) == Counts(completed=1)
+    assert embedder.batches.count("long") >= 20
+    assert embedder.batches.index("small") <= 2, "the long file has had two turns at most"
+
+
+def test_a_file_without_end_holds_up_nobody_and_may_be_deleted(library: Library) -> None:
+    endless, file = attached(library, ANN, ENDLESS, "endless.pdf")
+    library.start()
+    for _ in range(3):
+        small, _ = attached(library, BERT, b"small")
+        assert settled(library, BERT, small) == Counts(completed=1)
+    assert library.stores.get(ANN, endless).counts == Counts(in_progress=1)
+    library.delete_file(ANN, file)
+    assert library.stores.get(ANN, endless).counts == Counts()
+
+
+def test_a_file_whose_parser_is_killed_again_and_again_is_given_up_with_its_reason(library: Library) -> None:
+    store, file = attached(library, ANN, ENDLESS, "endless.pdf")
+    library.start()
+    killed: set[int] = set()
+    while library.stores.get(ANN, store).counts.in_progress:
+        for child in parsing(library):
+            if child.pid not in killed:
+                killed.add(child.pid)
+                child.kill()
+    assert len(killed) == MAX_STARTS
+    given_up = library.stores.attached(ANN, store, file)
+    assert (given_up.status, given_up.error_code) == ("failed", "server_error")
+    assert "or its parser ended 3 times" in given_up.error_message
+    small, _ = attached(library, ANN, b"small")
+    assert settled(library, ANN, small) == Counts(completed=1), "the next file is read"
+
+
+def test_a_parser_that_is_killed_once_costs_its_file_nothing(library: Library) -> None:
+    store, _ = attached(library, ANN, pdf([shown("words" * 100)] * 300), "long.pdf")
+    library.start()
+    while not (children := parsing(library)):
+        pass
+    children[0].kill()
+    assert settled(library, ANN, store) == Counts(completed=1)
+
+
+def test_stopping_ends_what_is_parsed_and_the_next_start_reads_it_again(tmp_path: Path) -> None:
+    with DocumentStore.open(tmp_path / "docs", HashEmbedder()) as documents:
+        store = ""
+        for _ in range(MAX_STARTS + 2):  # a proper stop is none of the file's failures
+            library = Library(documents, "cloud")
+            store = store or attached(library, ANN, ENDLESS, "endless.pdf")[0]
+            library.start()
+            while not (children := parsing(library)):
+                pass
+            library.close()
+            psutil.wait_procs(children, timeout=120)
+            assert not children[0].is_running()
+        library = Library(documents, "cloud")
+        assert library.stores.get(ANN, store).counts == Counts(in_progress=1)
+        library.close()
+
+
+def test_the_text_of_a_file_is_kept_and_goes_with_it(library: Library, tmp_path: Path) -> None:
+    store, file = attached(library, ANN, pdf([shown("The quixotic lamp.")], "Lamps"), "lamps.pdf")
+    library.start()
+    assert settled(library, ANN, store) == Counts(completed=1)
+    assert library.text(ANN, store, file) == "The quixotic lamp."
+    (hit,) = library.search(ANN, [store], ["quixotic lamp"], 1)
+    assert hit.passage.titled == "Lamps, page 1\nThe quixotic lamp."
+    library.detach(ANN, store, file)
+    library.delete_file(ANN, file)
+    assert not [path for path in (tmp_path / "docs").rglob("*") if path.is_file() and b"quixotic" in path.read_bytes()]
