@@ -1,11 +1,13 @@
 """Inference engines: run batches of segments on a model; return tokens, or distributions.
 
-- `base`: the `Engine` and `TextModel` protocols, `ModelInfo` and `Output`; the contract that all engines obey.
+- `base`: the contract that all engines obey: `Engine`, `AsyncEngine`, `TextModel`, `ModelInfo` and `Output`.
 - `loader`: load an engine and its tokenizer from a directory, a Hugging Face name or `fake`.
 - `hf`: reference engine on transformers' own KV cache. `paged/`: fast engine with a paged KV cache.
 - `sampling/`: tokens of many rows in one pass on the model's device.
 - `fake/`: engine without a model, for tests, the simulator and `--model fake`.
+- `immediate`: an engine that runs one batch at a time, as one with batches under way.
 - `pipeline_stage`: a span of a model's layers as one stage of a pipeline.
+- `stage_pipeline`: an asynchronous engine of stages; `stage_thread`: one of them on its thread.
 - `wrappers`: an engine around another one, and one with emulated forward times.
 - `tokenizer`: text to token ids and back, and chat templates. `grammar/`: token masks of JSON schemas and tool calls.
 - `sequence_table`: cached rows and open trees of each sequence, with the checks that all engines share.

@@ -125,13 +125,13 @@ class StagePipeline:
 
     # ---- changes ----------------------------------------------------------------------------------------------------
     def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
-        last_id = self._table.last_id(seq)
+        sent = self._table.last_id(seq)
         self._table.prune(seq, keep, live, horizon)
         with self._lock:
-            overtakes = horizon is not None and not self._changing[seq]  # of what it must not overtake nothing is left
-        if overtakes:
+            may_overtake = not self._changing[seq]  # nothing is left of what it must not overtake
+        if horizon is not None and may_overtake:
             for thread in self._threads:
-                thread.tell(LatePrune(seq, tuple(keep), tuple(live), last_id))
+                thread.tell(LatePrune(seq, tuple(keep), tuple(live), max(horizon, sent)))
             return
         self._change(seq, lambda _, stage: stage.prune(seq, keep, live, horizon))
 

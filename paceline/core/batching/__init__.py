@@ -1,6 +1,7 @@
 """One ragged batch of many sequences.
 
 segment: rows of one sequence in a forward pass; the batch
+placed_segment: the same as an engine runs it, once its sequence is known
 scheduler: which segments run next
 admission: which of them have memory for their rows; preemption
 row_accounts: whose rows may be taken for whom, in one step

@@ -1,6 +1,6 @@
 """What is taken from a parser process: resources by limits, the network by a namespace and a filter of calls.
 
-Linux only, and best effort where the machine forbids it: `isolate` says whether the network is out of reach. Not
+The network is taken on Linux only, where the machine allows it: `isolate` says whether it is out of reach. Not
 handled: a parser that is taken over by its document can still read the files of the program's user.
 """
 
@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import struct
+import sys
 
 from paceline.rag.parsing.kinds import Limits
 
@@ -37,6 +38,8 @@ def isolate() -> bool:
 
     Returns False where the network can still be reached.
     """
+    if sys.platform != "linux":
+        return False
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     in_namespace = libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
@@ -45,8 +48,8 @@ def isolate() -> bool:
 
 def limit(limits: Limits) -> None:
     """Limit this process, which parses one document. The kernel ends it beyond the times."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     kinds = {
         resource.RLIMIT_AS: (limits.memory_bytes, limits.memory_bytes + _SPARE),
         resource.RLIMIT_CPU: (limits.cpu_s, limits.cpu_s + 1),
@@ -59,7 +62,11 @@ def limit(limits: Limits) -> None:
         _, highest = resource.getrlimit(kind)
         if highest != resource.RLIM_INFINITY:
             soft, hard = min(soft, highest), min(hard, highest)
-        resource.setrlimit(kind, (soft, hard))
+        try:
+            resource.setrlimit(kind, (soft, hard))
+        except (OSError, ValueError):
+            if sys.platform == "linux":
+                raise  # elsewhere not every limit can be set
     signal.setitimer(signal.ITIMER_REAL, limits.wall_s)
     os.nice(5)  # answers come first
 

@@ -26,6 +26,7 @@ from paceline.rag.parsing.readers.content import Content, FailureCode, Unreadabl
 _PACKAGE = "paceline.rag.parsing.readers"
 _MAX_MESSAGE = 4096  # bytes
 _READ = 1 << 20  # bytes at a time
+_LOOK_MS = 20  # between looks at a child that cannot be waited for
 
 
 def main() -> None:
@@ -61,16 +62,22 @@ def _reader(kind: Kind) -> None:
 
 def _ended(child: int, control: socket.socket) -> int | None:
     """Wait for the child; its wait status. None: this process's user is gone, and so is the child."""
-    watched = os.pidfd_open(child)
     poll = select.poll()
-    poll.register(watched, select.POLLIN)
     poll.register(control, 0)  # hang-ups only
-    while all(descriptor != watched for descriptor, _ in poll.poll()):
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        return None
-    os.close(watched)
-    return os.waitpid(child, 0)[1]
+    watched = os.pidfd_open(child) if hasattr(os, "pidfd_open") else None  # of Linux
+    if watched is not None:
+        poll.register(watched, select.POLLIN)
+    while True:
+        found = [descriptor for descriptor, _ in poll.poll(None if watched is not None else _LOOK_MS)]
+        if control.fileno() in found and watched not in found:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return None
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            if watched is not None:
+                os.close(watched)
+            return status
 
 
 def _parse_and_end(control: socket.socket, name: str, limits: Limits, document: int, answer: int) -> NoReturn:

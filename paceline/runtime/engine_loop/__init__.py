@@ -2,6 +2,8 @@
 
 - `worker`: the thread and its queues
 - `executor`: segments to scheduled forward passes and answers, without the thread
+- `requests`: what callers ask for
+- `in_flight`: batches under way
 - `engine_memory`: memory of the engine as the scheduler uses it
 - `sequence_records`: what each sequence holds, to compute it again after a preemption
 - `memory`: KV rows that an answer may need
