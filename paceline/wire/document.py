@@ -16,6 +16,16 @@ from paceline.wire import messages
 from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.codec import MAX_OPTIONS_BYTES
 from paceline.wire.dist_codec import LOWEST_EXPONENT, MANTISSA_BITS, ONE
+from paceline.wire.enrolment import (
+    ALPHABET,
+    BY_CODE,
+    BY_DEVICE,
+    BY_SERVER,
+    CODE_SALT,
+    GROUP_LETTERS,
+    GROUPS,
+    SCRYPT_COST,
+)
 from paceline.wire.fields import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, NONCE_BYTES
 from paceline.wire.handshake import CHALLENGE, PROOF, WELCOME
 from paceline.wire.identity_messages import Introduction
@@ -215,6 +225,29 @@ def _identity() -> Iterator[str]:
         While it holds two it signs `proof` with both; the cloud names the one that it holds in `welcome`. A message of
         the renewal that was not asked for is without effect.
     """)
+    yield ""
+    yield from _enrolment()
+
+
+def _enrolment() -> Iterator[str]:
+    yield "### Enrolment"
+    yield ""
+    letters = GROUPS * GROUP_LETTERS
+    yield from _lines(f"""
+        A code has {letters} letters of `{ALPHABET}`; case, spaces and dashes do not count. The first {GROUP_LETTERS}
+        are its id. scrypt (N = {SCRYPT_COST}, r = 8, p = 1) derives 64 bytes from the others, with the encoding above
+        of the purpose `{CODE_SALT}` and the id as its salt: the seed of an Ed25519 key, the code's key, and the key of
+        an HMAC-SHA256. The code itself is never sent. Values in JSON are base64.
+    """)
+    yield ""
+    yield "| field | made with | purpose | parts |"
+    yield "|---|---|---|---|"
+    parts = "id, device's public key, `nonce`"
+    yield f"| `code_signature` of the request | the code's key | `{BY_CODE}` | {parts} |"
+    yield f"| `key_signature` of the request | the device's key | `{BY_DEVICE}` | {parts} |"
+    parts = "what `code_signature` signs, `device`, server's public key"
+    yield f"| `mac` of the answer | the code's HMAC key | `{BY_SERVER}` | {parts} |"
+    yield f"| `signature` of the answer | the server's key | `{BY_SERVER}` | {parts} |"
 
 
 def _distributions() -> Iterator[str]:

@@ -24,6 +24,7 @@ GROUPS = 4  # of a code; the first is public, by which the code is looked up
 GROUP_LETTERS = 4
 CODE = re.compile(f"[{ALPHABET}]{{{GROUPS * GROUP_LETTERS}}}")
 SCRYPT_COST = 1 << 14  # 16 MiB and some 0.1 s a guess, with r = 8 and p = 1
+CODE_SALT = "enrolment code"  # purpose
 BY_CODE, BY_DEVICE, BY_SERVER = "enrolment by code", "enrolment by device", "enrolment by server"  # purposes
 
 
@@ -50,7 +51,7 @@ def code_secrets(code: str) -> CodeSecrets:
     if not CODE.fullmatch(letters):
         raise ValueError("an enrolment code looks like K7QF-2M9X-4TBA-9HJC")
     public, secret = letters[:GROUP_LETTERS], letters[GROUP_LETTERS:]
-    salt = signed_bytes("enrolment code", public.encode())
+    salt = signed_bytes(CODE_SALT, public.encode())
     derived = hashlib.scrypt(secret.encode(), salt=salt, n=SCRYPT_COST, r=8, p=1, dklen=64)
     return CodeSecrets(public, derived[:32], derived[32:])
 
