@@ -1,4 +1,4 @@
-# One image for both programs. The default is the server; `docker run ... paceline agent --cloud URL --code CODE` is a device.
+# One image for both programs. The default is the server; `docker run -it ... paceline agent --cloud URL --code -` is a device.
 #
 #   docker build --build-arg PIP_EXTRA_INDEX_URL=URL -t paceline .     # URL: the index with PyTorch's CPU builds
 #   docker run -p 8000:8000 -e PACELINE_API_KEYS=KEY -v paceline:/var/lib/paceline paceline

@@ -30,13 +30,13 @@ from paceline.engine.fake.engine import FakeEngine, arbitrary
 from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.tokenizer import Tokenizer
+from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
 from paceline.runtime.service import DRAFT_MODES, DraftMode, GenerateRequest, GenerationResult, TextDelta
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
-from paceline.wire.close_codes import CloseCode
-from paceline.wire.messages import VERSION, Hello, Welcome
+from paceline.wire.identity_messages import Introduction
 
 from .aggregation.two_process_rig import StreamTransport
 from .report import Claim, Options, Report
@@ -196,23 +196,27 @@ async def linked_nodes() -> AsyncIterator[dict[Side, Node]]:
     loaded = {side: LoadedModel(arbitrary(FakeEngine(seed)), ByteTokenizer()) for side, seed in seeds.items()}
     nodes = {side: Node(side, model, None) for side, model in loaded.items()}
     identity = {
-        side: (model.tokenizer.fingerprint, model.engine.info.fingerprint, side, list(STRATEGIES))
+        side: Introduction(model.tokenizer.fingerprint, model.engine.info.fingerprint, side, list(STRATEGIES), 0)
         for side, model in loaded.items()
     }
 
-    async def admit(_: Hello) -> CloseCode | None:
-        return None
+    keys: dict[Side, PrivateKey] = {side: PrivateKey.generate() for side in SIDES}
+
+    async def admit(_: object) -> bytes:
+        return keys["device"].public_key
 
     left, right = socket.socketpair()
     async with nodes["device"], nodes["cloud"], asyncio.TaskGroup() as tasks:
         device = Link(
             StreamTransport(*await asyncio.open_connection(sock=left)),
-            Hello(VERSION, "device", "secret", *identity["device"], documents=0),
+            device_handshake(
+                identity["device"], device="device", keys=[keys["device"]], server_key=keys["cloud"].public_key
+            ),
             on_up=lambda link: nodes["device"].on_link(link, "cloud"),
         )
         cloud = Link(
             StreamTransport(*await asyncio.open_connection(sock=right)),
-            Welcome(VERSION, *identity["cloud"], documents=0),
+            cloud_handshake(identity["cloud"], keys["cloud"]),
             authenticate=admit,
             on_up=lambda link: nodes["cloud"].on_link(link, "device"),
         )

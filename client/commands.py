@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.errors import ConfigError, PacelineError
+from paceline.secret_files import given_secret
 
 from .conversation import Conversation
 from .screen import Screen
@@ -23,7 +25,17 @@ def register(app: typer.Typer) -> None:
 def chat(
     question: Annotated[list[str] | None, typer.Argument(help="what to ask; without it, a conversation")] = None,
     url: Annotated[str, typer.Option("--url", help="a server or an agent, with or without /v1")] = URL,
-    key: Annotated[str | None, typer.Option("--key", help="the key, where one is needed")] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            help="the key, where one is needed; other users of the machine see it on a command line: give - to be "
+            "asked for it or read it from the first line of standard input, or --key-file",
+        ),
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option("--key-file", help="file whose first line is the key; -: standard input")
+    ] = None,
     model: Annotated[str | None, typer.Option("--model", help="default: the first the server has")] = None,
     device: Annotated[str | None, typer.Option("--device", help="the device that joins, at a server")] = None,
     strategy: Annotated[str | None, typer.Option("--strategy", help="default: the server chooses")] = None,
@@ -38,6 +50,7 @@ def chat(
     asked = " ".join(question or []).strip()
     if as_json and not asked:
         raise ConfigError('--json needs a question: paceline chat --json "…"')
+    key = given_secret("key", key, key_file)
     with Conversation(url, key=key, model=model, options=_given(options), extension=_given(extension)) as conversation:
         if as_json:
             for _ in conversation.ask(asked):

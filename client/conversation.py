@@ -118,7 +118,7 @@ class Conversation:
             return response
         error = _error_of(_object(response.content))
         if response.status_code == 401:
-            raise PacelineError(f"{self._url} wants a key: give one with --key. It says: {error}")
+            raise PacelineError(f"{self._url} wants a key: give one with --key - or --key-file. It says: {error}")
         raise PacelineError(f"{self._url} answered {response.status_code}: {error}")
 
 

@@ -1,7 +1,8 @@
 """The device's program: the shared HTTP API over its own model and private documents, and its link to a cloud.
 
-cloud        enrols at a cloud and keeps the link to it open
+cloud        keeps this device enrolled at a cloud, and linked to it
 commands     `paceline agent`
-credentials  file of credentials, one per cloud
+credentials  file of keys, one entry per cloud
+enrolment    exchanges keys with a cloud by a one-time code
 program      the process from start to stop
 """

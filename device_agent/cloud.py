@@ -8,17 +8,15 @@ import random
 from collections.abc import Callable
 from urllib.parse import urlsplit, urlunsplit
 
-import httpx
-
 from paceline.errors import ConfigError, LinkClosed
+from paceline.runtime.identity import device_handshake
 from paceline.runtime.link.dialer import Dialer, Link, back_off
 from paceline.runtime.link.emulation import Emulation
-from paceline.settings import is_loopback
-from paceline.wire.messages import Hello
+from paceline.wire.handshake import DeviceHandshake
+from paceline.wire.identity_messages import Introduction
 
-from .credentials import Credential, Credentials
-
-ENROL_TIMEOUT_S = 10.0
+from .credentials import CloudKeys, Credential, Credentials, OutdatedCredentials
+from .enrolment import exchange
 
 _log = logging.getLogger("paceline.agent")
 
@@ -38,33 +36,8 @@ def _with_scheme(cloud: str, schemes: dict[str, str]) -> str:
     return urlunsplit((schemes.get(url.scheme, url.scheme), netloc, url.path.rstrip("/"), "", ""))
 
 
-async def exchange(cloud: str, code: str, name: str) -> Credential:
-    """Exchange a one-time code for a credential.
-
-    Raises LinkClosed when the cloud cannot be reached now, ConfigError when it refuses.
-    """
-    url = f"{http_url(cloud)}/v1/devices/enrol"
-    host = urlsplit(url).hostname or ""
-    try:
-        # A proxy named by the environment is used, except for this machine itself.
-        async with httpx.AsyncClient(timeout=ENROL_TIMEOUT_S, trust_env=not is_loopback(host)) as http:
-            answer = await http.post(url, json={"code": code, "name": name[:256]})
-        body: object = answer.json() if answer.content else {}
-    except (httpx.TransportError, httpx.InvalidURL) as error:
-        raise LinkClosed(f"cannot reach {url}: {error}") from error
-    except ValueError:
-        body = {}
-    if answer.status_code >= 500 or answer.status_code == 429:
-        raise LinkClosed(f"{url} cannot enrol now: it answered {answer.status_code}")
-    if answer.status_code != 200 or not isinstance(body, dict):
-        error_body = body.get("error") if isinstance(body, dict) else None
-        sentence = error_body.get("message") if isinstance(error_body, dict) else "Is it a Paceline server?"
-        raise ConfigError(f"{http_url(cloud)} did not enrol this device ({answer.status_code}). {sentence}")
-    return Credential(str(body.get("device", "")), str(body.get("credential", "")))
-
-
 class Cloud:
-    """Keep this device enrolled and linked. `hello` makes the link's first message, which describes the device."""
+    """Keep this device enrolled and linked. `introduce` describes the device at each attempt."""
 
     def __init__(
         self,
@@ -73,7 +46,7 @@ class Cloud:
         *,
         code: str | None,
         name: str,
-        hello: Callable[[Credential], Hello],
+        introduce: Callable[[], Introduction],
         up: Callable[[Link], None],
         emulation: Emulation | None = None,
         vocab_size: int | None = None,
@@ -82,7 +55,7 @@ class Cloud:
         self._credentials = credentials
         self._code = code
         self._name = name
-        self._hello = hello
+        self._introduce = introduce
         self._up = up
         self._emulation = emulation
         self._vocab_size = vocab_size
@@ -94,24 +67,28 @@ class Cloud:
         A code is used even where a credential is stored: it may have been issued after a revocation. Raises ConfigError
         when no credential is stored and there is no code or the cloud refuses it.
         """
-        kept = self._credentials.get(http_url(self._url))
+        advice = f"Run `paceline devices add {self._name}` at the server and start the agent once with `--code -`."
+        kept: Credential | None = None
+        try:
+            kept = self._credentials.get(http_url(self._url))
+        except OutdatedCredentials as error:
+            if self._code is None:
+                raise ConfigError(f"{error} {advice}") from None
         if self._code is None:
             if kept is None:
-                raise ConfigError(
-                    f"This device is not enrolled at {self._url}: run `paceline devices add {self._name}` at the "
-                    "server and start the agent once with --code."
-                )
+                raise ConfigError(f"This device is not enrolled at {self._url}. {advice}")
             self._credential = kept
             return True
         try:
-            fresh = await exchange(self._url, self._code, self._name)
+            fresh = await exchange(http_url(self._url), self._code)
         except LinkClosed as error:
             _log.warning("not enrolled yet: %s", error)
             self._credential = kept
-        except ConfigError:
+        except ConfigError as error:
             if kept is None:
                 raise
             self._credential = kept  # the code was probably used at an earlier start
+            _log.info("the enrolment of an earlier start is used: %s", error)
         else:
             self._credentials.put(http_url(self._url), fresh)
             self._credential, self._code = fresh, None
@@ -132,10 +109,18 @@ class Cloud:
             except ConfigError as error:
                 _log.error("%s This device answers alone.", error)
                 return
-        shown = self._credential
+        keys = CloudKeys(self._credentials, http_url(self._url), self._credential)
+
+        def handshake() -> DeviceHandshake:
+            shown = keys.credential
+            return device_handshake(
+                self._introduce(), device=shown.device, keys=shown.keys, server_key=shown.server_key
+            )
+
         dialer = Dialer(
             link_url(self._url),
-            lambda: self._hello(shown),
+            handshake,
+            key_store=keys,
             up=self._up,
             emulation=self._emulation,
             vocab_size=self._vocab_size,

@@ -12,7 +12,7 @@ from paceline.settings import AgentSettings, Origins, describe
 
 
 def register(app: typer.Typer) -> None:
-    example = "Example: paceline agent --cloud https://example.org --code K7QF-2M9X-4TBA-9HJC"
+    example = "Example: paceline agent --cloud https://example.org --code -"
     app.command(epilog=example)(options(AgentSettings)(agent))
 
 

@@ -5,26 +5,32 @@ A file that others can read is refused, as ssh does with its keys. Replaced atom
 
 from __future__ import annotations
 
-import contextlib
+import base64
 import json
-import os
-import stat
-import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import ConfigError
+from paceline.runtime.identity import PrivateKey
+from paceline.secret_files import private_folder, read_private, write_private
+from paceline.wire.fields import KEY_BYTES
+from paceline.wire.identity_messages import MAX_KEYS
 
 FILE = "credentials.json"
+FORMAT = 2  # 1, without this number: passwords in place of keys
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    device: str  # the name its owner gave it at the server
-    secret: str
+    """What this device needs to link to one cloud."""
 
-    def __repr__(self) -> str:
-        return f"Credential({self.device!r})"  # the secret must not get into a log
+    device: str  # the name its owner gave it at the server
+    server_key: bytes  # pinned when it enrolled
+    keys: tuple[PrivateKey, ...] = field(repr=False)  # the present one, and one whose renewal is not confirmed
+
+
+class OutdatedCredentials(ConfigError):
+    """The file was written by a release whose credentials no server takes any more."""
 
 
 class Credentials:
@@ -34,53 +40,83 @@ class Credentials:
         self.path = state_dir / FILE
 
     def get(self, cloud: str) -> Credential | None:
-        found = self._read().get(cloud)
-        return None if found is None else Credential(found["device"], found["credential"])
+        """The credential for a cloud. Raises OutdatedCredentials for a file of an earlier release."""
+        return self._read().get(cloud)
 
     def put(self, cloud: str, credential: Credential) -> None:
-        entries = self._read() | {cloud: {"device": credential.device, "credential": credential.secret}}
+        """Keep a credential. What an earlier release has left is replaced."""
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._replace(json.dumps(entries, indent=2).encode())
+            private_folder(self.path.parent)
+            try:
+                entries = self._read()
+            except OutdatedCredentials:
+                entries = {}
+            clouds = {url: _to_json(entry) for url, entry in (entries | {cloud: credential}).items()}
+            write_private(self.path, json.dumps({"format": FORMAT, "clouds": clouds}, indent=2).encode())
         except OSError as error:
             raise ConfigError(f"The credential cannot be kept in {self.path}: {error.strerror}.") from error
 
-    def _replace(self, content: bytes) -> None:
-        descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{FILE}.")  # mode 0600
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(name, self.path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
-            raise
-
-    def _read(self) -> dict[str, dict[str, str]]:
-        try:
-            with self.path.open("rb") as stream:
-                mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
-                content = stream.read()
-        except FileNotFoundError:
+    def _read(self) -> dict[str, Credential]:
+        content = read_private(self.path, otherwise="have the device revoked and enrol it again")
+        if content is None:
             return {}
-        except OSError as error:
-            raise ConfigError(f"{self.path} cannot be read: {error.strerror}.") from error
-        if mode & 0o077:
-            raise ConfigError(
-                f"{self.path} can be read by others (mode {mode:04o}): run `chmod 600 {self.path}`, and enrol the "
-                "device again if somebody may have read it."
+        try:
+            entries = json.loads(content)
+            if not isinstance(entries, dict):
+                raise ValueError("no object")
+            if entries.get("format") == FORMAT:
+                return {str(cloud): _from_json(entry) for cloud, entry in entries["clouds"].items()}
+            outdated = bool(entries) and all("credential" in entry for entry in entries.values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{self.path} is damaged: remove it and enrol the device again.") from error
+        if outdated:
+            raise OutdatedCredentials(
+                f"{self.path} was written by an earlier release of Paceline, whose passwords keys have replaced: enrol "
+                "this device again."
             )
-        return _checked(content, self.path)
+        raise ConfigError(
+            f"{self.path} was written by a later release of Paceline, or is damaged: install that release, or remove "
+            "the file and enrol the device again."
+        )
 
 
-def _checked(content: bytes, path: Path) -> dict[str, dict[str, str]]:
-    try:
-        entries = json.loads(content)
-        return {
-            str(cloud): {"device": str(entry["device"]), "credential": str(entry["credential"])}
-            for cloud, entry in entries.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} is damaged: remove it and enrol the device again.") from error
+class CloudKeys:
+    """This device's keys for one cloud: what the link needs of them, and their renewal (`runtime.link.keys`)."""
+
+    def __init__(self, credentials: Credentials, cloud: str, credential: Credential) -> None:
+        self.credential = credential
+        self._credentials = credentials
+        self._cloud = cloud
+
+    async def make_key(self) -> PrivateKey:
+        present, *unconfirmed = self.credential.keys
+        if not unconfirmed:
+            await self._keep((present, PrivateKey.generate()))
+        return self.credential.keys[-1]
+
+    async def settle(self, public_key: bytes) -> None:
+        await self._keep(tuple(key for key in self.credential.keys if key.public_key == public_key))
+
+    async def _keep(self, keys: tuple[PrivateKey, ...]) -> None:
+        """Store these keys, twice a day. In a thread the write could outlive its link, and undo a later one."""
+        kept = Credential(self.credential.device, self.credential.server_key, keys)
+        self._credentials.put(self._cloud, kept)
+        self.credential = kept
+
+
+def _to_json(credential: Credential) -> dict[str, object]:
+    return {
+        "device": credential.device,
+        "server_key": base64.b64encode(credential.server_key).decode(),
+        "keys": [base64.b64encode(key.seed).decode() for key in credential.keys],
+    }
+
+
+def _from_json(entry: dict[str, str | list[str]]) -> Credential:
+    device, server_key, seeds = entry["device"], entry["server_key"], entry["keys"]
+    if not isinstance(device, str) or not isinstance(server_key, str) or not 0 < len(seeds) <= MAX_KEYS:
+        raise ValueError("not an entry")
+    pinned = base64.b64decode(server_key, validate=True)
+    if len(pinned) != KEY_BYTES:
+        raise ValueError("not a key")
+    return Credential(device, pinned, tuple(PrivateKey(base64.b64decode(seed, validate=True)) for seed in seeds))

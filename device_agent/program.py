@@ -10,14 +10,15 @@ from fastapi import FastAPI
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen
-from paceline.bootstrap import Background, OpenedNode, retention_of, run_node
+from paceline.bootstrap import Background, OpenedNode, api_keys_of, retention_of, run_node
+from paceline.errors import ConfigError
 from paceline.models import DEVICE
 from paceline.runtime.link.emulation import Emulation
+from paceline.secret_files import STDIN, given_secret
 from paceline.settings import AgentSettings
-from paceline.wire.messages import Hello
 
 from .cloud import Cloud
-from .credentials import Credential, Credentials
+from .credentials import Credentials
 
 PEER = "cloud"  # its name at this side's node
 
@@ -26,22 +27,20 @@ _log = logging.getLogger("paceline.agent")
 
 async def run(settings: AgentSettings) -> None:
     """Serve until a signal. Raises ConfigError for what cannot be used: settings, model, documents, enrolment."""
-    keyring = Keyring(dict.fromkeys(parse_keys(settings.api_keys)))
+    code, keys = _secrets(settings)
+    keyring = Keyring(dict.fromkeys(parse_keys(keys)))
     check_exposure(settings.host, keyring)
     emulation = Emulation.parse(settings.emulate) if settings.emulate else None
 
     async def compose(opened: OpenedNode) -> tuple[FastAPI, Background | None]:
-        def hello(credential: Credential) -> Hello:
-            return Hello(device=credential.device, credential=credential.secret, **opened.introduction())
-
         cloud = None
         if settings.cloud is not None:
             cloud = Cloud(
                 settings.cloud,
                 Credentials(settings.state_dir),
-                code=settings.code,
+                code=code,
                 name=settings.device,
-                hello=hello,
+                introduce=opened.introduction,
                 up=lambda link: opened.node.on_link(link, PEER),
                 emulation=emulation,
                 vocab_size=opened.vocab_size,
@@ -66,3 +65,11 @@ async def run(settings: AgentSettings) -> None:
             open_to_peer=settings.share_distributions,
         )
     _log.info("stopped")
+
+
+def _secrets(settings: AgentSettings) -> tuple[str | None, tuple[str, ...]]:
+    """The enrolment code and the API keys, wherever they come from."""
+    sources = (settings.code, str(settings.code_file or ""), *settings.api_keys, str(settings.api_key_file or ""))
+    if sources.count(STDIN) > 1:
+        raise ConfigError("Standard input can be read for one of code and api_keys only: give the other in a file.")
+    return given_secret("code", settings.code, settings.code_file), api_keys_of(settings)

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import typer
 from fastapi import FastAPI
@@ -31,25 +31,15 @@ from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
+from paceline.secret_files import STDIN, secret_lines
 from paceline.settings import NodeSettings
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.messages import VERSION
+from paceline.wire.identity_messages import Introduction
 
 DEMO = "demo"
 GPU_STEP_ROWS = 2048
 
 Background = Callable[[], Coroutine[Any, Any, None]]
-
-
-class Introduction(TypedDict):
-    """The fields that `Hello` and `Welcome` have in common."""
-
-    version: int
-    tokenizer: str
-    model: str
-    model_name: str
-    strategies: list[str]
-    documents: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +56,8 @@ class OpenedNode:
         return min(self.model.engine.info.vocab_size, self.model.tokenizer.vocab_size)
 
     def introduction(self) -> Introduction:
-        """This side as its first message on a link describes it, with the number of documents at this moment."""
+        """This side as it describes itself on a link, with the number of documents at this moment."""
         return Introduction(
-            version=VERSION,
             tokenizer=self.model.tokenizer.fingerprint,
             model=self.model.engine.info.fingerprint,
             model_name=self.name,
@@ -146,6 +135,17 @@ def open_model(settings: NodeSettings, demo: Path) -> LoadedModel:
     if not (emulation.forward or emulation.row):
         return model
     return replace(model, engine=DelayedEngine(model.engine, emulation.forward, emulation.row))
+
+
+def api_keys_of(settings: NodeSettings) -> tuple[str, ...]:
+    """The keys of the settings, with those of standard input (`-`) and of the file. Raises ConfigError.
+
+    Standard input is read to its end.
+    """
+    given = [secret_lines(Path(key)) if key == STDIN else [key] for key in settings.api_keys]
+    if settings.api_key_file is not None:
+        given.append(secret_lines(settings.api_key_file))
+    return tuple(key for keys in given for key in keys)
 
 
 def step_limits(settings: NodeSettings) -> StepLimits:

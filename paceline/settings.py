@@ -93,7 +93,12 @@ class NodeSettings(BaseModel):
     api_keys: tuple[str, ...] = Field(
         (),
         repr=False,
-        description="keys for clients, as KEY, or KEY=DEVICE to bind one to a device; besides those of paceline keys",
+        description="keys for clients, as KEY, or KEY=DEVICE to bind one to a device; besides those of paceline keys. "
+        "Other users of the machine see what is on a command line: give - to read them from standard input, one a "
+        "line, or api_key_file",
+    )
+    api_key_file: Path | None = Field(
+        None, description="file with keys as of api_keys, one a line; -: standard input; default: none"
     )
     emulate: str | None = Field(
         None,
@@ -147,6 +152,27 @@ class ServerSettings(NodeSettings):
         default_factory=lambda: state_home("cloud"),
         description="where credentials and caches are kept; default: $XDG_STATE_HOME/paceline/cloud",
     )
+    credential_hours: float = Field(
+        24.0,
+        gt=0,
+        le=8760,
+        description="hours for which a device's key holds; it is renewed over the link when half of them are over",
+    )
+    device_days: float = Field(
+        30.0,
+        ge=0,
+        le=36_500,
+        description="days without a link after which a device must be enrolled again; 0: it never must",
+    )
+
+    @model_validator(mode="after")
+    def _renewable(self) -> Self:
+        if 0 < self.device_days * 24 < self.credential_hours:
+            raise ValueError(
+                f"devices would be away too long before keys are renewed: device_days ({self.device_days:g}) must "
+                f"be at least credential_hours ({self.credential_hours:g})"
+            )
+        return self
 
 
 class AgentSettings(NodeSettings):
@@ -165,8 +191,12 @@ class AgentSettings(NodeSettings):
         default_factory=socket.gethostname, min_length=1, description="this device's name; default: the host's"
     )
     code: str | None = Field(
-        None, repr=False, description="one-time enrolment code, from `paceline devices add` at the server"
+        None,
+        repr=False,
+        description="one-time enrolment code, from `paceline devices add` at the server. Other users of the machine "
+        "see what is on a command line: give - to be asked for it or read it from standard input, or code_file",
     )
+    code_file: Path | None = Field(None, description="file whose first line is that code; -: standard input")
     share_distributions: bool = Field(
         False,
         description="let the cloud's clients ask for privacy 'open': what the model predicts from this device's "

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.errors import ConfigError
+from paceline.secret_files import make_folder
 
 BUSY_S = 30.0  # longest wait for another process's transaction
 
@@ -23,7 +24,7 @@ def connect(file: Path) -> sqlite3.Connection:
 
     Raises sqlite3.Error, OSError, and ConfigError when another program keeps the file busy.
     """
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(file.parent)
     _make_private(file)
     connection = sqlite3.connect(file, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:

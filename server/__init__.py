@@ -2,10 +2,11 @@
 
 app        the application: the shared API with the routes of enrolment and of the link
 commands   `paceline serve`, `paceline devices` and `paceline keys`
-devices    registry of devices, one-time codes and credentials
+devices    registry of devices: public keys and one-time codes
 enrolment  `POST /v1/devices/enrol`
+identity   the server's own key, which devices pin
 keys       API keys, stored as hashes
-links      `/v1/link`: admits devices, closes links of revoked ones
+links      `/v1/link`: admits devices, has their keys renewed, closes links of revoked ones
 openapi    writes `openapi/openapi.json`
 program    the process from start to stop
 state      SQLite file shared by the server and its commands

@@ -30,6 +30,6 @@ def create_server(
 ) -> FastAPI:
     """Build the application. `keyring`, `documents`, `state`, `retention`: see `create_app`."""
     app = create_app(service, keyring=keyring, documents=documents, state=state, retention=retention)
-    register(app, EnrolEndpoint(registry).routes())
+    register(app, EnrolEndpoint(registry, live.key).routes())
     app.add_api_websocket_route(links.PATH, live.serve)
     return app

@@ -71,7 +71,9 @@ def add_device(
         typer.echo(json.dumps({"device": name, "code": code, "expires_in_s": CODE_LIFE_S}))
         return
     typer.echo(code)
-    typer.echo(f"At the device, within ten minutes: paceline agent --cloud URL --code {code}", err=True)
+    typer.echo(
+        "At the device, within ten minutes: paceline agent --cloud URL --code -   (it asks for the code)", err=True
+    )
 
 
 def list_devices(state_dir: StateDir = None, config: Config = None, as_json: Json = False) -> None:

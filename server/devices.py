@@ -1,15 +1,15 @@
 """Registry of devices that may link, in a file that the server and `paceline devices` share.
 
-Adding a device by name returns a one-time code to type at the device, which exchanges it for a credential. Only hashes
-of both are stored. Methods block for a disk access and may be called from any thread or process.
+Adding a device by name returns a one-time code to type at the device, by which it enrols a public key. Nothing in the
+file lets anyone in: it has public keys and, of a code, what it can be recognised by. All times are of this machine's
+clock. Methods block for a disk access and may be called from any thread or process.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import secrets
+import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,127 +17,230 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.errors import ConfigError, RequestError
+from paceline.runtime.identity import PrivateKey, verify
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.enrolment import (
+    ALPHABET,
+    BY_CODE,
+    BY_DEVICE,
+    GROUP_LETTERS,
+    GROUPS,
+    EnrolmentRequest,
+    answer_bytes,
+    answer_mac,
+    code_secrets,
+)
+from paceline.wire.handshake import Claim
+from paceline.wire.signing import Signer
 
 from .state import StateFile
 
 FILE = "devices.sqlite"
 CODE_LIFE_S = 600.0
-MAX_TRIES = 5  # wrong secrets until a code is void
-ALPHABET = "23456789ABCDEFGHJKMNPQRSTUVWXYZ"  # no 0 O 1 I L, which look alike
-_GROUP = 4
+MAX_TRIES = 5  # wrong proofs until a code is void
+DAY_S = 86_400.0
+AWAY_DAYS = 30.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS devices (
+CREATE TABLE IF NOT EXISTS identities (
     name TEXT PRIMARY KEY,
-    credential BLOB NOT NULL,  -- sha256
+    key BLOB,  -- Ed25519 public key; NULL: of a release whose devices had none
+    former_key BLOB,  -- the one before the last renewal, to recognise copies by
     enrolled_at REAL NOT NULL,  -- s since 1970
+    renewed_at REAL NOT NULL,  -- when `key` was stored
     revoked_at REAL
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS codes (
+CREATE TABLE IF NOT EXISTS enrolment_codes (
     name TEXT PRIMARY KEY,  -- one open code per device
     id TEXT NOT NULL UNIQUE,  -- its first group, by which the code is looked up
-    secret BLOB NOT NULL,  -- sha256 of the rest: 59 bits, valid for ten minutes
+    key BLOB NOT NULL,  -- public key derived from the rest: 59 bits, valid for ten minutes
+    mac_key BLOB NOT NULL,  -- likewise, by which the server proves that it issued the code
     expires_at REAL NOT NULL,
     tries INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
-
-CredentialStatus = Literal["admitted", "revoked", "unknown"]
+# Before protocol version 6 devices had passwords, and the tables other names. The names of the devices are kept.
+_MIGRATION = """
+INSERT OR IGNORE INTO identities SELECT name, NULL, NULL, enrolled_at, enrolled_at, revoked_at FROM devices;
+DROP TABLE devices;
+DROP TABLE IF EXISTS codes;
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device as `paceline devices list` shows it. `waiting`: its code has not been used yet."""
+    """A device as `paceline devices list` shows it.
+
+    `waiting`: its code has not been used yet. `outdated`: enrolled by an earlier release, so it must enrol again.
+    """
 
     name: str
-    state: Literal["waiting", "enrolled", "revoked"]
+    state: Literal["waiting", "enrolled", "revoked", "outdated"]
     since: float  # s since 1970; of a waiting device, the end of its code's validity
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentAnswer:
+    """What an enrolled device is told. The server's key is authenticated by `mac`, and proved by `signature`."""
+
+    device: str
+    server_key: bytes
+    mac: bytes
+    signature: bytes
 
 
 class Registry:
     """The devices of one server."""
 
-    def __init__(self, state_dir: Path, *, now: Callable[[], float] = time.time) -> None:
-        """Open the registry, creating its file if needed. Raises ConfigError when it cannot be used."""
+    def __init__(self, state_dir: Path, *, away_days: float = AWAY_DAYS, now: Callable[[], float] = time.time) -> None:
+        """Open the registry, creating its file if needed. Raises ConfigError when it cannot be used.
+
+        away_days: a device that has not renewed its key for so long must enrol again; 0: never.
+        """
         self._file = StateFile(state_dir / FILE, _SCHEMA, "device registry")
         self.path = self._file.path
         self.watching = self._file.watching
+        self._away_s = away_days * DAY_S
         self._now = now
+        with self._file.reading() as rows:
+            outdated = rows.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'devices'").fetchone()
+        if outdated:
+            self._migrate()
 
     # ---- the owner's side -------------------------------------------------------------------------------------------
     def add(self, name: str) -> str:
         """Issue a one-time code for a device of this name, replacing an unused one.
 
-        An enrolled name may be added again: its credential stays valid until the new code is used. Raises ConfigError
-        for an invalid name.
+        An enrolled name may be added again: its key stays valid until the new code is used. Raises ConfigError for an
+        invalid name.
         """
         check_name(name)
-        groups = ["".join(secrets.choice(ALPHABET) for _ in range(_GROUP)) for _ in range(4)]
+        groups = ["".join(secrets.choice(ALPHABET) for _ in range(GROUP_LETTERS)) for _ in range(GROUPS)]
+        code = "-".join(groups)
+        derived = code_secrets(code)
+        row = (name, derived.id, PrivateKey(derived.seed).public_key, derived.mac_key, self._now() + CODE_LIFE_S)
         with self._file.changing() as rows:
-            rows.execute("DELETE FROM codes WHERE expires_at <= ?", (self._now(),))
-            rows.execute(
-                "INSERT OR REPLACE INTO codes VALUES (?, ?, ?, ?, 0)",
-                (name, groups[0], _digest("".join(groups[1:])), self._now() + CODE_LIFE_S),
-            )
-        return "-".join(groups)
+            rows.execute("DELETE FROM enrolment_codes WHERE expires_at <= ?", (self._now(),))
+            rows.execute("INSERT OR REPLACE INTO enrolment_codes VALUES (?, ?, ?, ?, ?, 0)", row)
+        return code
 
     def devices(self) -> list[Device]:
         """List all devices by name."""
-        with self._file.changing() as rows:
-            devices = {
-                name: Device(
-                    name, "enrolled" if revoked is None else "revoked", enrolled if revoked is None else revoked
-                )
-                for name, enrolled, revoked in rows.execute("SELECT name, enrolled_at, revoked_at FROM devices")
-            }
+        with self._file.reading() as rows:
+            devices = {row[0]: _device(*row) for row in rows.execute(_DEVICES)}
             for name, expires in rows.execute(
-                "SELECT name, expires_at FROM codes WHERE expires_at > ? AND tries < ?", (self._now(), MAX_TRIES)
+                "SELECT name, expires_at FROM enrolment_codes WHERE expires_at > ? AND tries < ?",
+                (self._now(), MAX_TRIES),
             ):
-                if name not in devices or devices[name].state == "revoked":
+                if name not in devices or devices[name].state != "enrolled":
                     devices[name] = Device(name, "waiting", expires)
         return [devices[name] for name in sorted(devices)]
 
     def revoke(self, name: str) -> bool:
-        """Invalidate the device's credential and its unused code. False when there is no such device."""
+        """Invalidate the device's key and its unused code. False when there is no such device."""
         with self._file.changing() as rows:
-            codes = rows.execute("DELETE FROM codes WHERE name = ?", (name,)).rowcount
+            codes = rows.execute("DELETE FROM enrolment_codes WHERE name = ?", (name,)).rowcount
             known = rows.execute(
-                "UPDATE devices SET revoked_at = coalesce(revoked_at, ?) WHERE name = ?", (self._now(), name)
+                "UPDATE identities SET revoked_at = coalesce(revoked_at, ?) WHERE name = ?", (self._now(), name)
             ).rowcount
         return codes + known > 0
 
     # ---- the device's side ------------------------------------------------------------------------------------------
-    def enrol(self, code: str) -> tuple[str, str]:
-        """Exchange a code, which is used up, for (name, credential). Raises RequestError (401) for an invalid one."""
-        groups = normalised(code)
-        credential = secrets.token_urlsafe(32)
-        with self._file.changing() as rows:
-            row = rows.execute("SELECT name, secret, expires_at, tries FROM codes WHERE id = ?", (groups[:_GROUP],))
-            name, secret, expires_at, tries = row.fetchone() or (None, b"", 0.0, 0)
-            right = hmac.compare_digest(_digest(groups[_GROUP:]), secret or bytes(32))
-            if name is not None and right and tries < MAX_TRIES and self._now() < expires_at:
-                rows.execute("DELETE FROM codes WHERE name = ?", (name,))
-                rows.execute(
-                    "INSERT OR REPLACE INTO devices VALUES (?, ?, ?, NULL)", (name, _digest(credential), self._now())
-                )
-                return name, credential
-            rows.execute("UPDATE codes SET tries = tries + 1 WHERE name IS ?", (name,))
+    def enrol(self, request: EnrolmentRequest, server_key: Signer) -> EnrolmentAnswer:
+        """Enrol the key of a device that proves a code, which is used up. Raises RequestError (401) for a false proof.
+
+        A request for an unknown code writes nothing; one for a known code at most MAX_TRIES times.
+        """
+        if self._may_enrol(request) and verify(request.key, request.key_signature, request.signed(BY_DEVICE)):
+            with self._file.changing() as rows:  # one try at a time: of two with the right code the first wins
+                row = rows.execute(_OPEN_CODE, (request.code_id, self._now(), MAX_TRIES)).fetchone()
+                if row is not None and verify(row[1], request.code_signature, request.signed(BY_CODE)):
+                    name, _, mac_key = row
+                    now = self._now()
+                    rows.execute("DELETE FROM enrolment_codes WHERE name = ?", (name,))
+                    rows.execute(
+                        "INSERT OR REPLACE INTO identities VALUES (?, ?, NULL, ?, ?, NULL)",
+                        (name, request.key, now, now),
+                    )
+                    answer = answer_bytes(request, name, server_key.public_key)
+                    return EnrolmentAnswer(
+                        name, server_key.public_key, answer_mac(mac_key, answer), server_key.sign(answer)
+                    )
+                if row is not None:
+                    rows.execute("UPDATE enrolment_codes SET tries = tries + 1 WHERE name = ?", (row[0],))
         raise RequestError(
             "This enrolment code does not hold: it is mistyped, used, older than ten minutes, or was tried too often. "
             "Get a new one with `paceline devices add`.",
             status=401,
             code="invalid_enrolment_code",
-            param="code",
+            param="code_id",
         )
 
-    def credential_status(self, name: str, credential: str) -> CredentialStatus:
-        """Check a device's credential. `unknown`: not the credential of this name, or no such name."""
+    def recognise(self, claim: Claim) -> bytes | CloseCode:
+        """The public key that proves a device's claim, or why it may not link."""
         with self._file.reading() as rows:
-            row = rows.execute("SELECT credential, revoked_at FROM devices WHERE name = ?", (name,)).fetchone()
-        stored, revoked_at = row or (bytes(32), None)
-        if not hmac.compare_digest(_digest(credential), stored) or row is None:
-            return "unknown"
-        return "admitted" if revoked_at is None else "revoked"
+            row = rows.execute(
+                "SELECT key, former_key, renewed_at, revoked_at FROM identities WHERE name = ?", (claim.device,)
+            ).fetchone()
+        key, former_key, renewed_at, revoked_at = row or (None, None, 0.0, None)
+        if key is not None and claim.proves(key):
+            if revoked_at is not None:
+                return CloseCode.REVOKED
+            away = self._away_s > 0 and self._now() - renewed_at > self._away_s
+            return CloseCode.AWAY_TOO_LONG if away else bytes(key)
+        if former_key is not None and claim.proves(former_key):
+            return CloseCode.KEY_REPLACED
+        return CloseCode.BAD_CREDENTIAL
+
+    def standing(self, device: str, key: bytes) -> tuple[CloseCode | None, float]:
+        """(whether a link that was admitted with this key may stay, when the device's key was stored).
+
+        The key before the last renewal may stay: the renewal goes over that very link.
+        """
+        with self._file.reading() as rows:
+            row = rows.execute(
+                "SELECT key, former_key, renewed_at, revoked_at FROM identities WHERE name = ?", (device,)
+            ).fetchone()
+        if row is None or key not in row[:2]:
+            return CloseCode.BAD_CREDENTIAL, 0.0
+        return (None if row[3] is None else CloseCode.REVOKED), row[2]
+
+    def renew(self, device: str, present: bytes, new: bytes) -> bool:
+        """Replace a device's key. False when the present one does not hold any more.
+
+        A clock that has been set back does not make the new key look older than the present one.
+        """
+        with self._file.changing() as rows:
+            changed = rows.execute(
+                "UPDATE identities SET key = ?, former_key = key, renewed_at = max(renewed_at, ?) "
+                "WHERE name = ? AND key = ? AND revoked_at IS NULL",
+                (new, self._now(), device, present),
+            ).rowcount
+        return changed > 0
+
+    # ---- common -----------------------------------------------------------------------------------------------------
+    def _may_enrol(self, request: EnrolmentRequest) -> bool:
+        with self._file.reading() as rows:
+            return rows.execute(_OPEN_CODE, (request.code_id, self._now(), MAX_TRIES)).fetchone() is not None
+
+    def _migrate(self) -> None:
+        try:
+            with self._file.changing() as rows:
+                if rows.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'devices'").fetchone():
+                    for statement in filter(None, map(str.strip, _MIGRATION.split(";"))):
+                        rows.execute(statement)
+        except sqlite3.Error as error:
+            raise ConfigError(f"The device registry {self.path} cannot be brought up to date: {error}.") from error
+
+
+_OPEN_CODE = "SELECT name, key, mac_key FROM enrolment_codes WHERE id = ? AND expires_at > ? AND tries < ?"
+_DEVICES = "SELECT name, key IS NULL, enrolled_at, revoked_at FROM identities"
+
+
+def _device(name: str, outdated: bool, enrolled_at: float, revoked_at: float | None) -> Device:
+    if revoked_at is not None:
+        return Device(name, "revoked", revoked_at)
+    return Device(name, "outdated" if outdated else "enrolled", enrolled_at)
 
 
 def check_name(name: str) -> None:
@@ -146,12 +249,3 @@ def check_name(name: str) -> None:
         raise ConfigError(
             f"{name[:80]!r} cannot be a device's name: use up to 64 letters, digits, dots, dashes or underscores."
         )
-
-
-def normalised(code: str) -> str:
-    """Normalise a typed code: upper case, no spaces or dashes."""
-    return re.sub(r"[\s-]", "", code[:64]).upper()
-
-
-def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()

@@ -1,26 +1,36 @@
-"""Links of devices to this server: admitted by credential, one per device, closed when the credential is revoked."""
+"""Links of devices to this server: admitted by key, one per device, closed when the key holds no longer.
+
+Keys are renewed over open links, and expire, by this server's clock alone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.websockets import WebSocket
 
+from paceline.runtime.identity import cloud_handshake
 from paceline.runtime.link.dialer import Link, serve_websocket
 from paceline.runtime.link.emulation import Emulation
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.messages import Hello, Welcome
+from paceline.wire.handshake import Claim
+from paceline.wire.identity_messages import Introduction
+from paceline.wire.signing import Signer
 
 from .devices import Registry
 
 PATH = "/v1/link"
-WATCH_S = 1.0  # polling interval of the registry, and so about the longest life of a link after its revocation
-
-_REFUSALS = {"admitted": None, "revoked": CloseCode.REVOKED, "unknown": CloseCode.BAD_CREDENTIAL}
+WATCH_S = 0.5  # polling interval of the registry, and so about the longest life of a link after its revocation
+CREDENTIAL_HOURS = 24.0
+HOUR_S = 3600.0
+RENEW_S = 30.0  # for a device to reply when it is asked for a new key, before it is asked again
+SLACK_S = 60.0  # a key stored further in the future was stored before the clock was set back: renewed once a link
 
 _log = logging.getLogger("paceline.server")
 
@@ -31,6 +41,15 @@ class Peers(Protocol):
     def on_link(self, link: Link, peer: str) -> None: ...
 
 
+@dataclass(slots=True)
+class _Live:
+    """A device's open link."""
+
+    link: Link
+    renewed_at: float | None = None  # s since 1970, of its key; None: not read yet
+    asked_at: float | None = None  # s, monotonic: when it was last asked for a new key
+
+
 class Links:
     """The route `/v1/link` and the open link of each device. Belongs to the event loop's thread."""
 
@@ -38,32 +57,41 @@ class Links:
         self,
         registry: Registry,
         peers: Peers,
-        welcome: Callable[[], Welcome],
+        introduce: Callable[[], Introduction],
         *,
+        key: Signer,
+        credential_hours: float = CREDENTIAL_HOURS,
         emulation: Emulation | None = None,
         vocab_size: int | None = None,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """`welcome` is called for each link, since the number of documents changes."""
+        """`introduce` is called for each link, since the number of documents changes. `key`: the server's.
+        `credential_hours`: life of a device's key, which is renewed when half of it is over."""
+        self.key = key
         self._registry = registry
         self._peers = peers
-        self._welcome = welcome
+        self._introduce = introduce
+        self._life_s = credential_hours * HOUR_S
         self._emulation = emulation
         self._vocab_size = vocab_size
-        self._live: dict[str, tuple[Link, Hello]] = {}
+        self._now = now
+        self._live: dict[str, _Live] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._unread = False  # a link has come up since the registry was last read
 
     async def serve(self, websocket: WebSocket) -> None:
         await serve_websocket(
             websocket,
-            welcome=self._welcome(),
+            handshake=cloud_handshake(self._introduce(), self.key),
             authenticate=self._authenticate,
+            keep_key=self._keep_key,
             on_link=self._admitted,
             emulation=self._emulation,
             vocab_size=self._vocab_size,
         )
 
     async def watch(self) -> None:
-        """Close links of devices whose credential is no longer valid. Runs until cancelled."""
+        """Close links of devices whose key holds no longer, and have keys renewed. Runs until cancelled."""
         with self._registry.watching() as version:
             seen, again = version(), False
             while True:
@@ -74,36 +102,77 @@ class Links:
                 except sqlite3.Error as error:
                     _log.error("the device registry cannot be watched: %s", error)
                     continue
-                if before != seen or again:
+                if before != seen or again or self._unread:
+                    self._unread = False
                     await self.check()
                 again = before != seen
+                await self.renew()
 
     async def check(self) -> None:
-        """Authenticate every open link once more, and close those refused."""
-        for device, (link, hello) in list(self._live.items()):
-            if link.closed.is_set():
-                del self._live[device]
+        """Look up the device of every open link once more, and close those that may not stay."""
+        for device, live in list(self._live.items()):
+            if live.link.closed.is_set():
+                self._forget(device, live)
                 continue
             try:
-                refusal = await self._authenticate(hello)
+                refusal, live.renewed_at = await asyncio.to_thread(
+                    self._registry.standing, device, live.link.renewal.present
+                )
             except sqlite3.Error as error:
                 _log.error("the device registry cannot be read: %s", error)
                 return
             if refusal is not None:
-                _log.info("the link of %s is cut: its credential holds no longer", device)
-                await link.close(refusal)
+                _log.info("the link of %s is cut: its key holds no longer", device)
+                await live.link.close(refusal)
 
-    async def _authenticate(self, hello: Hello) -> CloseCode | None:
-        return _REFUSALS[await asyncio.to_thread(self._registry.credential_status, hello.device, hello.credential)]
+    async def renew(self) -> None:
+        """Ask devices whose keys are at half of their life for new ones; close the links of those that have expired
+        while a device was asked and did not reply."""
+        for device, live in list(self._live.items()):
+            if live.link.closed.is_set() or live.renewed_at is None:
+                continue
+            age = self._now() - live.renewed_at
+            clock = asyncio.get_running_loop().time()
+            if -SLACK_S < age < self._life_s / 2:
+                live.asked_at = None
+            elif live.asked_at is None:
+                live.asked_at = clock
+                live.link.renew_key()
+            elif age > 0 and clock - live.asked_at >= RENEW_S:
+                if live.link.renewal.awaited and age >= self._life_s:
+                    _log.warning("the link of %s is cut: its key has expired, and it sends no new one", device)
+                    await live.link.close(CloseCode.NOT_RENEWED)
+                else:
+                    live.asked_at = clock
+                    live.link.renew_key()
+
+    async def _authenticate(self, claim: Claim) -> bytes | CloseCode:
+        found = await asyncio.to_thread(self._registry.recognise, claim)
+        if found is CloseCode.KEY_REPLACED:
+            _log.warning(
+                "%s was refused: it showed a key that has been replaced since. Its state directory comes from a "
+                "backup, or somebody has a copy of it; `paceline devices revoke %s` locks both out.",
+                claim.device,
+                claim.device,
+            )
+        return found
+
+    async def _keep_key(self, device: str, present: bytes, new: bytes) -> bool:
+        kept = await asyncio.to_thread(self._registry.renew, device, present, new)
+        _log.info("the key of %s %s", device, "was renewed" if kept else "was not renewed: it holds no longer")
+        return kept
 
     def _admitted(self, link: Link) -> None:
-        hello = link.peer
-        assert isinstance(hello, Hello), "a device's first message is Hello"
-        older = self._live.get(hello.device)
-        self._live[hello.device] = (link, hello)
-        if older is not None and not older[0].closed.is_set():
+        older = self._live.get(link.device)
+        self._live[link.device] = _Live(link)
+        self._unread = True
+        if older is not None and not older.link.closed.is_set():
             # The older connection may be dead without having been noticed: the newest link is the device's.
-            closing = asyncio.create_task(older[0].close(CloseCode.DUPLICATE_DEVICE))
+            closing = asyncio.create_task(older.link.close(CloseCode.DUPLICATE_DEVICE))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
-        self._peers.on_link(link, hello.device)
+        self._peers.on_link(link, link.device)
+
+    def _forget(self, device: str, live: _Live) -> None:
+        if self._live.get(device) is live:  # not another one, that came up meanwhile
+            del self._live[device]

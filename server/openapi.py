@@ -20,8 +20,9 @@ from paceline.api.openapi import describe
 from paceline.engine.fake.engine import fake_model
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
-from paceline.wire.messages import Welcome
+from paceline.wire.identity_messages import Introduction
 
 from .app import create_server
 from .devices import Registry
@@ -34,7 +35,8 @@ def sample(directory: Path, keyring: Keyring) -> Iterator[tuple[Node, FastAPI]]:
     with DocumentStore.open(directory / "docs", load_embedder("hash")) as store:
         node = Node("cloud", fake_model(0), store, max_tokens_default=8)
         registry = Registry(directory)
-        yield node, create_server(node, registry, Links(registry, node, _no_welcome), keyring=keyring)
+        links = Links(registry, node, _no_introduction, key=PrivateKey.generate())
+        yield node, create_server(node, registry, links, keyring=keyring)
 
 
 def document() -> dict[str, Any]:
@@ -48,7 +50,7 @@ def text() -> str:
     return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
 
 
-def _no_welcome() -> Welcome:
+def _no_introduction() -> Introduction:
     raise AssertionError("no link is opened to an application that is only described")
 
 

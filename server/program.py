@@ -10,14 +10,14 @@ from fastapi import FastAPI
 
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen
-from paceline.bootstrap import Background, OpenedNode, retention_of, run_node
+from paceline.bootstrap import Background, OpenedNode, api_keys_of, retention_of, run_node
 from paceline.models import CLOUD
 from paceline.runtime.link.emulation import Emulation
 from paceline.settings import ServerSettings
-from paceline.wire.messages import Welcome
 
 from .app import create_server
 from .devices import Registry
+from .identity import server_key
 from .keys import Keys
 from .links import Links
 
@@ -26,9 +26,10 @@ _log = logging.getLogger("paceline.server")
 
 async def run(settings: ServerSettings) -> None:
     """Serve until a signal. Raises ConfigError for settings that cannot be used, before the first request is read."""
-    configured = parse_keys(settings.api_keys)
+    configured = parse_keys(api_keys_of(settings))
     emulation = Emulation.parse(settings.emulate) if settings.emulate else None
-    registry = Registry(settings.state_dir)
+    key = server_key(settings.state_dir)
+    registry = Registry(settings.state_dir, away_days=settings.device_days)
     with Keys(settings.state_dir).current() as stored:
         keyring = Keyring(configured, stored)
 
@@ -36,7 +37,9 @@ async def run(settings: ServerSettings) -> None:
             live = Links(
                 registry,
                 opened.node,
-                lambda: Welcome(**opened.introduction()),
+                opened.introduction,
+                key=key,
+                credential_hours=settings.credential_hours,
                 emulation=emulation,
                 vocab_size=opened.vocab_size,
             )

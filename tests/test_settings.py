@@ -259,3 +259,11 @@ def test_the_engines_settings_reach_it(tmp_path: Path) -> None:
     missing, _ = resolve(ServerSettings, flags | {"engine_device": "cuda:9"}, {})
     with pytest.raises(ConfigError, match="no such device"):
         open_model(missing, CLOUD)
+
+
+def test_a_device_may_not_be_away_too_long_before_its_key_is_renewed() -> None:
+    days = {"credential_hours": 48.0}
+    for allowed in (0.0, 2.0, 30.0):
+        assert resolve(ServerSettings, days | {"device_days": allowed}, {})[0].device_days == allowed
+    with pytest.raises(ConfigError, match="credential_hours"):
+        resolve(ServerSettings, days | {"device_days": 1.0}, {})

@@ -35,17 +35,18 @@ from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.prompt import passages_text, relevance
 from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.link.emulated_transport import emulated
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.link.transport import Transport, TransportClosed
 from paceline.runtime.node import Node
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.close_codes import CloseCode
-from paceline.wire.messages import VERSION, Hello, Welcome
+from paceline.wire.identity_messages import Introduction
 
 POSITIONS = 2048
 GRACE_S = 10.0  # for the cloud's process to exit by itself
+_KEYS: dict[Side, PrivateKey] = {"cloud": PrivateKey(bytes(32)), "device": PrivateKey(bytes([1] * 32))}  # not secret
 _LOGIT_SCALE = 8.0  # random logits are almost even; scaled, they are about as uneven as a trained model's
 _LINK, _LINE = b"link", b"line"  # first message of a connection: the program's link, or the baselines' line
 
@@ -242,9 +243,11 @@ async def _dial(setting: Setting, kind: bytes) -> Transport:
 
 @asynccontextmanager
 async def _linked(node: Node, model: LoadedModel, transport: Transport) -> AsyncIterator[None]:
-    hello = Hello(VERSION, "device", "secret", *_identity(model), documents=1)
+    handshake = device_handshake(
+        _introduction(model), device="device", keys=[_KEYS["device"]], server_key=_KEYS["cloud"].public_key
+    )
     vocab_size = model.tokenizer.vocab_size
-    link = Link(transport, hello, vocab_size=vocab_size, on_up=lambda link: node.on_link(link, "cloud"))
+    link = Link(transport, handshake, vocab_size=vocab_size, on_up=lambda link: node.on_link(link, "cloud"))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(link.run())
         await link.up.wait()
@@ -254,9 +257,9 @@ async def _linked(node: Node, model: LoadedModel, transport: Transport) -> Async
             await link.close()
 
 
-def _identity(model: LoadedModel) -> tuple[str, str, str, list[str]]:
+def _introduction(model: LoadedModel) -> Introduction:
     info = model.engine.info
-    return model.tokenizer.fingerprint, info.fingerprint, info.name, list(STRATEGIES)
+    return Introduction(model.tokenizer.fingerprint, info.fingerprint, info.name, list(STRATEGIES), documents=1)
 
 
 # ---- the other process ----------------------------------------------------------------------------------------------
@@ -301,13 +304,13 @@ async def _served(setting: Setting) -> None:
 
 
 async def _serve_link(node: Node, model: LoadedModel, transport: Transport) -> None:
-    async def admit(_: Hello) -> CloseCode | None:
-        return None
+    async def admit(_: object) -> bytes:
+        return _KEYS["device"].public_key
 
-    welcome = Welcome(VERSION, *_identity(model), documents=1)
+    handshake = cloud_handshake(_introduction(model), _KEYS["cloud"])
     vocab_size = model.tokenizer.vocab_size
     on_up = lambda link: node.on_link(link, "device")  # noqa: E731
-    await Link(transport, welcome, authenticate=admit, vocab_size=vocab_size, on_up=on_up).run()
+    await Link(transport, handshake, authenticate=admit, vocab_size=vocab_size, on_up=on_up).run()
 
 
 async def _serve_baselines(setting: Setting, store: DocumentStore, transport: Transport) -> None:

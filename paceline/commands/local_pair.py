@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.commands.processes import Child, Children, Readiness, command, free_port
 from paceline.core.side import SIDES, Side
+from paceline.secret_files import write_private
 
 
 @dataclass(slots=True)
@@ -57,7 +58,9 @@ def start_pair(
     port = free_port(preferred.get("device", 0))
     agent = command("agent", *common, "--port", str(port), "--state-dir", state["device"], *only.get("device", ()))
     agent += ["--cloud", dialled(cloud.url)]
-    started = children.start("device", [*agent, "--device", device, "--code", code], port=port)
+    code_file = children.directory / "code"
+    write_private(code_file, code.encode())
+    started = children.start("device", [*agent, "--device", device, "--code-file", str(code_file)], port=port)
     children.wait(linked)
     return Pair(cloud, started, tuple(agent))
 

@@ -24,6 +24,10 @@ class CloseCode(IntEnum):
     NO_COMMON_STRATEGY = 4102
     BAD_CREDENTIAL = 4103
     REVOKED = 4104
+    SERVER_KEY_CHANGED = 4105
+    KEY_REPLACED = 4106
+    AWAY_TOO_LONG = 4107
+    NOT_RENEWED = 4108
     BAD_FRAME = 4200
     TOO_LARGE = 4201
     HANDSHAKE_TIMEOUT = 4202
@@ -37,7 +41,7 @@ ADVICE: dict[int, str] = {
     CloseCode.HEARTBEAT_LOST: "Nothing was heard from the other side for two heartbeats; a device connects again by "
     "itself. If it recurs, look at the network between them or at a machine that sleeps.",
     CloseCode.DUPLICATE_DEVICE: "This device has linked again from elsewhere. If you run two agents with one "
-    "credential, enrol the second with a code of its own (`paceline devices add`).",
+    "state directory, enrol the second with a directory and a code of its own (`paceline devices add`).",
     CloseCode.TOO_SLOW: "The other side did not take messages as fast as they were sent; a device connects again by "
     "itself. If it recurs, the network is too slow for this strategy.",
     CloseCode.INTERNAL_ERROR: "A fault in Paceline on the side that closed; its log says more.",
@@ -47,9 +51,19 @@ ADVICE: dict[int, str] = {
     "that share a tokenizer.",
     CloseCode.NO_COMMON_STRATEGY: "The two sides know no strategy in common; install the same Paceline "
     "release on both.",
-    CloseCode.BAD_CREDENTIAL: "The server does not know this device's credential; enrol the device again with a code "
-    "from `paceline devices add`.",
+    CloseCode.BAD_CREDENTIAL: "The server does not know this device's key; enrol the device again with a code from "
+    "`paceline devices add`.",
     CloseCode.REVOKED: "The server's owner has revoked this device; ask for a new code from `paceline devices add`.",
+    CloseCode.SERVER_KEY_CHANGED: "The server did not prove the key that this device pinned when it enrolled: it has "
+    "been set up anew, or somebody is in between. Ask its owner; if it is new, enrol the device again with a code from "
+    "`paceline devices add`.",
+    CloseCode.KEY_REPLACED: "This device showed a key that has been replaced by a newer one: its state directory comes "
+    "from a backup, or another machine uses a copy of it. If it may have been copied, have the device revoked; then "
+    "enrol it again with a code from `paceline devices add`.",
+    CloseCode.AWAY_TOO_LONG: "This device has not been linked for longer than the server allows (its setting "
+    "device_days); enrol the device again with a code from `paceline devices add`.",
+    CloseCode.NOT_RENEWED: "The device's key has expired and the device did not renew it; it connects again by itself. "
+    "If it recurs, its log says why: its state directory must be writable.",
     CloseCode.BAD_FRAME: "A frame could not be understood; if both sides are the same Paceline release, this is a "
     "fault in Paceline.",
     CloseCode.TOO_LARGE: "A frame was larger than the link allows; shorten the conversation or the answer.",
@@ -80,6 +94,9 @@ FATAL = frozenset(
         CloseCode.NO_COMMON_STRATEGY,
         CloseCode.BAD_CREDENTIAL,
         CloseCode.REVOKED,
+        CloseCode.SERVER_KEY_CHANGED,
+        CloseCode.KEY_REPLACED,
+        CloseCode.AWAY_TOO_LONG,
     }
 )
 
@@ -90,8 +107,13 @@ MAX_DELAY_S = 30.0
 def sentence(code: int, detail: str) -> str:
     """The reason shown to the user: the detail, if any, and the advice for the code."""
     advice = ADVICE.get(code) or _WEBSOCKET.get(code) or f"The link was closed with code {code}."
-    printable = "".join(char if char.isprintable() else " " for char in detail)  # the peer's text goes into a log line
-    return f"{printable}. {advice}" if printable else advice
+    cleaned = printable(detail)  # the peer's text goes into a log line
+    return f"{cleaned}. {advice}" if cleaned else advice
+
+
+def printable(text: str) -> str:
+    """A stranger's text for a log or a terminal: control characters become spaces."""
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def clip(detail: str) -> str:

@@ -20,13 +20,12 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages
 from paceline.wire.close_codes import CloseCode
+from paceline.wire.fields import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, Part
+from paceline.wire.identity_messages import Hello, Introduction
 from paceline.wire.messages import (
     CONTROL_MESSAGES,
-    MAX_CONTROL_BYTES,
-    MAX_FRAME_BYTES,
     STRATEGY_MESSAGES,
     Drafts,
-    Hello,
     Message,
     OpenSession,
     Options,
@@ -42,6 +41,7 @@ from paceline.wire.messages import (
 MAX_OPTIONS_BYTES = 4096
 
 O = TypeVar("O", bound=Options)  # noqa: E741
+P = TypeVar("P", bound=Part)
 
 _INDEX = re.compile(r"\$\[(\d+)\]")
 _NO_DISTS = bytes([0x90 + len(Drafts.__struct_fields__)])  # MessagePack header of the array without its last field
@@ -131,6 +131,16 @@ def peek_version(data: bytes) -> int | None:
     return fields[1]
 
 
+def encode_introduction(introduction: Introduction) -> bytes:
+    """Encode the field `introduction` of Proof and Welcome. These bytes are signed."""
+    return _encoder.encode(introduction)
+
+
+def decode_introduction(data: bytes) -> Introduction:
+    """Decode a peer's introduction. Raises RemoteProtocolError with the path of the fault."""
+    return _decode_part(data, Introduction)
+
+
 def sampling_to_wire(params: SamplingParams) -> Sampling:
     """Encode sampling parameters. Raises LocalProtocolError for values that a peer would refuse."""
     sampling = Sampling(
@@ -177,12 +187,7 @@ def encode_options(options: Options) -> msgspec.Raw:
 
 def decode_options(data: msgspec.Raw, kind: type[O]) -> O:
     """Decode the options of an opening, a struct of `kind`. Raises RemoteProtocolError with the path of the fault."""
-    try:
-        options = msgspec.msgpack.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise _bad(_with_field_names(str(error), kind.__struct_fields__)) from error
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise _bad(str(error)) from error
+    options = _decode_part(data, kind)
     if (fault := not_finite("options", *_floats(options))) is not None:
         raise _bad(fault)
     return options
@@ -194,6 +199,15 @@ def constraint_to_wire(constraint: Constraint | None) -> messages.Constraint | N
 
 def constraint_from_wire(constraint: messages.Constraint) -> Constraint:
     return Constraint(constraint.kind, constraint.text)
+
+
+def _decode_part(data: bytes | msgspec.Raw, kind: type[P]) -> P:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise _bad(_with_field_names(str(error), kind.__struct_fields__)) from error
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise _bad(str(error)) from error
 
 
 def _array(data: bytes) -> list[Any]:

@@ -16,22 +16,36 @@ from paceline.wire import messages
 from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.codec import MAX_OPTIONS_BYTES
 from paceline.wire.dist_codec import LOWEST_EXPONENT, MANTISSA_BITS, ONE
+from paceline.wire.enrolment import (
+    ALPHABET,
+    BY_CODE,
+    BY_DEVICE,
+    BY_SERVER,
+    CODE_SALT,
+    GROUP_LETTERS,
+    GROUPS,
+    SCRYPT_COST,
+)
+from paceline.wire.fields import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, NONCE_BYTES
+from paceline.wire.handshake import CHALLENGE, PROOF, WELCOME
+from paceline.wire.identity_messages import Introduction
 from paceline.wire.lifecycle import NEXT, LinkState, Role
 from paceline.wire.link import HANDSHAKE_S, HEARTBEAT_S, MAX_MISSED
 from paceline.wire.messages import (
     CONTROL_MESSAGES,
-    MAX_CONTROL_BYTES,
-    MAX_FRAME_BYTES,
     STRATEGY_MESSAGES,
     SUBPROTOCOL,
     VERSION,
     SessionFrame,
 )
+from paceline.wire.renewal import KEPT, PAUSE_S, POSSESSION, RENEWAL
 from paceline.wire.sessions import MAX_SESSIONS
+from paceline.wire.signing import DOMAIN
 from paceline.wire.tree_codec import MAX_NODES
 
 MESSAGES = (*CONTROL_MESSAGES, *STRATEGY_MESSAGES)
 PARTS = (
+    Introduction,
     messages.ChatMessage,
     messages.Sampling,
     messages.Options,
@@ -61,6 +75,8 @@ def describe() -> str:
             "",
             "A message that no transition allows closes the link with `UNEXPECTED_MESSAGE`.",
             *(line for role in Role for line in ("", f"### {role.value.capitalize()}", "", *_diagram(role))),
+            "",
+            *_identity(),
             "",
             "## Messages",
             *(line for struct in MESSAGES for line in _struct(struct)),
@@ -153,7 +169,17 @@ def _type(kind: inspect.Type) -> str:
 
 
 def _bounds(kind: inspect.Type) -> str:
-    words = {"ge": ">= {}", "gt": "> {}", "le": "<= {}", "lt": "< {}", "max_length": "at most {} long"}
+    low, high = (getattr(kind, name, None) for name in ("min_length", "max_length"))
+    if low is not None and low == high:
+        return f"{low} long"
+    words = {
+        "min_length": "at least {} long",
+        "ge": ">= {}",
+        "gt": "> {}",
+        "le": "<= {}",
+        "lt": "< {}",
+        "max_length": "at most {} long",
+    }
     found = ((text, getattr(kind, name, None)) for name, text in words.items())
     return ", ".join(text.format(_number(bound)) for text, bound in found if bound is not None)
 
@@ -161,6 +187,67 @@ def _bounds(kind: inspect.Type) -> str:
 def _number(bound: float) -> str:
     power = int(bound).bit_length() - 1
     return f"2**{power}" if power > 20 and bound == 1 << power else f"{bound:.16g}"
+
+
+def _identity() -> Iterator[str]:
+    yield "## Identity"
+    yield ""
+    yield from _lines(f"""
+        Each end has an Ed25519 key (RFC 8032). A device makes its own; enrolment (`POST /v1/devices/enrol`) gives the
+        server the device's public key and the device the server's, which it pins. In the handshake each end signs
+        over nonces of {NONCE_BYTES} random bytes from both, the cloud first: a device tells a server that has not
+        proved its key nothing but its name.
+
+        What is signed is a sequence of byte strings, each behind its length as a big-endian uint32:
+        `{DOMAIN.decode()}`, the protocol version in decimal digits, the purpose, and then the parts named here.
+        Frames are meant as they went over the wire, `server key` is the cloud's public key.
+    """)
+    yield ""
+    yield "| in | signed by | purpose | parts |"
+    yield "|---|---|---|---|"
+    frames = "server key, frame of `hello`"
+    yield f"| `challenge` | cloud | `{CHALLENGE}` | {frames}, `nonce` |"
+    frames += ", frame of `challenge`"
+    yield f"| `proof` | device, each of its keys | `{PROOF}` | {frames}, `introduction` |"
+    frames += ", frame of `proof`"
+    yield f"| `welcome` | cloud | `{WELCOME}` | {frames}, `introduction`, `key` |"
+    parts = "connection, the device's present public key, its new one"
+    yield f"| `newkey`, `signature` | device, present key | `{RENEWAL}` | {parts} |"
+    yield f"| `newkey`, `possession` | device, new key | `{POSSESSION}` | {parts} |"
+    yield f"| `kept` | cloud | `{KEPT}` | {parts} |"
+    yield ""
+    yield from _lines(f"""
+        `connection` is the SHA-256 of the same encoding with the purpose `connection` and the parts {frames}, frame of
+        `welcome`. `introduction` is an encoded [Introduction](#introduction).
+
+        The cloud asks for a new key when half of a key's life is over, by its own clock; no other clock is used. A
+        device stores the new key beside the present one before it sends it, and makes at most one in {PAUSE_S:g} s.
+        While it holds two it signs `proof` with both; the cloud names the one that it holds in `welcome`. A message of
+        the renewal that was not asked for is without effect.
+    """)
+    yield ""
+    yield from _enrolment()
+
+
+def _enrolment() -> Iterator[str]:
+    yield "### Enrolment"
+    yield ""
+    letters = GROUPS * GROUP_LETTERS
+    yield from _lines(f"""
+        A code has {letters} letters of `{ALPHABET}`; case, spaces and dashes do not count. The first {GROUP_LETTERS}
+        are its id. scrypt (N = {SCRYPT_COST}, r = 8, p = 1) derives 64 bytes from the others, with the encoding above
+        of the purpose `{CODE_SALT}` and the id as its salt: the seed of an Ed25519 key, the code's key, and the key of
+        an HMAC-SHA256. The code itself is never sent. Values in JSON are base64.
+    """)
+    yield ""
+    yield "| field | made with | purpose | parts |"
+    yield "|---|---|---|---|"
+    parts = "id, device's public key, `nonce`"
+    yield f"| `code_signature` of the request | the code's key | `{BY_CODE}` | {parts} |"
+    yield f"| `key_signature` of the request | the device's key | `{BY_DEVICE}` | {parts} |"
+    parts = "what `code_signature` signs, `device`, server's public key"
+    yield f"| `mac` of the answer | the code's HMAC key | `{BY_SERVER}` | {parts} |"
+    yield f"| `signature` of the answer | the server's key | `{BY_SERVER}` | {parts} |"
 
 
 def _distributions() -> Iterator[str]:

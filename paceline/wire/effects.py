@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.wire.messages import Hello, SessionFrame, Welcome
+from paceline.wire.handshake import Claim
+from paceline.wire.identity_messages import Introduction
+from paceline.wire.messages import SessionFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +18,37 @@ class Transmit:
 
 @dataclass(frozen=True, slots=True)
 class Authenticate:
-    """Check this device's credential and call `authenticated` with the result."""
+    """Find the key of this device that proves the claim, and call `authenticated` with it or a refusal."""
 
-    hello: Hello
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class MakeKey:
+    """On a device: make a new key, store it beside the present one, and call `renewal.offer` with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepKey:
+    """On a cloud: store the device's new key in place of its present one, and call `renewal.kept` if that is done."""
+
+    device: str
+    present: bytes
+    new: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SettleKey:
+    """On a device: the cloud holds this public key; drop any other."""
+
+    key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
     """The handshake is done: sessions may be opened. Emitted once."""
 
-    peer: Hello | Welcome
+    peer: Introduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,4 +76,5 @@ class Disconnected:
     by_peer: bool
 
 
-Effect = Transmit | Authenticate | Connected | Deliver | WakeAt | Disconnected
+KeyEffect = Authenticate | MakeKey | KeepKey | SettleKey  # these may take time
+Effect = Transmit | KeyEffect | Connected | Deliver | WakeAt | Disconnected

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from paceline.wire.messages import Drain, Hello, Message, Ping, Pong, SessionFrame, Welcome
+from paceline.wire.identity_messages import Challenge, Hello, KeyKept, NewKey, Proof, RenewKey, Welcome
+from paceline.wire.messages import Drain, Message, Ping, Pong, SessionFrame
 
 
 class Role(Enum):
@@ -14,6 +15,7 @@ class Role(Enum):
 
 class LinkState(Enum):
     OPENING = "opening"
+    CHALLENGED = "challenged"
     AUTHENTICATING = "authenticating"
     READY = "ready"
     DRAINING = "draining"  # open sessions continue, new ones are refused
@@ -22,8 +24,11 @@ class LinkState(Enum):
 
 class Trigger(Enum):
     HELLO = "hello"
+    CHALLENGE = "challenge"
+    PROOF = "proof"
     ADMITTED = "admitted"
     WELCOME = "welcome"
+    RENEWAL = "renewal of the key"
     SESSION = "session message"
     HEARTBEAT = "ping or pong"
     DRAIN = "drain, sent or received"
@@ -33,29 +38,37 @@ class Trigger(Enum):
 
 NEXT: dict[Role, dict[tuple[LinkState, Trigger], LinkState]] = {
     Role.DEVICE: {
-        (LinkState.OPENING, Trigger.WELCOME): LinkState.READY,
+        (LinkState.OPENING, Trigger.CHALLENGE): LinkState.CHALLENGED,
         (LinkState.OPENING, Trigger.CLOSE): LinkState.CLOSED,
+        (LinkState.CHALLENGED, Trigger.WELCOME): LinkState.READY,
+        (LinkState.CHALLENGED, Trigger.CLOSE): LinkState.CLOSED,
         (LinkState.READY, Trigger.SESSION): LinkState.READY,
         (LinkState.READY, Trigger.HEARTBEAT): LinkState.READY,
+        (LinkState.READY, Trigger.RENEWAL): LinkState.READY,
         (LinkState.READY, Trigger.DRAIN): LinkState.DRAINING,
         (LinkState.READY, Trigger.CLOSE): LinkState.CLOSED,
         (LinkState.DRAINING, Trigger.SESSION): LinkState.DRAINING,
         (LinkState.DRAINING, Trigger.HEARTBEAT): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.RENEWAL): LinkState.DRAINING,
         (LinkState.DRAINING, Trigger.DRAIN): LinkState.DRAINING,
         (LinkState.DRAINING, Trigger.IDLE): LinkState.CLOSED,
         (LinkState.DRAINING, Trigger.CLOSE): LinkState.CLOSED,
     },
     Role.CLOUD: {
-        (LinkState.OPENING, Trigger.HELLO): LinkState.AUTHENTICATING,
+        (LinkState.OPENING, Trigger.HELLO): LinkState.CHALLENGED,
         (LinkState.OPENING, Trigger.CLOSE): LinkState.CLOSED,
+        (LinkState.CHALLENGED, Trigger.PROOF): LinkState.AUTHENTICATING,
+        (LinkState.CHALLENGED, Trigger.CLOSE): LinkState.CLOSED,
         (LinkState.AUTHENTICATING, Trigger.ADMITTED): LinkState.READY,
         (LinkState.AUTHENTICATING, Trigger.CLOSE): LinkState.CLOSED,
         (LinkState.READY, Trigger.SESSION): LinkState.READY,
         (LinkState.READY, Trigger.HEARTBEAT): LinkState.READY,
+        (LinkState.READY, Trigger.RENEWAL): LinkState.READY,
         (LinkState.READY, Trigger.DRAIN): LinkState.DRAINING,
         (LinkState.READY, Trigger.CLOSE): LinkState.CLOSED,
         (LinkState.DRAINING, Trigger.SESSION): LinkState.DRAINING,
         (LinkState.DRAINING, Trigger.HEARTBEAT): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.RENEWAL): LinkState.DRAINING,
         (LinkState.DRAINING, Trigger.DRAIN): LinkState.DRAINING,
         (LinkState.DRAINING, Trigger.IDLE): LinkState.CLOSED,
         (LinkState.DRAINING, Trigger.CLOSE): LinkState.CLOSED,
@@ -64,7 +77,12 @@ NEXT: dict[Role, dict[tuple[LinkState, Trigger], LinkState]] = {
 
 TRIGGERS: dict[type[Message], Trigger] = {
     Hello: Trigger.HELLO,
+    Challenge: Trigger.CHALLENGE,
+    Proof: Trigger.PROOF,
     Welcome: Trigger.WELCOME,
+    RenewKey: Trigger.RENEWAL,
+    NewKey: Trigger.RENEWAL,
+    KeyKept: Trigger.RENEWAL,
     Ping: Trigger.HEARTBEAT,
     Pong: Trigger.HEARTBEAT,
     Drain: Trigger.DRAIN,

@@ -2,34 +2,33 @@
 frames, TLS and waiting are the driver's (`paceline.runtime.link`).
 
 The lifecycle is the table of `wire.lifecycle`. A message that it does not allow closes the link with a named code; a
-transition of this side that it does not allow is a bug. Checking a credential may take time, so the machine requests
-it with the effect `Authenticate` and receives the result through `authenticated`; until then it accepts no message.
+transition of this side that it does not allow is a bug. Who may link is decided outside: the machine asks with the
+effect `Authenticate` and receives the result through `authenticated`; until then it accepts no message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from paceline.core.estimation.bandwidth import Bandwidth
 from paceline.errors import LinkClosed, LocalProtocolError, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.codec import decode, encode, peek_version
-from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, Transmit, WakeAt
+from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, SettleKey, Transmit, WakeAt
+from paceline.wire.handshake import CloudHandshake, DeviceHandshake, Handshake
+from paceline.wire.identity_messages import Challenge, Hello, Introduction, KeyKept, NewKey, Proof, RenewKey, Welcome
 from paceline.wire.lifecycle import NEXT, LinkState, Role, Trigger, trigger_of
 from paceline.wire.messages import (
     VERSION,
     CloseSession,
     Drain,
-    Hello,
     Message,
     OpenSession,
     Ping,
     Pong,
     SessionFrame,
-    Welcome,
 )
+from paceline.wire.renewal import Renewal, renewal_of
 from paceline.wire.sessions import SessionTable
 
 __all__ = ["LinkMachine", "LinkState", "Role"]
@@ -42,23 +41,22 @@ PROBED_BYTES = 16_384  # sent since the last ping: send another, to measure the 
 
 
 class LinkMachine:
-    """One end of one connection. A device is built with its Hello, a cloud with its Welcome.
+    """One end of one connection, whose side is that of the handshake.
 
     Times are seconds of any monotonic clock. Does not reconnect, resend, or keep sessions over connections.
     """
 
-    def __init__(self, introduction: Hello | Welcome, *, vocab_size: int | None = None) -> None:
-        self.role = Role.DEVICE if isinstance(introduction, Hello) else Role.CLOUD
+    def __init__(self, handshake: Handshake, *, vocab_size: int | None = None) -> None:
+        self.role = Role.DEVICE if isinstance(handshake, DeviceHandshake) else Role.CLOUD
         self.state = LinkState.OPENING
-        self.peer: Hello | Welcome | None = None
-        self.strategies: tuple[str, ...] = ()  # supported by both sides
+        self.handshake = handshake
+        self.peer: Introduction | None = None
+        self.renewal: Renewal | None = None  # once the handshake is done
         self.rtt: float | None = None  # s, smoothed
         self.bandwidth = Bandwidth()  # towards the peer
         self._unprobed = 0  # bytes since the last ping
         self.sessions = SessionTable(own_parity=1 if self.role is Role.DEVICE else 0)
-        self._introduction = introduction
         self._vocab_size = vocab_size
-        self._hello: Hello | None = None  # its credential is being checked, or has been admitted
         self._deadline = 0.0
         self._unanswered: set[float] = set()  # sent_at of pings
         self._missed = 0
@@ -74,7 +72,7 @@ class LinkMachine:
     def connection_made(self, now: float) -> list[Effect]:
         """The connection is open. First input, once."""
         self._deadline = now + HANDSHAKE_S
-        hello = [Transmit(encode(self._introduction))] if self.role is Role.DEVICE else []
+        hello = [Transmit(self.handshake.begin())] if isinstance(self.handshake, DeviceHandshake) else []
         return [*hello, WakeAt(self._deadline)]
 
     def received(self, data: bytes, now: float) -> list[Effect]:
@@ -87,23 +85,20 @@ class LinkMachine:
         except RemoteProtocolError as error:
             return self.close(error.close_code, str(error))
 
-    def authenticated(self, refusal: CloseCode | None, now: float) -> list[Effect]:
-        """Result of `Authenticate`: None admits the device, a close code refuses it."""
+    def authenticated(self, admitted: bytes | CloseCode, now: float) -> list[Effect]:
+        """Result of `Authenticate`: the public key that proves the claim admits the device, a close code refuses it."""
         if self.state is LinkState.CLOSED:
             return []
-        if self._hello is None or not isinstance(self._introduction, Welcome):
+        if self.state is not LinkState.AUTHENTICATING or not isinstance(self.handshake, CloudHandshake):
             raise LocalProtocolError("nothing was to be authenticated")
-        if refusal is not None:
-            return self.close(refusal)
-        hello, own = self._hello, self._introduction
-        if hello.tokenizer != own.tokenizer:
-            return self.close(CloseCode.TOKENIZER_MISMATCH, f"{hello.model_name} and {own.model_name}")
-        self.strategies = tuple(name for name in own.strategies if name in hello.strategies)
-        if not self.strategies:
-            return self.close(CloseCode.NO_COMMON_STRATEGY)
+        if isinstance(admitted, CloseCode):
+            return self.close(admitted)
+        try:
+            welcome, peer = self.handshake.admitted(admitted)
+        except RemoteProtocolError as error:
+            return self.close(error.close_code, str(error))
         self._step(Trigger.ADMITTED)
-        welcome = msgspec.structs.replace(own, strategies=list(self.strategies))
-        return [Transmit(encode(welcome)), *self._connected(hello, now)]
+        return [Transmit(welcome), *self._connected(peer, admitted, now)]
 
     def tick(self, now: float) -> list[Effect]:
         """Time has passed. Harmless before the deadline."""
@@ -173,11 +168,11 @@ class LinkMachine:
         message = decode(data, vocab_size=self._vocab_size)
         self._step(trigger_of(message), received=message)
         match message:
-            case Hello():
-                self._hello = message
-                yield Authenticate(message)
-            case Welcome():
-                yield from self._on_welcome(message, now)
+            case Hello() | Challenge() | Proof() | Welcome():
+                yield from self._on_handshake(message, data, now)
+            case RenewKey() | NewKey() | KeyKept():
+                assert self.renewal is not None, "the table allows it after the handshake alone"
+                yield from self.renewal.received(message, now)
             case Ping(sent_at=sent_at):
                 yield Transmit(encode(Pong(sent_at=sent_at, held_s=0.0)))  # answered within the same input
             case Pong():
@@ -194,17 +189,20 @@ class LinkMachine:
                 yield Deliver(message)
                 yield from self._disconnect_if_idle()
 
-    def _on_welcome(self, welcome: Welcome, now: float) -> Iterator[Effect]:
-        if welcome.version != VERSION:
-            what = f"device speaks {VERSION}, cloud {welcome.version}"
-            raise RemoteProtocolError(what, close_code=CloseCode.VERSION_MISMATCH)
-        if welcome.tokenizer != self._introduction.tokenizer:
-            what = f"{self._introduction.model_name} and {welcome.model_name}"
-            raise RemoteProtocolError(what, close_code=CloseCode.TOKENIZER_MISMATCH)
-        self.strategies = tuple(name for name in self._introduction.strategies if name in welcome.strategies)
-        if not self.strategies:
-            raise RemoteProtocolError("the cloud named none of ours", close_code=CloseCode.NO_COMMON_STRATEGY)
-        yield from self._connected(welcome, now)
+    def _on_handshake(self, message: Message, frame: bytes, now: float) -> Iterator[Effect]:
+        """A message of the handshake in its turn; whose turn it is, the table says."""
+        match self.handshake, message:
+            case CloudHandshake() as cloud, Hello():
+                yield Transmit(cloud.greeted(message, frame))
+            case DeviceHandshake() as device, Challenge():
+                yield Transmit(device.challenged(message, frame))
+            case CloudHandshake() as cloud, Proof():
+                yield Authenticate(cloud.proved(message, frame))
+            case DeviceHandshake() as device, Welcome(key=key):
+                peer = device.welcomed(message, frame)
+                if len(device.keys) > 1:
+                    yield SettleKey(key)
+                yield from self._connected(peer, key, now)
 
     def _on_open(self, message: OpenSession) -> Iterator[Effect]:
         refusal = self.sessions.open_by_peer(message.session, refuse=self.state is LinkState.DRAINING)
@@ -224,8 +222,9 @@ class LinkMachine:
         else:
             raise LocalProtocolError(f"{trigger.value} while {self.state.value}")
 
-    def _connected(self, peer: Hello | Welcome, now: float) -> list[Effect]:
-        self.peer = peer
+    def _connected(self, peer: Introduction, key: bytes, now: float) -> list[Effect]:
+        """key: the device's public one."""
+        self.peer, self.renewal = peer, renewal_of(self.handshake, key)
         return [Connected(peer), *self._ping(now)]
 
     def _ping(self, now: float) -> list[Effect]:

@@ -1,7 +1,8 @@
 """Messages of the link. Each struct is tagged with an explicit name.
 
 Renaming a class is not a protocol change; changing a tag or field is, and raises VERSION.
-Strings and lists are bounded here so that the decoder refuses oversized ones before any other code runs.
+Strings and lists are bounded so that the decoder refuses oversized ones before any other code runs. Types and bases are
+in `wire.fields`, the messages of the handshake in `wire.identity_messages`.
 
 A strategy adds its messages as subclasses of `SessionMessage` and its options as a subclass of `Options`; those of the
 strategies in this package are defined here, others are added with `wire.codec.register`.
@@ -15,37 +16,27 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from paceline.core.sampling.constraint import MAX_TEXT, ConstraintKind
+from paceline.wire.fields import MAX_FRAME_BYTES, Bias, Count, Frame, Name, Part, Seed, SessionNumber, Text, Token
+from paceline.wire.identity_messages import (
+    IDENTITY_MESSAGES,
+    Challenge,
+    Hello,
+    KeyKept,
+    NewKey,
+    Proof,
+    RenewKey,
+    Welcome,
+)
 from paceline.wire.tree_codec import unpack_nodes
 
-VERSION = 5  # 5: the common noise is drawn in groups of ids; 4: Sampling.repetition_penalty, OpenSession.options
+VERSION = 6  # 6: keys and signed nonces in the handshake; 5: the common noise is drawn in groups of ids
 SUBPROTOCOL = "paceline.v1"
 
-MAX_FRAME_BYTES = 1 << 20
-MAX_CONTROL_BYTES = 1 << 16
 LAST_TOKEN = 2**31 - 1
 LANES = bytes(range(3))
 
-Name = Annotated[str, msgspec.Meta(max_length=256)]
-Hash = Annotated[str, msgspec.Meta(max_length=128)]
-Text = Annotated[str, msgspec.Meta(max_length=1_048_576)]
-Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
-Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-SessionNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
-
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Base: encoded as an array of the fields in this order, without names; an additional field is an error."""
-
-
-class _Message(_Part, frozen=True, tag_field="t"):
-    """Base of a message that fills a frame: its array begins with the tag."""
-
-    max_bytes: ClassVar[int] = MAX_CONTROL_BYTES  # limit of its frame
-
-
-class SessionFrame(_Message, frozen=True):
+class SessionFrame(Frame, frozen=True):
     """Base of every message of a session: its opening, its end, and the messages between them."""
 
     kind: ClassVar[str]  # name of its byte count in an answer's stats and log
@@ -67,50 +58,26 @@ class SessionMessage(SessionFrame, frozen=True):
 
 
 # ---- connection -----------------------------------------------------------------------------------------------------
-class Hello(_Message, frozen=True, tag="hello"):
-    """First message, from the device."""
-
-    version: Count
-    device: Name
-    credential: Hash
-    tokenizer: Hash
-    model: Hash  # fingerprint
-    model_name: Name
-    strategies: Annotated[list[Name], msgspec.Meta(max_length=64)]
-    documents: Count  # number this side can search; never which
-
-
-class Welcome(_Message, frozen=True, tag="welcome"):
-    """The cloud's reply to Hello. `strategies`: those that both sides support."""
-
-    version: Count
-    tokenizer: Hash
-    model: Hash
-    model_name: Name
-    strategies: Annotated[list[Name], msgspec.Meta(max_length=64)]
-    documents: Count
-
-
-class Ping(_Message, frozen=True, tag="ping"):
+class Ping(Frame, frozen=True, tag="ping"):
     sent_at: float  # s, the sender's clock; returned in Pong
 
 
-class Pong(_Message, frozen=True, tag="pong"):
+class Pong(Frame, frozen=True, tag="pong"):
     sent_at: float
     held_s: float  # between receiving the ping and answering it
 
 
-class Drain(_Message, frozen=True, tag="drain"):
+class Drain(Frame, frozen=True, tag="drain"):
     """The sender takes no new sessions and closes the link when the open ones have ended."""
 
 
 # ---- sessions -------------------------------------------------------------------------------------------------------
-class ChatMessage(_Part, frozen=True):
+class ChatMessage(Part, frozen=True):
     role: Name
     content: Text
 
 
-class Sampling(_Part, frozen=True):
+class Sampling(Part, frozen=True):
     """`core.sampling.sampler.SamplingParams` on the wire. `seed` is always set: the side that faces the client draws
     one if the request has none."""
 
@@ -125,7 +92,7 @@ class Sampling(_Part, frozen=True):
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)]
 
 
-class DraftLimits(_Part, frozen=True):
+class DraftLimits(Part, frozen=True):
     """Limits of a side's draft tree."""
 
     width: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4  # drafts for each next token; 1 makes chains, as in DRAGON
@@ -134,7 +101,7 @@ class DraftLimits(_Part, frozen=True):
     whole_sequences: bool = False  # send chains of `ahead` drafts as a whole, not each draft once computed
 
 
-class Options(_Part, frozen=True):
+class Options(Part, frozen=True):
     """Options of a strategy, carried whole by request, opening and machine. A strategy with more options subclasses
     this."""
 
@@ -161,7 +128,7 @@ class AggregateOptions(Options, frozen=True):
         return self.aggregator
 
 
-class Constraint(_Part, frozen=True):
+class Constraint(Part, frozen=True):
     """`core.sampling.constraint.Constraint` on the wire."""
 
     kind: ConstraintKind
@@ -202,7 +169,7 @@ class CloseSession(SessionFrame, frozen=True, tag="close"):
     reason: Annotated[str, msgspec.Meta(max_length=1024)]
 
 
-class DistPayload(_Part, frozen=True):
+class DistPayload(Part, frozen=True):
     """A truncated distribution: probabilities of the full one, not renormalised; the tail mass is 1 less their sum.
 
     Encoded and decoded by `wire.dist_codec`.
@@ -224,7 +191,7 @@ class Drafts(SessionMessage, frozen=True, tag="d"):
 
     nodes: Annotated[bytes, msgspec.Meta(max_length=65_536)]
     # One per node; none where choices are sent, and then the field is omitted.
-    dists: Annotated[list[DistPayload], msgspec.Meta(max_length=256)] = []
+    dists: Annotated[list[DistPayload], msgspec.Meta(max_length=256)] = []  # noqa: RUF012  # msgspec copies it
 
     def fault(self, vocab_size: int | None) -> str | None:
         nodes = unpack_nodes(self.nodes, vocab_size)
@@ -303,7 +270,7 @@ class SyncState(SessionMessage, frozen=True, tag="have"):
     waits: bool  # the sender decides and lacks a distribution of the receiver
 
 
-class RetrievedPassage(_Part, frozen=True):
+class RetrievedPassage(Part, frozen=True):
     """A passage in a prompt of the sender. From a device, `document` and `text` are empty: they are private."""
 
     document: Annotated[str, msgspec.Meta(max_length=1024)]
@@ -320,9 +287,8 @@ class RetrievedPassages(SessionFrame, frozen=True, tag="found"):
     passages: Annotated[list[RetrievedPassage], msgspec.Meta(max_length=64)]
 
 
-CONTROL_MESSAGES: tuple[type[_Message], ...] = (
-    Hello,
-    Welcome,
+CONTROL_MESSAGES: tuple[type[Frame], ...] = (
+    *IDENTITY_MESSAGES,
     Ping,
     Pong,
     Drain,
@@ -339,7 +305,7 @@ STRATEGY_MESSAGES: tuple[type[SessionMessage], ...] = (
     SpeedReport,
     SyncState,
 )
-Message = Hello | Welcome | Ping | Pong | Drain | SessionFrame
+Message = Hello | Challenge | Proof | Welcome | RenewKey | NewKey | KeyKept | Ping | Pong | Drain | SessionFrame
 
 
 def not_finite(path: str, *values: float) -> str | None:

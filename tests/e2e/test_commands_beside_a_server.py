@@ -5,6 +5,7 @@ Each change takes effect, none is lost, and no database is damaged, not even by 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
+from device_agent.enrolment import exchange
 from paceline.commands.processes import Child, Children, command, free_port
 from tests.e2e.pair import running_pair
 
@@ -136,8 +138,7 @@ def test_devices_enrol_one_after_the_other_and_are_cut_when_revoked(tmp_path: Pa
         for number in range(4):
             arguments = ("devices", "add", f"device-{number}", "--state-dir", str(state), "--json")
             code = json.loads(pair.children.run(command(*arguments)))["code"]
-            enrolled = httpx.post(f"{pair.url('cloud')}/v1/devices/enrol", json={"code": code}, trust_env=False)
-            assert enrolled.status_code == 200, enrolled.text
+            assert asyncio.run(exchange(pair.url("cloud"), code)).device == f"device-{number}"
         assert linked()
         pair.children.run(command("devices", "revoke", "laptop", "--state-dir", str(state)))
         assert eventually(lambda: not linked()), "its link is still there"

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-import msgspec
 import pytest
 
 from paceline.core.batching.segment import Batch, SeqId
@@ -24,8 +23,8 @@ from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelt
 from paceline.runtime.sessions.client import ClientSession
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
-from tests.runtime.link.test_connection import Pipe, admit, pipes
-from tests.wire.samples import HELLO, WELCOME
+from tests.runtime.link.test_connection import Pipe, pipes
+from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
 
 pytestmark = pytest.mark.anyio
 
@@ -70,11 +69,14 @@ class Bench:
     async def link(self, tasks: asyncio.TaskGroup) -> None:
         self.pipes_in_use = left, right = pipes()
         vocab = ByteTokenizer().vocab_size
-        known = {"strategies": list(STRATEGIES), "tokenizer": ByteTokenizer().fingerprint}
-        hello, welcome = (msgspec.structs.replace(message, **known) for message in (HELLO, WELCOME))
-        device = Link(left, hello, vocab_size=vocab, on_up=lambda link: self.device.on_link(link, "cloud"))
+        ours, theirs = (known_as(each, ByteTokenizer().fingerprint, STRATEGIES) for each in (DEVICE, CLOUD))
+        device = Link(left, device_end(ours), vocab_size=vocab, on_up=lambda link: self.device.on_link(link, "cloud"))
         cloud = Link(
-            right, welcome, authenticate=admit, vocab_size=vocab, on_up=lambda link: self.cloud.on_link(link, "laptop")
+            right,
+            cloud_end(theirs),
+            authenticate=admit,
+            vocab_size=vocab,
+            on_up=lambda link: self.cloud.on_link(link, "laptop"),
         )
         self.links = device, cloud
         tasks.create_task(device.run())

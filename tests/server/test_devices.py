@@ -1,16 +1,20 @@
-"""Enrolment, credentials and revocation of devices: storage, lifetimes and validity."""
+"""Enrolment, keys and revocation of devices: storage, lifetimes and validity."""
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
-import os
 import re
+import sqlite3
 import stat
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -18,11 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from device_agent.credentials import Credential, Credentials
+from device_agent.enrolment import _checked, _request, _to_json, exchange
 from paceline.api.http.auth import Keyring
 from paceline.errors import ConfigError, RequestError
+from paceline.runtime.identity import PrivateKey, verify
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.enrolment import ALPHABET, EnrolmentRequest, answer_bytes, answer_mac, code_secrets, normalised
+from paceline.wire.handshake import Claim
 from server.commands import register
-from server.devices import ALPHABET, CODE_LIFE_S, MAX_TRIES, Registry, normalised
+from server.devices import CODE_LIFE_S, MAX_TRIES, EnrolmentAnswer, Registry
 from server.enrolment import PATH
 from tests.api.generation.test_request import fault
 from tests.api.scripted import ScriptedService, request, running
@@ -45,13 +53,31 @@ def registry(tmp_path: Path, clock: Clock) -> Registry:
     return Registry(tmp_path / "state", now=clock)
 
 
-def enrolled(registry: Registry, name: str = "phone") -> str:
-    return registry.enrol(registry.add(name))[1]
+SERVER = PrivateKey(bytes([1] * 32))
 
 
-def refused(registry: Registry, code: str) -> None:
+def asked(code: str, key: PrivateKey | None = None) -> EnrolmentRequest:
+    """A device's request with this code, for a new key by default."""
+    return _request(code_secrets(code), key or PrivateKey.generate())
+
+
+def enrol(registry: Registry, code: str, key: PrivateKey | None = None) -> str:
+    return registry.enrol(asked(code, key), SERVER).device
+
+
+def enrolled(registry: Registry, name: str = "phone") -> PrivateKey:
+    key = PrivateKey.generate()
+    enrol(registry, registry.add(name), key)
+    return key
+
+
+def claim(name: str, *keys: PrivateKey) -> Claim:
+    return Claim(name, tuple(key.sign(b"said") for key in keys), b"said", verify)
+
+
+def refused(registry: Registry, request: EnrolmentRequest) -> None:
     with pytest.raises(RequestError) as refusal:
-        registry.enrol(code)
+        registry.enrol(request, SERVER)
     assert (refusal.value.status, refusal.value.code) == (401, "invalid_enrolment_code")
 
 
@@ -61,112 +87,250 @@ def wrong(code: str) -> str:
     return code[:-1] + last
 
 
+def unknown(code: str) -> str:
+    """Another code."""
+    return ("AAAA" if not code.startswith("AAAA") else "BBBB") + code[4:]
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
 def test_a_code_is_readable_and_holds_for_one_use(registry: Registry) -> None:
-    code = registry.add("phone")
+    code, key = registry.add("phone"), PrivateKey.generate()
     assert re.fullmatch(r"([2-9A-HJKMNP-Z]{4}-){3}[2-9A-HJKMNP-Z]{4}", code)
-    name, credential = registry.enrol(code)
-    assert name == "phone" and len(credential) >= 43  # 256 bits in base64
-    assert registry.credential_status("phone", credential) == "admitted"
-    refused(registry, code)
+    request = asked(code, key)
+    assert registry.enrol(request, SERVER).device == "phone"
+    assert registry.recognise(claim("phone", key)) == key.public_key
+    refused(registry, request)
+    refused(registry, asked(code, key))
 
 
 def test_a_code_may_be_typed_in_any_case_with_or_without_dashes(registry: Registry) -> None:
     code = registry.add("phone")
-    assert registry.enrol(f" {code.lower().replace('-', ' ')} ")[0] == "phone"
+    assert enrol(registry, f" {code.lower().replace('-', ' ')} ") == "phone"
     assert normalised("ab-c d") == "ABCD"
+
+
+@pytest.mark.parametrize("code", ["", "K7QF", "K7QF-2M9X-4TBA-9HJ1", "K7QF-2M9X-4TBA-9HJCC", "K7QF-2M9X-4TBA-9HJé"])
+def test_what_cannot_be_a_code_is_told_before_anything_is_sent(code: str) -> None:
+    with pytest.raises(ValueError, match="looks like"):
+        code_secrets(code)
 
 
 def test_a_code_holds_for_ten_minutes(registry: Registry, clock: Clock) -> None:
     in_time, late = registry.add("phone"), registry.add("laptop")
     clock.now += CODE_LIFE_S - 1
-    registry.enrol(in_time)
+    enrol(registry, in_time)
     clock.now += 1
-    refused(registry, late)
+    refused(registry, asked(late))
     assert [device.name for device in registry.devices()] == ["phone"]
 
 
 def test_a_code_is_void_after_five_wrong_tries(registry: Registry) -> None:
     code, other = registry.add("phone"), registry.add("laptop")
     for _ in range(MAX_TRIES):
-        refused(registry, wrong(code))
-    refused(registry, code)
-    registry.enrol(other)  # another device's code has its own tries
+        refused(registry, asked(wrong(code)))
+    refused(registry, asked(code))
+    enrol(registry, other)  # another device's code has its own tries
 
 
 def test_four_wrong_tries_leave_a_code_alone(registry: Registry) -> None:
     code = registry.add("phone")
     for _ in range(MAX_TRIES - 1):
-        refused(registry, wrong(code))
-    registry.enrol(code)
+        refused(registry, asked(wrong(code)))
+    enrol(registry, code)
+
+
+def test_wrong_guesses_write_at_most_five_times_and_for_a_known_code_only(registry: Registry) -> None:
+    code = registry.add("phone")
+    stranger, guess = asked(unknown(code)), asked(wrong(code))
+    with registry.watching() as version:
+        before = version()
+        for _ in range(50):
+            refused(registry, stranger)
+        assert version() == before
+        for _ in range(MAX_TRIES):
+            refused(registry, guess)
+        void = version()
+        for _ in range(50):
+            refused(registry, guess)
+        assert version() == void != before
+
+
+def test_a_guess_at_an_unknown_code_takes_no_lock(registry: Registry) -> None:
+    guess = asked(unknown(registry.add("phone")))
+    with closing(sqlite3.connect(registry.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        refused(registry, guess)
 
 
 @settings(max_examples=25, deadline=None)
-@given(code=st.text(max_size=80))
-def test_no_guess_enrols(code: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    directory = tmp_path_factory.getbasetemp() / "guesses"
-    known = Registry(directory)
-    if not known.devices():
-        known.add("phone")
-    refused(known, code)
+@given(guess=st.text(ALPHABET, min_size=12, max_size=12))
+def test_no_guess_enrols(guess: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    known = Registry(tmp_path_factory.getbasetemp() / "guesses")
+    code = known.add("phone")
+    if normalised(code)[4:] != guess:
+        refused(known, asked(code[:4] + guess))
 
 
 def test_of_two_devices_that_race_with_one_code_one_wins(tmp_path: Path) -> None:
     code = Registry(tmp_path).add("phone")
+    keys = [PrivateKey.generate() for _ in range(8)]
+    requests = [asked(code, key) for key in keys]
     start = threading.Barrier(8)
 
-    def attempt(_: int) -> str | None:
+    def attempt(number: int) -> PrivateKey | None:
         registry = Registry(tmp_path)
         start.wait()
         try:
-            return registry.enrol(code)[1]
+            registry.enrol(requests[number], SERVER)
         except RequestError:
             return None
+        return keys[number]
 
     with ThreadPoolExecutor(8) as pool:
-        won = [credential for credential in pool.map(attempt, range(8)) if credential is not None]
+        won = [key for key in pool.map(attempt, range(8)) if key is not None]
     assert len(won) == 1
-    assert Registry(tmp_path).credential_status("phone", won[0]) == "admitted"
+    assert Registry(tmp_path).recognise(claim("phone", *won)) == won[0].public_key
 
 
-def test_only_the_own_credential_under_the_own_name_is_admitted(registry: Registry) -> None:
+@pytest.mark.parametrize("part", ["key", "nonce", "code_signature", "key_signature", "code_id"])
+def test_somebody_in_between_can_change_nothing_of_a_request(registry: Registry, part: str) -> None:
+    code = registry.add("phone")
+    mine = asked(registry.add("laptop"))  # he has a code of his own, too
+    changed: dict[str, Any] = {part: getattr(mine, part)}
+    refused(registry, replace(asked(code), **changed))
+    assert {device.state for device in registry.devices()} == {"waiting"}
+
+
+@pytest.mark.parametrize("change", ["server_key", "mac", "signature", "device", "all"])
+def test_somebody_in_between_cannot_have_his_key_pinned(registry: Registry, change: str) -> None:
+    code, key, rogue = registry.add("phone"), PrivateKey.generate(), PrivateKey.generate()
+    derived, request = code_secrets(code), asked(code, key)
+    answer = registry.enrol(request, SERVER)
+    forged = answer_bytes(request, answer.device, rogue.public_key)
+    guessed = answer_mac(bytes(32), forged)
+    lies: dict[str, dict[str, Any]] = {
+        "server_key": {"server_key": rogue.public_key},
+        "mac": {"mac": guessed},
+        "signature": {"signature": rogue.sign(forged)},
+        "device": {"device": "tablet"},
+        "all": {"server_key": rogue.public_key, "mac": guessed, "signature": rogue.sign(forged)},
+    }
+    with pytest.raises(ConfigError, match="somebody is in between"):
+        _checked("https://cloud.example", derived, request, key, told(replace(answer, **lies[change])))
+    credential = _checked("https://cloud.example", derived, request, key, told(answer))
+    assert (credential.device, credential.server_key, credential.keys) == ("phone", SERVER.public_key, (key,))
+
+
+def told(answer: EnrolmentAnswer) -> dict[str, object]:
+    encoded = {name: base64.b64encode(getattr(answer, name)).decode() for name in ("server_key", "mac", "signature")}
+    return {"device": answer.device, **encoded}
+
+
+def test_only_the_own_key_under_the_own_name_is_admitted(registry: Registry) -> None:
     phone, laptop = enrolled(registry, "phone"), enrolled(registry, "laptop")
-    assert registry.credential_status("phone", laptop) == registry.credential_status("nobody", phone) == "unknown"
-    assert registry.credential_status("phone", "") == registry.credential_status("", "") == "unknown"
+    for stranger in (claim("phone", laptop), claim("nobody", phone), claim("phone"), claim("", phone)):
+        assert registry.recognise(stranger) is CloseCode.BAD_CREDENTIAL
+    assert registry.recognise(claim("phone", laptop, phone)) == phone.public_key
 
 
 def test_a_revoked_device_is_told_so_and_may_be_added_again(registry: Registry) -> None:
     old = enrolled(registry)
     assert registry.revoke("phone")
-    assert registry.credential_status("phone", old) == "revoked"
+    assert registry.recognise(claim("phone", old)) is CloseCode.REVOKED
+    assert registry.standing("phone", old.public_key)[0] is CloseCode.REVOKED
+    assert registry.recognise(claim("phone", PrivateKey.generate())) is CloseCode.BAD_CREDENTIAL
     assert [device.state for device in registry.devices()] == ["revoked"]
     new = enrolled(registry)
-    assert registry.credential_status("phone", old) == "unknown"
-    assert registry.credential_status("phone", new) == "admitted"
+    assert registry.recognise(claim("phone", old)) is CloseCode.BAD_CREDENTIAL
+    assert registry.recognise(claim("phone", new)) == new.public_key
 
 
 def test_revoking_voids_an_open_code_too(registry: Registry) -> None:
     code = registry.add("phone")
     assert registry.revoke("phone")
-    refused(registry, code)
+    refused(registry, asked(code))
     assert not registry.revoke("phone") and not registry.revoke("nobody")
 
 
-def test_an_enrolled_device_may_enrol_again_and_its_credential_holds_until_then(registry: Registry) -> None:
+def test_an_enrolled_device_may_enrol_again_and_its_key_holds_until_then(registry: Registry) -> None:
     old = enrolled(registry)
     code = registry.add("phone")
-    assert registry.credential_status("phone", old) == "admitted"
-    registry.enrol(code)
-    assert registry.credential_status("phone", old) == "unknown"
+    assert registry.recognise(claim("phone", old)) == old.public_key
+    enrol(registry, code)
+    assert registry.recognise(claim("phone", old)) is CloseCode.BAD_CREDENTIAL
+    assert registry.standing("phone", old.public_key)[0] is CloseCode.BAD_CREDENTIAL
 
 
 def test_a_second_code_for_a_name_replaces_the_first(registry: Registry) -> None:
     first, second = registry.add("phone"), registry.add("phone")
-    refused(registry, first)
-    registry.enrol(second)
+    refused(registry, asked(first))
+    enrol(registry, second)
+
+
+# ---- renewal and absence --------------------------------------------------------------------------------------------
+def test_a_renewed_key_takes_the_place_of_the_former_which_betrays_a_copy(registry: Registry) -> None:
+    first, second, third = enrolled(registry), PrivateKey.generate(), PrivateKey.generate()
+    assert registry.renew("phone", first.public_key, second.public_key)
+    assert not registry.renew("phone", first.public_key, third.public_key)
+    assert registry.recognise(claim("phone", second)) == second.public_key
+    assert registry.recognise(claim("phone", first)) is CloseCode.KEY_REPLACED
+    assert registry.recognise(claim("phone", first, second)) == second.public_key, "a renewal that was interrupted"
+    assert registry.standing("phone", first.public_key)[0] is None, "the renewal goes over that very link"
+    assert registry.renew("phone", second.public_key, third.public_key)
+    assert registry.recognise(claim("phone", first)) is CloseCode.BAD_CREDENTIAL
+    registry.revoke("phone")
+    assert not registry.renew("phone", third.public_key, first.public_key)
+
+
+@pytest.mark.parametrize(("days", "admitted"), [(1, True), (29.9, True), (30.1, False), (60, False)])
+def test_a_device_that_was_away_is_let_in_by_its_key_for_thirty_days(
+    registry: Registry, clock: Clock, days: float, admitted: bool
+) -> None:
+    key = enrolled(registry)
+    clock.now += days * 86_400
+    assert registry.recognise(claim("phone", key)) == (key.public_key if admitted else CloseCode.AWAY_TOO_LONG)
+    assert registry.recognise(claim("phone", PrivateKey.generate())) is CloseCode.BAD_CREDENTIAL
+    assert registry.standing("phone", key.public_key)[0] is None, "a link that is open stays open"
+
+
+def test_the_owner_may_let_devices_be_away_for_ever(tmp_path: Path, clock: Clock) -> None:
+    registry = Registry(tmp_path / "state", away_days=0, now=clock)
+    key = enrolled(registry)
+    clock.now += 3650 * 86_400
+    assert registry.recognise(claim("phone", key)) == key.public_key
+
+
+@pytest.mark.parametrize("change", [3600, -3600, -900_000])
+def test_a_clock_that_is_set_locks_no_device_out(registry: Registry, clock: Clock, change: float) -> None:
+    key, new = enrolled(registry), PrivateKey.generate()
+    clock.now += change
+    assert registry.recognise(claim("phone", key)) == key.public_key
+    assert registry.renew("phone", key.public_key, new.public_key)
+    clock.now -= change
+    assert registry.recognise(claim("phone", new)) == new.public_key
+    assert registry.standing("phone", new.public_key)[1] >= 1_000_000
+
+
+def test_devices_of_an_earlier_release_are_listed_and_must_enrol_again(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "devices.sqlite")) as rows:
+        rows.executescript("""
+            CREATE TABLE devices (name TEXT PRIMARY KEY, credential BLOB NOT NULL, enrolled_at REAL NOT NULL,
+                                  revoked_at REAL) WITHOUT ROWID;
+            CREATE TABLE codes (name TEXT PRIMARY KEY, id TEXT NOT NULL UNIQUE, secret BLOB NOT NULL,
+                                expires_at REAL NOT NULL, tries INTEGER NOT NULL) WITHOUT ROWID;
+            INSERT INTO devices VALUES ('phone', x'00', 5, NULL), ('tablet', x'00', 5, 6);
+        """)
+    for _ in range(2):
+        registry = Registry(tmp_path)
+        listed = [(device.name, device.state) for device in registry.devices()]
+        assert listed == [("phone", "outdated"), ("tablet", "revoked")]
+    assert registry.recognise(claim("phone", PrivateKey.generate())) is CloseCode.BAD_CREDENTIAL
+    key = enrolled(registry, "phone")
+    assert registry.recognise(claim("phone", key)) == key.public_key
+    assert registry.devices()[0].state == "enrolled"
 
 
 @pytest.mark.parametrize("name", ["", "cloud", "a b", "../x", "-x", "x" * 65, "naïve", "a\n"])
@@ -175,10 +339,13 @@ def test_a_name_that_cannot_be_one_is_refused(registry: Registry, name: str) -> 
         registry.add(name)
 
 
-def test_nothing_secret_is_in_the_file_and_only_its_owner_reads_it(registry: Registry) -> None:
-    credential, code = enrolled(registry), registry.add("laptop")
-    content = registry.path.read_bytes()
-    assert credential.encode() not in content
+def test_nothing_that_lets_anyone_in_is_in_the_file_and_only_its_owner_reads_it(registry: Registry) -> None:
+    with registry.watching():  # keeps the log, so that it is read, too
+        key, code = enrolled(registry), registry.add("laptop")
+        content = registry.path.read_bytes() + registry.path.with_name("devices.sqlite-wal").read_bytes()
+    derived = code_secrets(code)
+    assert key.public_key in content and derived.mac_key in content
+    assert key.seed not in content and derived.seed not in content
     assert code.encode() not in content and normalised(code)[4:].encode() not in content
     assert mode(registry.path) == 0o600 and mode(registry.path.parent) == 0o700
 
@@ -202,76 +369,72 @@ def test_a_change_by_another_process_is_seen(registry: Registry) -> None:
 # ---- over HTTP ------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Registry]]:
-    """URL of the enrolment route of a server that requires API keys, and its registry."""
+    """URL of a server that requires API keys, and its registry."""
     from server.app import create_server
     from server.links import Links
-    from tests.server.test_links import WELCOME, Peers
+    from tests.server.test_links import Peers
+    from tests.wire.identities import CLOUD
 
     registry = Registry(tmp_path_factory.mktemp("door"))
-    live = Links(registry, Peers(), lambda: WELCOME)
+    live = Links(registry, Peers(), lambda: CLOUD, key=SERVER)
     app = create_server(ScriptedService(), registry, live, keyring=Keyring({"secret": None}))
     with running(app) as url:
-        yield url + PATH, registry
+        yield url, registry
 
 
 def test_a_device_enrols_without_a_key(door: tuple[str, Registry]) -> None:
     url, registry = door
-    answer = request("POST", url, json={"code": registry.add("phone"), "name": "My phone"})
+    key = PrivateKey.generate()
+    answer = request("POST", url + PATH, json=_to_json(asked(registry.add("phone"), key)))
     assert answer.status_code == 200 and answer.headers["cache-control"] == "no-store"
     assert answer.json()["device"] == "phone"
-    assert registry.credential_status("phone", answer.json()["credential"]) == "admitted"
+    assert base64.b64decode(answer.json()["server_key"]) == SERVER.public_key
+    assert registry.recognise(claim("phone", key)) == key.public_key
+
+
+@pytest.mark.anyio
+async def test_a_device_pins_the_key_of_the_server_that_issued_its_code(door: tuple[str, Registry]) -> None:
+    url, registry = door
+    credential = await exchange(url, registry.add("watch"))
+    assert (credential.device, credential.server_key) == ("watch", SERVER.public_key)
+    assert registry.recognise(claim("watch", *credential.keys)) == credential.keys[0].public_key
 
 
 def test_a_wrong_code_is_a_401_in_openais_shape(door: tuple[str, Registry]) -> None:
     url, registry = door
-    registry.add("tablet")
-    assert fault(request("POST", url, json={"code": "AAAA-BBBB-CCCC-DDDD"}), 401)["code"] == "invalid_enrolment_code"
+    code = registry.add("tablet")
+    answer = request("POST", url + PATH, json=_to_json(asked(wrong(code))))
+    assert fault(answer, 401)["code"] == "invalid_enrolment_code"
+
+
+RIGHT = _to_json(asked("AAAA-BBBB-CCCC-DDDD"))
 
 
 @pytest.mark.parametrize(
     "body",
-    [{}, {"code": 5}, {"code": None}, {"code": ""}, {"code": "x" * 65}, {"code": "x", "extra": 1}, [], {"name": 1}],
+    [
+        {},
+        [],
+        RIGHT | {"extra": 1},
+        *({name: value for name, value in RIGHT.items() if name != left_out} for left_out in RIGHT),
+        *(RIGHT | {name: 5.5} for name in RIGHT),
+        *(RIGHT | {name: None} for name in RIGHT),
+        RIGHT | {"code_id": "AAAAA"},
+        RIGHT | {"code_id": "aaaa"},
+        RIGHT | {"code_id": "AAAA\n"},
+        RIGHT | {"key": "AAAA"},
+        RIGHT | {"key": "é" * 44},
+        RIGHT | {"nonce": str(RIGHT["nonce"]) + "A"},
+    ],
 )
 def test_a_bad_enrolment_is_a_400(door: tuple[str, Registry], body: object) -> None:
-    fault(request("POST", door[0], json=body))
+    fault(request("POST", door[0] + PATH, json=body))
 
 
-# ---- at the device --------------------------------------------------------------------------------------------------
-def test_credentials_are_kept_by_cloud_in_a_file_of_mode_0600(tmp_path: Path) -> None:
-    kept = Credentials(tmp_path / "state")
-    assert kept.get("https://a.example") is None
-    before = os.umask(0)
-    try:
-        kept.put("https://a.example", Credential("phone", "one"))
-        kept.put("https://b.example", Credential("mobile", "two"))
-        kept.put("https://a.example", Credential("phone", "three"))
-    finally:
-        os.umask(before)
-    assert Credentials(tmp_path / "state").get("https://a.example") == Credential("phone", "three")
-    assert kept.get("https://b.example") == Credential("mobile", "two")
-    assert mode(kept.path) == 0o600 and os.listdir(kept.path.parent) == ["credentials.json"]
-
-
-@pytest.mark.parametrize("bits", [0o604, 0o640, 0o644, 0o620])
-def test_a_credential_file_that_others_can_read_is_refused(tmp_path: Path, bits: int) -> None:
-    kept = Credentials(tmp_path)
-    kept.put("https://a.example", Credential("phone", "secret"))
-    kept.path.chmod(bits)
-    with pytest.raises(ConfigError, match="chmod 600"):
-        kept.get("https://a.example")
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"a": {}}', '{"a": 5}', "null"])
-def test_a_damaged_credential_file_is_a_sentence(tmp_path: Path, content: str) -> None:
-    kept = Credentials(tmp_path)
-    kept.path.write_text(content)
-    kept.path.chmod(0o600)
-    with pytest.raises(ConfigError, match="damaged"):
-        kept.get("a")
-
-
-def test_a_credential_does_not_show_its_secret() -> None:
-    assert "secret" not in repr(Credential("phone", "secret"))
+@pytest.mark.parametrize("body", [{"code": "AAAA-BBBB-CCCC-DDDD"}, {"code": "x", "name": "My phone"}, {"version": 7}])
+def test_a_device_of_another_release_is_told_to_install_this_one(door: tuple[str, Registry], body: object) -> None:
+    found = fault(request("POST", door[0] + PATH, json=body))
+    assert found["code"] == "version_mismatch" and "the same Paceline release" in found["message"]
 
 
 # ---- the commands ---------------------------------------------------------------------------------------------------
@@ -287,9 +450,9 @@ def test_devices_are_added_listed_and_revoked_at_the_command_line(tmp_path: Path
 
     code = run("add", "phone").strip()
     assert json.loads(run("list", "--json"))[0]["state"] == "waiting"
-    Registry(tmp_path).enrol(code)
+    enrol(Registry(tmp_path), code)
     laptop = json.loads(run("add", "laptop", "--json"))
-    assert laptop["device"] == "laptop" and Registry(tmp_path).enrol(laptop["code"])[0] == "laptop"
+    assert laptop["device"] == "laptop" and enrol(Registry(tmp_path), laptop["code"]) == "laptop"
     assert "enrolled" in run("list")
     assert run("revoke", "phone") == "revoked phone\n"
     states = {row["device"]: row["state"] for row in json.loads(run("list", "--json"))}

@@ -4,41 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
 
-from device_agent.cloud import Cloud, exchange, http_url, link_url
+from device_agent.cloud import Cloud, http_url, link_url
 from device_agent.credentials import Credential, Credentials
+from device_agent.enrolment import exchange
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of
 from paceline.errors import ConfigError, LinkClosed
+from paceline.runtime.identity import PrivateKey, device_handshake, verify
 from paceline.runtime.link.dialer import Link
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.messages import VERSION, Hello, Welcome
+from paceline.wire.codec import decode
+from paceline.wire.handshake import Claim
+from paceline.wire.identity_messages import Challenge, Welcome
+from paceline.wire.link import LinkMachine
+from paceline.wire.messages import SUBPROTOCOL
 from server import links
 from server.app import create_server
 from server.devices import Registry
 from server.links import Links
 from tests.api.scripted import ScriptedService
+from tests.wire.identities import CLOUD, DEVICE, frame_of
 
-WELCOME = Welcome(
-    version=VERSION, tokenizer="t", model="m", model_name="scripted", strategies=["autoregressive"], documents=3
-)
-
-
-def hello(credential: Credential) -> Hello:
-    return Hello(
-        version=VERSION,
-        device=credential.device,
-        credential=credential.secret,
-        tokenizer="t",
-        model="m",
-        model_name="scripted",
-        strategies=["autoregressive"],
-        documents=1,
-    )
+KEY = PrivateKey(bytes([1] * 32))
 
 
 class Peers:
@@ -63,7 +59,7 @@ class Site:
         self._tasks = tasks
 
     def agent(self, state: Path, code: str | None, up: Callable[[Link], None]) -> Cloud:
-        return Cloud(self.url, Credentials(state), code=code, name="phone", hello=hello, up=up)
+        return Cloud(self.url, Credentials(state), code=code, name="phone", introduce=lambda: DEVICE, up=up)
 
     async def linked(self, state: Path, code: str | None) -> tuple[Link, Link]:
         """(the server's end, the agent's end)"""
@@ -79,9 +75,9 @@ class Site:
 
 
 @asynccontextmanager
-async def site(state: Path) -> AsyncIterator[Site]:
-    registry, peers = Registry(state / "server"), Peers()
-    live = Links(registry, peers, lambda: WELCOME)
+async def site(state: Path, *, key: PrivateKey = KEY, **settings: Any) -> AsyncIterator[Site]:
+    registry, peers = Registry(state / "server", **({"now": settings["now"]} if "now" in settings else {})), Peers()
+    live = Links(registry, peers, lambda: CLOUD, key=key, **settings)
     listener = listen("127.0.0.1", 0)
     url, ready = url_of(listener), asyncio.Event()
     server = HttpServer(create_server(ScriptedService(), registry, live, keyring=Keyring({"k": None})), ready.set)
@@ -105,12 +101,11 @@ async def site(state: Path) -> AsyncIterator[Site]:
 async def test_an_agent_enrols_links_and_needs_no_code_the_next_time(tmp_path: Path) -> None:
     async with site(tmp_path) as here:
         ours, theirs = await here.linked(tmp_path / "agent", here.registry.add("phone"))
-        assert isinstance(ours.peer, Hello) and ours.peer.device == "phone" and ours.peer.documents == 1
-        assert isinstance(theirs.peer, Welcome) and theirs.peer.documents == 3
+        assert (ours.device, ours.peer.documents, theirs.peer.documents) == ("phone", 3, 5)
         await theirs.close()
         await ours.closed.wait()
         again, _ = await here.linked(tmp_path / "agent", None)
-        assert isinstance(again.peer, Hello) and again.peer.device == "phone"
+        assert again.device == "phone"
 
 
 @pytest.mark.anyio
@@ -137,12 +132,12 @@ async def test_an_agent_enrols_later_when_its_cloud_is_not_there_yet(
 ) -> None:
     attempts = 0
 
-    async def unreachable_once(cloud: str, code: str, name: str) -> Credential:
+    async def unreachable_once(cloud: str, code: str) -> Credential:
         nonlocal attempts
         attempts += 1
         if attempts == 1:
             raise LinkClosed("not there yet")
-        return await exchange(cloud, code, name)
+        return await exchange(cloud, code)
 
     monkeypatch.setattr("device_agent.cloud.exchange", unreachable_once)
     async with site(tmp_path) as here:
@@ -169,23 +164,109 @@ async def test_nobody_is_there_or_somebody_else(tmp_path: Path) -> None:
     url = url_of(listener)
     listener.close()
     with pytest.raises(LinkClosed, match="cannot reach"):
-        await exchange(url, "code", "phone")
+        await exchange(url, "AAAA-BBBB-CCCC-DDDD")
     async with site(tmp_path) as here:
         with pytest.raises(ConfigError, match="did not enrol"):
-            await exchange(f"{here.url}/elsewhere", "code", "phone")
+            await exchange(f"{here.url}/elsewhere", "AAAA-BBBB-CCCC-DDDD")
 
 
 @pytest.mark.anyio
-async def test_a_wrong_credential_is_not_let_in(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("status", "content", "said"),
+    [
+        (200, b"[" * 100_000, "Is it a Paceline server"),
+        (200, b'{"device": "' + b"x" * (1 << 20) + b'"}', "Is it a Paceline server"),
+        (200, b'{"device": "phone", "credential": "secret"}', "Is it a Paceline server"),
+        (401, b'{"error": {"message": "no\\u001b[2Jyou\\n2026 CRITICAL all is lost"}}', "no [2Jyou 2026 CRITICAL"),
+        (401, b'{"error": {"message": "' + b"x" * 60_000 + b'"}}', "x" * 400),
+    ],
+    ids=["nested", "huge", "another release", "control characters", "long"],
+)
+async def test_an_answer_of_anybody_is_read_with_limits_and_told_in_clean_sentences(
+    status: int, content: bytes, said: str
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        head = f"HTTP/1.1 {status} Yes\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
+        writer.write(head.encode() + content)
+        with suppress(ConnectionError):  # the agent has heard enough
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConfigError) as refusal:
+            await exchange(f"http://127.0.0.1:{port}", "AAAA-BBBB-CCCC-DDDD")
+    assert said in str(refusal.value)
+    assert str(refusal.value).isprintable() and len(str(refusal.value)) < 600
+
+
+@pytest.mark.anyio
+async def test_a_wrong_key_is_not_let_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with site(tmp_path) as here:
-        here.registry.enrol(here.registry.add("phone"))
-        kept = Credentials(tmp_path / "agent")
-        kept.put(http_url(here.url), Credential("phone", "stolen or old"))
+        await exchange(here.url, here.registry.add("phone"))
+        kept, stranger = Credentials(tmp_path / "agent"), PrivateKey.generate()
+        kept.put(http_url(here.url), Credential("phone", KEY.public_key, (stranger,)))
+        claim = Claim("phone", (stranger.sign(b"said"),), b"said", verify)
+        assert await here.live._authenticate(claim) is CloseCode.BAD_CREDENTIAL
         cloud = here.agent(tmp_path / "agent", None, lambda _: None)
         assert await cloud.enrol()
-        assert await here.live._authenticate(hello(Credential("phone", "wrong"))) == CloseCode.BAD_CREDENTIAL
         here.keep(cloud)
+        await logged(caplog, "does not know this device's key")
         assert here.peers.links.empty()
+
+
+async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    async with asyncio.timeout(60):
+        while text not in caplog.text:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.anyio
+async def test_a_server_with_another_key_is_told_nothing_but_the_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with site(tmp_path, key=PrivateKey.generate()) as here:
+        kept, key = Credentials(tmp_path / "agent"), PrivateKey.generate()
+        kept.put(http_url(here.url), Credential("phone", KEY.public_key, (key,)))
+        cloud = here.agent(tmp_path / "agent", None, lambda _: None)
+        assert await cloud.enrol()
+        here.keep(cloud)
+        await logged(caplog, "set up anew, or somebody is in between")
+        assert here.peers.links.empty()
+
+
+@pytest.mark.anyio
+async def test_a_captured_handshake_can_be_replayed_two_hundred_times_in_vain(tmp_path: Path) -> None:
+    """Against a real server: whole, its parts alone, in both orders; the honest link beside it stays."""
+    frames: list[bytes] = []
+    async with site(tmp_path) as here:
+        credential = await exchange(here.url, here.registry.add("phone"))
+        handshake = device_handshake(DEVICE, device="phone", keys=credential.keys, server_key=credential.server_key)
+        device = LinkMachine(handshake)
+        async with connected(here.url) as connection:
+            frames.append(frame_of(device.connection_made(0.0)))
+            await connection.send(frames[0])
+            frames.append(frame_of(device.received(await connection.recv(decode=False), 0.0)))
+            await connection.send(frames[1])
+            assert isinstance(decode(await connection.recv(decode=False)), Welcome)
+            honest, _ = await here.peers.links.get()
+            ends = []
+            for number in range(200):
+                async with connected(here.url) as replay:
+                    for frame in (frames, frames[:1] * 2, frames[1:], frames[::-1])[number % 4]:
+                        await replay.send(frame)
+                    with pytest.raises(ConnectionClosed):
+                        while True:
+                            assert isinstance(decode(await replay.recv(decode=False)), Challenge)
+                    ends.append(replay.close_code)
+            assert here.peers.links.empty() and not honest.closed.is_set()
+        assert set(ends[::4]) == {CloseCode.BAD_CREDENTIAL}
+        assert {code for number, code in enumerate(ends) if number % 4} == {CloseCode.UNEXPECTED_MESSAGE}
+
+
+def connected(url: str) -> connect:
+    return connect(link_url(url), subprotocols=[Subprotocol(SUBPROTOCOL)], ping_interval=None, proxy=None)
 
 
 @pytest.mark.anyio

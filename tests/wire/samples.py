@@ -1,12 +1,14 @@
-"""Sample messages: one of every kind, and both introductions."""
+"""Sample messages, one of every kind. Their signatures are no ones."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from paceline.core.sampling.dist import Dist
-from paceline.wire.codec import encode_options
+from paceline.wire.codec import encode_introduction, encode_options
 from paceline.wire.dist_codec import encode_dist
+from paceline.wire.fields import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES
+from paceline.wire.identity_messages import Challenge, Hello, KeyKept, NewKey, Proof, RenewKey, Welcome
 from paceline.wire.messages import (
     VERSION,
     AggregateOptions,
@@ -18,7 +20,6 @@ from paceline.wire.messages import (
     Drain,
     EvidenceWeight,
     Handover,
-    Hello,
     Message,
     OpenSession,
     Ping,
@@ -29,28 +30,16 @@ from paceline.wire.messages import (
     SpeedReport,
     SyncState,
     Targets,
-    Welcome,
 )
 from paceline.wire.tree_codec import EncodedNodes, pack_nodes
+from tests.wire.identities import CLOUD, DEVICE
 
-HELLO = Hello(
-    version=VERSION,
-    device="laptop",
-    credential="secret",
-    tokenizer="bytes",
-    model="0" * 64,
-    model_name="small",
-    strategies=["aggregate", "autoregressive"],
-    documents=3,
-)
-WELCOME = Welcome(
-    version=VERSION,
-    tokenizer="bytes",
-    model="1" * 64,
-    model_name="large",
-    strategies=["autoregressive", "aggregate", "pipeline"],
-    documents=5,
-)
+SIGNATURE = bytes(SIGNATURE_BYTES)
+KEY = bytes(KEY_BYTES)
+HELLO = Hello(version=VERSION, device="laptop", nonce=bytes(NONCE_BYTES))
+CHALLENGE = Challenge(version=VERSION, nonce=bytes(NONCE_BYTES), signature=SIGNATURE)
+PROOF = Proof(introduction=encode_introduction(DEVICE), signatures=[SIGNATURE])
+WELCOME = Welcome(introduction=encode_introduction(CLOUD), key=KEY, signature=SIGNATURE)
 SAMPLING = Sampling(
     temperature=1.0,
     top_p=0.9,
@@ -119,7 +108,12 @@ def found(session: int) -> RetrievedPassages:
 def every_message(session: int = 1) -> list[Message]:
     return [
         HELLO,
+        CHALLENGE,
+        PROOF,
         WELCOME,
+        RenewKey(),
+        NewKey(key=KEY, signature=SIGNATURE, possession=SIGNATURE),
+        KeyKept(signature=SIGNATURE),
         Ping(sent_at=1.5),
         Pong(sent_at=1.5, held_s=0.0),
         Drain(),

@@ -17,13 +17,13 @@ from paceline.wire.codec import (
     constraint_to_wire,
     decode,
     encode,
+    encode_introduction,
     peek_version,
     sampling_from_wire,
     sampling_to_wire,
 )
+from paceline.wire.fields import MAX_CONTROL_BYTES, MAX_FRAME_BYTES
 from paceline.wire.messages import (
-    MAX_CONTROL_BYTES,
-    MAX_FRAME_BYTES,
     ChatMessage,
     DistPayload,
     Message,
@@ -31,8 +31,10 @@ from paceline.wire.messages import (
     Ping,
     SpeedReport,
 )
+from tests.wire.identities import DEVICE
 from tests.wire.samples import (
     HELLO,
+    PROOF,
     SAMPLING,
     choice,
     closing,
@@ -166,7 +168,7 @@ def test_a_frame_beyond_the_limit_is_too_large() -> None:
 
 
 def test_a_control_message_has_the_smaller_limit() -> None:
-    wide = replace(HELLO, strategies=["s" * 256] * 64, device="é" * 256)
+    wide = replace(PROOF, introduction=encode_introduction(replace(DEVICE, strategies=["s" * 256] * 64)))
     assert len(encode(wide)) < MAX_CONTROL_BYTES
     raw = msgspec.msgpack.encode(["ping", 1.0]).replace(b"\xa4ping", b"\xdb\x00\x00\x00\x04ping")
     assert decode(raw) == Ping(sent_at=1.0)

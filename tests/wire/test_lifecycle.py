@@ -7,29 +7,37 @@ import pytest
 from paceline.errors import LinkClosed, LocalProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import encode
-from paceline.wire.effects import Authenticate, Disconnected
+from paceline.wire.effects import Authenticate, Disconnected, Transmit
+from paceline.wire.identity_messages import Challenge, Welcome
 from paceline.wire.lifecycle import NEXT, LinkState, Role, Trigger, trigger_of
 from paceline.wire.link import LinkMachine
 from paceline.wire.messages import CONTROL_MESSAGES, STRATEGY_MESSAGES
-from tests.wire.samples import HELLO, WELCOME, every_message, opening
+from tests.wire.identities import LAPTOP, cloud_end, device_end, frame_of
+from tests.wire.samples import PROOF, every_message, opening
 
-REACHED_BY_MESSAGE = {trigger_of(message) for message in every_message()}
+SIGNED = (Challenge, Welcome)  # what a device checks at once
 
 
 def machine_in(role: Role, state: LinkState) -> LinkMachine:
     """A link machine of this role driven to this state, with session 1 or 2 opened by the peer."""
-    machine = LinkMachine(HELLO if role is Role.DEVICE else WELCOME)
-    machine.connection_made(0.0)
+    device, cloud = LinkMachine(device_end()), LinkMachine(cloud_end())
+    machine = device if role is Role.DEVICE else cloud
+    hello = frame_of(device.connection_made(0.0))
+    cloud.connection_made(0.0)
     if state is LinkState.OPENING:
         return machine
     if state is LinkState.CLOSED:
         machine.close(CloseCode.CLOSING)
         return machine
-    machine.received(encode(WELCOME if role is Role.DEVICE else HELLO), 0.1)
+    proof = frame_of(device.received(frame_of(cloud.received(hello, 0.1)), 0.1))
+    if state is LinkState.CHALLENGED:
+        return machine
+    cloud.received(proof, 0.1)
     if state is LinkState.AUTHENTICATING:
         return machine
-    if role is Role.CLOUD:
-        machine.authenticated(None, 0.2)
+    welcome, *_ = cloud.authenticated(LAPTOP.public_key, 0.2)
+    assert isinstance(welcome, Transmit)
+    device.received(welcome.data, 0.2)
     machine.received(encode(opening(peers_number(role))), 0.3)
     if state is LinkState.DRAINING:
         machine.drain()
@@ -57,6 +65,10 @@ def test_a_message_is_accepted_or_closes_the_link_as_in_the_table(role: Role, st
         following = NEXT[role].get((state, trigger_of(message)))
         if state is LinkState.CLOSED:
             assert effects == []
+        elif following is not None and isinstance(message, SIGNED):
+            assert machine.state is LinkState.CLOSED, "the table allows it now, but nobody has signed it"
+            [end] = [effect for effect in effects if isinstance(effect, Disconnected)]
+            assert end.code == CloseCode.SERVER_KEY_CHANGED
         elif following is None:
             assert machine.state is LinkState.CLOSED
             assert [effect.code for effect in effects if isinstance(effect, Disconnected)] == [
@@ -103,11 +115,12 @@ def test_a_closed_link_emits_no_effects(role: Role) -> None:
     assert machine.drain() == []
     assert machine.close(CloseCode.CLOSING) == []
     assert machine.connection_lost(1006) == []
-    assert machine.authenticated(None, 1.0) == []
+    assert machine.authenticated(LAPTOP.public_key, 1.0) == []
 
 
 def test_a_cloud_authenticates_before_anything_else() -> None:
-    machine = machine_in(Role.CLOUD, LinkState.OPENING)
-    assert machine.received(encode(HELLO), 0.1) == [Authenticate(HELLO)]
-    with pytest.raises(LocalProtocolError):
-        machine_in(Role.CLOUD, LinkState.OPENING).authenticated(None, 0.1)
+    machine = machine_in(Role.CLOUD, LinkState.CHALLENGED)
+    assert [type(effect) for effect in machine.received(encode(PROOF), 0.1)] == [Authenticate]
+    for state in (LinkState.OPENING, LinkState.CHALLENGED, LinkState.READY):
+        with pytest.raises(LocalProtocolError):
+            machine_in(Role.CLOUD, state).authenticated(LAPTOP.public_key, 0.1)

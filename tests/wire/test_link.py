@@ -6,13 +6,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import LinkClosed, LinkError, LocalProtocolError
+from paceline.runtime.identity import verify
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
 from paceline.wire.effects import Connected, Deliver, Disconnected, Effect, Transmit, WakeAt
-from paceline.wire.link import HANDSHAKE_S, HEARTBEAT_S, LinkMachine, LinkState, Role
-from paceline.wire.messages import VERSION, CloseSession, Hello, Message, Ping, Pong, Welcome
+from paceline.wire.handshake import CloudHandshake
+from paceline.wire.identity_messages import Challenge, Hello, Introduction
+from paceline.wire.link import HEARTBEAT_S, LinkMachine, LinkState, Role
+from paceline.wire.messages import VERSION, CloseSession, Message, Ping, Pong
 from paceline.wire.sessions import MAX_SESSIONS
-from tests.wire.samples import HELLO, WELCOME, closing, draft, every_message, found, have, opening, targets
+from tests.wire.identities import (
+    CLOUD,
+    DEVICE,
+    LAPTOP,
+    SERVER,
+    checked,
+    claim_of,
+    cloud_end,
+    device_end,
+    frame_of,
+    shake_hands,
+)
+from tests.wire.samples import CHALLENGE, closing, draft, every_message, found, have, opening, targets
 
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -34,99 +49,108 @@ def down(effects: list[Effect]) -> Disconnected:
 
 
 def ready(role: Role = Role.CLOUD, now: float = 0.0) -> LinkMachine:
-    machine = LinkMachine(HELLO if role is Role.DEVICE else WELCOME, vocab_size=100)
-    machine.connection_made(now)
-    machine.received(encode(WELCOME if role is Role.DEVICE else HELLO), now)
-    if role is Role.CLOUD:
-        machine.authenticated(None, now)
+    device, cloud = LinkMachine(device_end(), vocab_size=100), LinkMachine(cloud_end(), vocab_size=100)
+    shake_hands(device, cloud, now)
+    machine = device if role is Role.DEVICE else cloud
     assert machine.state is LinkState.READY
     return machine
 
 
+def challenged(device: LinkMachine, cloud: LinkMachine) -> bytes:
+    """Drive both ends up to the device's proof, and return its frame."""
+    cloud.connection_made(0.0)
+    return frame_of(device.received(frame_of(cloud.received(frame_of(device.connection_made(0.0)), 0.1)), 0.1))
+
+
 # ---- handshake ------------------------------------------------------------------------------------------------------
 def test_two_ends_introduce_themselves_and_agree_on_strategies() -> None:
-    device, cloud = LinkMachine(HELLO), LinkMachine(WELCOME)
-    [hello, wake] = device.connection_made(0.0)
-    assert wake == WakeAt(HANDSHAKE_S)
-    assert cloud.connection_made(0.0) == [WakeAt(HANDSHAKE_S)]
-    assert isinstance(hello, Transmit)
-    cloud.received(hello.data, 0.1)
-    answer = cloud.authenticated(None, 0.2)
-    assert Connected(HELLO) in answer
-    assert isinstance(answer[0], Transmit)
-    welcome = replace(WELCOME, strategies=["autoregressive", "aggregate"])
-    assert Connected(welcome) in device.received(answer[0].data, 0.3)
-    assert set(device.strategies) == set(cloud.strategies) == {"aggregate", "autoregressive"}
-    assert (device.peer, cloud.peer) == (welcome, HELLO)
+    device, cloud = LinkMachine(device_end()), LinkMachine(cloud_end())
+    at_device, at_cloud = shake_hands(device, cloud)
+    common = ["autoregressive", "aggregate"]
+    assert Connected(DEVICE) in at_cloud
+    assert Connected(replace(CLOUD, strategies=common)) in at_device
+    assert set(device.handshake.strategies) == set(cloud.handshake.strategies) == set(common)
+    assert (device.peer, cloud.peer) == (replace(CLOUD, strategies=common), DEVICE)
+    assert cloud.handshake.device == "laptop"
 
 
-@pytest.mark.parametrize("refusal", [CloseCode.BAD_CREDENTIAL, CloseCode.REVOKED])
+@pytest.mark.parametrize("refusal", [CloseCode.BAD_CREDENTIAL, CloseCode.REVOKED, CloseCode.KEY_REPLACED])
 def test_a_device_that_is_not_admitted_receives_advice(refusal: CloseCode) -> None:
-    cloud = LinkMachine(WELCOME)
-    cloud.connection_made(0.0)
-    cloud.received(encode(HELLO), 0.1)
-    end = down(cloud.authenticated(refusal, 0.2))
-    assert end.code == refusal
-    assert "paceline devices add" in end.reason
-    assert cloud.peer is None
+    device, cloud = LinkMachine(device_end()), LinkMachine(cloud_end())
+    cloud.received(challenged(device, cloud), 0.1)
+    effects = cloud.authenticated(refusal, 0.2)
+    assert down(effects).code == refusal
+    assert "paceline devices add" in down(effects).reason
+    assert cloud.peer is None and sent(effects) == []
 
 
 @pytest.mark.parametrize(
-    ("hello", "code", "detail"),
+    ("introduction", "code", "detail"),
     [
-        (replace(HELLO, tokenizer="other"), CloseCode.TOKENIZER_MISMATCH, "small and large"),
-        (replace(HELLO, strategies=["telepathy"]), CloseCode.NO_COMMON_STRATEGY, ""),
+        (replace(DEVICE, tokenizer="other"), CloseCode.TOKENIZER_MISMATCH, "small and large"),
+        (replace(DEVICE, strategies=["telepathy"]), CloseCode.NO_COMMON_STRATEGY, ""),
     ],
 )
-def test_a_cloud_refuses_an_incompatible_device(hello: Hello, code: CloseCode, detail: str) -> None:
-    cloud = LinkMachine(WELCOME)
-    cloud.connection_made(0.0)
-    cloud.received(encode(hello), 0.1)
-    effects = cloud.authenticated(None, 0.2)
+def test_a_cloud_refuses_an_incompatible_device(introduction: Introduction, code: CloseCode, detail: str) -> None:
+    device, cloud = LinkMachine(device_end(introduction)), LinkMachine(cloud_end())
+    claim = claim_of(cloud.received(challenged(device, cloud), 0.1))
+    effects = cloud.authenticated(checked(claim), 0.2)
     assert (down(effects).code, down(effects).detail) == (code, detail)
     assert sent(effects) == []
 
 
+class Lenient(CloudHandshake):
+    """A cloud that welcomes any device."""
+
+    def admitted(self, key: bytes) -> tuple[bytes, Introduction]:
+        self._peer = self._introduction
+        return super().admitted(key)
+
+
 @pytest.mark.parametrize(
-    ("welcome", "code"),
+    ("introduction", "code"),
     [
-        (replace(WELCOME, version=VERSION + 1), CloseCode.VERSION_MISMATCH),
-        (replace(WELCOME, tokenizer="other"), CloseCode.TOKENIZER_MISMATCH),
-        (replace(WELCOME, strategies=["telepathy"]), CloseCode.NO_COMMON_STRATEGY),
+        (replace(CLOUD, tokenizer="other"), CloseCode.TOKENIZER_MISMATCH),
+        (replace(CLOUD, strategies=["telepathy"]), CloseCode.NO_COMMON_STRATEGY),
     ],
 )
-def test_a_device_refuses_an_incompatible_cloud(welcome: Welcome, code: CloseCode) -> None:
-    device = LinkMachine(HELLO)
-    device.connection_made(0.0)
-    effects = device.received(encode(welcome), 0.1)
+def test_a_device_refuses_an_incompatible_cloud(introduction: Introduction, code: CloseCode) -> None:
+    lenient = Lenient(introduction, key=SERVER, nonce=bytes(32), verify=verify)
+    effects, _ = shake_hands(LinkMachine(device_end()), LinkMachine(lenient))
     assert down(effects).code == code
     assert sent(effects) == []
 
 
-@pytest.mark.parametrize("version", [0, VERSION + 1, 99])
-@pytest.mark.parametrize("rest", [[], ["a field", {"of": "the future"}]])
+def test_a_device_names_the_other_version_of_a_cloud() -> None:
+    device = LinkMachine(device_end())
+    device.connection_made(0.0)
+    effects = device.received(encode(replace(CHALLENGE, version=VERSION + 1)), 0.1)
+    assert (down(effects).code, sent(effects)) == (CloseCode.VERSION_MISMATCH, [])
+
+
+@pytest.mark.parametrize("version", [0, 5, VERSION + 1, 99])
+@pytest.mark.parametrize("rest", [[], ["a field", {"of": "the future"}], ["laptop", "secret", "t", "m", "n", [], 0]])
 def test_another_version_is_named_even_in_an_unknown_hello(version: int, rest: list[object]) -> None:
-    cloud = LinkMachine(WELCOME)
+    cloud = LinkMachine(cloud_end())
     cloud.connection_made(0.0)
     effects = cloud.received(msgspec.msgpack.encode(["hello", version, *rest]), 0.1)
-    assert down(effects).code == CloseCode.VERSION_MISMATCH
+    assert (down(effects).code, sent(effects)) == (CloseCode.VERSION_MISMATCH, [])
     assert f"device speaks {version}, cloud {VERSION}. The two sides" in down(effects).reason
 
 
-@pytest.mark.parametrize("introduction", [HELLO, WELCOME])
-def test_a_peer_without_a_hello_is_dropped_after_five_seconds(introduction: Hello | Welcome) -> None:
-    machine = LinkMachine(introduction)
+@pytest.mark.parametrize("role", Role)
+def test_a_silent_peer_is_dropped_after_five_seconds(role: Role) -> None:
+    machine = LinkMachine(device_end() if role is Role.DEVICE else cloud_end())
     machine.connection_made(10.0)
     assert machine.tick(14.9) == [WakeAt(15.0)]
     assert down(machine.tick(15.0)).code == CloseCode.HANDSHAKE_TIMEOUT
 
 
-def test_authentication_is_bounded_by_the_handshake_limit() -> None:
-    cloud = LinkMachine(WELCOME)
-    cloud.connection_made(0.0)
-    cloud.received(encode(HELLO), 0.1)
+def test_the_whole_handshake_is_bounded_by_its_limit() -> None:
+    cloud = LinkMachine(cloud_end())
+    cloud.received(challenged(LinkMachine(device_end()), cloud), 4.9)
     assert down(cloud.tick(5.0)).code == CloseCode.HANDSHAKE_TIMEOUT
-    assert cloud.authenticated(None, 5.1) == []
+    assert cloud.authenticated(LAPTOP.public_key, 5.1) == []
 
 
 # ---- heartbeat ------------------------------------------------------------------------------------------------------
@@ -286,7 +310,7 @@ def test_draining_lets_open_sessions_end_and_refuses_new_ones() -> None:
 
 def test_a_link_without_sessions_drains_at_once() -> None:
     assert down(ready().drain()).code == CloseCode.DRAINED
-    fresh = LinkMachine(WELCOME)
+    fresh = LinkMachine(cloud_end())
     fresh.connection_made(0.0)
     assert down(fresh.drain()).code == CloseCode.DRAINED
 
@@ -311,11 +335,9 @@ steps = st.lists(
 
 
 @untimed
-@given(st.sampled_from([HELLO, WELCOME]), steps)
-def test_no_sequence_of_frames_breaks_the_machine(
-    introduction: Hello | Welcome, script: list[tuple[str, bytes]]
-) -> None:
-    machine = LinkMachine(introduction, vocab_size=100)
+@given(st.sampled_from(Role), steps)
+def test_no_sequence_of_frames_breaks_the_machine(role: Role, script: list[tuple[str, bytes]]) -> None:
+    machine = LinkMachine(device_end() if role is Role.DEVICE else cloud_end(), vocab_size=100)
     effects = machine.connection_made(0.0)
     asked = False
     for now, (what, frame) in enumerate(script):
@@ -327,7 +349,7 @@ def test_no_sequence_of_frames_breaks_the_machine(
             case "drain":
                 step = machine.drain()
             case _:
-                step = machine.authenticated(None, now) if asked else []
+                step = machine.authenticated(LAPTOP.public_key, now) if asked else []
         asked = machine.state is LinkState.AUTHENTICATING
         effects += step
     downs = [effect for effect in effects if isinstance(effect, Disconnected)]
@@ -335,5 +357,6 @@ def test_no_sequence_of_frames_breaks_the_machine(
     assert not downs or effects[-1] is downs[0]
     assert len(machine.sessions) <= 2 * MAX_SESSIONS
     assert sum(isinstance(effect, Connected) for effect in effects) <= 1
-    if introduction is WELCOME and not any(isinstance(effect, Connected) for effect in effects):
-        assert sent(effects) == []  # an unauthenticated peer receives no frame
+    if not any(isinstance(effect, Connected) for effect in effects):
+        first = Hello if role is Role.DEVICE else Challenge
+        assert all(isinstance(message, first) for message in sent(effects)), "a stranger is told no more"

@@ -7,19 +7,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 from paceline.errors import LinkClosed, RemoteProtocolError
+from paceline.runtime.link.keys import Authenticator, KeyKeeper, KeyStore, KeyWork
 from paceline.runtime.link.transport import CLOSE_TIMEOUT_S, Transport, TransportClosed
 from paceline.wire.close_codes import CloseCode, clip
-from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, Transmit, WakeAt
+from paceline.wire.effects import Connected, Deliver, Disconnected, Effect, KeyEffect, Transmit, WakeAt
+from paceline.wire.handshake import Handshake
+from paceline.wire.identity_messages import Introduction
 from paceline.wire.link import LinkMachine
-from paceline.wire.messages import CloseSession, Hello, OpenSession, SessionFrame, Welcome
+from paceline.wire.messages import CloseSession, OpenSession, SessionFrame
+from paceline.wire.renewal import CloudRenewal
 
 log = logging.getLogger("paceline.link")
 
 SessionHandler = Callable[[SessionFrame], object]  # the result is ignored
-Authenticator = Callable[[Hello], Awaitable[CloseCode | None]]  # None admits; never raises for a bad credential
 
 MAX_QUEUED_BYTES = 4 << 20  # waiting to be sent; beyond, the link is closed with TOO_SLOW
 
@@ -34,12 +37,15 @@ class Link:
     def __init__(
         self,
         transport: Transport,
-        introduction: Hello | Welcome,
+        handshake: Handshake,
         *,
         authenticate: Authenticator | None = None,
+        keep_key: KeyKeeper | None = None,
+        key_store: KeyStore | None = None,
         on_up: Callable[[Link], None] | None = None,
         vocab_size: int | None = None,
     ) -> None:
+        """authenticate, keep_key: of a cloud. key_store: of a device."""
         self.on_open: Callable[[OpenSession], None] | None = None  # for a session the peer opens; must `attach` it
         self.on_down: Callable[[], None] | None = None  # called once, after `up`; the last callback of this link
         self.up = asyncio.Event()
@@ -47,14 +53,14 @@ class Link:
         self.close_code: int | None = None
         self.close_reason: str | None = None  # a sentence for the user
         self._transport = transport
-        self._machine = LinkMachine(introduction, vocab_size=vocab_size)
-        self._authenticate = authenticate
+        self._machine = LinkMachine(handshake, vocab_size=vocab_size)
+        self._key_work = KeyWork(authenticate, keep_key, key_store)
         self._on_up = on_up
         self._handlers: dict[int, SessionHandler] = {}
         self._outgoing: deque[bytes] = deque()
         self._queued_bytes = 0
         self._wake_writer = asyncio.Event()  # a frame is queued, or the link has closed
-        self._to_authenticate: asyncio.Queue[Hello] = asyncio.Queue(maxsize=1)  # requested once at most
+        self._key_effects: asyncio.Queue[KeyEffect] = asyncio.Queue()  # of few: the machine bounds them
         self._timer: asyncio.TimerHandle | None = None
         self._disconnected: Disconnected | None = None
         self._running = False
@@ -62,8 +68,8 @@ class Link:
 
     # ---- properties -------------------------------------------------------------------------------------------------
     @property
-    def peer(self) -> Hello | Welcome:
-        """The peer's Hello or Welcome. Raises LinkClosed before the handshake is done."""
+    def peer(self) -> Introduction:
+        """The peer's introduction. Raises LinkClosed before the handshake is done."""
         if self._machine.peer is None:
             raise LinkClosed("the handshake is not done")
         return self._machine.peer
@@ -71,7 +77,19 @@ class Link:
     @property
     def strategies(self) -> tuple[str, ...]:
         """Strategies that both sides support; none before the handshake is done."""
-        return self._machine.strategies
+        return self._machine.handshake.strategies
+
+    @property
+    def device(self) -> str:
+        """The device's name; proved once the handshake is done."""
+        return self._machine.handshake.device
+
+    @property
+    def renewal(self) -> CloudRenewal:
+        """On a cloud: the renewal of the device's key. Raises LinkClosed before the handshake is done."""
+        if not isinstance(self._machine.renewal, CloudRenewal):
+            raise LinkClosed("the handshake is not done")
+        return self._machine.renewal
 
     @property
     def rtt(self) -> float | None:
@@ -122,8 +140,7 @@ class Link:
             self._handlers.pop(message.session, None)
         return next((len(effect.data) for effect in effects if isinstance(effect, Transmit)), 0)
 
-    # ---- lifecycle
-    # -------------------------------------------------------------------------------------------------------
+    # ---- lifecycle --------------------------------------------------------------------------------------------------
     async def run(self) -> None:
         """Run until the link is closed; `close_reason` is set then. Called once."""
         self._running = True
@@ -131,7 +148,7 @@ class Link:
         try:
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(self._write())
-                others = [tasks.create_task(self._read()), tasks.create_task(self._check_credential())]
+                others = [tasks.create_task(self._read()), tasks.create_task(self._work_on_keys())]
                 self._apply(self._machine.connection_made(loop.time()))
                 await self.closed.wait()
                 for task in others:
@@ -139,11 +156,15 @@ class Link:
                 if self._outgoing:
                     await asyncio.wait({writer}, timeout=CLOSE_TIMEOUT_S)
                 writer.cancel()
-            await self._close_transport()
+            await _say_goodbye(self._transport, self._disconnected)
         finally:
             self._apply(self._machine.close(CloseCode.CLOSING))  # without effect unless this task was cancelled
             self._transport.abort()
             self._finished.set()
+
+    def renew_key(self) -> None:
+        """On a cloud, once up: ask the device for a new key."""
+        self._apply(self.renewal.ask())
 
     def drain(self) -> None:
         """Refuse new sessions, and close when the open ones have ended."""
@@ -165,14 +186,14 @@ class Link:
                     self._deliver(message)
                 case WakeAt(time):
                     self._wake_at(time)
-                case Authenticate(hello):
-                    self._to_authenticate.put_nowait(hello)
                 case Connected():
                     self.up.set()
                     if self._on_up is not None:
                         self._on_up(self)
                 case Disconnected():
                     self._on_disconnected(effect)
+                case _:
+                    self._key_effects.put_nowait(effect)
 
     def _queue(self, data: bytes) -> None:
         if self.closed.is_set():
@@ -250,22 +271,17 @@ class Link:
         except TransportClosed as end:
             self._apply(self._machine.connection_lost(end.code, end.reason))
 
-    async def _check_credential(self) -> None:
-        hello = await self._to_authenticate.get()
-        refusal: CloseCode | None = CloseCode.BAD_CREDENTIAL
-        if self._authenticate is not None:
-            try:
-                refusal = await self._authenticate(hello)
-            except Exception:
-                log.exception("a device's credential could not be checked")
-                refusal = CloseCode.INTERNAL_ERROR
-        self._apply(self._machine.authenticated(refusal, asyncio.get_running_loop().time()))
+    async def _work_on_keys(self) -> None:
+        while True:
+            self._apply(await self._key_work.run(await self._key_effects.get(), self._machine))
 
-    async def _close_transport(self) -> None:
-        if self._disconnected is None or self._disconnected.by_peer:
-            return
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._transport.close(self._disconnected.code, clip(self._disconnected.detail))
-        except TimeoutError:
-            log.info("the peer did not take the goodbye; the connection was cut")
+
+async def _say_goodbye(transport: Transport, end: Disconnected | None) -> None:
+    """Send the close frame, unless the peer has ended the connection itself."""
+    if end is None or end.by_peer:
+        return
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await transport.close(end.code, clip(end.detail))
+    except TimeoutError:
+        log.info("the peer did not take the goodbye; the connection was cut")

@@ -15,17 +15,21 @@ from ssl import SSLContext
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from paceline.errors import LinkClosed
-from paceline.runtime.link.connection import Authenticator, Link, SessionHandler
+from paceline.runtime.link.connection import Link, SessionHandler
 from paceline.runtime.link.emulated_transport import emulated
 from paceline.runtime.link.emulation import Emulation
+from paceline.runtime.link.keys import Authenticator, KeyKeeper, KeyStore
 from paceline.runtime.link.transport import UVICORN_LINK_OPTIONS, ServerTransport, Transport, dial, is_secret
 from paceline.wire.close_codes import FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
-from paceline.wire.messages import SUBPROTOCOL, Hello, Welcome
+from paceline.wire.handshake import CloudHandshake, DeviceHandshake
+from paceline.wire.messages import SUBPROTOCOL
 
 __all__ = [
     "UVICORN_LINK_OPTIONS",
     "Authenticator",
     "Dialer",
+    "KeyKeeper",
+    "KeyStore",
     "Link",
     "SessionHandler",
     "back_off",
@@ -45,7 +49,7 @@ def back_off(attempt: int, uniform: float) -> float:
 class Dialer:
     """Keeps one link to a cloud, from `run` until that is cancelled.
 
-    `hello` is called at each attempt, so that changes (documents, a new credential) are sent. `up` is called with each
+    `handshake` is called at each attempt: nonces serve once, and documents and keys change. `up` is called with each
     link once it is admitted and sets its `on_open`; `down` with the close code and a sentence when it has closed or
     failed to connect. A refusal that only a person can resolve is logged once and tried again every 30 s.
     """
@@ -53,8 +57,9 @@ class Dialer:
     def __init__(
         self,
         url: str,
-        hello: Callable[[], Hello],
+        handshake: Callable[[], DeviceHandshake],
         *,
+        key_store: KeyStore | None = None,
         up: Callable[[Link], None] | None = None,
         down: Callable[[int | None, str], None] | None = None,
         emulation: Emulation | None = None,
@@ -67,7 +72,8 @@ class Dialer:
         self.connected: Link | None = None  # admitted and not closed
         self.last_reason: str | None = None  # why there is no link, a sentence; None before the first attempt has ended
         self._url = url
-        self._hello = hello
+        self._handshake = handshake
+        self._key_store = key_store
         self._up = up
         self._down = down
         self._emulation = emulation
@@ -81,7 +87,7 @@ class Dialer:
     async def run(self) -> None:
         """Run until cancelled. Raises ConfigError for an invalid URL."""
         if not is_secret(self._url):
-            log.warning("%s is not encrypted: whoever is in between can read the credential; use wss://", self._url)
+            log.warning("%s is not encrypted: whoever is in between reads what is written; use wss://", self._url)
         failures = 0
         while True:
             code, reason, was_up = await self._one_link()
@@ -97,14 +103,19 @@ class Dialer:
 
     async def _one_link(self) -> tuple[int | None, str, bool]:
         """Connect and run one link: (close code if connected, sentence, whether it was admitted)."""
-        hello = self._hello()
         try:
             connection = await self._connect(self._url, ssl=self._ssl)
         except LinkClosed as error:
             return None, str(error), False
         async with emulated(connection, self._emulation, index=self._num_links) as transport:
             self._num_links += 1
-            link = Link(transport, hello, on_up=self._connected, vocab_size=self._vocab_size)
+            link = Link(
+                transport,
+                self._handshake(),
+                key_store=self._key_store,
+                on_up=self._connected,
+                vocab_size=self._vocab_size,
+            )
             await link.run()
         return link.close_code, link.close_reason or "", link.up.is_set()
 
@@ -118,8 +129,9 @@ class Dialer:
 async def serve_websocket(
     websocket: WebSocket,
     *,
-    welcome: Welcome,
+    handshake: CloudHandshake,
     authenticate: Authenticator,
+    keep_key: KeyKeeper | None = None,
     on_link: Callable[[Link], None],
     emulation: Emulation | None = None,
     vocab_size: int | None = None,
@@ -139,7 +151,14 @@ async def serve_websocket(
         await ServerTransport(websocket).close(CloseCode.VERSION_MISMATCH, f"this server speaks {SUBPROTOCOL}")
         return
     async with emulated(ServerTransport(websocket), emulation) as transport:
-        link = Link(transport, welcome, authenticate=authenticate, on_up=on_link, vocab_size=vocab_size)
+        link = Link(
+            transport,
+            handshake,
+            authenticate=authenticate,
+            keep_key=keep_key,
+            on_up=on_link,
+            vocab_size=vocab_size,
+        )
         await link.run()
     # Refused connections are logged at debug level only: anyone can make thousands.
     log.log(logging.INFO if link.up.is_set() else logging.DEBUG, "link closed: %s", link.close_reason)

@@ -18,7 +18,8 @@ from websockets.typing import Subprotocol
 
 from paceline.errors import ConfigError, LinkClosed, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.messages import MAX_FRAME_BYTES, SUBPROTOCOL
+from paceline.wire.fields import MAX_FRAME_BYTES
+from paceline.wire.messages import SUBPROTOCOL
 
 OPEN_TIMEOUT_S = 10.0  # for TCP, TLS and the HTTP upgrade together
 CLOSE_TIMEOUT_S = 2.0

@@ -8,7 +8,6 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from transformers import LlamaConfig
 
@@ -37,8 +36,8 @@ from paceline.settings import AgentSettings, resolve
 from paceline.strategies.base import SIDES, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.engine.checkpoints import save
-from tests.runtime.link.test_connection import admit, pipes
-from tests.wire.samples import HELLO, WELCOME
+from tests.runtime.link.test_connection import pipes
+from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
 
 pytestmark = pytest.mark.anyio
 
@@ -124,13 +123,14 @@ async def pair(folder: Path, make: Callable[[Side], Engine], *, keep_kv: bool = 
             for side in SIDES
         }
         async with asyncio.timeout(60), nodes["cloud"], nodes["device"], asyncio.TaskGroup() as tasks:
-            known = {"strategies": list(STRATEGIES), "tokenizer": tokenizer.fingerprint}
-            hello, welcome = (msgspec.structs.replace(message, **known) for message in (HELLO, WELCOME))
+            ours, theirs = (known_as(each, tokenizer.fingerprint, STRATEGIES) for each in (DEVICE, CLOUD))
             left, right = pipes()
-            device = Link(left, hello, vocab_size=VOCAB, on_up=lambda link: nodes["device"].on_link(link, "cloud"))
+            device = Link(
+                left, device_end(ours), vocab_size=VOCAB, on_up=lambda link: nodes["device"].on_link(link, "cloud")
+            )
             cloud = Link(
                 right,
-                welcome,
+                cloud_end(theirs),
                 authenticate=admit,
                 vocab_size=VOCAB,
                 on_up=lambda link: nodes["cloud"].on_link(link, "laptop"),

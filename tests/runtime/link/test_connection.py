@@ -8,15 +8,19 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from paceline.errors import LinkClosed, LocalProtocolError
+from paceline.errors import ConfigError, LinkClosed, LocalProtocolError
+from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link import connection
 from paceline.runtime.link.connection import Link
 from paceline.runtime.link.dialer import Dialer, back_off
+from paceline.runtime.link.keys import KeyKeeper
 from paceline.runtime.link.transport import TransportClosed, is_secret
 from paceline.wire.close_codes import MAX_DELAY_S, CloseCode
 from paceline.wire.codec import encode
-from paceline.wire.messages import VERSION, Hello, OpenSession
-from tests.wire.samples import HELLO, WELCOME, closing, draft, every_message, found, have, opening, targets
+from paceline.wire.handshake import Claim
+from paceline.wire.messages import OpenSession
+from tests.wire.identities import DEVICE, LAPTOP, STRANGER, admit, cloud_end, device_end
+from tests.wire.samples import closing, draft, every_message, found, have, opening, targets
 
 pytestmark = pytest.mark.anyio
 
@@ -55,15 +59,11 @@ def pipes() -> tuple[Pipe, Pipe]:
     return left, right
 
 
-async def admit(hello: Hello) -> CloseCode | None:
-    return None if hello.credential == "secret" else CloseCode.BAD_CREDENTIAL
-
-
 @asynccontextmanager
 async def linked() -> AsyncIterator[tuple[Link, Link, Pipe, Pipe]]:
     """(device, cloud, device's end, cloud's end), both up; both closed at the end."""
     left, right = pipes()
-    device, cloud = Link(left, HELLO), Link(right, WELCOME, authenticate=admit, vocab_size=100)
+    device, cloud = Link(left, device_end()), Link(right, cloud_end(), authenticate=admit, vocab_size=100)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         tasks.create_task(device.run())
         tasks.create_task(cloud.run())
@@ -83,7 +83,7 @@ async def test_two_links_come_up_with_each_others_introductions() -> None:
 
 
 async def test_before_the_handshake_there_is_no_peer() -> None:
-    link = Link(Pipe(), HELLO)
+    link = Link(Pipe(), device_end())
     with pytest.raises(LinkClosed):
         _ = link.peer
     with pytest.raises(LinkClosed):
@@ -218,26 +218,24 @@ async def test_a_link_to_a_peer_that_does_not_read_is_closed(monkeypatch: pytest
     assert device.close_code == CloseCode.TOO_SLOW
 
 
-@pytest.mark.parametrize("credential", ["stolen", "broken"])
-async def test_a_device_that_is_not_admitted_receives_the_reason(
-    credential: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def check(hello: Hello) -> CloseCode | None:
-        if hello.credential == "broken":
+@pytest.mark.parametrize("reason", ["stranger", "broken"])
+async def test_a_device_that_is_not_admitted_receives_the_reason(reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def check(claim: Claim) -> bytes | CloseCode:
+        if reason == "broken":
             raise OSError("the database is gone")
-        return await admit(hello)
+        return await admit(claim)
 
     ups: list[Link] = []
     left, right = pipes()
-    hello = Hello(VERSION, "laptop", credential, "bytes", "0", "small", ["aggregate"], 0)
-    device, cloud = Link(left, hello, on_up=ups.append), Link(right, WELCOME, authenticate=check, on_up=ups.append)
+    device = Link(left, device_end(DEVICE, STRANGER), on_up=ups.append)
+    cloud = Link(right, cloud_end(), authenticate=check, on_up=ups.append)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         tasks.create_task(device.run())
         tasks.create_task(cloud.run())
     assert ups == []
-    expected = CloseCode.BAD_CREDENTIAL if credential == "stolen" else CloseCode.INTERNAL_ERROR
+    expected = CloseCode.BAD_CREDENTIAL if reason == "stranger" else CloseCode.INTERNAL_ERROR
     assert device.close_code == cloud.close_code == expected
-    assert ("could not be checked" in caplog.text) == (credential == "broken")
+    assert ("could not be checked" in caplog.text) == (reason == "broken")
 
 
 async def test_a_bad_frame_closes_its_link_only() -> None:
@@ -256,7 +254,7 @@ async def test_a_bad_frame_closes_its_link_only() -> None:
 
 async def test_a_cancelled_link_is_closed_on_both_sides() -> None:
     left, _ = pipes()
-    link = Link(left, HELLO)
+    link = Link(left, device_end())
     task = asyncio.create_task(link.run())
     await asyncio.sleep(0)
     task.cancel()
@@ -264,7 +262,80 @@ async def test_a_cancelled_link_is_closed_on_both_sides() -> None:
         await task
     assert link.closed.is_set()
     with pytest.raises(LinkClosed):
-        link.send(every_message()[5])  # type: ignore[arg-type]  # an OpenSession
+        link.send(every_message()[10])  # type: ignore[arg-type]  # an OpenSession
+
+
+# ---- renewal of keys ------------------------------------------------------------------------------------------------
+class Keys:
+    """A device's keys in memory. `fails`: nothing can be stored."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.held = [LAPTOP]
+        self.fails = fails
+        self.settled = asyncio.Event()
+
+    async def make_key(self) -> PrivateKey:
+        if self.fails:
+            raise ConfigError("the disk is full")
+        self.held.append(PrivateKey.generate())
+        return self.held[-1]
+
+    async def settle(self, public_key: bytes) -> None:
+        self.held = [key for key in self.held if key.public_key == public_key]
+        self.settled.set()
+
+
+@asynccontextmanager
+async def renewable(keys: Keys, keep: KeyKeeper) -> AsyncIterator[tuple[Link, Link]]:
+    left, right = pipes()
+    device = Link(left, device_end(), key_store=keys)
+    cloud = Link(right, cloud_end(), authenticate=admit, keep_key=keep)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(device.run())
+        tasks.create_task(cloud.run())
+        await device.up.wait()
+        await cloud.up.wait()
+        yield device, cloud
+        await device.close()
+        await cloud.closed.wait()
+
+
+async def test_a_key_is_renewed_over_an_open_link() -> None:
+    keys, kept = Keys(), []
+
+    async def keep(*change: object) -> bool:
+        kept.append(change)
+        return True
+
+    async with renewable(keys, keep) as (_, cloud):
+        cloud.renew_key()
+        await keys.settled.wait()
+        [key] = keys.held
+        assert kept == [("laptop", LAPTOP.public_key, key.public_key)]
+        assert cloud.renewal.present == key.public_key != LAPTOP.public_key
+
+
+@pytest.mark.parametrize("fault", ["the registry refuses", "the registry fails", "the device cannot store"])
+async def test_a_failed_renewal_leaves_the_link_and_the_key_alone(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+    keys, tried = Keys(fails="store" in fault), asyncio.Event()
+
+    async def keep(*_: object) -> bool:
+        tried.set()
+        if "fails" in fault:
+            raise OSError("the database is gone")
+        return False
+
+    async with renewable(keys, keep) as (device, cloud):
+        received: asyncio.Queue[object] = asyncio.Queue()
+        cloud.renew_key()
+        if not keys.fails:
+            await tried.wait()
+        device.send(opening(device.open_session(received.put_nowait)))
+        assert await received.get() == closing(1, "refused: this side takes part in no sessions")
+        assert cloud.renewal.present == LAPTOP.public_key and LAPTOP in keys.held
+        assert not keys.settled.is_set()
+    assert ("cannot be renewed: the disk is full" in caplog.text) == keys.fails
+    assert ("could not be renewed" in caplog.text) == ("fails" in fault)
 
 
 # ---- dialing --------------------------------------------------------------------------------------------------------
@@ -303,7 +374,7 @@ class Clouds:
     async def run(self, **callbacks: Callable[..., None]) -> Dialer:
         dialer = Dialer(
             "ws://cloud/link",
-            lambda: HELLO,
+            device_end,
             uniform=lambda: 0.5,
             sleep=self.sleep,
             connect=self.connect,
@@ -318,14 +389,14 @@ class Clouds:
 
 
 async def refuse(pipe: Pipe) -> None:
-    async def revoked(_: Hello) -> CloseCode | None:
+    async def revoked(_: Claim) -> bytes | CloseCode:
         return CloseCode.REVOKED
 
-    await Link(pipe, WELCOME, authenticate=revoked).run()
+    await Link(pipe, cloud_end(), authenticate=revoked).run()
 
 
 async def welcome(pipe: Pipe) -> None:
-    await Link(pipe, WELCOME, authenticate=admit).run()
+    await Link(pipe, cloud_end(), authenticate=admit).run()
 
 
 async def test_a_dialer_waits_longer_at_each_failure_and_briefly_after_a_link_that_was_up() -> None:
@@ -358,7 +429,7 @@ async def test_a_dialer_exposes_its_link_while_it_is_up() -> None:
     dialers: list[Dialer] = []
 
     async def hold(pipe: Pipe) -> None:
-        link = Link(pipe, WELCOME, authenticate=admit)
+        link = Link(pipe, cloud_end(), authenticate=admit)
         task = asyncio.create_task(link.run())
         await link.up.wait()
         await link.close(CloseCode.DRAINED)

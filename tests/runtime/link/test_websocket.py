@@ -19,19 +19,20 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from paceline.errors import ConfigError, LinkClosed
+from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link.dialer import UVICORN_LINK_OPTIONS, Dialer, Link, serve_websocket
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.link.transport import dial
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
-from paceline.wire.messages import MAX_FRAME_BYTES, SUBPROTOCOL, VERSION, Hello, OpenSession, Welcome
-from tests.wire.samples import HELLO, WELCOME, closing, have, opening, targets
+from paceline.wire.fields import MAX_FRAME_BYTES
+from paceline.wire.identity_messages import Welcome
+from paceline.wire.link import LinkMachine
+from paceline.wire.messages import SUBPROTOCOL, VERSION, OpenSession
+from tests.wire.identities import CLOUD, DEVICE, LAPTOP, STRANGER, admit, cloud_end, device_end, frame_of
+from tests.wire.samples import closing, have, opening, targets
 
 pytestmark = pytest.mark.anyio
-
-
-async def admit(hello: Hello) -> CloseCode | None:
-    return None if hello.credential == "secret" else CloseCode.BAD_CREDENTIAL
 
 
 class Cloud:
@@ -42,7 +43,7 @@ class Cloud:
         self.url = ""
 
     async def route(self, websocket: WebSocket) -> None:
-        await serve_websocket(websocket, welcome=WELCOME, authenticate=admit, on_link=self.linked, vocab_size=100)
+        await serve_websocket(websocket, handshake=cloud_end(), authenticate=admit, on_link=self.linked, vocab_size=100)
 
     def linked(self, link: Link) -> None:
         self.links.append(link)
@@ -74,14 +75,14 @@ async def cloud() -> AsyncIterator[Cloud]:
 
 @asynccontextmanager
 async def dialer(
-    url: str, hello: Hello = HELLO, emulation: Emulation | None = None
+    url: str, key: PrivateKey = LAPTOP, emulation: Emulation | None = None
 ) -> AsyncIterator[tuple[Dialer, asyncio.Queue[Link], asyncio.Queue[tuple[int | None, str]]]]:
     """(dialer, queue of links that come up, queue of their ends)"""
     ups: asyncio.Queue[Link] = asyncio.Queue()
     downs: asyncio.Queue[tuple[int | None, str]] = asyncio.Queue()
     device = Dialer(
         url,
-        lambda: hello,
+        lambda: device_end(DEVICE, key),
         up=ups.put_nowait,
         down=lambda *end: downs.put_nowait(end),
         uniform=lambda: 0.0,
@@ -127,7 +128,7 @@ async def test_a_device_and_a_cloud_exchange_messages_and_close() -> None:
         link = await ups.get()
         assert device.connected is link
         await ask(link)
-        assert link.peer == msgspec.structs.replace(WELCOME, strategies=["autoregressive", "aggregate"])
+        assert link.peer == msgspec.structs.replace(CLOUD, strategies=["autoregressive", "aggregate"])
         await served.links[0].close(CloseCode.DUPLICATE_DEVICE, "laptop linked again")
         code, reason = await downs.get()
         assert code == CloseCode.DUPLICATE_DEVICE
@@ -165,10 +166,9 @@ async def test_a_device_reconnects_after_the_server_has_closed_the_link() -> Non
         assert device.last_reason is None
 
 
-async def test_a_wrong_credential_is_refused_with_a_sentence() -> None:
+async def test_a_wrong_key_is_refused_with_a_sentence() -> None:
     async with cloud() as served:
-        stranger = msgspec.structs.replace(HELLO, credential="wrong")
-        async with dialer(served.url, stranger) as (_, ups, downs):
+        async with dialer(served.url, STRANGER) as (_, ups, downs):
             code, reason = await downs.get()
         assert code == CloseCode.BAD_CREDENTIAL
         assert "enrol the device again" in reason
@@ -214,7 +214,9 @@ async def test_a_bad_frame_after_the_handshake_closes_its_link_only() -> None:
     async with cloud() as served, dialer(served.url) as (_, ups, _):
         honest = await ups.get()
         async with raw(served.url) as connection:
-            await connection.send(encode(HELLO))
+            device = LinkMachine(device_end())
+            await connection.send(frame_of(device.connection_made(0.0)))
+            await connection.send(frame_of(device.received(await connection.recv(decode=False), 0.0)))
             assert isinstance(decode(await connection.recv(decode=False)), Welcome)
             await connection.send(encode(opening(2)))
             code, reason = await end_of(connection)

@@ -1,0 +1,60 @@
+"""Ed25519 keys, and handshakes with nonces from the operating system. The protocol is `paceline.wire.handshake`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from paceline.wire.fields import NONCE_BYTES
+from paceline.wire.handshake import CloudHandshake, DeviceHandshake
+from paceline.wire.identity_messages import Introduction
+from paceline.wire.signing import Signer
+
+
+class PrivateKey:
+    """An Ed25519 private key. Its `seed` is the secret; nothing else shows it."""
+
+    def __init__(self, seed: bytes) -> None:
+        """Raises ValueError for a seed that has not 32 bytes."""
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self.seed = seed
+        self.public_key = self._key.public_key().public_bytes_raw()
+
+    @classmethod
+    def generate(cls) -> Self:
+        return cls(secrets.token_bytes(32))
+
+    def sign(self, data: bytes) -> bytes:
+        return self._key.sign(data)
+
+    def __repr__(self) -> str:
+        return f"PrivateKey(public_key={self.public_key.hex()[:16]}…)"
+
+
+def verify(public_key: bytes, signature: bytes, data: bytes) -> bool:
+    """True if the signature of the data is by this key. Never raises."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def device_handshake(
+    introduction: Introduction, *, device: str, keys: Sequence[Signer], server_key: bytes
+) -> DeviceHandshake:
+    """A device's handshake, for one connection."""
+    return DeviceHandshake(introduction, device=device, keys=keys, server_key=server_key, nonce=_nonce(), verify=verify)
+
+
+def cloud_handshake(introduction: Introduction, key: Signer) -> CloudHandshake:
+    """A cloud's handshake, for one connection."""
+    return CloudHandshake(introduction, key=key, nonce=_nonce(), verify=verify)
+
+
+def _nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)

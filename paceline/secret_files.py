@@ -1,0 +1,150 @@
+"""Secrets in files: private folders and files, written whole or not at all, and secrets that people pass in.
+
+A secret on a command line can be read by every user of the machine (`ps`), and stays in the shell's history; so each
+can be given in a file or over standard input instead. Not handled: an attacker who acts as this user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import getpass
+import logging
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+from paceline.errors import ConfigError
+
+STDIN = "-"
+MAX_BYTES = 1 << 20
+
+_log = logging.getLogger("paceline.settings")
+
+
+# ---- what people pass in --------------------------------------------------------------------------------------------
+def given_secret(name: str, value: str | None, file: Path | None) -> str | None:
+    """One secret: `value`, or the first line of standard input where that is "-", or of `file`. None: not given.
+
+    At a terminal it is asked for, without an echo. Raises ConfigError, which calls it by `name`.
+    """
+    if value is not None and file is not None:
+        raise ConfigError(f"--{name} and --{name}-file were both given: leave one out.")
+    if value is not None and value != STDIN:
+        return value
+    if value is None and file is None:
+        return None
+    if file is None and sys.stdin.isatty():
+        found = [getpass.getpass(f"{name}: ").strip()]
+    elif file is None or str(file) == STDIN:
+        found = [sys.stdin.readline().strip()]
+    else:
+        found = secret_lines(file)[:1]
+    if not found or not found[0]:
+        source = "standard input" if file is None else str(file)
+        raise ConfigError(f"{source} has no {name}: it is expected in the first line.")
+    return found[0]
+
+
+def secret_lines(file: Path) -> list[str]:
+    """Secrets of a file, one a line, without blank lines and comments (#). `-`: standard input, to its end."""
+    try:
+        if str(file) == STDIN:
+            text = sys.stdin.read(MAX_BYTES)
+        else:
+            with file.expanduser().open("rb") as stream:
+                status = os.fstat(stream.fileno())
+                text = stream.read(MAX_BYTES).decode()
+            if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
+                _log.warning(
+                    "%s can be read by others: run `chmod 600 %s` if they are not to know its secrets", file, file
+                )
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not a text file.") from error
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+# ---- what the programs keep -----------------------------------------------------------------------------------------
+def make_folder(folder: Path) -> None:
+    """Make a folder, with those above it that are missing, each of mode 0700. Raises OSError."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder, with those above it, that only this user may enter; let nobody else into one that exists.
+
+    Raises OSError, and ConfigError for a folder of another user or in which others may replace files.
+    """
+    make_folder(folder)
+    status = folder.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(
+            f"{folder} belongs to another user, who could replace the keys in it: choose a folder of yours."
+        )
+    if mode & 0o022:
+        raise ConfigError(
+            f"Others may write to {folder} (mode {mode:04o}), and so replace the keys in it: run `chmod 700 {folder}` "
+            "if nobody has."
+        )
+    if mode & 0o077 and status.st_uid == os.geteuid():
+        _log.info("%s was open to others (mode %04o); it is closed to them now", folder, mode)
+        folder.chmod(0o700)
+
+
+def write_private(file: Path, content: bytes, *, replace: bool = True) -> bool:
+    """Write a file of mode 0600 whole or not at all, and to the disk. False: it exists, and `replace` is False.
+
+    Its folder must exist. Raises OSError.
+    """
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if replace:
+            os.replace(name, file)
+        else:
+            os.link(name, file)
+    except FileExistsError:
+        return False
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name, too, survives a power cut
+    finally:
+        os.close(folder)
+    return True
+
+
+def read_private(file: Path, *, otherwise: str) -> bytes | None:
+    """Content of a private file; None if there is none.
+
+    Raises ConfigError for one that cannot be read, or that others can: `otherwise` says what to do if somebody has.
+    """
+    try:
+        with file.open("rb") as stream:
+            mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+            content = stream.read(MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"{file} can be read by others (mode {mode:04o}): run `chmod 600 {file}`, and {otherwise} if somebody may "
+            "have read it."
+        )
+    return content

@@ -1,0 +1,270 @@
+"""Identity between real processes: enrolment by file and standard input, restarts, renewal, revocation, another key."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from device_agent.credentials import Credentials
+from paceline.commands.processes import Child, Children, Readiness, command, free_port
+
+TIMEOUT_S = 60.0  # for a change to take effect, on a busy machine
+COMMON = ("--model", "fake", "--embedder", "hash", "--threads", "1", "--host", "127.0.0.1")
+LIFE_S = 6.0  # of a key, where it is renewed in mid-stream: every three seconds
+
+
+class Site:
+    """A server and its agents, each a process."""
+
+    def __init__(self, children: Children, directory: Path) -> None:
+        self.children = children
+        self.directory = directory
+        self._ports: dict[str, int] = {}
+        self._programs: dict[str, Child] = {}
+
+    def serve(self, *flags: str) -> str:
+        return self._start("cloud", "serve", *flags)
+
+    def agent(self, name: str, *flags: str) -> str:
+        return self._start(name, "agent", "--cloud", self.url("cloud"), "--device", name, *flags)
+
+    def kill(self, name: str) -> None:
+        child = self._programs.pop(name)
+        os.kill(child.process.pid, signal.SIGKILL)
+        child.process.wait()
+        self.children.members.remove(child)
+
+    def url(self, name: str) -> str:
+        return self._programs[name].url
+
+    def log(self, name: str) -> str:
+        return self._programs[name].log.read_text()
+
+    def state(self, name: str) -> Path:
+        return self.directory / name
+
+    def devices(self, *arguments: str) -> str:
+        return self.children.run(command("devices", *arguments, "--state-dir", str(self.state("cloud"))))
+
+    def code_file(self, name: str) -> Path:
+        """A file with a code for this device."""
+        file = self.directory / f"{name}.code"
+        file.touch(mode=0o600)
+        file.write_text(self.devices("add", name))
+        return file
+
+    def linked(self, name: str) -> bool:
+        try:
+            return bool(httpx.get(f"{self.url(name)}/readyz", trust_env=False, timeout=10.0).json().get("linked"))
+        except httpx.TransportError:
+            return False
+
+    def key(self, name: str) -> bytes:
+        """The public key that an agent holds for the server."""
+        held = Credentials(self.state(name)).get(self.url("cloud"))
+        assert held is not None
+        return held.keys[-1].public_key
+
+    def _start(self, name: str, *arguments: str) -> str:
+        port = self._ports.setdefault(name, free_port(0))
+        flags = (*COMMON, "--port", str(port), "--state-dir", str(self.state(name)))
+        self._programs[name] = child = self.children.start(name, command(*arguments, *flags), port=port)
+        self.children.wait(_all_ready)
+        return child.url
+
+
+def _all_ready(reports: Sequence[Readiness | None]) -> bool:
+    return all(report is not None for report in reports)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with Children(tmp_path) as children:
+        yield Site(children, tmp_path)
+
+
+def eventually(held: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not held():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def test_an_agent_enrols_and_both_may_be_restarted(site: Site) -> None:
+    site.serve()
+    code = site.code_file("laptop")
+    site.agent("laptop", "--code-file", str(code))
+    eventually(lambda: site.linked("laptop"), "it is not linked")
+    enrolled = site.key("laptop")
+    site.kill("laptop")
+    site.agent("laptop")
+    eventually(lambda: site.linked("laptop"), "it is not linked after its restart")
+    site.kill("cloud")
+    eventually(lambda: not site.linked("laptop"), "the link is still there")
+    site.serve()
+    eventually(lambda: site.linked("laptop"), "it is not linked after the server's restart")
+    assert site.key("laptop") == enrolled
+    secret = code.read_text().strip()
+    for name in ("cloud", "laptop"):
+        assert secret not in site.log(name)
+        assert not [
+            file for file in site.state(name).rglob("*") if file.is_file() and secret in file.read_text("latin-1")
+        ]
+
+
+def test_a_code_and_a_key_are_read_from_standard_input(site: Site) -> None:
+    site.serve()
+    key = "sk-of-the-agent"
+    (keys := site.directory / "keys").touch(mode=0o600)
+    keys.write_text(f"# of the agent\n{key}\n")
+    port = free_port(0)
+    arguments = command("agent", *COMMON, "--cloud", site.url("cloud"), "--code", "-", "--api-key-file", str(keys))
+    with (site.directory / "laptop.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*arguments, "--port", str(port), "--state-dir", str(site.state("laptop"))],
+            cwd=site.directory,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        assert process.stdin is not None
+        process.stdin.write(site.devices("add", "laptop").encode())
+        process.stdin.close()
+        agent = Child("laptop", process, site.directory / "laptop.log", f"http://127.0.0.1:{port}")
+        site._programs["laptop"] = agent
+        site.children.members.append(agent)
+        site.children.wait(_all_ready)
+        eventually(lambda: site.linked("laptop"), "it is not linked")
+        models = f"{agent.url}/v1/models"
+        assert httpx.get(models, trust_env=False).status_code == 401
+        assert httpx.get(models, trust_env=False, headers={"authorization": f"Bearer {key}"}).status_code == 200
+        asked = command("chat", "--url", agent.url, "--max-tokens", "4", "--json", "Who?")
+        for flags in (["--key", "-"], ["--key-file", "-"], ["--key-file", str(keys)]):
+            done = subprocess.run(
+                [*asked, *flags], input=f"{key}\n", cwd=site.directory, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0 and json.loads(done.stdout)["finish_reason"], done.stderr
+        refused = subprocess.run(
+            [*asked, "--key", "-"], input="\n", cwd=site.directory, capture_output=True, text=True, check=False
+        )
+        assert refused.returncode != 0 and "standard input has no key" in refused.stderr
+    finally:
+        process.kill()
+        process.wait()
+        site.children.members[:] = [child for child in site.children.members if child.process is not process]
+
+
+def test_two_devices_race_for_one_code_and_one_wins(site: Site) -> None:
+    site.serve()
+    code = str(site.code_file("laptop"))
+
+    racing = {}
+    for name in ("one", "two"):
+        arguments = ("agent", *COMMON, "--port", "0", "--cloud", site.url("cloud"), "--code-file", code)
+        with (site.directory / f"{name}.log").open("wb") as log:
+            racing[name] = subprocess.Popen(
+                command(*arguments, "--state-dir", str(site.state(name))), stdout=log, stderr=subprocess.STDOUT
+            )
+    try:
+        eventually(lambda: any(each.poll() is not None for each in racing.values()), "nobody has lost")
+        [loser] = [name for name, each in racing.items() if each.poll() is not None]
+        [winner] = racing.keys() - {loser}
+        eventually(lambda: site.linked("cloud"), "the winner is not linked")
+        assert racing[winner].poll() is None and racing[loser].returncode == 2
+    finally:
+        for each in racing.values():
+            each.kill()
+            each.wait()
+    assert "This enrolment code does not hold" in (site.directory / f"{loser}.log").read_text()
+    assert sum(Credentials(site.state(name)).get(site.url("cloud")) is not None for name in ("one", "two")) == 1
+    assert [row["state"] for row in json.loads(site.devices("list", "--json"))] == ["enrolled"]
+
+
+def test_a_key_is_renewed_in_mid_stream_and_the_text_is_the_same(site: Site) -> None:
+    """One answer of both sides, slowed down, over several renewals; the same answer without any is its reference."""
+    body = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "Who keeps the key?"}],
+        "max_tokens": 256,
+        "seed": 11,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "paceline": {"strategy": "aggregate", "device": "laptop", "report": True},
+    }
+    texts = []
+    for hours in (24.0, LIFE_S / 3600):
+        slow = ("--emulate", "forward=100ms") if hours < 1 else ()
+        site.serve("--credential-hours", str(hours), *slow)
+        flags = ("--code-file", str(site.code_file("laptop"))) if not texts else ()
+        site.agent("laptop", *flags)
+        eventually(lambda: site.linked("cloud"), "it is not linked")
+        before = site.log("cloud").count("the key of laptop was renewed")
+        text, report = _streamed(site.url("cloud"), body)
+        renewed = site.log("cloud").count("the key of laptop was renewed") - before
+        assert report.get("degraded") is None and report["strategy"] == "aggregate"
+        assert (renewed > 0) == (hours < 1)
+        texts.append(text)
+        site.kill("laptop")
+        site.kill("cloud")
+    assert texts[0] == texts[1] and len(texts[0]) > 20
+
+
+def _streamed(url: str, body: dict[str, object]) -> tuple[str, dict[str, object]]:
+    text, report = "", {}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120.0, trust_env=False) as answer:
+        assert answer.status_code == 200
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            assert "error" not in chunk, chunk
+            report = chunk.get("paceline") or report
+            for choice in chunk["choices"]:
+                text += choice["delta"].get("content") or ""
+    return text, report
+
+
+def test_a_revoked_device_is_cut_and_told_so(site: Site) -> None:
+    site.serve()
+    site.agent("laptop", "--code-file", str(site.code_file("laptop")))
+    eventually(lambda: site.linked("cloud"), "it is not linked")
+    site.devices("revoke", "laptop")
+    eventually(lambda: not site.linked("cloud"), "the link is still there")
+    eventually(lambda: "The server's owner has revoked this device" in site.log("laptop"), "it was not told")
+
+
+def test_a_server_with_another_key_is_refused_with_a_sentence(site: Site) -> None:
+    site.serve()
+    site.agent("laptop", "--code-file", str(site.code_file("laptop")))
+    eventually(lambda: site.linked("laptop"), "it is not linked")
+    site.kill("cloud")
+    (site.state("cloud") / "server-key.pem").unlink()
+    site.serve()
+    eventually(lambda: "has been set up anew, or somebody is in between" in site.log("laptop"), "it was not told")
+    assert not site.linked("cloud")
+    site.kill("laptop")
+    site.agent("laptop", "--code-file", str(site.code_file("laptop")))
+    eventually(lambda: site.linked("laptop"), "it cannot be enrolled again")
+
+
+def test_an_agent_of_an_earlier_release_is_told_to_enrol_again(site: Site) -> None:
+    site.serve()
+    state = site.state("laptop")
+    state.mkdir(mode=0o700)
+    (old := state / "credentials.json").touch(mode=0o600)
+    old.write_text(json.dumps({site.url("cloud"): {"device": "laptop", "credential": "secret"}}))
+    arguments = ("agent", *COMMON, "--port", "0", "--cloud", site.url("cloud"), "--state-dir", str(state))
+    done = subprocess.run(command(*arguments), cwd=site.directory, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert "written by an earlier release" in done.stderr and "--code -" in done.stderr
+    site.agent("laptop", "--code-file", str(site.code_file("laptop")))
+    eventually(lambda: site.linked("laptop"), "it is not linked")
