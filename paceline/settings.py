@@ -119,7 +119,7 @@ class NodeSettings(BaseModel):
     top_p: float | None = Field(None, ge=0, le=1, description="likewise; default: the model's, or 1")
     top_k: int | None = Field(None, ge=0, lt=2**31, description="likewise, 0 for no limit; default: the model's, or 0")
     min_p: float | None = Field(None, ge=0, le=1, description="likewise; default: the model's, or 0")
-    repetition_penalty: float | None = Field(None, gt=0, le=10, description="likewise; default: the model's, or 1")
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="likewise; default: the model's, or 1")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
 
     @field_validator("api_keys", mode="before")
