@@ -79,8 +79,9 @@ class NodeSettings(BaseModel):
     kv_mib: int | None = Field(
         None,
         ge=1,
-        description="MiB of KV cache for all answers together, backend paged; default: nine tenths of what the weights "
-        "leave on a GPU, a quarter of the free memory on a CPU, of which four contexts stay filled for later prompts",
+        description="MiB of KV cache for all answers together (backend paged; of the fake model 256 tokens each); "
+        "default: nine tenths of what the weights leave on a GPU, a quarter of the free memory on a CPU, of which "
+        "four contexts stay filled for later prompts",
     )
     step_rows: int | None = Field(
         None,

@@ -133,6 +133,7 @@ class StepExecutor:
         self.steps = 0  # forward passes
         self.rows = 0  # rows in them
         self.last = StepSize()  # size of the last step
+        self.free_rows = engine.free_rows()  # as of the last `next`; None without a bound
 
     @property
     def adopted(self) -> int:
@@ -194,7 +195,9 @@ class StepExecutor:
         """Schedule the next step; None when nothing is pending, or nothing fits until memory is released or `tick`."""
         if self.lost is not None:
             return _NOTHING if self._refused else None
-        return self._scheduler.schedule(self._memory)
+        scheduled = self._scheduler.schedule(self._memory)
+        self.free_rows = self.engine.free_rows()
+        return scheduled
 
     def run(self, scheduled: SchedulerOutput) -> Answers:
         if self.lost is not None:
