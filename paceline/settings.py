@@ -79,8 +79,9 @@ class NodeSettings(BaseModel):
     kv_mib: int | None = Field(
         None,
         ge=1,
-        description="MiB of KV cache for all answers together, backend paged; default: nine tenths of what the weights "
-        "leave on a GPU, a quarter of the free memory on a CPU, of which four contexts stay filled for later prompts",
+        description="MiB of KV cache for all answers together (backend paged; of the fake model 256 tokens each); "
+        "default: nine tenths of what the weights leave on a GPU, a quarter of the free memory on a CPU, of which "
+        "four contexts stay filled for later prompts",
     )
     step_rows: int | None = Field(
         None,
@@ -124,7 +125,7 @@ class NodeSettings(BaseModel):
     top_p: float | None = Field(None, ge=0, le=1, description="likewise; default: the model's, or 1")
     top_k: int | None = Field(None, ge=0, lt=2**31, description="likewise, 0 for no limit; default: the model's, or 0")
     min_p: float | None = Field(None, ge=0, le=1, description="likewise; default: the model's, or 0")
-    repetition_penalty: float | None = Field(None, gt=0, le=10, description="likewise; default: the model's, or 1")
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="likewise; default: the model's, or 1")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
 
     @field_validator("api_keys", mode="before")

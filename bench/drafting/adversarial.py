@@ -14,7 +14,6 @@ from typing import Final, Literal
 
 import numpy as np
 
-from bench.drafting.placing_engine import PlacingEngine
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
@@ -25,6 +24,7 @@ from paceline.runtime.garbage import freeze_heap
 from paceline.strategies.base import Machine, MachineConfig
 
 from .drafters import OURS, PLAIN, DraftMemory, ways
+from .placing_engine import PlacingEngine
 from .single_session import Answer, together
 
 Kind = Literal["random", "trap", "bait"]

@@ -15,7 +15,6 @@ from functools import partial
 import numpy as np
 import torch
 
-from bench.drafting.placing_engine import PlacingEngine
 from paceline.core.batching.placed_segment import PlacedSegment
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
@@ -28,6 +27,7 @@ from paceline.strategies.base import Machine, MachineConfig
 
 from ..random_model import Shape, random_model
 from .drafters import OURS, PLAIN, DraftMemory, ways
+from .placing_engine import PlacingEngine
 from .single_session import Answer, together
 from .workloads import Ids, ModelPrompts
 

@@ -21,6 +21,7 @@ from paceline.api.http.admission import MAX_ACTIVE, AdmissionControl, AdmissionM
 from paceline.api.http.auth import Keyring
 from paceline.api.http.errors import http_failure
 from paceline.api.http.sse import KEEP_ALIVE_S
+from paceline.api.metrics import Metrics
 from paceline.api.models import Catalog
 from paceline.api.openapi import ApiDescription
 from paceline.api.responses.endpoint import ResponsesEndpoint
@@ -71,6 +72,7 @@ def create_app(
         CompletionsEndpoint(service, keep_alive=keep_alive),
         EmbeddingsEndpoint(service),
         Catalog(service, admission),
+        Metrics(service),
         ApiDescription(),
     ):
         register(app, endpoints.routes())

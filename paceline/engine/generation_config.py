@@ -15,7 +15,7 @@ _RANGES: dict[str, Callable[[float], bool]] = {
     "temperature": lambda value: 0 <= value <= 2,
     "top_p": lambda value: 0 <= value <= 1,
     "min_p": lambda value: 0 <= value <= 1,
-    "repetition_penalty": lambda value: 0 < value <= 10,
+    "repetition_penalty": lambda value: 0.01 <= value <= 10,
     "top_k": lambda value: 0 <= value < 2**31 and value == int(value),
 }
 

@@ -69,14 +69,15 @@ def load_model(
     dtype auto: bfloat16 on an accelerator, and on a CPU with native bfloat16 if the weights are stored in it; else
     float32, also for models under 100 million parameters, where bfloat16 saves no time and its rounding would change
     the text. threads: torch threads of the whole process; None leaves the setting. kv_rows: rows of KV cache that all
-    sequences share (paged), kv_mib: their memory in MiB in place of their number; None for both takes most of what the
-    weights leave on an accelerator, and a quarter of the free memory on a CPU, of which few rows stay filled for later
-    prompts. Raises ConfigError with a sentence that says what to do.
+    sequences share (paged, fake), kv_mib: their memory in MiB in place of their number; None for both takes most of
+    what the weights leave on an accelerator, and a quarter of the free memory on a CPU, of which few rows stay filled
+    for later prompts; the fake model then has no bound. Raises ConfigError with a sentence that says what to do.
     """
     if fake := re.fullmatch(r"fake(?::(\d+))?(?::(0?\.\d+|[01]))?", str(path_or_name)):
-        from paceline.engine.fake.engine import SPREAD, fake_model
+        from paceline.engine.fake.engine import FAKE_ROWS_PER_MIB, SPREAD, fake_model
 
-        return fake_model(int(fake[1] or 0), float(fake[2] or SPREAD))
+        rows = kv_mib * FAKE_ROWS_PER_MIB if kv_mib is not None and kv_rows is None else kv_rows
+        return fake_model(int(fake[1] or 0), float(fake[2] or SPREAD), capacity_rows=rows)
     from paceline.engine.tokenizer import Tokenizer
 
     directory = find(path_or_name)

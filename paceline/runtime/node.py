@@ -27,7 +27,7 @@ from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
 from paceline.runtime.resources import Resources
-from paceline.runtime.service import EmbedderInfo, Embeddings, GenerateRequest, Logprobs, Readiness
+from paceline.runtime.service import EmbedderInfo, Embeddings, GenerateRequest, Load, Logprobs, Readiness
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.egress import Egress
 from paceline.runtime.sessions.output_text import token_strings
@@ -169,6 +169,18 @@ class Node:
         if self.lost is not None:
             detail["engine"] = str(self.lost)
         return Readiness(self.lost is None, detail)
+
+    def load(self) -> Load:
+        steps = self.worker.steps
+        return Load(
+            answers=len(self._clients),
+            steps=steps.steps,
+            rows=steps.rows,
+            cached_rows=steps.adopted,
+            preemptions=steps.preemptions,
+            kv_rows=self.worker.capacity,
+            kv_free_rows=steps.free_rows,
+        )
 
     @property
     def lost(self) -> EngineLost | None:

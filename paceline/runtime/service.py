@@ -117,6 +117,19 @@ class Readiness:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What the engine has done since the start, and what is under way; shown by /metrics."""
+
+    answers: int = 0  # whose client is on this side
+    steps: int = 0  # forward passes
+    rows: int = 0  # in them
+    cached_rows: int = 0  # not computed, because they were cached or stored
+    preemptions: int = 0  # of groups
+    kv_rows: int | None = None  # of the engine's memory; None without a bound
+    kv_free_rows: int | None = None  # that no sequence holds
+
+
+@dataclass(frozen=True, slots=True)
 class EmbedderInfo:
     """Embedder of this side, as shown to clients."""
 
@@ -172,6 +185,8 @@ class Service(Protocol):
         """Check, retrieve, tokenize and admit. Raises RequestError before anything has started."""
 
     def readiness(self) -> Readiness: ...
+
+    def load(self) -> Load: ...
 
 
 class Generation(Protocol):

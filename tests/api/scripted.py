@@ -24,6 +24,7 @@ from paceline.runtime.service import (
     GenerateRequest,
     Generation,
     GenerationResult,
+    Load,
     Readiness,
     TextDelta,
 )
@@ -149,6 +150,9 @@ class ScriptedService:
     def readiness(self) -> Readiness:
         detail: Mapping[str, str | int | bool] = {"model": MODEL.name, "documents": 0}
         return Readiness(self.is_ready, detail)
+
+    def load(self) -> Load:
+        return Load(answers=2, steps=3, rows=50, cached_rows=7, preemptions=4, kv_rows=160, kv_free_rows=96)
 
 
 @contextmanager

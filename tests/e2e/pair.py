@@ -59,6 +59,7 @@ def running_pair(
     *,
     model: str = "fake",
     documents: Mapping[Side, str] = DOCUMENTS,
+    flags: tuple[str, ...] = (),
     agent_flags: tuple[str, ...] = (),
     stoppable: bool = False,
 ) -> Iterator[Pair]:
@@ -80,7 +81,7 @@ def running_pair(
             model=model,
             embedder="hash",
             device=DEVICE,
-            flags=("--threads", "1"),
+            flags=("--threads", "1", *flags),
             side_flags={"device": agent_flags},
             dialled=dialled,
         )

@@ -18,6 +18,7 @@ from paceline.errors import RequestError
 from paceline.runtime.service import DRAFT_MODES, GenerateRequest, Service
 
 _SEEDS = 2**64
+_LEAST_TEMPERATURE = 1e-6  # below, its inverse magnifies rounding until scores are no numbers; the tokens are greedy
 
 
 def generation_of(
@@ -60,6 +61,8 @@ def sampling_of(asked: SamplingFields, model: ModelInfo) -> SamplingParams:
         min_p=asked.min_p,
         repetition_penalty=asked.repetition_penalty,
     ).over(model.sampling)
+    if wanted.temperature is not None and wanted.temperature < _LEAST_TEMPERATURE:
+        wanted = replace(wanted, temperature=0.0)
     return replace(
         SamplingParams(
             presence_penalty=asked.presence_penalty,

@@ -20,7 +20,7 @@ from paceline.api.http.cors import Headers, answer_headers, is_local_host, is_lo
 from paceline.api.http.errors import RETRY_AFTER_S, Failure, failure_of, unauthorized
 from paceline.errors import PacelineError
 
-PROBES = frozenset({"/healthz", "/readyz"})  # requested every few seconds, so logged at DEBUG
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})  # requested every few seconds, so logged at DEBUG
 MAX_ACTIVE = 1280  # POSTs at a time; the service has its own, lower limit on generations
 
 _log = logging.getLogger("paceline.api")

@@ -58,13 +58,13 @@ def sample_mixed_rows(
     """
     extra = len(rows) - len(mixture.tokens)
     found = [sample_row(dist, row) for dist, row in zip(branches[-1][:extra], rows, strict=False)]
-    masked: list[list[Dist]] = []
+    allowed: list[list[Dist]] = []
     evidence: list[Evidence] = []
     for index, row in enumerate(rows[extra:]):
         dists = [dists[len(dists) - len(mixture.tokens) + index] for dists in branches]
-        masked.append([_masked(dist, row) for dist in dists])
+        allowed.append([masked(dist, row) for dist in dists])
         parent, own = mixture.parents[index], mixture.tokens[index]
-        probs = [dist.prob(own) for dist in masked[parent]] if parent >= 0 else ()
+        probs = [dist.prob(own) for dist in allowed[parent]] if parent >= 0 else ()
         evidence.append(row_evidence(mixture, index, evidence, probs))
         found.append(sample_mixed_row(dists, row, mixture, evidence[-1]))
     return tuple(found)
@@ -73,15 +73,15 @@ def sample_mixed_rows(
 def sample_mixed_row(dists: Sequence[Dist], row: RowSampling, mixture: BranchMixture, evidence: Evidence) -> SampledRow:
     """One row, whose evidence is known. dists: of each branch."""
     plain = [dist.within(row.vocab_size) for dist in dists]
-    masked = [_masked(dist, row) for dist in plain]
+    allowed = [masked(dist, row) for dist in plain]
     log_weights = row_log_weights(mixture.log_weights, evidence)
-    mixed = mix_processed(masked, row.params, row.counts, mixture.prompts, log_weights)
+    mixed = mix_processed(allowed, row.params, row.counts, mixture.prompts, log_weights)
     token = sample(filter_top(mixed, row.params), row.params, row.position)
     top = head(mix(plain, log_weights), row.num_top) if row.num_top else None
-    probs = tuple(dist.prob(token) for dist in masked)
+    probs = tuple(dist.prob(token) for dist in allowed)
     if not mixture.heads:
         return SampledRow(token, top, probs)
-    found = tuple(map(evidence_head, masked)) if mixture.rescoring else ()
+    found = tuple(map(evidence_head, allowed)) if mixture.rescoring else ()
     return SampledRow(token, top, probs, row_head(mixed, row.params, row.position), found, lambda: tuple(dists))
 
 
@@ -104,6 +104,7 @@ def mix_processed(
     )
 
 
-def _masked(dist: Dist, row: RowSampling) -> Dist:
+def masked(dist: Dist, row: RowSampling) -> Dist:
+    """A branch's distribution under the row's constraint."""
     plain = dist.within(row.vocab_size)
     return plain if row.allowed is None else apply_mask(plain, row.allowed)

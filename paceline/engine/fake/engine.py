@@ -32,6 +32,7 @@ from paceline.errors import EngineError
 
 _MASK = (1 << 64) - 1
 SPREAD = 0.15
+FAKE_ROWS_PER_MIB = 256  # its rows are a few bytes; `--kv-mib` bounds them as if they were a small model's
 _ROOT = 0x9E3779B97F4A7C15
 _SENTENCE_ENDS = frozenset(b".!?")
 _ANSWER_MARK = tuple(b"assistant: ")  # rows of an answer are counted from here; the model never writes a colon
@@ -328,6 +329,6 @@ def noisy(engine: Engine, rate: float) -> NoisyEngine:
     return NoisyEngine(engine, rate)
 
 
-def fake_model(seed: int = 0, spread: float = SPREAD) -> LoadedModel:
+def fake_model(seed: int = 0, spread: float = SPREAD, capacity_rows: int | None = None) -> LoadedModel:
     """The model of `--model fake`, `fake:SEED` and `fake:SEED:SPREAD`."""
-    return LoadedModel(FakeEngine(seed, spread=spread), ByteTokenizer())
+    return LoadedModel(FakeEngine(seed, spread=spread, capacity_rows=capacity_rows), ByteTokenizer())

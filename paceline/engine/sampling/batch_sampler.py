@@ -24,9 +24,9 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
 from paceline.engine.sampling.groups import gathered, group_maxima, ids_of, largest, some_rows
 from paceline.engine.sampling.logits_processor import moved_ids, process
-from paceline.engine.sampling.margins import DISTINCT, MARGIN, MASS_MARGIN, UNDERFLOW
+from paceline.engine.sampling.margins import DISTINCT, MARGIN, margins, may_revive
 from paceline.engine.sampling.open_sampler import OpenSampler
-from paceline.engine.sampling.transfers import Rounds, beside, is_remote, run, to_device, together
+from paceline.engine.sampling.transfers import Array, Rounds, beside, is_remote, run, to_device, together
 from paceline.engine.sampling.workspace import Workspace
 from paceline.engine.tensors import dists
 
@@ -54,23 +54,24 @@ class BatchSampler:
 
     def _chunk(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
         plain = logits[:, : rows[0].vocab_size]
-        changed = any(row.changes_logits for row in rows)
+        changed = [at for at, row in enumerate(rows) if row.changes_logits]
         if plain.dtype != torch.float32:
             plain = self._workspace.buffer("plain", plain).copy_(plain)
         probs = None
         if any(row.num_top for row in rows):
             probs = torch.softmax(plain, -1, out=self._workspace.buffer("probs", plain))
         scores = plain
+        low: Tensor | None = None
         if changed:
             scores = self._workspace.buffer("changed", plain).copy_(plain)
-            for row, wanted in enumerate(rows):
-                if wanted.changes_logits:
-                    process(scores[row], wanted)
-        low: Tensor | None = None
-        if any(row.allowed is not None for row in rows):
-            # Where all allowed ids are very unlikely, the reference may see them as equals.
-            low = scores.amax(1) < plain.amax(1) - UNDERFLOW
-        tokens, tops = run(self.rounds(scores, rows, [row.changes_logits for row in rows], probs, low))
+            for row in changed:
+                process(scores[row], rows[row])
+            low = torch.zeros(len(rows), dtype=torch.bool, device=plain.device)
+            which = to_device(changed, plain.device)
+            before = some_rows(plain, changed)
+            low[which] = may_revive(before, some_rows(scores, changed), before.amax(1, keepdim=True))
+        are_changed = [row.changes_logits for row in rows]
+        tokens, tops = run(self.rounds(scores, rows, are_changed, probs, low))
         return [
             self._referred(logits[row], rows[row], top) if token is None else SampledRow(token, top)
             for row, (token, top) in enumerate(zip(tokens, tops, strict=True))
@@ -100,7 +101,7 @@ class BatchSampler:
         return [None if under else token for token, under in zip(found, is_low, strict=True)], tops
 
     def _tokens(self, scores: Tensor, rows: Sequence[RowSampling], changed: Sequence[bool]) -> Rounds[list[int | None]]:
-        maxima = group_maxima(scores)
+        maxima, margin = group_maxima(scores), margins(rows)
         tokens: list[int | None] = [None] * len(rows)
         kinds: dict[str, list[int]] = {}
         for row, wanted in enumerate(rows):
@@ -115,9 +116,10 @@ class BatchSampler:
             if kind == "greedy":
                 waiting.append(_greedy(some, their_maxima, [changed[row] for row in which]))
             elif kind == "top_k":
-                waiting.append(_top_k(some, their_maxima, chosen, [changed[row] for row in which]))
+                are_changed = np.array([changed[row] for row in which])
+                waiting.append(_top_k(some, their_maxima, chosen, are_changed, margin[which]))
             else:
-                waiting.append(self._open.sample(some, their_maxima, chosen))
+                waiting.append(self._open.sample(some, their_maxima, chosen, margin[which]))
         for which, found in zip(kinds.values(), (yield from together(waiting)), strict=True):
             for row, token in zip(which, found, strict=True):
                 tokens[row] = token
@@ -154,7 +156,7 @@ def _greedy(scores: Tensor, maxima: Tensor, are_changed: Sequence[bool]) -> Roun
     changed = to_device(are_changed, scores.device)
     certain = torch.isfinite(best[:, 0])  # else the reference says what is wrong
     if best.shape[1] > 1:
-        certain &= ~_is_close(best[:, 0], best[:, -1], changed)
+        certain &= ~torch.where(changed, *_closeness(best[:, 0] - best[:, -1]))
     first = maxima.argmax(1, keepdim=True)  # of equals the first
     ids = ids_of(first)
     at = ids.gather(1, gathered(scores, ids).argmax(1, keepdim=True))
@@ -162,11 +164,15 @@ def _greedy(scores: Tensor, maxima: Tensor, are_changed: Sequence[bool]) -> Roun
     return [token if sure else None for token, sure in zip(tokens.tolist(), are_certain.tolist(), strict=True)]
 
 
-def _is_close(above: Tensor, below: Tensor, changed: Tensor) -> Tensor:
-    """True where the reference may order two logits otherwise: it compares probabilities. Equal ones of the model's own
-    are equal there too."""
-    gap = above - below
-    return torch.where(changed, gap <= MARGIN, (gap > 0.0) & (gap <= DISTINCT))
+def _closeness(gap: Tensor) -> tuple[Tensor, Tensor]:
+    """True where the reference may order two logits otherwise, by this much above each other: it compares
+    probabilities. First for changed ones, then for the model's own, of which equal ones are equal there too."""
+    return gap <= MARGIN, (gap > 0.0) & (gap <= DISTINCT)
+
+
+def _is_close(gap: Array, changed: NDArray[np.bool_], margin: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """The same on the host. margin: of changed ones."""
+    return np.asarray(np.where(changed, gap <= margin, (gap > 0.0) & (gap <= DISTINCT)))
 
 
 def _has_moved(row: RowSampling, ids: NDArray[np.int64]) -> bool:
@@ -174,9 +180,13 @@ def _has_moved(row: RowSampling, ids: NDArray[np.int64]) -> bool:
 
 
 def _top_k(
-    scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling], are_changed: Sequence[bool]
+    scores: Tensor,
+    maxima: Tensor,
+    rows: Sequence[RowSampling],
+    are_changed: NDArray[np.bool_],
+    margin: NDArray[np.float64],
 ) -> Rounds[list[int | None]]:
-    """Top-k on the device; top-p, min-p and noise among the few that remain on the host, in float64."""
+    """Top-k on the device; the rest among the few that remain, on the host."""
     most = max(row.params.top_k for row in rows)
     at, values = largest(scores, maxima, min(most + _EDGE, scores.shape[1]))
     ids, logits = yield [at, values.double()]
@@ -188,29 +198,34 @@ def _top_k(
     every = np.arange(len(rows))
     edge, beyond = (logits[every, np.minimum(limits + more, ids.shape[1]) - 1] for more in (0, 1))
     # Equal logits of the model's own are equal in the reference too, in whatever rows; in bfloat16 they are frequent.
-    changed = [
+    moved = [
         is_changed and (edge[row] != beyond[row] or _has_moved(rows[row], ids[row][logits[row] == edge[row]]))
         for row, is_changed in enumerate(are_changed)
     ]
-    certain = ~_is_close(torch.from_numpy(edge), torch.from_numpy(beyond), torch.tensor(changed, device="cpu")).numpy()
+    with np.errstate(invalid="ignore"):  # -inf - -inf: of a row where the reference says what is wrong
+        certain = ~_is_close(edge - beyond, np.array(moved), margin)
+        below = (logits - logits[:, :1]) / temperatures
+        close = _is_close(logits[:, :-1] - logits[:, 1:], are_changed[:, None], margin[:, None])
     if ids.shape[1] < scores.shape[1]:
         certain &= (edge > logits[:, -1]) | (edge == -np.inf)  # else equals of the edge may be missing
-    below = (logits - logits[:, :1]) / temperatures
     probs = np.where(kept, np.exp(below), 0.0)
-    probs /= probs.sum(1, keepdims=True)
+    probs /= np.maximum(probs.sum(1, keepdims=True), np.finfo(np.float64).tiny)
     before = np.cumsum(probs, axis=1) - probs
     top_p = np.array([row.params.top_p for row in rows])[:, None]
     min_p = np.array([row.params.min_p for row in rows])[:, None]
     cut = kept & (top_p < 1.0) & (before > 0.0)
-    certain &= ~(cut & (np.abs(before - top_p) < MASS_MARGIN)).any(1)
-    kept &= ~(cut & (before >= top_p))
+    certain &= ~(cut & (np.abs(before - top_p) < margin[:, None])).any(1)
+    dropped = cut & (before >= top_p)
+    certain &= ~(close & dropped[:, 1:] & ~dropped[:, :-1]).any(1)  # which of two is first, so that it is kept?
+    kept &= ~dropped
     distance = below - np.log(np.maximum(min_p, np.finfo(np.float64).tiny))
-    cut = kept & (min_p > 0.0) & (below < 0.0)
-    certain &= ~(cut & (np.abs(distance) < MARGIN)).any(1)
+    cut = kept & (min_p > 0.0) & ((below < 0.0) | are_changed[:, None]) & (np.arange(ids.shape[1]) > 0)
+    certain &= ~(cut & (np.abs(distance) < margin[:, None])).any(1)
     kept &= ~(cut & (distance < 0.0))
     drawn = np.where(kept, below + core_noise.gumbel_rows(keys, ids), -np.inf)
     best = drawn.argmax(1)
     score = drawn[every, best]
     drawn[every, best] = -np.inf
-    certain &= (score - drawn.max(1) > MARGIN) & np.isfinite(score)
+    with np.errstate(invalid="ignore"):
+        certain &= (score - drawn.max(1) > margin) & np.isfinite(score)
     return [int(ids[row, best[row]]) if certain[row] else None for row in range(len(rows))]

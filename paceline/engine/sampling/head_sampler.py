@@ -66,11 +66,11 @@ def _best_scores(logs: Tensor, maxima: Tensor, rows: Sequence[RowSampling]) -> l
     values = gathered(logs, ids)
     scores = values.double() + noise.gumbel(groups, torch.arange(len(rows), device=logs.device))
     best = torch.topk(scores, min(HEAD_BY_SCORE + 1, scores.shape[1]))
-    kept = best.indices[:, :HEAD_BY_SCORE]
+    kept = best.indices[:, : min(HEAD_BY_SCORE, logs.shape[1])]
     others = best.values[:, -1]
     if highest.values.shape[1] > _GROUPS:
         others = torch.maximum(others, highest.values[:, _GROUPS])
-    return [ids.gather(1, kept), values.gather(1, kept).double(), best.values[:, :HEAD_BY_SCORE], others]
+    return [ids.gather(1, kept), values.gather(1, kept).double(), best.values[:, : kept.shape[1]], others]
 
 
 def evidence_heads(probs: Tensor) -> Rounds[list[Dist]]:

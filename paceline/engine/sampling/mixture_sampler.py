@@ -17,6 +17,7 @@ from torch import Tensor
 from paceline.core.aggregation.branches import (
     BranchMixture,
     Evidence,
+    masked,
     row_evidence,
     row_log_weights,
     sample_mixed_row,
@@ -30,12 +31,13 @@ from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.sampling.groups import some_rows
 from paceline.engine.sampling.head_sampler import evidence_heads, row_heads
 from paceline.engine.sampling.logits_processor import inverse_temperatures, process
-from paceline.engine.sampling.margins import UNDERFLOW
+from paceline.engine.sampling.margins import UNDERFLOW, may_revive
 from paceline.engine.sampling.transfers import Array, Rounds, beside, run, to_device, to_host, together
 from paceline.engine.sampling.workspace import Workspace
 from paceline.engine.tensors import dists
 
 _NO_CHANGES = SamplingParams()
+_LEAST_TEMPERATURE = 0.05  # below, float32's rounding is magnified beyond `MARGIN` and `HEAD_ERROR`
 _CHUNK = 16  # rows at a time: a buffer of each branch, 10 MB with 152,000 ids
 
 
@@ -83,18 +85,19 @@ class MixtureSampler:
         rows = [each.request.rows[row] for each, row in places]
         num_branches = len(places[0][0].request.mixture.log_weights)
         scores = [self._scores(branch, places, rows[0].vocab_size) for branch in range(num_branches)]
-        low = torch.zeros(len(rows), dtype=torch.bool, device=scores[0].device)
+        low = to_device([0.0 < row.params.temperature < _LEAST_TEMPERATURE for row in rows], scores[0].device)
+        best = [branch.amax(1, keepdim=True) for branch in scores]
         for branch in scores:
             low |= _mask(branch, rows)
         probs = [
             torch.softmax(branch, -1, out=self._workspace.buffer(f"probs {index}", branch))
             for index, branch in enumerate(scores)
         ]
-        weights = self._weights(places, probs)
+        weights = self._weights(places, probs, low)
         mixed = self._mixed("mixed", probs, weights)
         plain_mixture = self._unmasked(mixed, places, weights) if any(row.num_top for row in rows) else None
         if any(_is_processed(row) for row in rows):
-            mixed = self._mixed("processed", self._processed(scores, places), weights)
+            mixed = self._mixed("processed", self._processed(scores, places, best, low), weights)
         logs = mixed.log() if mixed is plain_mixture else mixed.log_()
         plain = [replace(row, params=_without_temperature(row)) for row in rows]
         tokens, tops = run(self._sampler.rounds(logs, plain, [True] * len(rows), plain_mixture, low))
@@ -142,15 +145,15 @@ class MixtureSampler:
             target.copy_(tensor[at, :vocab_size])
         return buffer
 
-    def _weights(self, places: Sequence[tuple[_Progress, int]], probs: Sequence[Tensor]) -> Tensor:
-        """(rows, branches). A row's parent is in this chunk, or was in an earlier one."""
+    def _weights(self, places: Sequence[tuple[_Progress, int]], probs: Sequence[Tensor], low: Tensor) -> Tensor:
+        """(rows, branches). A row's parent is in this chunk, or was in an earlier one. low: (rows,) as of `_mask`."""
         wanted = [(at, each, child) for at, (each, row) in enumerate(places) for child in each.children.get(row, ())]
         if wanted:
             rows = to_device([at for at, _, _ in wanted], probs[0].device)
             ids = to_device([each.request.mixture.tokens[child] for _, each, child in wanted], rows.device)
-            (values,) = to_host([torch.stack([branch[rows, ids] for branch in probs], 1).double()])
-            for (_, each, child), value in zip(wanted, values.tolist(), strict=True):
-                each.child_probs[child] = value
+            values, are_low = to_host([torch.stack([branch[rows, ids] for branch in probs], 1).double(), low[rows]])
+            for (at, each, child), value, is_low in zip(wanted, values.tolist(), are_low.tolist(), strict=True):
+                each.child_probs[child] = _child_probs(*places[at], child) if is_low else value
         weights: list[list[float]] = []
         for each, row in places:
             mixture = each.request.mixture
@@ -164,8 +167,11 @@ class MixtureSampler:
             mixed.addcmul_(each, weights[:, branch : branch + 1])
         return mixed
 
-    def _processed(self, scores: Sequence[Tensor], places: Sequence[tuple[_Progress, int]]) -> list[Tensor]:
-        """Each branch's probabilities after penalties and temperature. Changes the scores."""
+    def _processed(
+        self, scores: Sequence[Tensor], places: Sequence[tuple[_Progress, int]], best: Sequence[Tensor], low: Tensor
+    ) -> list[Tensor]:
+        """Each branch's probabilities after penalties and temperature. Changes the scores, and `low` as `_mask` does.
+        best: of each branch (rows, 1) the largest logits before constraints."""
         rows = [each.request.rows[row] for each, row in places]
         neutral = [
             row if row.params.temperature else replace(row, params=replace(row.params, temperature=1.0)) for row in rows
@@ -173,11 +179,17 @@ class MixtureSampler:
         inverse = inverse_temperatures(neutral, scores[0].device).float()
         found: list[Tensor] = []
         for branch, values in enumerate(scores):
-            for target, (each, row) in zip(values, places, strict=True):
+            changed = [at for at, row in enumerate(rows) if row.params.logit_bias or row.params.looks_back]
+            before = some_rows(values, changed).clone() if changed else values
+            for at in changed:
+                each, row = places[at]
                 wanted = each.request.rows[row]
-                if wanted.changes_logits:
-                    process(target, replace(wanted, allowed=None, prompt=each.request.mixture.prompts[branch]))
-            values.mul_(inverse)
+                process(values[at], replace(wanted, allowed=None, prompt=each.request.mixture.prompts[branch]))
+            if changed:
+                which = to_device(changed, low.device)
+                low[which] |= may_revive(before, some_rows(values, changed), best[branch][which])
+            # The best becomes 0, since float32's rounding of what is near it would be magnified by the temperature.
+            values.sub_(values.amax(1, keepdim=True)).mul_(inverse)
             found.append(torch.softmax(values, -1, out=values))
         return found
 
@@ -188,6 +200,12 @@ class MixtureSampler:
         return sample_mixed_row(
             _read(request, row), request.rows[row], replace(request.mixture, heads=False), each.evidence[row]
         ).token
+
+
+def _child_probs(progress: _Progress, row: int, child: int) -> list[float]:
+    """The reference's probabilities of a child's token after this row, by branch, where float32's may be others."""
+    request = progress.request
+    return [masked(dist, request.rows[row]).prob(request.mixture.tokens[child]) for dist in _read(request, row)]
 
 
 def _read(request: MixedRows, row: int) -> tuple[Dist, ...]:

@@ -13,7 +13,7 @@ from paceline.core.sampling.noise import GROUP, row_keys
 from paceline.core.sampling.row import RowSampling
 from paceline.engine.sampling.groups import gathered, ids_of, largest, some_rows
 from paceline.engine.sampling.logits_processor import inverse_temperatures
-from paceline.engine.sampling.margins import MARGIN, MASS_MARGIN
+from paceline.engine.sampling.margins import DISTINCT, MARGIN
 from paceline.engine.sampling.noise import GroupNoise
 from paceline.engine.sampling.transfers import Array, Rounds, is_remote, to_device, together
 from paceline.engine.sampling.workspace import Workspace
@@ -28,9 +28,11 @@ class OpenSampler:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
 
-    def sample(self, scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling]) -> Rounds[list[int | None]]:
-        """The token of each row; None where it is not certain. maxima: of the groups of `scores`."""
-        search = _Search(scores, maxima, rows)
+    def sample(
+        self, scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling], margin: NDArray[np.float64]
+    ) -> Rounds[list[int | None]]:
+        """The token of each row; None where it is not certain. maxima: of the groups of `scores`. margin: (rows,)"""
+        search = _Search(scores, maxima, rows, margin)
         yield from search.begin()
         tokens: list[int | None] = [None] * len(rows)
         waiting = list(range(len(rows)))
@@ -62,10 +64,11 @@ class OpenSampler:
             params = rows[row].params
             below = (float(seen.logits[row, place]) - float(seen.maximum[row])) / params.temperature
             passed[row] = True
-            if params.min_p > 0.0 and below < 0.0:
+            is_first = below == 0.0 and seen.has_one_maximum[row]
+            if params.min_p > 0.0 and not is_first:
                 distance = below - float(np.log(params.min_p))
-                passed[row] = None if abs(distance) < MARGIN else distance > 0.0
-            if passed[row] and params.top_p < 1.0 and not (below == 0.0 and seen.has_one_maximum[row]):
+                passed[row] = None if abs(distance) < seen.margin[row] else distance > 0.0
+            if passed[row] and params.top_p < 1.0 and not is_first:
                 summed.append(row)
         for is_leading in (True, False):  # most rows are settled by their most probable ids
             if not summed:
@@ -77,10 +80,10 @@ class OpenSampler:
             elif is_leading:
                 low, high = yield _leading_mass(scores, maxima, summed, ids, chosen)
             else:
-                low, high = yield from self._mass(scores, summed, ids, chosen)
+                low, high = yield from self._mass(scores, summed, ids, chosen, seen.margin[summed])
             for row, least, most in zip(summed, low.tolist(), high.tolist(), strict=True):
-                limit = rows[row].params.top_p
-                outside, inside = least > limit + MASS_MARGIN, most < limit - MASS_MARGIN
+                limit, margin = rows[row].params.top_p, float(seen.margin[row])
+                outside, inside = least > limit + margin, most < limit - margin
                 passed[row] = inside if inside or outside else None
             summed = [row for row in summed if passed[row] is None]
         return passed
@@ -91,23 +94,29 @@ class OpenSampler:
         return bool((seen.ids[which, place] == seen.first_ids[which]).all())
 
     def _mass(
-        self, scores: Tensor, which: Sequence[int], ids: Tensor, rows: Sequence[RowSampling]
+        self, scores: Tensor, which: Sequence[int], ids: Tensor, rows: Sequence[RowSampling], margin: Array
     ) -> Rounds[tuple[Array, Array]]:
-        """Bounds of the mass that comes before ids, one a row: without and with those of an equal logit."""
+        """Bounds of the mass that comes before ids, one a row: without and with those of a logit that is near."""
         probs = self._workspace.softmax(self._workspace.picked(scores, which), rows)
         own = probs.gather(1, ids)
-        (most,) = yield [_sums_above(probs, own * (1.0 - 2.0**-20)) - own[:, 0]]
-        if not any(mass >= row.params.top_p - MASS_MARGIN for mass, row in zip(most.tolist(), rows, strict=True)):
+        temperatures = np.array([min(row.params.temperature, 1.0) for row in rows])
+        near = torch.exp(to_device(DISTINCT / temperatures, probs.device))[:, None].float()
+        (most,) = yield [_sums_above(probs, own / near) - own[:, 0]]
+        limits = np.array([row.params.top_p for row in rows])
+        if (most < limits - margin).all():
             return np.zeros_like(most), most
-        (least,) = yield [_sums_above(probs, own)]
+        (least,) = yield [_sums_above(probs, own * near)]
         return least, most
 
 
 class _Search:
     """Ids of each row with the best scores, on the host. Scores: logit / temperature + noise."""
 
-    def __init__(self, scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling]) -> None:
+    def __init__(
+        self, scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling], margin: NDArray[np.float64]
+    ) -> None:
         device = scores.device
+        self.margin = margin
         self._scores, self._maxima, self._rows = scores, maxima, rows
         self._inverse = inverse_temperatures(rows, device)
         keys = row_keys([row.params.seed for row in rows], [row.position for row in rows])
@@ -127,9 +136,10 @@ class _Search:
         """The first look, in one round; where a round is a wait, with all that most rows need."""
         maxima, every = self._maxima, list(range(len(self._rows)))
         maximum = maxima.amax(1, keepdim=True)
-        alone = (maxima == maximum).sum(1) == 1
+        alone = (maxima >= maximum - MARGIN).sum(1) == 1
         first = gathered(self._scores, ids_of(maxima.argmax(1, keepdim=True)))
-        wanted = [maximum[:, 0], alone & ((first == maximum).sum(1) == 1), *self._best(every, _FIRST_GROUPS)]
+        alone &= (first >= maximum - MARGIN).sum(1) == 1
+        wanted = [maximum[:, 0], alone, *self._best(every, _FIRST_GROUPS)]
         ahead = is_remote(maxima.device) and any(row.params.top_p < 1.0 for row in self._rows)
         if ahead:
             wanted += _leading_mass(self._scores, maxima, every, wanted[2][:, :1], self._rows)
@@ -142,18 +152,19 @@ class _Search:
 
     def is_certain(self, row: int, place: int) -> bool:
         """The candidate has the next best score of the row, and no other is near."""
-        score = self.scores[row, place]
-        return bool(score > self._rest[row] + MARGIN and score - self.scores[row, place + 1] > MARGIN)
+        score, margin = self.scores[row, place], self.margin[row]
+        return bool(score > self._rest[row] + margin and score - self.scores[row, place + 1] > margin)
 
     def settle(self, which: Sequence[int], place: int) -> Rounds[None]:
         """Search the groups that may hold better ids than the rows' candidates at this place."""
         scores = self.scores[which, place]
-        low = np.isfinite(scores) & ~(scores > self._rest[which] + MARGIN)
+        low = np.isfinite(scores) & ~(scores > self._rest[which] + self.margin[which])
         open_rows = [row for row, is_low in zip(which, low, strict=True) if is_low]
         if not open_rows:
             return
-        reached = to_device(self.scores[open_rows, place], self._bounds.device)[:, None]
-        (needed,) = yield [(some_rows(self._bounds, open_rows) >= reached - 2 * MARGIN).sum(1)]
+        needed_score = self.scores[open_rows, place] - 2 * self.margin[open_rows]
+        reached = to_device(needed_score, self._bounds.device)[:, None]
+        (needed,) = yield [(some_rows(self._bounds, open_rows) >= reached).sum(1)]
         order = np.argsort(needed)
         looks: list[Rounds[None]] = []
         for part in np.array_split(order, -(-len(order) // _ALIKE)):  # rows that need about as many groups
@@ -194,10 +205,10 @@ def _leading_mass(
     weights = torch.exp((leading - best).double() * inverse)
     others = torch.exp((torch.minimum(maxima, last) - best).double() * inverse).sum(1) * GROUP
     known = weights.sum(1)
-    better = torch.where(leading > own, weights, 0.0).sum(1)
+    better = torch.where(leading > own + DISTINCT, weights, 0.0).sum(1)
     its_weight = torch.exp((own - best).double() * inverse)[:, 0]
-    with_equals = torch.where(leading >= own, weights, 0.0).sum(1) - its_weight
-    most = torch.where(own[:, 0] > last[:, 0], with_equals / known, 1.0)
+    with_near = torch.where(leading >= own - DISTINCT, weights, 0.0).sum(1) - its_weight
+    most = torch.where(own[:, 0] - DISTINCT > last[:, 0], with_near / known, 1.0)
     return [better / (known + others), most]
 
 

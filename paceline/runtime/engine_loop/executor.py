@@ -67,6 +67,7 @@ class StepExecutor:
         self.steps = 0  # forward passes
         self.rows = 0  # rows in them
         self.last = StepSize()  # size of the last step
+        self.free_rows = engine.free_rows()  # as of the last `next`; None without a bound
 
     @property
     def adopted(self) -> int:
@@ -133,6 +134,7 @@ class StepExecutor:
         if self.lost is not None:
             return _NOTHING if self._refused else None
         scheduled = self._scheduler.schedule(self._memory) if self._in_flight.has_room else None
+        self.free_rows = self.engine.free_rows()
         return _NOTHING if scheduled is None and self._in_flight.is_ready else scheduled
 
     def run(self, scheduled: SchedulerOutput) -> Answers:

@@ -59,6 +59,14 @@ def test_an_explicit_null_means_absent(http: httpx.Client, service: ScriptedServ
     assert asked.sampling.temperature == asked.sampling.top_p == 1.0
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 9e-7])
+def test_a_temperature_whose_inverse_is_of_no_use_is_greedy(
+    http: httpx.Client, service: ScriptedService, temperature: float
+) -> None:
+    assert post(http, temperature=temperature).status_code == 200
+    assert service.requests[0].sampling.temperature == 0.0
+
+
 def test_where_the_request_is_silent_the_model_s_recommendations_hold(
     http: httpx.Client, service: ScriptedService
 ) -> None:
@@ -148,6 +156,7 @@ def test_unsupported_fields_are_refused_by_name(
         ("temperature", {"temperature": -0.1}),
         ("temperature", {"temperature": 2.1}),
         ("temperature", {"temperature": "1"}),
+        ("repetition_penalty", {"repetition_penalty": 1e-300}),
         ("temperature", {"temperature": True}),
         ("temperature", {"temperature": 10**400}),
         ("top_p", {"top_p": 1.5}),

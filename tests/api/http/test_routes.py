@@ -14,6 +14,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.api.app import create_app
 from paceline.api.http.admission import AdmissionControl
@@ -161,6 +162,22 @@ def test_health_and_readiness(http: httpx.Client, service: ScriptedService) -> N
     service.is_ready = False
     response = http.get("/readyz")
     assert response.status_code == 503 and response.json()["ready"] is False
+
+
+def test_metrics_are_prometheus_samples(http: httpx.Client) -> None:
+    response = http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = text_string_to_metric_families(response.text)
+    samples = {sample.name: (family.type, sample.value) for family in families for sample in family.samples}
+    assert samples == {
+        "paceline_engine_steps_total": ("counter", 3),
+        "paceline_engine_rows_total": ("counter", 50),
+        "paceline_engine_cached_rows_total": ("counter", 7),
+        "paceline_engine_preemptions_total": ("counter", 4),
+        "paceline_answers": ("gauge", 2),
+        "paceline_kv_rows": ("gauge", 160),
+        "paceline_kv_free_rows": ("gauge", 96),
+    }
 
 
 # ---- load and the end -----------------------------------------------------------------------------------------------
