@@ -2,6 +2,7 @@
 
 PacelineError
 ├── ConfigError                 names the option and the accepted values
+│   ├── StorageError            a file of the program's own cannot be read or written
 │   └── DocumentError           a file cannot be read as a document; carries OpenAI's `code`
 ├── ParserLost                  the process that reads a document was killed from outside: try again
 ├── RequestError                carries the HTTP status and OpenAI's `type`, `code` and `param`
@@ -26,6 +27,17 @@ class PacelineError(Exception):
 
 class ConfigError(PacelineError):
     """A setting, a path or a model name cannot be used. The text says which and what would be accepted."""
+
+
+class StorageError(ConfigError):
+    """A file of the program's own cannot be read or written. The text names it for the operator; clients hear less.
+
+    full: the disk has no room.
+    """
+
+    def __init__(self, message: str, *, full: bool = False) -> None:
+        super().__init__(message)
+        self.full = full
 
 
 class DocumentError(ConfigError):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, StorageError
 from paceline.secret_files import make_folder
 
 BUSY_S = 30.0  # longest wait for another process's transaction
@@ -94,7 +94,7 @@ def checkpoint(connection: sqlite3.Connection) -> bool:
 
 @contextmanager
 def speaking(file: Path, kind: str) -> Iterator[None]:
-    """Raise SQLite's errors as ConfigError with advice. `kind`: what the file should be, such as "a token log"."""
+    """Raise SQLite's errors as StorageError with advice. `kind`: what the file should be, such as "a token log"."""
     try:
         yield
     except sqlite3.Error as error:
@@ -106,4 +106,4 @@ def speaking(file: Path, kind: str) -> Iterator[None]:
             sqlite3.SQLITE_NOTADB: f"It is not {kind}: choose another folder, or remove that file.",
             sqlite3.SQLITE_CORRUPT: "It is damaged: restore it from a copy, or remove it and begin again.",
         }.get(code & 0xFF, "Check the folder, or choose another.")
-        raise ConfigError(f"{file}: {error}. {advice}") from error
+        raise StorageError(f"{file}: {error}. {advice}", full=code & 0xFF == sqlite3.SQLITE_FULL) from error

@@ -30,6 +30,7 @@ WATCH_S = 0.5  # polling interval of the registry, and so about the longest life
 CREDENTIAL_HOURS = 24.0
 HOUR_S = 3600.0
 RENEW_S = 30.0  # for a device to reply when it is asked for a new key, before it is asked again
+UNREAD_S = 5.0  # without the registry before links are cut: a device may have been revoked meanwhile
 SLACK_S = 60.0  # a key stored further in the future was stored before the clock was set back: renewed once a link
 
 _log = logging.getLogger("paceline.server")
@@ -78,6 +79,7 @@ class Links:
         self._live: dict[str, _Live] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._unread = False  # a link has come up since the registry was last read
+        self._failing_since: float | None = None  # s, monotonic: the registry could not be read from then on
 
     async def serve(self, websocket: WebSocket) -> None:
         await serve_websocket(
@@ -100,9 +102,9 @@ class Links:
                 try:
                     before, seen = seen, version()
                 except sqlite3.Error as error:
-                    _log.error("the device registry cannot be watched: %s", error)
+                    await self._failed(error)
                     continue
-                if before != seen or again or self._unread:
+                if before != seen or again or self._unread or self._failing_since is not None:
                     self._unread = False
                     await self.check()
                 again = before != seen
@@ -119,11 +121,24 @@ class Links:
                     self._registry.standing, device, live.link.renewal.present
                 )
             except sqlite3.Error as error:
-                _log.error("the device registry cannot be read: %s", error)
+                self._unread = True  # to be read again
+                await self._failed(error)
                 return
             if refusal is not None:
                 _log.info("the link of %s is cut: its key holds no longer", device)
                 await live.link.close(refusal)
+        self._failing_since = None
+
+    async def _failed(self, error: sqlite3.Error) -> None:
+        """The registry could not be read: after a while nobody stays on the word of what it said before."""
+        now = asyncio.get_running_loop().time()
+        if self._failing_since is None:
+            _log.error("the device registry cannot be read: %s", error)
+            self._failing_since = now
+        elif now - self._failing_since >= UNREAD_S and self._live:
+            _log.error("every link is cut, since the device registry cannot be read: %s", error)
+            for live in list(self._live.values()):
+                await live.link.close(CloseCode.INTERNAL_ERROR)
 
     async def renew(self) -> None:
         """Ask devices whose keys are at half of their life for new ones; close the links of those that have expired

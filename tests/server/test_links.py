@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -278,6 +279,28 @@ async def test_a_revoked_device_loses_its_link(tmp_path: Path, monkeypatch: pyte
         await theirs.closed.wait()
         await ours.closed.wait()
         assert theirs.close_code == ours.close_code == CloseCode.REVOKED
+
+
+@pytest.mark.anyio
+async def test_links_are_cut_where_the_registry_cannot_be_read_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async with site(tmp_path) as here:
+        phone, _ = await here.linked(tmp_path / "phone", here.registry.add("phone"))
+        standing = here.registry.standing
+        monkeypatch.setattr(here.registry, "standing", broken)
+        await here.live.check()
+        monkeypatch.setattr(here.registry, "standing", standing)
+        await here.live.check()  # it can be read again
+        monkeypatch.setattr(here.registry, "standing", broken)
+        monkeypatch.setattr(links, "UNREAD_S", 0.0)
+        await here.live.check()
+        assert not phone.closed.is_set(), "a moment's trouble costs nobody the link"
+        await here.live.check()
+        assert phone.closed.is_set()
 
 
 @pytest.mark.anyio

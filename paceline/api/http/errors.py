@@ -6,13 +6,16 @@ whose text reveals no internals.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starlette.responses import Response
 
 from paceline.api.http.strict_json import encode_json
-from paceline.errors import EngineError, LinkError, PacelineError, RequestError
+from paceline.errors import EngineError, LinkError, PacelineError, RequestError, StorageError
+
+_log = logging.getLogger("paceline.api")
 
 RETRY_AFTER_S = 1  # a slot or a link is usually free again by then; OpenAI's clients obey it up to 120
 
@@ -49,6 +52,16 @@ def failure_of(error: BaseException) -> Failure:
             return Failure(error.status, str(error), error.type, error.code, error.param, retry)
         case LinkError():
             return Failure(503, str(error), "server_error", "link_lost", headers={"Retry-After": str(RETRY_AFTER_S)})
+        case StorageError():
+            _log.error("%s", error)  # with the path, which is nobody else's business
+            if error.full:
+                return Failure(
+                    507, "The server's disk is full: what was to be kept is not.", "server_error", "disk_full"
+                )
+            message = "The server cannot use its files; its log says why."
+            return Failure(
+                503, message, "server_error", "storage_unusable", headers={"Retry-After": str(RETRY_AFTER_S)}
+            )
         case EngineError() | PacelineError():
             return Failure(500, str(error), "server_error")
         case _:

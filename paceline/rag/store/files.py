@@ -8,6 +8,7 @@ owner; for other owners its id does not exist.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from paceline.errors import ConfigError, RequestError
+from paceline.errors import ConfigError, RequestError, StorageError
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.parsing.kinds import MAX_FILE_BYTES
 from paceline.rag.parsing.parsed import MAX_NAME
@@ -125,7 +126,7 @@ class Uploads:
         return self._folder / file_id
 
     def _write(self, path: Path, content: BinaryIO) -> int:
-        """Write and sync the content. Returns the number of bytes. Raises ConfigError for errors of the disk."""
+        """Write and sync the content. Returns the number of bytes. Raises StorageError for errors of the disk."""
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as stream:
@@ -134,7 +135,8 @@ class Uploads:
                 os.fsync(stream.fileno())
                 return stream.tell()
         except OSError as error:
-            raise ConfigError(f"The file could not be stored: {error.strerror}. Is the disk full?") from error
+            message = f"The file {path} could not be stored: {error.strerror}. Is the disk full?"
+            raise StorageError(message, full=error.errno in (errno.ENOSPC, errno.EDQUOT)) from error
 
     def _remove_orphans(self) -> None:
         """Remove bytes that belong to no row.

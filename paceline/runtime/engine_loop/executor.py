@@ -119,7 +119,7 @@ class StepExecutor:
         self._apply(item)
 
     def _has_waiting(self, seq: SeqId) -> bool:
-        """True if a commit waits for a segment of this sequence; later row numbers then count the rows after it."""
+        """True if a prune waits for a segment of this sequence; later row numbers then count the rows after it."""
         return any(op.seq == seq for ops in self._after.values() for op in ops)
 
     def _apply(self, op: SequenceOp) -> None:

@@ -1,0 +1,32 @@
+"""Errors as clients see them."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from paceline.api.http.errors import failure_of
+from paceline.errors import StorageError
+from paceline.sqlite import connect, speaking
+
+
+def test_a_full_disk_is_507_and_no_path_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "documents.sqlite"
+    connection = connect(file)
+    connection.execute("CREATE TABLE texts (text)")
+    connection.execute("PRAGMA max_page_count = 3")  # as a full disk is to SQLite
+    with pytest.raises(StorageError) as raised, speaking(file, "a document store"):
+        connection.execute("INSERT INTO texts VALUES (?)", ("x" * 100_000,))
+    connection.close()
+    failure = failure_of(raised.value)
+    assert (failure.status, failure.code) == (507, "disk_full")
+    assert str(tmp_path) not in failure.message and str(file) in caplog.text
+
+
+def test_a_damaged_file_is_503_and_no_path_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StorageError) as raised, speaking(tmp_path / "x.sqlite", "a token log"):
+        raise sqlite3.DatabaseError("file is not a database")
+    failure = failure_of(raised.value)
+    assert failure.status == 503 and "Retry-After" in failure.headers and str(tmp_path) not in failure.message
