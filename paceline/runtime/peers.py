@@ -128,10 +128,10 @@ class Peers:
     ) -> PeerSession:
         resources = self._resources
         mask = None if opening.constraint is None else DeferredMask()
-        owner = f"peer:{peer}"  # the peer's clients share one table
+        table = resources.table(f"peer:{peer}", "answer")  # the peer's clients cannot be told apart
         sampling = sampling_from_wire(opening.sampling)
         config = replace(
-            resources.config(strategy, options, sampling, opening.max_tokens, owner=owner, faces_client=False),
+            resources.config(strategy, options, sampling, opening.max_tokens, table=table, faces_client=False),
             targets=tuple(opening.targets),
             epoch=opening.epoch,
             private=opening.privacy != "open" or (resources.side == "device" and not self._open_to_peer),
