@@ -82,6 +82,10 @@ class Resources:
     def max_positions(self) -> int:
         return self.info.max_positions
 
+    def peers_table(self) -> LookupTable:
+        """N-grams for this side's part in an answer of the peer's: it teaches none that outlives it."""
+        return over(self._tables.base)
+
     def table(self, owner: str, lifetime: Lifetime = "owner", removals: int = 0) -> LookupTable:
         """N-grams for an answer of this owner. removals: of documents, as read before the answer's were searched."""
         table = self._tables.table(owner)
