@@ -6,6 +6,7 @@ Knows `runtime.service.Service`, with the documents in its `library`, and nothin
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -60,9 +61,12 @@ def create_app(
     app.state.closers = []
     app.add_middleware(AdmissionMiddleware, admission=admission)
     app.add_exception_handler(HTTPException, _http_error)
-    responses = ResponsesEndpoint(
-        service, EventLog(state, close_interrupted, retention), admission, documents=documents, keep_alive=keep_alive
-    )
+
+    def texts(chunk_ids: Collection[int]) -> Mapping[int, str]:
+        return {} if service.library is None else service.library.passages(chunk_ids)
+
+    event_log = EventLog(state, close_interrupted, retention, texts=texts)
+    responses = ResponsesEndpoint(service, event_log, admission, documents=documents, keep_alive=keep_alive)
     app.state.closers.append(responses.close)
     for endpoints in (
         ChatEndpoint(service, documents=documents, keep_alive=keep_alive),

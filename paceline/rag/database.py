@@ -211,6 +211,12 @@ class Database:
         """Advance the generation: required in every transaction that changes documents or chunks."""
         self._connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")
 
+    def bump_removals(self) -> None:
+        """Count a removal of documents, in its transaction."""
+        self._connection.execute(
+            "INSERT INTO meta VALUES ('removals', '1') ON CONFLICT (key) DO UPDATE SET value = value + 1"
+        )
+
     def execute(self, statement: str, *parameters: object) -> sqlite3.Cursor:
         return self._connection.execute(statement, parameters)
 

@@ -1,14 +1,16 @@
 """Document KV on disk: keys and values computed once, then mapped into memory instead of being computed again.
 
-One safetensors file per document, preamble and model. Its name is derived from text, model and token ids, so that
-removing a document removes its files without loading a model. Several processes may share a folder: files are written
-to a temporary name and renamed, a damaged one counts as missing and is deleted, and the least recently used ones are
-evicted above a limit. Knows nothing of engines, tokenizers or prompts.
+One safetensors file per document, preamble and model. Its name is derived from collection, text, model and token ids,
+so that removing a document removes its files without loading a model. Collections share no file: that a text is stored
+in one can neither be measured nor undone through another. Several processes may share a folder: files are written to a
+temporary name and renamed, a damaged one counts as missing and is deleted, and the least recently used ones are evicted
+above a limit. Knows nothing of engines, tokenizers or prompts.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import logging
 import math
@@ -26,6 +28,7 @@ import numpy as np
 from safetensors import TensorSpec, serialize_file
 
 from paceline.core.batching.kv_prefix import CARRIERS, KvArray, KvPrefix
+from paceline.rag.records import DEFAULT_COLLECTION
 
 FOLDER = "kv"  # in the folder of the documents
 _SUFFIX = ".safetensors"
@@ -37,22 +40,25 @@ _ARRAYS = ("tokens", "keys", "values")
 _logger = logging.getLogger("paceline.rag")
 
 
-def text_hash(text: str) -> str:
-    """The hash of a document's text in file names. Surrounding blanks do not change it."""
-    return hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]
+def text_hash(text: str, collection: str = DEFAULT_COLLECTION) -> str:
+    """The hash of a text of this collection in file names. Surrounding blanks do not change it."""
+    content = text.strip().encode("utf-8", "surrogatepass")
+    if collection == DEFAULT_COLLECTION:  # read by everybody
+        return hashlib.sha256(content).hexdigest()[:32]
+    return hmac.digest(collection.encode(), content, "sha256").hex()[:32]
 
 
 @dataclass(frozen=True, slots=True)
 class KvKey:
-    """Identity of stored KV: one document under one model and preamble."""
+    """Identity of stored KV: one document of one collection under one model and preamble."""
 
-    text: str  # `text_hash` of the document as it stands in the prompt
+    text: str  # `text_hash` of the document as it stands in the prompt, within its collection
     model: str  # fingerprint, number format and backend: equal where the computed KV is equal
     tokens: tuple[int, ...]  # preamble and document
 
     @property
     def group(self) -> str:
-        """The common prefix of file names of this text and model."""
+        """The common prefix of file names of this text, collection and model."""
         return f"{self.text}-{hashlib.sha256(self.model.encode()).hexdigest()[:16]}-"
 
     @property

@@ -14,7 +14,7 @@ from typing import Self
 
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
 from paceline.engine.base import LoadedModel, ModelInfo
-from paceline.errors import EngineLost, PacelineError, RequestError
+from paceline.errors import ConfigError, EngineLost, PacelineError, RequestError
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
@@ -96,6 +96,7 @@ class Node:
         if resources.store is not None:
             self._library = await asyncio.to_thread(Library, resources.store, resources.side)
             self._library.start()
+            self._run(self._watch_removals(resources.store))
         if resources.prefiller is not None:
             self._run(self._prefill_documents(resources.prefiller))
         return self
@@ -112,6 +113,15 @@ class Node:
         if self._library is not None:
             await asyncio.to_thread(self._library.close)
         await self._resources.stop()
+
+    async def _watch_removals(self, store: DocumentStore) -> None:
+        """Erase from memory what was learnt of documents that this or another process has removed."""
+        while True:
+            try:
+                self._resources.forget_removed(await asyncio.to_thread(store.removals))
+            except ConfigError as error:  # the disk; the next request fails for it too
+                log.warning("removed documents cannot be looked for: %s", error)
+            await asyncio.sleep(WATCH_S)
 
     async def _prefill_documents(self, prefiller: DocumentPrefiller) -> None:
         """Prefill the KV of new documents while no answer is being written."""

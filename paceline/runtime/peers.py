@@ -68,7 +68,7 @@ class Peers:
         if (older := self._links.get(peer)) is not None:
             self._on_down(older, peer)
         self._links[peer] = link
-        link.on_open = lambda opening: self._on_open(link, peer, opening)
+        link.on_open = lambda opening: self._on_open(link, opening)
         link.on_down = lambda: self._on_down(link, peer)
         log.info("linked with %s, which holds %s documents", peer, link.peer.documents)
         for client in list(self._clients):
@@ -91,7 +91,7 @@ class Peers:
             session.link_lost()
 
     # ---- openings ---------------------------------------------------------------------------------------------------
-    def _on_open(self, link: Link, peer: str, opening: OpenSession) -> None:
+    def _on_open(self, link: Link, opening: OpenSession) -> None:
         """The peer opens a session: this side's part in an answer or, with `SEARCH`, a search for passages."""
         if opening.strategy == SEARCH and self._resources.side == "cloud":
             link.attach(opening.session, lambda _: None)
@@ -102,7 +102,7 @@ class Peers:
         except PacelineError as refusal:
             link.send(CloseSession(opening.session, f"refused: {refusal}"[:1024]))
             return
-        session = self._session(link, peer, opening, strategy, options)
+        session = self._session(link, opening, strategy, options)
         self._sessions[session] = link
         session.begin()
 
@@ -123,15 +123,13 @@ class Peers:
             raise PacelineError("it is busy")
         return strategy, msgspec.structs.replace(options, drafting=_clamp(options.drafting))
 
-    def _session(
-        self, link: Link, peer: str, opening: OpenSession, strategy: Strategy, options: Options
-    ) -> PeerSession:
+    def _session(self, link: Link, opening: OpenSession, strategy: Strategy, options: Options) -> PeerSession:
         resources = self._resources
         mask = None if opening.constraint is None else DeferredMask()
-        owner = f"peer:{peer}"  # the peer's clients share one table
+        table = resources.peers_table()
         sampling = sampling_from_wire(opening.sampling)
         config = replace(
-            resources.config(strategy, options, sampling, opening.max_tokens, owner=owner, faces_client=False),
+            resources.config(strategy, options, sampling, opening.max_tokens, table=table, faces_client=False),
             targets=tuple(opening.targets),
             epoch=opening.epoch,
             private=opening.privacy != "open" or (resources.side == "device" and not self._open_to_peer),

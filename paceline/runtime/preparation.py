@@ -14,6 +14,7 @@ from paceline.rag.prompt import query_of
 from paceline.rag.records import Passage, Selection
 from paceline.runtime.engine_loop.memory import claim_or_refuse
 from paceline.runtime.link.connection import Link
+from paceline.runtime.lookup_tables.document_tables import Lifetime
 from paceline.runtime.peers import Peers
 from paceline.runtime.resources import Resources, without_drafts
 from paceline.runtime.service import GenerateRequest
@@ -24,10 +25,11 @@ from paceline.runtime.sessions.remote_search import RemoteSearch
 from paceline.runtime.sessions.routing import candidates, choose, peer_missing, routing_context
 from paceline.strategies.base import other
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import RoutingContext
+from paceline.strategies.strategy import RoutingContext, Strategy
 from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
 from paceline.wire.messages import ChatMessage, OpenSession, Options
 
+_ASKING = frozenset({"system", "user"})  # roles of messages that no model has written
 MIN_ANSWER_TOKENS = 256  # reserved beside documents for an answer without a limit, if the context is long enough
 
 
@@ -59,7 +61,7 @@ class Preparation:
         resources, side = self._resources, self._resources.side
         name, link = self._peers.peer_for(request.device)
         selection = Selection(request.collections, request.document_ids)
-        own = 0 if resources.store is None else await asyncio.to_thread(resources.store.count, selection)
+        own, removals = await asyncio.to_thread(resources.documents, selection)  # before the search
         context = self._context(request, name, link, own)
         found = candidates(context)
         if found[0].missing and request.on_loss != "continue":
@@ -91,9 +93,11 @@ class Preparation:
             peer_name=name if strategy.needs_peer else None,
             mask=mask,
             claim=share.rows,
+            salt=f"{removals} {request.owner}",
         )
+        table = resources.table(request.owner, _lifetime(request, prompts, strategy), removals)
         config = replace(
-            resources.config(strategy, options, request.sampling, share.tokens, owner=request.owner, faces_client=True),
+            resources.config(strategy, options, request.sampling, share.tokens, table=table, faces_client=True),
             waits_for_peer=request.on_loss == "pause",
             private=request.privacy != "open",
             rtt=None if link is None else link.rtt,
@@ -152,6 +156,15 @@ class Preparation:
         """Maximum of output tokens, clamped to the context, as in OpenAI's API."""
         room = self._resources.max_positions - prompts.longest
         return min(request.max_tokens or self._max_tokens_default or room, room)
+
+
+def _lifetime(request: GenerateRequest, prompts: PromptSet, strategy: Strategy) -> Lifetime:
+    """What the rows that the answer teaches may outlive. A conversation with earlier answers may hold the text of
+    documents even where none is found."""
+    if strategy.needs_peer or prompts.peer_passages:
+        return "answer"
+    is_first = all(message["role"] in _ASKING for message in request.messages)
+    return "owner" if is_first and not prompts.passages else "documents"
 
 
 def opening_for(

@@ -18,11 +18,13 @@ from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults, Sampli
 from paceline.engine.base import LoadedModel
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.rag.document_kv import DocumentKvStore
+from paceline.rag.records import Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.calibration import PREFIX, Timed, forward_times
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
 from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.runtime.lookup_tables.document_tables import DocumentTables, Lifetime, over
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.strategies.base import MachineConfig, Side
 from paceline.strategies.strategy import Strategy
@@ -57,6 +59,7 @@ class Resources:
         self.prefiller = None if kv is None or store is None else DocumentPrefiller(kv, store, self.worker, model)
         self._grammars = GrammarCompiler(model.tokenizer)
         self._tables = tables or TableStore(None, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
+        self._document_tables = DocumentTables()
         self._shrinking: asyncio.Task[None] | None = None  # writes tables to their files
         self._stats: dict[tuple[str, str, bool], OnlineStats] = {}
         self._times: Sequence[Timed] = ()
@@ -79,12 +82,26 @@ class Resources:
     def max_positions(self) -> int:
         return self.info.max_positions
 
-    def table(self, owner: str) -> LookupTable:
-        """N-grams of this owner's answers."""
+    def peers_table(self) -> LookupTable:
+        """N-grams for this side's part in an answer of the peer's: it teaches none that outlives it."""
+        return over(self._tables.base)
+
+    def table(self, owner: str, lifetime: Lifetime = "owner", removals: int = 0) -> LookupTable:
+        """N-grams for an answer of this owner. removals: of documents, as read before the answer's were searched."""
         table = self._tables.table(owner)
         if self._tables.full and (self._shrinking is None or self._shrinking.done()):
             self._shrinking = self._run(self._tables.shrink())
-        return table
+        if lifetime == "owner":
+            return table
+        return over(table) if lifetime == "answer" else self._document_tables.table(owner, table, removals)
+
+    def documents(self, selection: Selection) -> tuple[int, int]:
+        """The number of selected documents, and of removals so far. Reads the disk: on any thread."""
+        return (0, 0) if self.store is None else (self.store.count(selection), self.store.removals())
+
+    def forget_removed(self, removals: int) -> None:
+        """Erase from memory what was learnt of documents before so many removals."""
+        self._document_tables.erase_older(removals)
 
     async def mask(self, constraint: Constraint) -> Mask:
         """Compile a constraint, on a thread: it may take half a second. Raises RequestError for an unsupported one."""
@@ -105,7 +122,7 @@ class Resources:
         sampling: SamplingParams,
         max_tokens: int,
         *,
-        owner: str,
+        table: LookupTable,
         faces_client: bool,
     ) -> MachineConfig:
         """Machine configuration with the fields that this side, the strategy and the sampling parameters determine."""
@@ -119,7 +136,7 @@ class Resources:
             options=options,
             has_peer=strategy.needs_peer,
             stats=self.stats(strategy, options, sampling),
-            table=self.table(owner),
+            table=table,
         )
 
 

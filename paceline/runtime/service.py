@@ -69,6 +69,7 @@ class Citation:
     score: float
     file_id: str = ""  # as `Passage.file_id`; empty for a document of the other side
     store: str = ""  # its collection; empty likewise
+    chunk_id: int | None = None  # as `Passage.chunk_id`; None likewise
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,9 @@ class OneDocument:
     def count(self, _selection: object) -> int:
         return 1
 
+    def removals(self) -> int:
+        return 0
+
     def search(self, query: str, k: int, _selection: object, *, min_score: float) -> list[Passage]:  # noqa: ARG002
         assert query and k
         if self._open is not None:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from paceline.api.chat.schema import MAX_MESSAGES
 from paceline.api.http.body import MAX_BODY
 from paceline.api.responses.event_log import EventLog
-from paceline.api.responses.events import ENDS, Json
+from paceline.api.responses.event_store import ENDS
+from paceline.api.responses.events import Json
 from paceline.api.responses.replay import close_interrupted
 from paceline.api.responses.schema import ResponseRequest
 from paceline.errors import RequestError

@@ -27,8 +27,8 @@ from paceline.api.http.strict_json import decode_object, encode_json
 from paceline.api.http.validation import parse
 from paceline.api.responses.context import conversation_of, prepare
 from paceline.api.responses.event_log import EventLog
-from paceline.api.responses.event_store import ResponseRecord
-from paceline.api.responses.events import ENDS, Json, ResponseEvents, Search
+from paceline.api.responses.event_store import ENDS, ResponseRecord
+from paceline.api.responses.events import Json, ResponseEvents, Search
 from paceline.api.responses.items import input_items
 from paceline.api.responses.replay import close_interrupted, replay
 from paceline.api.responses.request import as_written, chat_body, check, first_state, search_of

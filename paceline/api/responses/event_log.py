@@ -3,6 +3,7 @@
 A live stream, a resumed one and a retrieval read the same rows, so that each event reaches a reader exactly once and in
 order, however often its connection broke. Writing is done by one thread (`event_writer`), with the events of many
 responses in one transaction. A response that is not to be stored has the same log in memory, for its only reader.
+Passages of documents are stored as references (`passages`) and filled in when rows are read.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from paceline.api.responses.event_store import EventRow, EventStore, ResponseRecord
+from paceline.api.responses.event_store import ENDS, EventRow, EventStore, ResponseRecord
 from paceline.api.responses.event_writer import DEFAULT_RETENTION, Append, EventWriter, Retention
 from paceline.api.responses.live_events import LiveEvents
+from paceline.api.responses.passages import Texts, filled
 from paceline.errors import PacelineError
 
 MAX_UNCOMMITTED = 1024  # rows of one response that may wait for the disk before `append` waits
@@ -26,6 +28,10 @@ PAGE_ROWS = 256  # read from the file at a time
 T = TypeVar("T")
 
 _log = logging.getLogger("paceline.api")
+
+
+def _no_texts(_: Collection[int]) -> Mapping[int, str]:
+    return {}
 
 
 class EventReader:
@@ -75,13 +81,17 @@ class EventLog:
         directory: Path | None,
         repair: Callable[[list[EventRow]], list[EventRow]],
         retention: Retention = DEFAULT_RETENTION,
+        *,
+        texts: Texts = _no_texts,
     ) -> None:
         """`directory` None: in memory. `repair`: from the rows of an interrupted response, the rows that end it.
+        `texts`: of passages that stored rows refer to; called on any thread.
 
         Raises ConfigError when the folder cannot be used.
         """
         self._store = EventStore(directory)
         self._repair = repair
+        self._texts = texts
         self._retention = retention
         interrupted = self._store.repair(repair)
         if interrupted:
@@ -116,13 +126,24 @@ class EventLog:
             raise live.failure
         self.append_nowait(live, events, last=last)
 
-    def append_nowait(self, live: LiveEvents, events: Sequence[tuple[str, bytes]], *, last: bool = False) -> None:
-        """`append` without waiting and without raising: for the events that end a response."""
+    def append_nowait(
+        self,
+        live: LiveEvents,
+        events: Sequence[tuple[str, bytes]],
+        *,
+        last: bool = False,
+        stored_last: bytes | None = None,
+    ) -> None:
+        """`append` without waiting and without raising: for the events that end a response.
+
+        `stored_last`: the JSON of the last event as it is stored, see `passages`; None: as it is.
+        """
         assert not live.closed, "nothing follows the last event"
         begins = not live.length
         rows = [EventRow(live.length + index, *event) for index, event in enumerate(events)]
         live.length += len(rows)
-        live.size += sum(len(row.data) for row in rows)
+        stored = rows if stored_last is None else [*rows[:-1], rows[-1]._replace(data=stored_last)]
+        live.size += sum(len(row.data) for row in stored)
         live.closed |= last
         if not live.stored:
             self._publish([Append(live, rows, begins=begins, ends=last)], None)
@@ -131,7 +152,7 @@ class EventLog:
         elif self._writer.closed:
             live.fail(PacelineError("The server is shutting down."))
         else:
-            self._writer.append(Append(live, rows, begins=begins, ends=last))
+            self._writer.append(Append(live, rows, begins=begins, ends=last, stored=stored))
 
     def _deliver(self, appends: Sequence[Append], failure: PacelineError | None) -> None:
         """Publish on the event loop. Called on the writer thread."""
@@ -174,7 +195,7 @@ class EventLog:
 
     async def page(self, response: str, after: int) -> list[EventRow]:
         """The first PAGE_ROWS stored rows above `after`."""
-        return await self.query(lambda: self._store.read(response, after, PAGE_ROWS))
+        return await self._filled(await self.query(lambda: self._store.read(response, after, PAGE_ROWS)))
 
     async def stored(self, response: str, after: int) -> list[EventRow]:
         """`page` of a response that this process is not writing; after its last row, the rows that end it if none does.
@@ -189,10 +210,10 @@ class EventLog:
             written = self._store.read(response, -1, -1)
             return [row for row in (self._repair(written) if written else []) if row.sequence > after]
 
-        return await self.query(read)
+        return await self._filled(await self.query(read))
 
     async def all(self, response: str) -> list[EventRow]:
-        return await self.query(lambda: self._store.read(response, -1, -1))
+        return await self._filled(await self.query(lambda: self._store.read(response, -1, -1)))
 
     async def wait_committed(self, live: LiveEvents) -> None:
         """Wait until its last row is committed. Raises PacelineError when it could not be."""
@@ -202,16 +223,24 @@ class EventLog:
             await live.changed()
 
     async def last(self, response: str) -> EventRow | None:
-        return await self.query(lambda: self._store.last(response))
+        row = await self.query(lambda: self._store.last(response))
+        return None if row is None else (await self._filled([row]))[0]
 
     async def output(self, response: str) -> tuple[str, str] | None:
-        """The type of the last row, and the JSON of the output if the response has ended."""
+        """The type of the last row, and the JSON of the output, without passages, if the response has ended."""
         return await self.query(lambda: self._store.output(response))
 
     async def delete(self, response: str) -> None:
         """Delete a response that is not running. When this returns, no row and no page of the file holds it."""
         assert response not in self._live, "it is stopped first"
         await self.query(lambda: self._store.delete(response))
+
+    async def _filled(self, rows: list[EventRow]) -> list[EventRow]:
+        """Stored rows with their passages."""
+        if not rows or rows[-1].type not in ENDS:
+            return rows
+        data = await asyncio.to_thread(filled, rows[-1].data, self._texts)  # not on the writer thread: appends wait
+        return [*rows[:-1], rows[-1]._replace(data=data)]
 
     async def query(self, run: Callable[[], T]) -> T:
         """The result of `run`, called on the writer thread after everything that was appended before."""

@@ -1,6 +1,7 @@
 """Rows of the event log in SQLite: the schema and all statements. Synchronous; one thread at a time.
 
-The primary key of an event is (response, sequence), so no number is written twice; no statement changes an event.
+The primary key of an event is (response, sequence), so no number is written twice; no statement changes an event. (Only
+the migration from version 1 does, which stored passages of documents in last events.)
 `synchronous = NORMAL`: a commit survives the death of the process; a power cut may lose the last commits.
 """
 
@@ -17,10 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline import sqlite
+from paceline.api.responses.passages import without_passages
 from paceline.errors import ConfigError
 
 FILE = "responses.sqlite"
-VERSION = 1  # PRAGMA user_version
+VERSION = 2  # PRAGMA user_version
+ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})  # types of last events
 ROWS_PER_STATEMENT = 500  # one statement is one turn at the interpreter's lock; SQLite takes 32,766 parameters
 _SCHEMA = (
     """CREATE TABLE responses (
@@ -80,6 +83,16 @@ def fair_share(held: Iterable[int], room: int) -> int:
     return sizes[-1] if sizes else 0
 
 
+def _remove_passages(connection: sqlite3.Connection) -> None:
+    """Remove the passages of documents from the last events, which version 1 stored with them."""
+    marks = ", ".join("?" * len(ENDS))
+    ends = connection.execute(f"SELECT response, sequence FROM events WHERE type IN ({marks})", tuple(ENDS)).fetchall()
+    for end in ends:
+        (data,) = connection.execute("SELECT data FROM events WHERE response = ? AND sequence = ?", end).fetchone()
+        if (without := without_passages(data)) != data:
+            connection.execute("UPDATE events SET data = ? WHERE response = ? AND sequence = ?", (without, *end))
+
+
 class EventStore:
     """One SQLite connection, and the lock file that shows other processes that the log is in use."""
 
@@ -112,6 +125,9 @@ class EventStore:
                     for statement in _SCHEMA:
                         connection.execute(statement)
                     connection.execute(f"PRAGMA user_version = {VERSION}")
+                elif version == 1:
+                    _remove_passages(connection)
+                    connection.execute(f"PRAGMA user_version = {VERSION}")
                 elif version != VERSION:
                     raise ConfigError(
                         f"{self._file} was written by another version of Paceline (format {version}, this one reads "
@@ -119,6 +135,8 @@ class EventStore:
                     )
                 for statement in _INDEXES:
                     connection.execute(statement)
+            if version == 1:
+                sqlite.checkpoint(connection)
         except BaseException:
             connection.close()
             raise

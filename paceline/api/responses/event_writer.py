@@ -44,13 +44,25 @@ DEFAULT_RETENTION = Retention()
 
 
 class Append:
-    """A job: rows of one response to be written. `begins`, `ends`: whether its first or last row is among them."""
+    """A job: rows of one response to be written. `begins`, `ends`: whether its first or last row is among them.
 
-    __slots__ = ("begins", "ends", "live", "rows")
+    `stored`: the rows as they are stored; by default as they are read meanwhile.
+    """
 
-    def __init__(self, live: LiveEvents, rows: Sequence[EventRow], *, begins: bool, ends: bool) -> None:
+    __slots__ = ("begins", "ends", "live", "rows", "stored")
+
+    def __init__(
+        self,
+        live: LiveEvents,
+        rows: Sequence[EventRow],
+        *,
+        begins: bool,
+        ends: bool,
+        stored: Sequence[EventRow] | None = None,
+    ) -> None:
         self.live = live
         self.rows = rows
+        self.stored = rows if stored is None else stored
         self.begins = begins
         self.ends = ends
 
@@ -158,7 +170,7 @@ class EventWriter:
                 continue
             if append.begins:
                 begun.append(live.record)
-            events += [(live.record.id, *row) for row in append.rows]
+            events += [(live.record.id, *row) for row in append.stored]
             if append.ends:
                 ended.append((live.record.id, live.size))
                 ended_bytes += live.size + len(live.record.request)

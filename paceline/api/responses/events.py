@@ -23,8 +23,6 @@ Json = dict[str, object]
 Event = tuple[str, Json]  # its type and its body, sequence number included
 ItemStatus = Literal["completed", "incomplete"]
 
-ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
-
 
 @dataclass(frozen=True, slots=True)
 class Search:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from paceline.api.http.errors import Failure
 from paceline.api.http.strict_json import encode_json
-from paceline.api.responses.event_store import EventRow
-from paceline.api.responses.events import ENDS, Json, failed
+from paceline.api.responses.event_store import ENDS, EventRow
+from paceline.api.responses.events import Json, failed
 
 RESTARTED = Failure(500, "The server was restarted before this response was finished.", "server_error")
 

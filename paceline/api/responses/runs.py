@@ -18,6 +18,7 @@ from paceline.api.responses.event_log import EventLog
 from paceline.api.responses.event_store import ResponseRecord
 from paceline.api.responses.events import Event, Json, ResponseEvents
 from paceline.api.responses.live_events import LiveEvents
+from paceline.api.responses.passages import stored_form
 from paceline.errors import PacelineError
 from paceline.runtime.service import Generation, GenerationResult
 
@@ -108,7 +109,7 @@ class Runs:
                     assert received is not None, "there is no timeout"
                     events = response_events.take(received[1])
                     if isinstance(received[1], GenerationResult):
-                        self._finish(run, events)
+                        self._finish(run, events, received[1])
                     elif events:
                         await self._log.append(live, _encoded(events))
         except asyncio.CancelledError:
@@ -125,11 +126,13 @@ class Runs:
             if background:
                 self._admission.leave()
 
-    def _finish(self, run: Run, events: Sequence[Event]) -> None:
-        final = events[-1][1]["response"]
+    def _finish(self, run: Run, events: Sequence[Event], done: GenerationResult | None = None) -> None:
+        last = events[-1][1]
+        final = last["response"]
         assert isinstance(final, dict), "the last event holds the response"
         run.final = final
-        self._log.append_nowait(run.live, _encoded(events), last=True)
+        stored_last = None if done is None else stored_form(last, done)
+        self._log.append_nowait(run.live, _encoded(events), last=True, stored_last=stored_last)
 
 
 def _encoded(events: Sequence[Event]) -> list[tuple[str, bytes]]:

@@ -6,7 +6,7 @@ its own transaction. Removing returns the hashes under which stored KV of the re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ class Removed(NamedTuple):
     """The outcome of `remove_documents`."""
 
     num_documents: int
-    text_hashes: set[str]  # of the removed chunks' texts
+    text_hashes: set[str]  # of the removed chunks' texts within their collections
 
 
 def insert_document(
@@ -70,18 +70,27 @@ def find_text(database: Database, collection: str, file: str) -> str | None:
     return None if row is None else str(row[0])
 
 
+def find_chunks(database: Database, chunk_ids: Collection[int]) -> dict[int, str]:
+    """Texts of those of these chunks that exist, as they stand in prompts."""
+    marks = ", ".join("?" * len(chunk_ids))
+    rows = database.execute(f"SELECT id, title, text FROM chunks WHERE id IN ({marks})", *chunk_ids)
+    return {chunk_id: titled(title, text).strip() for chunk_id, title, text in rows}
+
+
 def remove_documents(database: Database, where: str, *parameters: object) -> Removed:
     """Remove documents with their chunks inside the caller's transaction.
 
     where: SQL over the columns of `documents`; `id` and `document` must be qualified, since chunks are joined.
     """
     rows = database.execute(
-        f"SELECT title, text FROM chunks JOIN documents ON documents.id = document WHERE {where}", *parameters
+        f"SELECT title, text, collection FROM chunks JOIN documents ON documents.id = document WHERE {where}",
+        *parameters,
     )
-    text_hashes = {text_hash(titled(title, text)) for title, text in rows}
+    text_hashes = {text_hash(titled(title, text), collection) for title, text, collection in rows}
     num_documents = database.execute(f"DELETE FROM documents WHERE {where}", *parameters).rowcount
     if num_documents:
         database.bump()
+        database.bump_removals()
     return Removed(num_documents, text_hashes)
 
 

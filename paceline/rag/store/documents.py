@@ -219,14 +219,23 @@ class DocumentStore:
             meta = database.meta()
         return f"{meta['store']} {meta['generation']}"
 
+    def removals(self) -> int:
+        """The number of removals so far, replacements included, by any process. What memory holds of documents is valid
+        as long as this number does not change."""
+        with self._connection.reading() as database:
+            return int(database.meta().get("removals", 0))
+
     def passages(self, after: int, count: int) -> list[Passage]:
         """The next `count` chunks of all collections with ids greater than `after`, ordered by id; scores are 0."""
         with self._connection.reading() as database:
             rows = database.execute(
-                "SELECT name, chunks.id, title, text FROM chunks JOIN documents ON documents.id = document "
+                "SELECT name, chunks.id, title, text, collection FROM chunks JOIN documents ON documents.id = document "
                 "WHERE chunks.id > ? ORDER BY chunks.id LIMIT ?", after, count,
             ).fetchall()  # fmt: skip
-        return [Passage(name, chunk_id, title, text, 0.0) for name, chunk_id, title, text in rows]
+        return [
+            Passage(name, chunk_id, title, text, 0.0, collection=collection)
+            for name, chunk_id, title, text, collection in rows
+        ]
 
     def holds(self, chunk_id: int) -> bool:
         """True while a chunk with this id exists."""

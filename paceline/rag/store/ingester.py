@@ -24,6 +24,7 @@ import numpy as np
 from paceline.errors import ConfigError, DocumentError, ParserLost
 from paceline.rag.chunk import Chunk, split
 from paceline.rag.database import Database, SharedConnection
+from paceline.rag.document_kv import DocumentKvStore, text_hash
 from paceline.rag.embedder import Embedder
 from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.pool import ParserPool
@@ -79,9 +80,17 @@ class Ingester:
     """Reads files between `start` and `stop`, and writes the index file some time after changes."""
 
     def __init__(
-        self, connection: SharedConnection, uploads: Uploads, documents: DocumentStore, embedder: Embedder, zone: Zone
+        self,
+        connection: SharedConnection,
+        uploads: Uploads,
+        documents: DocumentStore,
+        document_kv: DocumentKvStore,
+        embedder: Embedder,
+        zone: Zone,
     ) -> None:
+        """`document_kv`: stored KV, from which that of replaced chunks is deleted."""
         self._connection = connection
+        self._document_kv = document_kv
         self._uploads = uploads
         self._documents = documents
         self._embedder = embedder
@@ -265,9 +274,10 @@ class Ingester:
             ).rowcount  # fmt: skip
             if not done:
                 raise _UnwantedError
-            remove_documents(database, "collection = ? AND file = ?", job.store, job.file)
+            removed = remove_documents(database, "collection = ? AND file = ?", job.store, job.file)
             insert_document(database, document, chunks, vectors, collection=job.store, file=job.file)
             insert_text(database, document_id, parsed.text)
+        self._document_kv.forget(removed.text_hashes - {text_hash(chunk.titled, job.store) for chunk in chunks})
 
     def _abandon(self) -> None:
         """Leave what is being read to the next start of the program, which is none of a file's failures."""

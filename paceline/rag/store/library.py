@@ -6,7 +6,7 @@ may be called from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO, TypeVar
 
@@ -16,7 +16,7 @@ from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.index.bm25 import rank_fusion
 from paceline.rag.parsing.process import ParserProcess
 from paceline.rag.records import Passage, Selection, Zone
-from paceline.rag.store.document_rows import find_text
+from paceline.rag.store.document_rows import find_chunks, find_text
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.files import StoredFile, Uploads
 from paceline.rag.store.filters import Attributes, AttributesOf, Filter
@@ -51,7 +51,7 @@ class Library:
             raise
         self.stores = VectorStores(self._connection)
         self._document_kv = DocumentKvStore(documents.directory / FOLDER, 0)  # only to remove from
-        self._ingester = Ingester(self._connection, self.uploads, documents, embedder, zone)
+        self._ingester = Ingester(self._connection, self.uploads, documents, self._document_kv, embedder, zone)
 
     def start(self) -> None:
         self._ingester.start()
@@ -134,6 +134,11 @@ class Library:
                 if passage.chunk_id not in found or passage.score > found[passage.chunk_id].score:
                     found[passage.chunk_id] = passage
         return [_hit(found[chunk_id], attributes) for chunk_id in rank_fusion(*rankings)[:k]]
+
+    def passages(self, chunk_ids: Collection[int]) -> dict[int, str]:
+        """Texts of those of these chunks that exist, of any owner. For answers whose owner has read them."""
+        with self._connection.reading() as database:
+            return find_chunks(database, chunk_ids)
 
     # ---- internal ---------------------------------------------------------------------------------------------------
     def _forget(self, text_hashes: set[str]) -> None:

@@ -35,7 +35,11 @@ _ANY_QUESTION = ({"role": "user", "content": "?"},)  # preamble and document do 
 
 def kv_key(model: ModelInfo, passage: Passage, tokens: tuple[int, ...]) -> KvKey:
     """Key of a passage's KV. tokens: the preamble and the tokens of the passage that the prompt contains."""
-    return KvKey(text_hash(passages_text(passage)), f"{model.fingerprint} {model.dtype} {model.backend}", tokens)
+    return KvKey(_text_hash(passage), f"{model.fingerprint} {model.dtype} {model.backend}", tokens)
+
+
+def _text_hash(passage: Passage) -> str:
+    return text_hash(passages_text(passage), passage.collection)
 
 
 class DocumentPrefiller:
@@ -96,11 +100,11 @@ class DocumentPrefiller:
         after = 0
         while page := self._documents.passages(after, _PAGE):
             after = page[-1].chunk_id
-            texts.update(text_hash(passages_text(passage)) for passage in page)
+            texts.update(map(_text_hash, page))
         return texts
 
     def _missing(self, page: list[Passage]) -> list[Passage]:
-        """Passages of the page without stored KV, one for each text."""
+        """Passages of the page without stored KV, one for each text of a collection."""
         stored = self._files.groups()
         missing: dict[str, Passage] = {}
         for passage in page:

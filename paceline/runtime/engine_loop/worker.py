@@ -151,12 +151,12 @@ class EngineWorker:
                 if self._delivering and (self._inbox or progressed):
                     # A busy loop must not delay the engine for longer than a separate step would take.
                     self._changed.wait_for(self._has_continued, max(seconds, BATCHING_WAIT_S))
-                items = list(self._inbox)
+                items = self._inbox.copy()
                 self._inbox.clear()
                 self._ready = False
                 stopping = self._stopping  # now: what is submitted before a later stop is taken in the next turn
-            for item in items:
-                self.steps.submit(item)
+            while items:  # a name for an item would hold the answer behind it while the thread waits
+                self.steps.submit(items.popleft())
             if stopping:
                 return
             if idle and not checked and self.steps.idle:
@@ -176,6 +176,7 @@ class EngineWorker:
                 with self._changed:
                     self._delivering += 1
                 self._loop.call_soon_threadsafe(self._deliver, answers, self.steps.last)
+                answers = []  # likewise
                 self.steps.export_prefixes()
 
     def _wake(self) -> None:

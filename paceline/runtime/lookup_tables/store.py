@@ -2,9 +2,10 @@
 
 A table holds n-grams of somebody's text. Each owner's table is therefore used for that owner's requests only, has a
 file of its own and is erased by one call; the base comes from dialogues that the operator chose
-(`runtime.lookup_tables.warmup`). A file belongs to a vocabulary, not to a model: models with the same tokenizer share
-it. Files are written to a temporary name and renamed; a damaged one counts as missing. Not thread-safe, except
-`Snapshot.write`.
+(`runtime.lookup_tables.warmup`). Rows of answers written from documents are never in these tables, so that none
+outlives its document: see `document_tables`. Owners' files of releases that kept such rows are deleted. A file belongs
+to a vocabulary, not to a model: models with the same tokenizer share it. Files are written to a temporary name and
+renamed; a damaged one counts as missing. Not thread-safe, except `Snapshot.write`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from paceline.core.drafting.lookup_table import Arrays, LookupTable
 log = logging.getLogger("paceline.tables")
 
 FOLDER: Final = "tables"  # in the state directory
-FORMAT: Final = "paceline look-up table 1"
+FORMAT: Final = "paceline look-up table 2"
+_FORMAT_1: Final = "paceline look-up table 1"  # of owners' tables with rows of documents; bases are the same
 OWNER_ROWS: Final = 1 << 14  # per owner: with those of bigrams 3.4 MiB at 152k tokens
 OWNERS: Final = 32  # in memory
 _SUFFIX: Final = ".safetensors"
@@ -79,6 +81,7 @@ class Snapshot:
 def table_files(folder: Path) -> list[TableFile]:
     """Files of every vocabulary, without unreadable ones."""
     found = []
+    _delete_older(folder)
     for path in sorted(folder.glob(f"*{_SUFFIX}")):
         if (opened := _read(path)) is not None:
             metadata, arrays = opened
@@ -122,6 +125,8 @@ class TableStore:
         self._lock = threading.Lock()  # held to erase a file and to rename a snapshot
         self._marks: dict[str, tuple[str, str]] = {}  # erasure marks of the owners in memory, as read at loading
         self._filed: set[str] = set()  # owners in memory whose table has a file
+        if folder is not None:
+            _delete_older(folder)
         self._base = self._load("base", "") or self._new()
 
     @property
@@ -280,6 +285,19 @@ class TableStore:
             return None
 
 
+def _delete_older(folder: Path) -> None:
+    """Delete owners' tables of the former format, of every vocabulary."""
+    for path in folder.glob(f"owner-*{_SUFFIX}"):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                is_older = (file.metadata() or {}).get("format") == _FORMAT_1
+            if is_older:
+                path.unlink(missing_ok=True)
+                log.info("a look-up table that may hold text of documents is deleted: %s", path.name)
+        except (OSError, SafetensorError):
+            continue  # whoever reads it says so
+
+
 def _rename(part: Path, path: Path) -> bool:
     part.replace(path)
     return True
@@ -290,6 +308,8 @@ def _read(path: Path) -> tuple[dict[str, str], Arrays] | None:
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
+            if metadata.get("format") == _FORMAT_1 and metadata.get("kind") == "base":
+                metadata["format"] = FORMAT
             if metadata.get("format") != FORMAT:
                 raise ValueError("it is no look-up table")
             return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping

@@ -46,15 +46,16 @@ log = logging.getLogger("paceline.session")
 class Session(ABC):
     """Ports shared by both kinds of session. Every method is called on one event loop."""
 
-    def __init__(self, machine: Machine, worker: EngineWorker, owner: str | None) -> None:
-        """owner: of the request; KV of its prompts is shared with the same owner's requests alone. None: with none."""
+    def __init__(self, machine: Machine, worker: EngineWorker, salt: str | None) -> None:
+        """salt: KV of its prompts is shared with answers of the same salt alone, which are those of one owner until a
+        document is removed. None: with none."""
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._driver = Driver(machine, self)
         self._prefixes: Sequence[StoredPrefix] = ()  # stored prefixes of its prompts
         self._group: Group | None = None  # of its sequences, once their claim of memory is known
-        self._owner = owner
+        self._salt = salt
         self._cached = 0  # tokens of a prompt that were not computed, the most of all branches
         self.link: Link | None = None
         self._number: int | None = None  # session number on `link`
@@ -91,7 +92,7 @@ class Session(ABC):
         submitted = requests(forward, answer)
         for each in submitted:
             each.prefix = next((prefix for prefix in self._prefixes if prefix.begins(each.segment)), None)
-            each.group, each.salt = self._group, self._owner
+            each.group, each.salt = self._group, self._salt
             self._worker.submit(each)
 
     def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:

@@ -55,6 +55,7 @@ class PreparedRequest:
     peer_name: str | None  # the peer that may return; None where the strategy needs none
     mask: Mask | None = None  # of the request's constraint
     claim: int = 0  # KV rows of all branches together
+    salt: str | None = None  # of its KV; None: shared with no other answer
 
 
 class ClientSession(Session):
@@ -72,7 +73,7 @@ class ClientSession(Session):
         link: Link | None,
         closed: Callable[[ClientSession], None],
     ) -> None:
-        super().__init__(machine, worker, prepared.request.owner)
+        super().__init__(machine, worker, prepared.salt)
         self.prepared = prepared
         self._prefixes = prepared.prompts.prefixes
         self._citations = prepared.prompts.citations(prepared.side)

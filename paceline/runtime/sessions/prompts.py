@@ -30,14 +30,20 @@ class PromptSet:
     def citations(self, side: Side) -> tuple[Citation, ...]:
         """Citations of the branches with a document. side: this side."""
         sources = (
-            *((side, passage) for passage in self.passages),
-            *((other(side), passage) for passage in self.peer_passages),
+            *((side, passage, passage.chunk_id) for passage in self.passages),
+            *((other(side), passage, None) for passage in self.peer_passages),
         )
         return tuple(
             Citation(
-                source, passage.document, passages_text(passage), passage.score, passage.file_id, passage.collection
+                source,
+                passage.document,
+                passages_text(passage),
+                passage.score,
+                passage.file_id,
+                passage.collection,
+                chunk_id,
             )
-            for source, passage in sources
+            for source, passage, chunk_id in sources
         )
 
     @property

@@ -111,6 +111,7 @@ class RemoteSearch:
                 outcome = str(error)
             if len(self._cache) < MAX_CACHED:
                 self._cache[key] = loop.time() + CACHE_S, outcome
+                loop.call_later(CACHE_S, self._cache.pop, key, None)  # the cloud may have removed it meanwhile
         else:
             outcome = self._cache[key][1]
         if isinstance(outcome, str):

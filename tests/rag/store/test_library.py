@@ -122,11 +122,33 @@ def test_stored_kv_of_a_file_is_removed_with_it(library: Library, documents: Doc
     settled(library, store)
     folder = documents.directory / KV_FOLDER
     folder.mkdir()
-    own, other = (folder / f"{text_hash(text)}-model-tokens.safetensors" for text in (BOAT, TRAIN))
-    for path in (own, other):
+    others = library.create_store(BERT, "", {}, [FileSpec(upload(library, BOAT, owner=BERT))]).id
+    settled(library, others, BERT)
+    hashes = text_hash(BOAT, store), text_hash(TRAIN, store), text_hash(BOAT, others), text_hash(BOAT)
+    assert len(set(hashes)) == len(hashes)
+    paths = [folder / f"{each}-model-tokens.safetensors" for each in hashes]
+    for path in paths:
         path.write_bytes(b"rows")
     library.delete_file(ANN, file)
-    assert (own.exists(), other.exists()) == (False, True)
+    assert [path.exists() for path in paths] == [False, True, True, True]
+
+
+def test_stored_kv_of_chunks_that_a_new_reading_replaces_is_removed(library: Library, documents: DocumentStore) -> None:
+    file = upload(library, f"{BOAT} {TRAIN}")
+    store = library.create_store(ANN, "", {}, [FileSpec(file)]).id
+    settled(library, store)
+    folder = documents.directory / KV_FOLDER
+    folder.mkdir()
+    path = folder / f"{text_hash(f'{BOAT} {TRAIN}', store)}-model-tokens.safetensors"
+    path.write_bytes(b"rows")
+    library.attach(ANN, store, FileSpec(file))
+    settled(library, store)
+    assert path.exists(), "the same chunk"
+    library.attach(ANN, store, FileSpec(file, chunk_tokens=8, overlap=0))
+    settled(library, store)
+    assert len(texts(library, store)) > 1
+    while path.exists():  # the thread erases it after its transaction
+        pass
 
 
 def test_one_text_in_two_stores_under_one_name(library: Library) -> None:

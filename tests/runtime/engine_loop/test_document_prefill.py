@@ -30,6 +30,8 @@ from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.connection import Link
+from paceline.runtime.lookup_tables.store import FOLDER as TABLES
+from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.settings import AgentSettings, resolve
@@ -119,7 +121,13 @@ async def pair(folder: Path, make: Callable[[Side], Engine], *, keep_kv: bool = 
             name, text = NOTES[side]
             store.add_text(name, text, zone=side)
         nodes = {
-            side: Node(side, LoadedModel(make(side), tokenizer), stores[side], kv=files[side] if keep_kv else None)
+            side: Node(
+                side,
+                LoadedModel(make(side), tokenizer),
+                stores[side],
+                kv=files[side] if keep_kv else None,
+                tables=TableStore(folder / side / TABLES, tokenizer.fingerprint, tokenizer.vocab_size),
+            )
             for side in SIDES
         }
         async with asyncio.timeout(60), nodes["cloud"], nodes["device"], asyncio.TaskGroup() as tasks:

@@ -35,6 +35,9 @@ class Passages:
     def count(self, _selection: object = None) -> int:
         return len(self._passages)
 
+    def removals(self) -> int:
+        return 0
+
     def search(self, query: str, k: int, *_selection: object, min_score: float = 0.0) -> list[Passage]:
         self.queries.append(query)
         return [passage for passage in self._passages if passage.score >= min_score][:k]

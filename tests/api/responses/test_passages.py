@@ -1,0 +1,108 @@
+"""Passages of documents in stored responses: read as long as the document is there, and in no file of the log."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from paceline.api.http.strict_json import encode_json
+from paceline.api.responses.event_log import EventLog
+from paceline.api.responses.event_store import FILE
+from paceline.api.responses.passages import stored_form
+from paceline.api.responses.replay import close_interrupted, replay
+from paceline.runtime.service import Citation
+from tests.api.responses.test_event_log import record, rest_of
+from tests.api.scripted import done
+
+pytestmark = pytest.mark.anyio
+
+OWN, FILED, THEIRS = "my own passage", "the passage of a file", "a passage of the other side"
+CITED = (
+    Citation("device", "a.md", OWN, 0.75, chunk_id=3),
+    Citation("device", "b.txt", FILED, 0.5, "file-1", "vs_1", 4),
+    Citation("cloud", "c.md", THEIRS, 0.25),
+)
+LAST = {
+    "type": "response.completed",
+    "sequence_number": 1,
+    "response": {
+        "output": [
+            {"type": "file_search_call", "results": [{"file_id": "file-1", "text": FILED, "attributes": {}}]},
+            {"type": "message", "content": [{"text": f"It says: {OWN}, ü"}]},
+        ],
+        "paceline": {"citations": [{"document": one.document, "passage": one.passage} for one in CITED]},
+    },
+}
+DONE = done("stop", citations=CITED, found=CITED)
+
+
+def passages(data: bytes) -> list[str]:
+    response = json.loads(data)["response"]
+    results = [result["text"] for result in response["output"][0]["results"]]
+    return [*results, *(citation["passage"] for citation in response["paceline"]["citations"])]
+
+
+@pytest.fixture
+async def texts(tmp_path: Path) -> AsyncIterator[dict[int, str]]:
+    """Chunks, to which a stored response refers."""
+    known = {3: OWN, 4: FILED}
+    log = EventLog(tmp_path, close_interrupted)
+    live = log.begin(record("a"), stored=True)
+    reader = log.follow("a")
+    await log.append(live, [("response.created", b'{"response": {"output": []}}')])
+    last = [("response.completed", encode_json(LAST))]
+    log.append_nowait(live, last, last=True, stored_last=stored_form(LAST, DONE))
+    rows = await rest_of(reader)
+    assert passages(rows[-1].data) == [FILED, OWN, FILED, THEIRS], "as it was written, for those who read it meanwhile"
+    log.close()
+    yield known
+
+
+async def test_passages_are_read_while_their_document_is_there(tmp_path: Path, texts: dict[int, str]) -> None:
+    log = EventLog(tmp_path, close_interrupted, texts=lambda ids: {each: texts[each] for each in ids if each in texts})
+    for known, expected in (
+        ({3: OWN, 4: FILED}, [FILED, OWN, FILED, ""]),
+        ({4: FILED}, [FILED, "", FILED, ""]),
+        ({}, ["", "", "", ""]),
+    ):
+        texts.clear()
+        texts.update(known)
+        last = await log.last("a")
+        assert last is not None and passages(last.data) == expected
+        assert (await log.all("a"))[-1] == last == (await rest_of(log.follow("a")))[-1]
+        assert replay([last])["output"][1] == LAST["response"]["output"][1]  # type: ignore[index]  # a literal
+    log.close()
+
+
+@pytest.mark.usefixtures("texts")
+async def test_passages_are_in_no_file(tmp_path: Path) -> None:
+    written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"It says" in written
+    assert [text for text in (FILED, THEIRS) if text.encode() in written] == []
+    assert written.count(OWN.encode()) == 1, "what the model has written is the answer, and kept"
+
+
+def test_a_last_event_without_passages_is_stored_as_it_is() -> None:
+    assert stored_form({"response": {"output": [{"type": "file_search_call", "results": None}]}}, DONE) is None
+    assert stored_form({"response": {"output": [], "paceline": {"degraded": "cloud_lost"}}}, DONE) is None
+
+
+async def test_passages_in_a_log_of_the_former_version_are_erased_when_it_is_opened(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, close_interrupted)
+    live = log.begin(record("a"), stored=True)
+    log.append_nowait(live, [("response.completed", encode_json(LAST))], last=True)
+    await log.wait_committed(live)
+    log.close()
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        connection.execute("PRAGMA user_version = 1")
+    log = EventLog(tmp_path, close_interrupted)
+    written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert [text for text in (FILED, THEIRS) if text.encode() in written] == []
+    last = await log.last("a")
+    assert last is not None and passages(last.data) == [""] * 4
+    log.close()

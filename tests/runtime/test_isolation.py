@@ -1,0 +1,239 @@
+"""What is computed of documents: shared by nobody else, and gone with them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.drafting.lookup_table import LookupTable
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import Engine, LoadedModel
+from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake.tokenizer import VOCAB, ByteTokenizer
+from paceline.rag.document_kv import FOLDER, DocumentKvStore
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.library import Library
+from paceline.rag.store.vector_stores import FileSpec
+from paceline.runtime import node as node_module
+from paceline.runtime.lookup_tables.store import FOLDER as TABLES
+from paceline.runtime.lookup_tables.store import TableStore, table_files
+from paceline.runtime.node import Node
+from paceline.runtime.resources import Resources
+from paceline.runtime.service import GenerateRequest, GenerationResult
+from paceline.strategies.base import SIDES, MachineConfig, Side
+from tests.runtime.engine_loop.test_document_prefill import MIB, REQUEST, lazy, make, pair, tiny
+
+__all__ = ["lazy", "make", "tiny"]  # fixtures
+
+pytestmark = pytest.mark.anyio
+
+TEXT = "The red boat lies in the harbour behind the old mill, and its key hangs in the hall."
+ASKED = replace(REQUEST, strategy="autoregressive")
+PLAIN = replace(REQUEST, documents=0, strategy="lookup_tree", owner="ann")
+
+
+async def result(node: Node, request: GenerateRequest) -> GenerationResult:
+    done = [event async for event in (await node.prepare(request)).run()][-1]
+    assert isinstance(done, GenerationResult)
+    return done
+
+
+# ---- keys and values ------------------------------------------------------------------------------------------------
+@asynccontextmanager
+async def cloud(folder: Path, make: Callable[[Side], Engine]) -> AsyncIterator[tuple[Node, Library]]:
+    """A node with documents, whose engine has computed nothing yet. Pending KV is written when this ends."""
+    with DocumentStore.open(folder, HashEmbedder()) as store:
+        model, kv = LoadedModel(make("cloud"), ByteTokenizer()), DocumentKvStore(folder / FOLDER, MIB)
+        async with asyncio.timeout(60), Node("cloud", model, store, kv=kv) as node:
+            assert node.library is not None
+            yield node, node.library
+
+
+async def uploaded(library: Library, owner: str) -> str:
+    """A vector store of this owner with the text."""
+    file = library.upload(owner, f"{owner}.txt", "assistants", io.BytesIO(TEXT.encode())).id
+    store = library.create_store(owner, "", {}, [FileSpec(file)])
+    while library.stores.get(owner, store.id).counts.in_progress:
+        await asyncio.sleep(0)
+    return store.id
+
+
+@pytest.mark.usefixtures("lazy")
+async def test_stored_kv_of_a_text_tells_no_other_owner_that_somebody_has_it(
+    tmp_path: Path, make: Callable[[Side], Engine]
+) -> None:
+    requests: dict[str, GenerateRequest] = {}
+    async with cloud(tmp_path, make) as (node, library):
+        for owner in ("ann", "bert"):
+            requests[owner] = replace(ASKED, owner=owner, collections=(await uploaded(library, owner),))
+        first = await result(node, requests["ann"])
+        assert len(first.citations) == 1 and first.stats["cached_tokens"] == 0
+    async with cloud(tmp_path, make) as (node, library):
+        guess = await result(node, requests["bert"])
+        assert len(guess.citations) == 1 and guess.stats["cached_tokens"] == 0 == node.worker.steps.adopted
+        library.delete_store("bert", requests["bert"].collections[0])
+        again = await result(node, requests["ann"])
+        assert again.stats["cached_tokens"] > 50 and node.worker.steps.adopted > 50, "her own, which bert did not evict"
+        library.delete_store("ann", requests["ann"].collections[0])
+    assert not list((tmp_path / FOLDER).iterdir())
+
+
+@pytest.mark.usefixtures("lazy")
+async def test_everybody_s_documents_are_computed_once_for_everybody(
+    tmp_path: Path, make: Callable[[Side], Engine]
+) -> None:
+    for owner, cached in (("ann", False), ("bert", True)):
+        with DocumentStore.open(tmp_path, HashEmbedder()) as store:
+            store.add_text("boat.md", TEXT, zone="cloud")
+        async with cloud(tmp_path, make) as (node, _):
+            assert ((await result(node, replace(ASKED, owner=owner))).stats["cached_tokens"] > 50) == cached
+
+
+@pytest.mark.usefixtures("lazy")
+async def test_rows_in_memory_are_not_used_again_after_a_removal(
+    tmp_path: Path, make: Callable[[Side], Engine]
+) -> None:
+    async with pair(tmp_path, make, keep_kv=False) as linked:
+        node, plain = linked.nodes["device"], replace(ASKED, documents=0)
+        shares = (await result(node, plain)).stats["cached_tokens"], (await result(node, plain)).stats["cached_tokens"]
+        assert shares[0] == 0
+        linked.stores["device"].remove("private.md")
+        assert (await result(node, plain)).stats["cached_tokens"] == 0
+        assert (await result(node, plain)).stats["cached_tokens"] == shares[1]
+
+
+# ---- look-up tables -------------------------------------------------------------------------------------------------
+class Taught:
+    """All look-up tables of a test that are in memory, whoever holds them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._tables: weakref.WeakSet[LookupTable] = weakref.WeakSet()
+        make, tables = LookupTable.__init__, self._tables
+
+        def made(table: LookupTable, *arguments: Any, **more: Any) -> None:
+            make(table, *arguments, **more)
+            tables.add(table)
+
+        monkeypatch.setattr(LookupTable, "__init__", made)
+
+    @property
+    def rows(self) -> int:
+        gc.collect()
+        return sum(map(len, self._tables))
+
+
+@pytest.fixture
+def taught(monkeypatch: pytest.MonkeyPatch) -> Taught:
+    return Taught(monkeypatch)
+
+
+def filed(folder: Path) -> dict[tuple[Side, str], int]:
+    """Rows of the tables on disk, by side and owner."""
+    return {(side, each.owner): each.rows for side in SIDES for each in table_files(folder / side / TABLES)}
+
+
+def fake(side: Side) -> Engine:
+    return FakeEngine(seed=SIDES.index(side), spread=0.3)
+
+
+@pytest.fixture
+def teaching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every answer teaches something, whether drafting pays or not."""
+    config = Resources.config
+
+    def taught(*arguments: Any, **more: Any) -> MachineConfig:
+        made = config(*arguments, **more)
+        assert made.table is not None
+        made.table.record(1, [2], [0.5], overwrite=True)
+        return made
+
+    monkeypatch.setattr(Resources, "config", taught)
+
+
+@pytest.mark.usefixtures("teaching")
+@pytest.mark.parametrize("front", SIDES)
+@pytest.mark.parametrize("privacy", ["document-private", "open", "answer-private"])
+async def test_joint_answers_teach_no_table_that_outlives_them_on_either_side(
+    tmp_path: Path, front: Side, privacy: str, taught: Taught
+) -> None:
+    if privacy == "answer-private" and front == "cloud":
+        pytest.skip("of a device's own clients alone")
+    strategy = "lookup_tree" if privacy == "answer-private" else "aggregate"
+    request = replace(REQUEST, owner="ann", privacy=privacy, strategy=strategy)
+    async with pair(tmp_path, fake) as linked:
+        done = await result(linked.nodes[front], request)
+        assert done.degraded is None and done.strategy == strategy and done.citations
+        del done
+        while taught.rows:  # the other side's part ends after the answer
+            await asyncio.sleep(0)
+    assert filed(tmp_path) == {}
+
+
+@pytest.mark.usefixtures("teaching")
+async def test_what_documents_taught_is_in_memory_only_until_one_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taught: Taught
+) -> None:
+    monkeypatch.setattr(node_module, "WATCH_S", 0.01)
+    request = replace(PLAIN, documents=2)
+    answered = replace(PLAIN, messages=(*PLAIN.messages, {"role": "assistant", "content": TEXT}, *PLAIN.messages))
+    async with pair(tmp_path, fake) as linked:
+        node = linked.nodes["device"]
+        for asked in (request, answered):
+            assert len((await result(node, asked)).citations) == asked.documents // 2
+        assert taught.rows, "the next question about these documents is drafted better"
+        learnt = node._resources.table("ann", "documents", 0)
+        assert len(learnt) and not len(node._resources.table("ann"))
+        linked.stores["device"].add_text("more.md", "Another text.", zone="device")
+        await result(node, replace(PLAIN, owner="bert", sampling=SamplingParams(seed=9)))
+        assert len(learnt), "nothing is erased when one is added"
+        with DocumentStore.open(tmp_path / "device", HashEmbedder()) as other_process:
+            assert other_process.remove("private.md") == 1
+        while len(learnt):  # without another request
+            await asyncio.sleep(0)
+        plain = node._resources.table("bert")
+        kept = [plain, plain.bigrams]
+        while taught.rows > sum(len(each) for each in kept if each is not None):
+            await asyncio.sleep(0)
+    assert set(filed(tmp_path)) == {("device", "bert")}
+
+
+async def test_a_table_that_an_answer_uses_is_empty_after_a_removal_and_ends_with_it(tmp_path: Path) -> None:
+    async with pair(tmp_path, fake) as linked:
+        resources = linked.nodes["device"]._resources
+        used = resources.table("ann", "documents", 0)
+        used.record(1, [2], [0.5], overwrite=True)
+        assert resources.table("ann", "documents", 0) is used and resources.table("bert", "documents", 0) is not used
+        resources.forget_removed(1)
+        assert not len(used) and used.successors(1) == ([], [])
+        used.record(1, [2], [0.5], overwrite=True)
+        assert resources.table("ann", "documents", 1).successors(1) == ([], [])
+        late = resources.table("ann", "documents", 0)  # its search began before the removal
+        late.record(1, [2], [0.5], overwrite=True)
+        assert resources.table("ann", "documents", 1).successors(1) == ([], [])
+        assert resources.table("ann").successors(1) == ([], [])
+
+
+async def test_tables_of_owners_stay_below_and_are_erased_together(tmp_path: Path) -> None:
+    tokenizer = ByteTokenizer()
+    tables = TableStore(tmp_path, tokenizer.fingerprint, VOCAB)
+    with DocumentStore.open(tmp_path / "docs", HashEmbedder()) as store:
+        model = LoadedModel(fake("cloud"), tokenizer)
+        async with asyncio.timeout(60), Node("cloud", model, store, tables=tables) as node:
+            resources = node._resources
+            resources.table("ann").record(1, [2], [0.5], overwrite=True)
+            over = resources.table("ann", "documents", 0)
+            assert over.successors(1) == ([2], [0.5]), "read where documents taught nothing"
+            over.blend(1, [3], [1.0], 0.5)
+            assert resources.table("ann").successors(1) == ([2], [0.5]), "and never changed"
+            tables.erase("ann")
+            assert resources.table("ann", "documents", 0).successors(1) == ([], []) and not len(over)
