@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
+from paceline.core.shares import Shares
 from paceline.engine.grammar.compiler import DeferredMask
 from paceline.errors import PacelineError, RemoteProtocolError, RequestError
 from paceline.rag.records import Passage
@@ -26,6 +27,7 @@ from paceline.wire.messages import CloseSession, DraftLimits, OpenSession, Optio
 log = logging.getLogger("paceline.node")
 
 MAX_PEER_SESSIONS = 1024
+MAX_SESSIONS_PER_PEER = 64  # a device has few users; a cloud joins as many of its answers with one device
 MAX_PASSAGES = 64  # limit of a peer's `top_k_documents`
 _LIMITS = DraftLimits()  # upper bounds of the limits a peer sends, because rows cost this side memory and time
 
@@ -43,6 +45,7 @@ class Peers:
         self._open_to_peer = open_to_peer
         self._links: dict[str, Link] = {}
         self._sessions: dict[PeerSession, Link] = {}
+        self._shares = Shares(MAX_PEER_SESSIONS, most=MAX_SESSIONS_PER_PEER)  # of peers, in `_sessions`
         self._searches = SearchServer()
 
     def __len__(self) -> int:
@@ -95,14 +98,20 @@ class Peers:
         """The peer opens a session: this side's part in an answer or, with `SEARCH`, a search for passages."""
         if opening.strategy == SEARCH and self._resources.side == "cloud":
             link.attach(opening.session, lambda _: None)
-            self._run(self._searches.answer(link, opening, self._resources.store, max_passages=MAX_PASSAGES))
+            self._run(self._searches.answer(link, peer, opening, self._resources.store, max_passages=MAX_PASSAGES))
             return
         try:
             strategy, options = self._accept(opening)
+            if not self._shares.take(peer):
+                raise PacelineError("it is busy")
         except PacelineError as refusal:
             link.send(CloseSession(opening.session, f"refused: {refusal}"[:1024]))
             return
-        session = self._session(link, peer, opening, strategy, options)
+        try:
+            session = self._session(link, peer, opening, strategy, options)
+        except BaseException:
+            self._shares.give_back(peer)
+            raise
         self._sessions[session] = link
         session.begin()
 
@@ -119,8 +128,6 @@ class Peers:
             raise PacelineError(f"the options of '{strategy.name}' cannot be read: {error}") from error
         if (refusal := strategy.accepts(opening, options)) is not None:
             raise PacelineError(refusal)
-        if len(self._sessions) >= MAX_PEER_SESSIONS:
-            raise PacelineError("it is busy")
         return strategy, msgspec.structs.replace(options, drafting=_clamp(options.drafting))
 
     def _session(
@@ -144,9 +151,10 @@ class Peers:
             self._run(self._retrieve(session, opening, mask))
 
         def closed(session: PeerSession) -> None:
-            self._sessions.pop(session, None)
+            if self._sessions.pop(session, None) is not None:
+                self._shares.give_back(peer)
 
-        return PeerSession(strategy.machine(config), resources.worker, link, opening.session, retrieve, closed)
+        return PeerSession(strategy.machine(config), resources.worker, link, opening.session, retrieve, closed, owner)
 
     async def _retrieve(self, session: PeerSession, opening: OpenSession, mask: DeferredMask | None) -> None:
         resources, positions = self._resources, self._resources.max_positions
