@@ -136,10 +136,18 @@ async def serve_websocket(
         return  # closed during the handshake
     if not supported:
         # Accepted first: only an accepted connection can be closed with a code and a sentence.
-        await ServerTransport(websocket).close(CloseCode.VERSION_MISMATCH, f"this server speaks {SUBPROTOCOL}")
+        stranger = ServerTransport(websocket)
+        await stranger.close(CloseCode.VERSION_MISMATCH, f"this server speaks {SUBPROTOCOL}")
+        stranger.abort()
         return
-    async with emulated(ServerTransport(websocket), emulation) as transport:
-        link = Link(transport, welcome, authenticate=authenticate, on_up=on_link, vocab_size=vocab_size)
+    own = ServerTransport(websocket)
+
+    def admitted(link: Link) -> None:
+        own.admitted()
+        on_link(link)
+
+    async with emulated(own, emulation) as transport:
+        link = Link(transport, welcome, authenticate=authenticate, on_up=admitted, vocab_size=vocab_size)
         await link.run()
     # Refused connections are logged at debug level only: anyone can make thousands.
     log.log(logging.INFO if link.up.is_set() else logging.DEBUG, "link closed: %s", link.close_reason)
