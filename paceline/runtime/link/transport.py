@@ -22,6 +22,7 @@ from paceline.wire.messages import MAX_FRAME_BYTES, SUBPROTOCOL
 
 OPEN_TIMEOUT_S = 10.0  # for TCP, TLS and the HTTP upgrade together
 CLOSE_TIMEOUT_S = 2.0
+ECHO_S = 1.0  # for a device's answer to a close frame, before the connection is broken
 WRITE_LIMIT = 65_536  # bytes the library buffers before a send waits; the link bounds its own queue
 MAX_QUEUED_FRAMES = 16  # received and unread; beyond, the library stops reading
 CONNECTION = "paceline.connection"  # in an ASGI scope's `state`: the `Connection` below, where the server knows it
@@ -133,7 +134,7 @@ class ServerTransport:
             await self._websocket.close(code, reason)
             if self._connection is None or code == CloseCode.HANDSHAKE_TIMEOUT:
                 return
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(ECHO_S):
                 while (await self._websocket.receive())["type"] != "websocket.disconnect":
                     pass
         except (WebSocketDisconnect, RuntimeError, TimeoutError):
