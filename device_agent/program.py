@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen
-from paceline.bootstrap import Background, OpenedNode, api_keys_of, retention_of, run_node
+from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits, retention_of, run_node
 from paceline.errors import ConfigError
 from paceline.models import DEVICE
 from paceline.runtime.link.emulation import Emulation
@@ -52,6 +52,7 @@ async def run(settings: AgentSettings) -> None:
             documents=settings.documents,
             state=settings.state_dir,
             retention=retention_of(settings),
+            limits=door_limits(settings),
         )
         return app, None if cloud is None else cloud.keep_linked
 

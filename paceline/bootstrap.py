@@ -16,6 +16,8 @@ from typing import Any
 import typer
 from fastapi import FastAPI
 
+from paceline.api.http.addresses import networks
+from paceline.api.http.doors import DoorLimits
 from paceline.api.http.server import serve, url_of
 from paceline.api.responses.event_writer import Retention
 from paceline.core.sampling.sampler import SamplingDefaults
@@ -193,3 +195,8 @@ def open_kv(settings: NodeSettings) -> DocumentKvStore | None:
 def retention_of(settings: NodeSettings) -> Retention:
     """Size and age up to which responses are kept."""
     return Retention(settings.responses_mib << 20, settings.responses_days * 86_400)
+
+
+def door_limits(settings: NodeSettings) -> DoorLimits:
+    """Limits on those who send no key or credential."""
+    return DoorLimits(settings.strangers_per_address, networks(settings.trusted_proxies))

@@ -101,6 +101,18 @@ class NodeSettings(BaseModel):
     api_key_file: Path | None = Field(
         None, description="file with keys as of api_keys, one a line; -: standard input; default: none"
     )
+    strangers_per_address: int = Field(
+        64,
+        ge=1,
+        le=1024,
+        description="connections of one address at once whose sender has shown no key or credential yet; the oldest is "
+        "cut for one more",
+    )
+    trusted_proxies: tuple[str, ...] = Field(
+        (),
+        description="addresses or networks of reverse proxies in front, whose X-Forwarded-For says which address a "
+        "request counts for; default: none, and a proxy's address counts for all behind it",
+    )
     emulate: str | None = Field(
         None,
         description="emulated link: rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01, and pace of the engine: "
@@ -128,13 +140,23 @@ class NodeSettings(BaseModel):
     repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="likewise; default: the model's, or 1")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("api_keys", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        """Split keys at commas, as a variable holds several."""
+        """Split lists at commas, as a variable holds several."""
         parts = [value] if isinstance(value, str) else value
         if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
             return tuple(key.strip() for part in parts for key in part.split(",") if key.strip())
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            try:
+                ipaddress.ip_network(each, strict=False)
+            except ValueError:
+                raise ValueError(f"{each[:80]!r} is not an address or a network such as 10.0.0.0/8") from None
         return value
 
     @field_validator("state_dir", "docs_dir")

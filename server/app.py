@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
+from paceline.api.http.doors import DoorLimits
 from paceline.api.responses.event_writer import DEFAULT_RETENTION, Retention
 from paceline.api.routes import register
 from paceline.runtime.service import Service
@@ -27,9 +28,10 @@ def create_server(
     documents: int = 2,
     state: Path | None = None,
     retention: Retention = DEFAULT_RETENTION,
+    limits: DoorLimits | None = None,
 ) -> FastAPI:
-    """Build the application. `keyring`, `documents`, `state`, `retention`: see `create_app`."""
-    app = create_app(service, keyring=keyring, documents=documents, state=state, retention=retention)
+    """Build the application. The keywords: see `create_app`."""
+    app = create_app(service, keyring=keyring, documents=documents, state=state, retention=retention, limits=limits)
     register(app, EnrolEndpoint(registry, live.key).routes())
     app.add_api_websocket_route(links.PATH, live.serve)
     return app

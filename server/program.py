@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen
-from paceline.bootstrap import Background, OpenedNode, api_keys_of, retention_of, run_node
+from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits, retention_of, run_node
 from paceline.models import CLOUD
 from paceline.runtime.link.emulation import Emulation
 from paceline.settings import ServerSettings
@@ -51,6 +51,7 @@ async def run(settings: ServerSettings) -> None:
                 documents=settings.documents,
                 state=settings.state_dir,
                 retention=retention_of(settings),
+                limits=door_limits(settings),
             )
             return app, live.watch
 

@@ -20,6 +20,7 @@ from paceline.api.completions.endpoint import CompletionsEndpoint
 from paceline.api.embeddings.endpoint import EmbeddingsEndpoint
 from paceline.api.http.admission import MAX_ACTIVE, AdmissionControl, AdmissionMiddleware
 from paceline.api.http.auth import Keyring
+from paceline.api.http.doors import DoorLimits
 from paceline.api.http.errors import http_failure
 from paceline.api.http.sse import KEEP_ALIVE_S
 from paceline.api.metrics import Metrics
@@ -44,15 +45,17 @@ def create_app(
     retention: Retention = DEFAULT_RETENTION,
     keep_alive: float = KEEP_ALIVE_S,
     max_active: int = MAX_ACTIVE,
+    limits: DoorLimits | None = None,
 ) -> FastAPI:
     """Make the application. Raises ConfigError when the folder `state` cannot be used.
 
     `keyring`: the keys that are let in; without any key, all requests are (see `http.auth.check_exposure`).
     `documents`: passages per side where the request sets none. `keep_alive`: s of silence before a comment is sent.
     `state`: the folder that stores responses; None: in memory. `retention`: limits on stored responses.
+    `max_active`: POSTs at a time. `limits`: on strangers.
     `app.state` holds `admission`, the table `routes`, and `closers`, which are awaited when the server ends.
     """
-    admission = AdmissionControl(keyring, max_active)
+    admission = AdmissionControl(keyring, max_active, limits)
     app = FastAPI(
         title="Paceline", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
+from paceline.core.shares import Shares
 from paceline.engine.base import LoadedModel, ModelInfo
 from paceline.errors import ConfigError, EngineLost, PacelineError, RequestError
 from paceline.rag.document_kv import DocumentKvStore
@@ -37,7 +38,7 @@ from paceline.strategies.registry import STRATEGIES
 
 log = logging.getLogger("paceline.node")
 
-MAX_ANSWERS = 1024  # admitted at once; further requests get 429
+MAX_ANSWERS = 1152  # admitted at once, of which one owner may have 1,024 (`core.shares`); further requests get 429
 RETRY_AFTER_S = 1
 
 
@@ -84,6 +85,7 @@ class Node:
             self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer
         )
         self._preparing = 0  # admitted requests without a client session yet
+        self._shares = Shares(MAX_ANSWERS)  # of owners, in those admitted
         self._timed = timed
         self._tasks: set[asyncio.Task[None]] = set()
         self._library: Library | None = None
@@ -219,18 +221,21 @@ class Node:
         return await self._embedder.embed(texts)
 
     async def prepare(self, request: GenerateRequest) -> ClientSession:
-        if len(self._clients) + self._preparing >= MAX_ANSWERS:
+        owner = request.owner
+        if not self._shares.take(owner, alone=not owner):
             raise RequestError(
-                f"This server is writing {MAX_ANSWERS} answers already. Please try again in {RETRY_AFTER_S} s.",
+                f"This server is writing {self._shares.taken} answers of {MAX_ANSWERS} at most, and "
+                f"{self._shares.held(owner)} of them for this key. Please try again in {RETRY_AFTER_S} s.",
                 status=429,
                 type="rate_limit_error",
                 code="rate_limit_exceeded",
             )
-        self._preparing += 1  # counted before the first await
+        self._preparing += 1
         egress = Egress()
         try:
-            session = await self._preparation.prepare(request, egress, self._clients.discard)
+            session = await self._preparation.prepare(request, egress, self._closed)
         except BaseException:
+            self._shares.give_back(owner)
             if egress:
                 log.info("sent to the other side for an answer that was not begun: %s", egress)
             raise
@@ -238,6 +243,11 @@ class Node:
             self._preparing -= 1
         self._clients.add(session)
         return session
+
+    def _closed(self, session: ClientSession) -> None:
+        if session in self._clients:
+            self._clients.discard(session)
+            self._shares.give_back(session.prepared.request.owner)
 
     def on_link(self, link: Link, peer: str) -> None:
         """A link to this peer is up. The caller must close the link it replaces, which counts as lost for sessions."""

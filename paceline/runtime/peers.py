@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
+from paceline.core.shares import Shares
 from paceline.engine.grammar.compiler import DeferredMask
 from paceline.errors import PacelineError, RemoteProtocolError, RequestError
 from paceline.rag.records import Passage
@@ -26,6 +27,7 @@ from paceline.wire.messages import CloseSession, DraftLimits, OpenSession, Optio
 log = logging.getLogger("paceline.node")
 
 MAX_PEER_SESSIONS = 1024
+MAX_SESSIONS_PER_PEER = 64  # a device has few users; a cloud joins as many of its answers with one device
 MAX_PASSAGES = 64  # limit of a peer's `top_k_documents`
 _LIMITS = DraftLimits()  # upper bounds of the limits a peer sends, because rows cost this side memory and time
 
@@ -43,6 +45,7 @@ class Peers:
         self._open_to_peer = open_to_peer
         self._links: dict[str, Link] = {}
         self._sessions: dict[PeerSession, Link] = {}
+        self._shares = Shares(MAX_PEER_SESSIONS, most=MAX_SESSIONS_PER_PEER)  # of peers, in `_sessions`
         self._searches = SearchServer()
 
     def __len__(self) -> int:
@@ -68,7 +71,7 @@ class Peers:
         if (older := self._links.get(peer)) is not None:
             self._on_down(older, peer)
         self._links[peer] = link
-        link.on_open = lambda opening: self._on_open(link, opening)
+        link.on_open = lambda opening: self._on_open(link, peer, opening)
         link.on_down = lambda: self._on_down(link, peer)
         log.info("linked with %s, which holds %s documents", peer, link.peer.documents)
         for client in list(self._clients):
@@ -91,18 +94,24 @@ class Peers:
             session.link_lost()
 
     # ---- openings ---------------------------------------------------------------------------------------------------
-    def _on_open(self, link: Link, opening: OpenSession) -> None:
+    def _on_open(self, link: Link, peer: str, opening: OpenSession) -> None:
         """The peer opens a session: this side's part in an answer or, with `SEARCH`, a search for passages."""
         if opening.strategy == SEARCH and self._resources.side == "cloud":
             link.attach(opening.session, lambda _: None)
-            self._run(self._searches.answer(link, opening, self._resources.store, max_passages=MAX_PASSAGES))
+            self._run(self._searches.answer(link, peer, opening, self._resources.store, max_passages=MAX_PASSAGES))
             return
         try:
             strategy, options = self._accept(opening)
+            if not self._shares.take(peer):
+                raise PacelineError("it is busy")
         except PacelineError as refusal:
             link.send(CloseSession(opening.session, f"refused: {refusal}"[:1024]))
             return
-        session = self._session(link, opening, strategy, options)
+        try:
+            session = self._session(link, peer, opening, strategy, options)
+        except BaseException:
+            self._shares.give_back(peer)
+            raise
         self._sessions[session] = link
         session.begin()
 
@@ -119,11 +128,11 @@ class Peers:
             raise PacelineError(f"the options of '{strategy.name}' cannot be read: {error}") from error
         if (refusal := strategy.accepts(opening, options)) is not None:
             raise PacelineError(refusal)
-        if len(self._sessions) >= MAX_PEER_SESSIONS:
-            raise PacelineError("it is busy")
         return strategy, msgspec.structs.replace(options, drafting=_clamp(options.drafting))
 
-    def _session(self, link: Link, opening: OpenSession, strategy: Strategy, options: Options) -> PeerSession:
+    def _session(
+        self, link: Link, peer: str, opening: OpenSession, strategy: Strategy, options: Options
+    ) -> PeerSession:
         resources = self._resources
         mask = None if opening.constraint is None else DeferredMask()
         table = resources.peers_table()
@@ -142,9 +151,11 @@ class Peers:
             self._run(self._retrieve(session, opening, mask))
 
         def closed(session: PeerSession) -> None:
-            self._sessions.pop(session, None)
+            if self._sessions.pop(session, None) is not None:
+                self._shares.give_back(peer)
 
-        return PeerSession(strategy.machine(config), resources.worker, link, opening.session, retrieve, closed)
+        owner = f"peer:{peer}"  # a peer's clients share its turns in the engine's steps
+        return PeerSession(strategy.machine(config), resources.worker, link, opening.session, retrieve, closed, owner)
 
     async def _retrieve(self, session: PeerSession, opening: OpenSession, mask: DeferredMask | None) -> None:
         resources, positions = self._resources, self._resources.max_positions

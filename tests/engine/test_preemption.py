@@ -57,7 +57,8 @@ class Answer:
         sizes = [self.random.randrange(5, 30) for _ in self.seqs]
         self.prompts = [(*common, *(self.random.randrange(VOCAB) for _ in range(size))) for size in sizes]
         claim = sum(len(prompt) + 3 * ROUNDS + 3 * MAX_TREE + 15 for prompt in self.prompts)
-        self.group = Group(self.number, min(claim, CAPACITY), self.random.choice((0, 0, -1)))
+        owner = self.random.choice(("", "another's"))
+        self.group = Group(self.number, min(claim, CAPACITY), self.random.choice((0, 0, -1)), owner=owner)
         self.salt = self.random.choice((None, "owner", "other"))
 
     @property

@@ -12,18 +12,16 @@ from typing import cast
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.shares import Shares
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import node as node_module
-from paceline.runtime import peers as peers_module
-from paceline.runtime.link.dialer import Link
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions import client as client_module
-from paceline.runtime.sessions.base import PeerSession
 from paceline.strategies.aggregate import machine as aggregate_module
 from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession
@@ -258,13 +256,10 @@ async def test_a_link_that_comes_and_goes_does_not_prolong_a_pause() -> None:
 
 async def test_an_answer_does_not_pause_for_a_linked_peer_that_refuses() -> None:
     async with nodes() as (bench, _):
-        bench.cloud._peers._sessions = {
-            cast(PeerSession, object()): cast(Link, None) for _ in range(peers_module.MAX_PEER_SESSIONS)
-        }
+        bench.cloud._peers._shares = Shares(0)
         session = await bench.device.prepare(replace(REQUEST, on_loss="pause"))
         with pytest.raises(PacelineError, match="not to go on alone"):
             await collect(session)
-        bench.cloud._peers._sessions.clear()
 
 
 async def test_a_link_lost_before_the_answer_begins_counts_as_lost() -> None:

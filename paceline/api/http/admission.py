@@ -1,6 +1,7 @@
 """Admission of requests before routing (host, origin, key, number of requests), and the headers of every answer.
 
-Deny by default: a path needs a key unless its route is open. All checks precede the first byte of the body. An
+Deny by default: a path needs a key unless its route is open. All checks precede the first byte of the body. Requests
+with a key take places of their own, and each key a share of them; what needs no key cannot use them up. An
 exception that no route caught becomes an error envelope here. Logs method, path, status and time; never content.
 """
 
@@ -10,54 +11,93 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.api.http.auth import Identity, Keyring
-from paceline.api.http.body import ClientGoneError
+from paceline.api.http.body import ClientGoneError, within
 from paceline.api.http.cors import Headers, answer_headers, is_local_host, is_local_origin, preflight_headers
+from paceline.api.http.doors import DoorLimits, Visitor
 from paceline.api.http.errors import RETRY_AFTER_S, Failure, failure_of, unauthorized
+from paceline.core.shares import Shares
 from paceline.errors import PacelineError
+from paceline.runtime.link.transport import CONNECTION
 
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})  # requested every few seconds, so logged at DEBUG
-MAX_ACTIVE = 1280  # POSTs at a time; the service has its own, lower limit on generations
+MAX_ACTIVE = 1440  # POSTs at a time, of which one key may have 1,280 (`core.shares`); the service admits fewer answers
+MAX_OPEN = 64  # POSTs to open routes at a time
+MAX_OPEN_PER_ADDRESS = 8
+OPEN_BODY_S = 5.0  # for the body of one, whoever sends it
+
+_RETRY = {"Retry-After": str(RETRY_AFTER_S)}
+_CLOSE = {"Connection": "close"}
 
 _log = logging.getLogger("paceline.api")
 
 
 class AdmissionControl:
-    """Count of active requests and the state of draining, shared by the middleware, `/readyz` and the shutdown."""
+    """Active requests by key or address and the state of draining, shared by the middleware, `/readyz` and the
+    shutdown."""
 
-    def __init__(self, keyring: Keyring, max_active: int = MAX_ACTIVE) -> None:
+    def __init__(self, keyring: Keyring, max_active: int = MAX_ACTIVE, limits: DoorLimits | None = None) -> None:
         self.keyring = keyring
+        self.limits = limits or DoorLimits()
         self.open_paths: set[str] = set()  # filled by `routes.register`
-        self.max_active = max_active
-        self.active = 0
         self.draining = False
+        self._places = Shares(max_active)  # of keys
+        self._open_places = Shares(MAX_OPEN, most=MAX_OPEN_PER_ADDRESS)  # of addresses
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def enter(self) -> Failure | None:
-        """Admit one request, to be ended by `leave`; or return why it is refused."""
-        retry = {"Retry-After": str(RETRY_AFTER_S)}
-        if self.draining:
-            return Failure(503, "This server is shutting down.", "server_error", "shutting_down", headers=retry)
-        if self.active >= self.max_active:
-            return Failure(429, "Too many requests at once.", "rate_limit_error", "too_many_requests", headers=retry)
-        self.active += 1
-        self._idle.clear()
-        return None
+    @property
+    def active(self) -> int:
+        return self._places.taken + self._open_places.taken
 
-    def stay(self) -> None:
-        """Count background work that outlives its request, until it calls `leave`."""
-        self.active += 1
+    def enter(self, key: str = "") -> Failure | None:
+        """Admit one request of a key, to be ended by `leave`; or return why it is refused. An empty one is everybody's,
+        where no key is required."""
+        places = self._places
+        return self._stopping() or self._taken(
+            places.take(key, alone=not key),
+            f"{places.held(key)} requests of this key are being answered, and {places.taken} in all, of "
+            f"{places.places}. Please try again later.",
+        )
+
+    def enter_open(self, address: str) -> Failure | None:
+        """Admit one request without a key, to be ended by `leave_open`; or return why it is refused."""
+        return self._stopping() or self._taken(
+            self._open_places.take(address),
+            f"{self._open_places.held(address)} requests from this address have not ended yet, and "
+            f"{self._open_places.taken} in all, that need no key. Please try again later.",
+        )
+
+    def stay(self, key: str) -> None:
+        """Count background work of a key that outlives its request, until it calls `leave`."""
+        self._places.force(key)
         self._idle.clear()
 
-    def leave(self) -> None:
-        self.active -= 1
+    def leave(self, key: str = "") -> None:
+        self._left(self._places, key)
+
+    def leave_open(self, address: str) -> None:
+        self._left(self._open_places, address)
+
+    def _left(self, places: Shares, owner: str) -> None:
+        places.give_back(owner)
         if not self.active:
             self._idle.set()
+
+    def _stopping(self) -> Failure | None:
+        if not self.draining:
+            return None
+        return Failure(503, "This server is shutting down.", "server_error", "shutting_down", headers=_RETRY)
+
+    def _taken(self, place: bool, message: str) -> Failure | None:
+        if not place:
+            return Failure(429, message, "rate_limit_error", "too_many_requests", headers=_RETRY)
+        self._idle.clear()
+        return None
 
     async def drain(self) -> None:
         """Refuse new requests, and wait until the active ones have left."""
@@ -66,16 +106,19 @@ class AdmissionControl:
 
 
 class AdmissionMiddleware:
-    """ASGI middleware of `AdmissionControl`. HTTP only: a WebSocket's first message carries its credential, with or
-    without keys."""
+    """ASGI middleware of `AdmissionControl`. Of WebSockets it knows only their connections: the first message carries
+    the credential, with or without keys."""
 
     def __init__(self, app: ASGIApp, admission: AdmissionControl) -> None:
         self.app = app
         self.admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        visitor: Visitor | None = scope.setdefault("state", {}).get(CONNECTION)
+        if visitor is not None:
+            visitor.speak_for(self.admission.limits.address_of(scope))
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await self._socket(scope, receive, send, visitor)
             return
         exchange = _Exchange(scope, send)
         request = f"{scope['method']} {scope.get('raw_path', b'')[:256].decode('latin-1')}"  # still percent-encoded
@@ -92,6 +135,16 @@ class AdmissionMiddleware:
         if exchange.status is not None:
             level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
             _log.log(level, "%s %d %.0f ms %s", request, exchange.status, exchange.ms(), exchange.id)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send, visitor: Visitor | None) -> None:
+        if visitor is None:
+            await self.app(scope, receive, send)
+            return
+        visitor.upgraded()
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            visitor.gone()
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         headers = dict(scope["headers"])
@@ -115,8 +168,11 @@ class AdmissionMiddleware:
         if identity is None:
             await _refused(b"authorization" in headers).response()(scope, receive, exchange.send)
             return
-        scope.setdefault("state", {})["identity"] = identity
-        await self._admitted(scope, lambda: self.app(scope, receive, exchange.send), receive, exchange)
+        scope["state"]["identity"] = identity
+        if scope["path"] in self.admission.open_paths:
+            await self._open(scope, receive, exchange)
+        else:
+            await self._admitted(scope, receive, exchange, identity.key)
 
     def _foreign(self, path: str, host: str | None, origin: str | None) -> Failure | None:
         """Why a server without keys refuses this host or origin. Open routes are served under any host name: they need
@@ -136,20 +192,39 @@ class AdmissionMiddleware:
             )
         return None
 
-    async def _admitted(
-        self, scope: Scope, work: Callable[[], Awaitable[None]], receive: Receive, exchange: _Exchange
-    ) -> None:
-        if scope["method"] != "POST":
-            await work()
+    async def _admitted(self, scope: Scope, receive: Receive, exchange: _Exchange, key: str) -> None:
+        visitor: Visitor | None = scope["state"].get(CONNECTION)
+        if visitor is not None and not visitor.identify(key, alone=not self.admission.keyring.required):
+            message = "This key has too many connections open: close idle ones, or use them for several requests."
+            refusal = Failure(429, message, "rate_limit_error", "too_many_connections", headers=_RETRY | _CLOSE)
+            await refusal.response()(scope, receive, exchange.send)
             return
-        refusal = self.admission.enter()
+        if scope["method"] != "POST":
+            await self.app(scope, receive, exchange.send)
+            return
+        refused = self.admission.enter(key)
+        if refused is not None:
+            await refused.response()(scope, receive, exchange.send)
+            return
+        try:
+            await self.app(scope, receive, exchange.send)
+        finally:
+            self.admission.leave(key)
+
+    async def _open(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+        if scope["method"] != "POST":  # answered at once, without a body
+            await self.app(scope, receive, exchange.send)
+            return
+        address = self.admission.limits.address_of(scope)
+        refusal = self.admission.enter_open(address)
         if refusal is not None:
+            refusal = replace(refusal, headers={**refusal.headers, **_CLOSE})  # what is left of its body is not read
             await refusal.response()(scope, receive, exchange.send)
             return
         try:
-            await work()
+            await self.app(scope, within(receive, OPEN_BODY_S), exchange.send)
         finally:
-            self.admission.leave()
+            self.admission.leave_open(address)
 
 
 class _Exchange:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TypeVar
 
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from paceline.errors import RequestError
 
@@ -22,6 +22,26 @@ T = TypeVar("T")
 
 class ClientGoneError(Exception):
     """The client has closed its connection, so that no answer can be sent."""
+
+
+def within(receive: Receive, seconds: float) -> Receive:
+    """`receive`, for a body that must be there `seconds` from now: else it raises RequestError 408."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    whole = False
+
+    async def timely() -> Message:
+        nonlocal whole
+        if whole:
+            return await receive()  # waits until the client leaves
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            raise _too_slow(seconds) from None
+        whole = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    return timely
 
 
 async def read_body(receive: Receive, content_length: str | None, *, max_bytes: int = MAX_BODY) -> bytes:
@@ -45,7 +65,11 @@ async def read_body(receive: Receive, content_length: str | None, *, max_bytes: 
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError:
-        raise RequestError(f"The request body did not arrive within {BODY_TIMEOUT:g} s.", status=408) from None
+        raise _too_slow(BODY_TIMEOUT) from None
+
+
+def _too_slow(seconds: float) -> RequestError:
+    return RequestError(f"The request body did not arrive within {seconds:g} s.", status=408)
 
 
 def _too_large(max_bytes: int) -> RequestError:

@@ -48,8 +48,10 @@ def failure_of(error: BaseException) -> Failure:
     """The failure that reports an exception to a client."""
     match error:
         case RequestError():
-            retry = {"Retry-After": str(RETRY_AFTER_S)} if error.status in (429, 503) else {}
-            return Failure(error.status, str(error), error.type, error.code, error.param, retry)
+            headers = {"Retry-After": str(RETRY_AFTER_S)} if error.status in (429, 503) else {}
+            if error.status == 408:  # the rest of the request is not waited for (RFC 9110, 15.5.9)
+                headers = {"Connection": "close"}
+            return Failure(error.status, str(error), error.type, error.code, error.param, headers)
         case LinkError():
             return Failure(503, str(error), "server_error", "link_lost", headers={"Retry-After": str(RETRY_AFTER_S)})
         case StorageError():

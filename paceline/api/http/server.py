@@ -12,12 +12,15 @@ import logging
 import resource
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
 from paceline.api.http.admission import AdmissionControl
+from paceline.api.http.doors import Doors
+from paceline.api.http.log_storms import Seldom, quieten
 from paceline.api.http.timeouts import HttpConnection
 from paceline.errors import ConfigError
 from paceline.runtime.garbage import freeze_heap
@@ -27,7 +30,7 @@ from paceline.wire.fields import MAX_FRAME_BYTES
 DRAIN_S = 30.0  # for answers to end after the first signal
 CLOSE_S = 3  # for connections to close after that
 BACKLOG = 512
-MAX_CONNECTIONS = 2048  # idle ones included; beyond it uvicorn answers 503 itself
+MAX_CONNECTIONS = 2048  # idle ones included; beyond it uvicorn answers 503 itself, some more are broken unread
 MAX_FILES = 2 * MAX_CONNECTIONS  # open files: sockets, and those of the stores
 MAX_HEADERS = 32 * 1024  # bytes; h11's default is 16 KiB, browsers with many cookies send more
 KEEP_ALIVE_S = 30  # an idle connection; OpenAI's clients drop theirs after 5
@@ -65,6 +68,7 @@ def configure_logging(level: str) -> None:
     """Log to stderr; of uvicorn, httpx and bm25s warnings only."""
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(Seldom())
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # it ignores the root logger's level
 
@@ -72,12 +76,16 @@ def configure_logging(level: str) -> None:
 class HttpServer(uvicorn.Server):
     """uvicorn with a drain before its shutdown. `on_ready`: called once it listens."""
 
-    def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
+    def __init__(self, app: FastAPI, on_ready: Callable[[], None], *, max_connections: int = MAX_CONNECTIONS) -> None:
+        admission = app.state.admission
+        assert isinstance(admission, AdmissionControl), "made by create_app"
+        doors = Doors(admission.limits, max_connections)
+        connection = partial(HttpConnection, doors=doors, max_connections=max_connections * 5 // 4)
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http=HttpConnection,
+                http=connection,  # type: ignore[arg-type]  # uvicorn calls it, and asks for no class
                 ws="websockets-sansio",
                 lifespan="off",
                 log_config=None,
@@ -90,14 +98,12 @@ class HttpServer(uvicorn.Server):
                 ws_ping_timeout=None,
                 ws_per_message_deflate=False,  # against zip bombs, and lengths that reveal secrets
                 h11_max_incomplete_event_size=MAX_HEADERS,
-                limit_concurrency=MAX_CONNECTIONS,
+                limit_concurrency=max_connections,
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=CLOSE_S,
             )
         )
-        admission = app.state.admission
-        assert isinstance(admission, AdmissionControl), "made by create_app"
         self._admission = admission
         self._closers: Sequence[Callable[[], Awaitable[None]]] = app.state.closers
         self._on_ready = on_ready
@@ -106,6 +112,7 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        quieten(self._loop)
         await super().startup(sockets)
         self._on_ready()
 
@@ -143,8 +150,7 @@ async def serve(
     until: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Serve `app`, made by `create_app`, until a signal has drained it, or what `until` waits for has happened."""
-    _raise_file_limit()
-    server = HttpServer(app, on_ready)
+    server = HttpServer(app, on_ready, max_connections=connections_within(_raise_file_limit()))
 
     async def stop() -> None:
         if until is not None:
@@ -159,9 +165,27 @@ async def serve(
             stopping.cancel()
 
 
-def _raise_file_limit() -> None:
-    """Allow as many open files as connections need: the default of many systems is 1,024."""
+def connections_within(files: int) -> int:
+    """Connections that so many open files allow: half of them, and MAX_CONNECTIONS at most."""
+    return max(1, min(MAX_CONNECTIONS, files // 2))
+
+
+def _raise_file_limit() -> int:
+    """Allow as many open files as connections need: the default of many systems is 1,024. Returns what is allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    if soft == resource.RLIM_INFINITY:
+        return MAX_FILES
+    if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    allowed = max(soft, wanted)
+    if allowed < MAX_FILES:
+        _log.warning(
+            "only %d files may be open, so that %d connections are taken instead of %d: raise the hard limit (ulimit "
+            "-Hn, or LimitNOFILE of a service) to %d",
+            allowed,
+            connections_within(allowed),
+            MAX_CONNECTIONS,
+            MAX_FILES,
+        )
+    return allowed

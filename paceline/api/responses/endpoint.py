@@ -125,7 +125,11 @@ class ResponsesEndpoint:
             call = chat_call(chat_body(asked, items), self._service, identity, documents=self._documents)
             wanted, search = await self._searching(asked, call, identity)
             generation = await while_connected(request.receive, prepare(self._service, asked, wanted))
-        run = self._start(asked, call, identity, given, search, generation)
+        try:
+            run = self._start(asked, call, identity, given, search, generation)
+        except RequestError:
+            await generation.aclose()  # it has not begun
+            raise
         if asked.background and not asked.stream:
             return answer(run.response_events.first)
         cancel = None if asked.background else lambda: self.runs.stop(run.live.record.id)

@@ -19,9 +19,11 @@ from paceline.api.responses.event_store import ResponseRecord
 from paceline.api.responses.events import Event, Json, ResponseEvents
 from paceline.api.responses.live_events import LiveEvents
 from paceline.api.responses.passages import stored_form
-from paceline.errors import PacelineError
+from paceline.core.shares import Shares
+from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import Generation, GenerationResult
 
+MAX_BACKGROUND = 576  # background responses at once, of which one key may have 512 (`core.shares`)
 STOPPED = Failure(503, "The server was stopped before this response was finished.", "server_error")
 
 _log = logging.getLogger("paceline.api")
@@ -47,6 +49,7 @@ class Runs:
         self._log = log
         self._admission = admission
         self._runs: dict[str, Run] = {}
+        self._background = Shares(MAX_BACKGROUND)  # of keys
 
     def start(
         self,
@@ -57,11 +60,23 @@ class Runs:
         stored: bool,
         background: bool,
     ) -> Run:
-        """Start a run, which owns `generation`. A background run counts as an active request, so that a drain waits."""
+        """Start a run, which owns `generation`. A background run counts as an active request, so that a drain waits.
+
+        Raises RequestError (429) when there are too many of those.
+        """
+        owner = record.owner
+        if background and not self._background.take(owner, alone=not owner):
+            raise RequestError(
+                f"{self._background.held(owner)} background responses of this key are being written, and "
+                f"{self._background.taken} in all, of {MAX_BACKGROUND}: wait for one to end, or cancel it.",
+                status=429,
+                type="rate_limit_error",
+                code="too_many_background_responses",
+            )
         run = Run(self._log.begin(record, stored=stored), response_events)
         self._runs[record.id] = run
         if background:
-            self._admission.stay()
+            self._admission.stay(owner)
         run.task = asyncio.create_task(self._write(run, generation, background=background))
         return run
 
@@ -124,7 +139,8 @@ class Runs:
         finally:
             del self._runs[live.record.id]
             if background:
-                self._admission.leave()
+                self._background.give_back(live.record.owner)
+                self._admission.leave(live.record.owner)
 
     def _finish(self, run: Run, events: Sequence[Event], done: GenerationResult | None = None) -> None:
         last = events[-1][1]

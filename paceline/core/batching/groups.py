@@ -23,6 +23,7 @@ class Group:
     claim: int  # most rows of all of them together, in whole blocks; 0: not known
     priority: int = 0  # smaller ones run first; ones that come without end starve all larger ones
     line: tuple[Hashable, int] | None = None  # a link to another engine, and the place there of an answer they share
+    owner: str = ""  # owners take turns where a step has no room for all; memory is given by age alone
 
 
 @dataclass(slots=True, eq=False)

@@ -1,9 +1,10 @@
 """The scheduler: merges the segments of many sequences into one ragged batch per forward pass.
 
 No phases: a prefill is a long chain, cut into chunks under the row budget so that decodes and trees never wait for it;
-a tree is never cut. First come, first served among groups of one priority, except for long prompts, of which the
-shortest runs beside the oldest; the oldest segment of the first priority that has memory always advances, so within it
-nothing starves. Which segments have memory, and which groups are preempted for them, is decided in `admission`.
+a tree is never cut. Among groups of one priority owners take turns (`turns`), each with its oldest segments first,
+except for long prompts, of which the shortest runs beside the one whose turn it is; the first segment of the first
+priority that has memory always advances, so within it nothing starves. Which segments have memory, and which groups are
+preempted for them, is decided in `admission`, by age alone.
 Knows neither engine nor clock. The caller runs each batch before it asks for the next. After Orca (Yu et al. 2022) and
 Sarathi (Agrawal et al. 2023).
 """
@@ -18,6 +19,7 @@ from paceline.core.batching.groups import Group, GroupTable
 from paceline.core.batching.memory import Memory
 from paceline.core.batching.pending import PendingQueues, PendingSegment
 from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.batching.turns import Turns
 
 UNBOUNDED = Memory()
 
@@ -60,6 +62,7 @@ class Scheduler:
         self._queues = PendingQueues()
         self._groups = GroupTable()
         self._admission = Admission(self._queues, self._groups, block_size)
+        self._turns: dict[int, Turns] = {}  # by priority
         self._arrived: list[PendingSegment] = []  # since the last step: not yet compared with the capacity
 
     @property
@@ -169,10 +172,9 @@ class Scheduler:
         return True
 
     def _fill(self, admitted: list[PendingSegment]) -> list[ScheduledSegment]:
-        """Fill the step: short segments in order while they fit beside the quantum of the long ones, which share the
+        """Fill the step: short segments in turn while they fit beside the quantum of the long ones, which share the
         remaining rows."""
-        long = [item for item in admitted if item.segment.parents is None and item.rows > self._quantum]
-        short = [item for item in admitted if item.segment.parents is not None or item.rows <= self._quantum]
+        short, long = self._in_turn(admitted)
         left = self._max_batched_tokens - (self._quantum if long else 0)
         places = self._max_num_seqs - (1 if long else 0)
         scheduled: list[ScheduledSegment] = []
@@ -185,6 +187,24 @@ class Scheduler:
         running = [(item, rows) for item, rows in zip(long, shares, strict=True) if rows]
         return scheduled + [self._chunk(item, rows) for item, rows in running[: self._max_num_seqs - len(scheduled)]]
 
+    def _in_turn(self, admitted: list[PendingSegment]) -> tuple[list[PendingSegment], list[PendingSegment]]:
+        """Short segments and long ones, of which each step runs a part, in the order of their turns."""
+        short: list[PendingSegment] = []
+        long: list[PendingSegment] = []
+        by_priority: dict[int, list[tuple[str, PendingSegment]]] = {}
+        for item in admitted:
+            group = self._groups.of(item.segment.seq).group
+            by_priority.setdefault(group.priority, []).append((group.owner, item))
+        for priority, waiting in by_priority.items():  # the first one first, as they are sorted
+            turns = self._turns.setdefault(priority, Turns())
+            turns.begin({owner for owner, _ in waiting})
+            short += turns.order([each for each in waiting if not self._is_long(each[1])])
+            long += turns.order([each for each in waiting if self._is_long(each[1])])
+        return short, long
+
+    def _is_long(self, item: PendingSegment) -> bool:
+        return item.segment.parents is None and item.rows > self._quantum
+
     def _chunk(self, item: PendingSegment, rows: int) -> ScheduledSegment:
         """Schedule the next `rows` rows, as a segment of their own."""
         whole, final = item.segment, rows == item.rows
@@ -195,16 +215,18 @@ class Scheduler:
             segment = Segment(whole.seq, whole.start + first, tokens, None, logits)
         item.num_computed_tokens, item.started = first + rows, True
         self._groups.take_rows(whole.seq)
+        group = self._groups.of(whole.seq).group
+        self._turns[group.priority].served(group.owner, rows)
         if final:
             self._queues.remove(item)
         return ScheduledSegment(item.key, segment, final)
 
 
 def _shares(lengths: list[int], rows: int) -> list[int]:
-    """Rows of a step for each of these chains, oldest first; the sum is `rows`, or all that is left of them.
+    """Rows of a step for each of these chains, in turn; the sum is `rows`, or all that is left of them.
 
-    Half is the oldest's, so that none starves; the rest goes to those with the least left, of equals to the oldest, so
-    that a prompt of 200 tokens does not wait for one of 30,000.
+    Half is the first one's, so that none starves; the rest goes to those with the least left, of equals to the first,
+    so that a prompt of 200 tokens does not wait for one of 30,000.
     """
     if not lengths:
         return []

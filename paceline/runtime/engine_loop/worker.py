@@ -74,10 +74,12 @@ class EngineWorker:
         self._next_seq += 1
         return SeqId(self._next_seq)
 
-    def group(self, rows: int, priority: int = 0, line: tuple[Hashable, int] | None = None) -> Group:
+    def group(
+        self, rows: int, priority: int = 0, line: tuple[Hashable, int] | None = None, *, owner: str = ""
+    ) -> Group:
         """A group of sequences that need this number of rows at most, all together."""
         self._next_group += 1
-        return Group(self._next_group, rows, priority, line)
+        return Group(self._next_group, rows, priority, line, owner)
 
     def submit(self, request: ForwardRequest) -> None:
         """Its `cached_rows` is known when it is answered."""

@@ -148,15 +148,23 @@ async def serve_websocket(
         return  # closed during the handshake
     if not supported:
         # Accepted first: only an accepted connection can be closed with a code and a sentence.
-        await ServerTransport(websocket).close(CloseCode.VERSION_MISMATCH, f"this server speaks {SUBPROTOCOL}")
+        stranger = ServerTransport(websocket)
+        await stranger.close(CloseCode.VERSION_MISMATCH, f"this server speaks {SUBPROTOCOL}")
+        stranger.abort()
         return
-    async with emulated(ServerTransport(websocket), emulation) as transport:
+    own = ServerTransport(websocket)
+
+    def admitted(link: Link) -> None:
+        own.admitted()
+        on_link(link)
+
+    async with emulated(own, emulation) as transport:
         link = Link(
             transport,
             handshake,
             authenticate=authenticate,
             keep_key=keep_key,
-            on_up=on_link,
+            on_up=admitted,
             vocab_size=vocab_size,
         )
         await link.run()

@@ -23,8 +23,10 @@ from paceline.wire.messages import SUBPROTOCOL
 
 OPEN_TIMEOUT_S = 10.0  # for TCP, TLS and the HTTP upgrade together
 CLOSE_TIMEOUT_S = 2.0
+ECHO_S = 1.0  # for a device's answer to a close frame, before the connection is broken
 WRITE_LIMIT = 65_536  # bytes the library buffers before a send waits; the link bounds its own queue
 MAX_QUEUED_FRAMES = 16  # received and unread; beyond, the library stops reading
+CONNECTION = "paceline.connection"  # in an ASGI scope's `state`: the `Connection` below, where the server knows it
 
 
 class TransportClosed(LinkClosed):
@@ -50,6 +52,16 @@ class Transport(Protocol):
 
     def abort(self) -> None:
         """Break the connection at once."""
+
+
+class Connection(Protocol):
+    """The TCP connection below a WebSocket, which ASGI hides."""
+
+    def admitted(self) -> None:
+        """The other end is known now: limits on strangers no longer concern it."""
+
+    def abort(self) -> None:
+        """Break it at once."""
 
 
 class ClientTransport:
@@ -83,12 +95,19 @@ class ClientTransport:
 class ServerTransport:
     """A cloud's end, on an accepted Starlette WebSocket.
 
-    ASGI cannot break a connection: after `abort` nothing is sent, and the server closes it when the route returns.
+    Where the server does not pass its connection on (`CONNECTION`), `abort` cannot break it: then nothing more is sent,
+    and the server closes it some time after the route has returned.
     """
 
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
-        self._aborted = asyncio.Event()
+        self._aborted = False
+        self._connection: Connection | None = websocket.scope.get("state", {}).get(CONNECTION)
+
+    def admitted(self) -> None:
+        """The device has been admitted."""
+        if self._connection is not None:
+            self._connection.admitted()
 
     async def send_bytes(self, data: bytes) -> None:
         try:
@@ -109,15 +128,23 @@ class ServerTransport:
         return data
 
     async def close(self, code: int, reason: str) -> None:
-        if self._aborted.is_set():
+        """Send a close frame and wait for the peer's, but not for one that has never spoken: its time is over."""
+        if self._aborted:
             return
         try:
             await self._websocket.close(code, reason)
-        except (WebSocketDisconnect, RuntimeError):
-            return  # already closed
+            if self._connection is None or code == CloseCode.HANDSHAKE_TIMEOUT:
+                return
+            async with asyncio.timeout(ECHO_S):
+                while (await self._websocket.receive())["type"] != "websocket.disconnect":
+                    pass
+        except (WebSocketDisconnect, RuntimeError, TimeoutError):
+            return  # already closed, or it does not answer
 
     def abort(self) -> None:
-        self._aborted.set()
+        self._aborted = True
+        if self._connection is not None:
+            self._connection.abort()
 
 
 async def dial(url: str, *, ssl: SSLContext | None = None) -> Transport:

@@ -159,11 +159,14 @@ class PeerSession(Session):
         number: int,
         retrieve: Callable[[PeerSession], None],
         closed: Callable[[PeerSession], None],
+        owner: str = "",
     ) -> None:
+        """owner: whose turns in the engine's steps it takes."""
         super().__init__(machine, worker, None)  # the peer's clients cannot be told apart, so they share no KV
         self.link, self._number = link, number
         self._retrieve = retrieve
         self._closed = closed
+        self._turns_of = owner
         link.attach(number, self._received)
 
     def begin(self) -> None:
@@ -181,7 +184,7 @@ class PeerSession(Session):
         """Give the machine its branches and send the passages. claim: KV rows of all branches together."""
         if not self._driver.finished and self._number is not None:
             self._prefixes = prefixes
-            self._group = self._worker.group(claim, line=(id(self.link), self._number))
+            self._group = self._worker.group(claim, line=(id(self.link), self._number), owner=self._turns_of)
             self._post(msgspec.structs.replace(found, session=self._number))
             self.deliver(Retrieved(tuple(branches), room))
 

@@ -77,7 +77,7 @@ class ClientSession(Session):
         self.prepared = prepared
         self._prefixes = prepared.prompts.prefixes
         self._citations = prepared.prompts.citations(prepared.side)
-        self._group: Group = worker.group(prepared.claim, prepared.request.priority)
+        self._group: Group = worker.group(prepared.claim, prepared.request.priority, owner=prepared.request.owner)
         self.link = link
         self._tokenizer = tokenizer
         self._text = AnswerText(tokenizer, prepared.request.stop)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Final, Literal
 
 from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.shares import Shares
 from paceline.errors import LinkClosed, LinkError
 from paceline.rag.prompt import MAX_QUERY, passages_text, query_of
 from paceline.rag.records import Passage
@@ -157,16 +158,17 @@ class SearchServer:
     """Searches that devices request from the cloud."""
 
     def __init__(self) -> None:
-        self._running = 0  # of all devices; an abandoned one runs to its end
+        self._shares = Shares(MAX_SEARCHES)  # of devices; an abandoned search runs to its end
 
-    async def answer(self, link: Link, opening: OpenSession, store: DocumentStore | None, *, max_passages: int) -> None:
+    async def answer(
+        self, link: Link, peer: str, opening: OpenSession, store: DocumentStore | None, *, max_passages: int
+    ) -> None:
         """Search and reply; without a store no passage is found."""
         egress, session = Egress(), opening.session
         found, reason = RetrievedPassages(session, []), "stop"
-        if self._running >= MAX_SEARCHES:
+        if store is not None and not self._shares.take(peer):
             reason = "refused: it is busy"
         elif store is not None:
-            self._running += 1
             query, count = opening.query[:MAX_QUERY], min(opening.top_k_documents, max_passages)
             try:
                 found = RetrievedPassages(session, to_wire(await asyncio.to_thread(store.search, query, count)))
@@ -174,7 +176,7 @@ class SearchServer:
                 log.exception("a device's search failed")
                 reason = "refused: its documents cannot be searched"
             finally:
-                self._running -= 1
+                self._shares.give_back(peer)
         close = CloseSession(session, reason)
         with suppress(LinkClosed):
             for message in (found, close) if reason == "stop" else (close,):

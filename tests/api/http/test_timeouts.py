@@ -17,7 +17,7 @@ from paceline.api.http.auth import Keyring
 from paceline.api.http.timeouts import HttpConnection
 from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, running
 
-ONE = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+ONE = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @pytest.fixture

@@ -101,6 +101,7 @@ class Work:
     steps: int
     tree: int
     priority: int = 0
+    owner: str = ""
     grown: int = -1
     seqs: list[SeqId] = field(default_factory=list)
     waiting: set[SeqId] = field(default_factory=set)
@@ -132,7 +133,7 @@ class Load:
             key = len(self.keys)
             self.keys[key] = number, seq
             work.waiting.add(seq)
-            group = Group(number, self.claims[number], work.priority)
+            group = Group(number, self.claims[number], work.priority, owner=work.owner)
             self.scheduler.add(key, Segment(seq, start, tokens, parents), group=group)
 
     def end(self, number: int) -> None:
@@ -185,6 +186,7 @@ works = st.lists(
         st.integers(0, 25),
         st.sampled_from([0, 0, 1, 5]),
         st.sampled_from([0, 0, 0, -1]),
+        st.sampled_from(["", "", "another's"]),
     ),
     min_size=1,
     max_size=9,

@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from paceline.core.shares import Shares
 from paceline.errors import LinkError, RequestError
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
@@ -173,7 +174,7 @@ async def test_neither_side_sends_or_accepts_more_passages_than_requested() -> N
 async def test_searches_beyond_the_limit_are_refused() -> None:
     async with nodes() as (bench, _):
         set_stores(bench, Passages(LANDLORD), Passages(HARBOUR))
-        bench.cloud._peers._searches._running = search_module.MAX_SEARCHES
+        bench.cloud._peers._searches._shares = Shares(0)
         _, done = await collect(await bench.device.prepare(PRIVATE))
         assert done.degraded == "cloud_missing"
         bench.cloud._peers._searches = SearchServer()

@@ -1,0 +1,50 @@
+"""Fair shares of a fixed number of places among owners that come and go.
+
+An owner may take a place while it holds fewer than `EASE` times as many as are free. So one that is alone holds eight
+ninths of all, and the rest is free for whoever comes next; several that want all they can get hold the same number
+each, and one that wants less has what it wants (max-min fairness). Nobody is thrown out: what an owner holds beyond its
+share goes to others as it is given back. The rule needs no list of those who wait, and no clock. After Choudhury and
+Hahne, Dynamic Queue Length Thresholds for Shared-Memory Packet Switches (1998).
+"""
+
+from __future__ import annotations
+
+EASE = 8
+
+
+class Shares:
+    """Places of which each owner holds some; `take` and `give_back` come in pairs."""
+
+    def __init__(self, places: int, *, most: int | None = None) -> None:
+        """most: of one owner, whatever is free."""
+        self.places = places
+        self.taken = 0
+        self._most = places if most is None else most
+        self._held: dict[str, int] = {}  # owners without any are left out
+
+    def held(self, owner: str) -> int:
+        return self._held.get(owner, 0)
+
+    def take(self, owner: str, *, alone: bool = False) -> bool:
+        """Take one place; False if there is none for this owner now. alone: nobody else can ever come, so that all
+        places are its."""
+        free, held = self.places - self.taken, self.held(owner)
+        if free <= 0 or held >= self._most or (held >= EASE * free and not alone):
+            return False
+        self.force(owner)
+        return True
+
+    def force(self, owner: str) -> None:
+        """Count a place that the owner holds in any case, also beyond its share and all places."""
+        self._held[owner] = self.held(owner) + 1
+        self.taken += 1
+
+    def give_back(self, owner: str) -> None:
+        held = self._held.pop(owner) - 1
+        assert held >= 0, owner
+        if held:
+            self._held[owner] = held
+        self.taken -= 1
+
+    def check(self) -> None:
+        assert sum(self._held.values()) == self.taken and all(held > 0 for held in self._held.values()), self._held

@@ -1,0 +1,166 @@
+"""Turns of owners in the scheduler's steps: equal rows for those that want all, no wait behind another's many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.batching.groups import Group
+from paceline.core.batching.scheduler import Scheduler
+from paceline.core.batching.segment import Segment, SeqId
+
+BUDGET = 12
+QUANTUM = 3
+PLACES = 4
+
+
+class Load:
+    """Sequences of owners, one pending segment each. `pending` is by key."""
+
+    def __init__(self, places: int = PLACES) -> None:
+        self.scheduler = Scheduler(BUDGET, places)
+        self.pending: dict[int, tuple[str, int]] = {}  # owner, rows that are left
+        self.lengths: Counter[int] = Counter()
+        self.busy: set[int] = set()
+        self.next_key = 0
+
+    def add(self, owner: str, seq: int, rows: int, *, tree: bool = False, priority: int = 0) -> int:
+        self.next_key += 1
+        start = self.lengths[seq]
+        segment = Segment(SeqId(seq), start, tuple(range(rows)), (-1,) * rows if tree else None, "all")
+        self.scheduler.add(self.next_key, segment, group=Group(seq, 0, priority, owner=owner))
+        self.pending[self.next_key] = owner, rows
+        self.lengths[seq] += rows
+        return self.next_key
+
+    def step(self) -> Counter[str]:
+        """Rows that each owner had in it."""
+        scheduled = self.scheduler.schedule()
+        self.scheduler.check()
+        rows = Counter[str]()
+        assert scheduled is not None
+        for piece in scheduled.segments:
+            owner, left = self.pending.pop(piece.key)
+            rows[owner] += len(piece.segment.tokens)
+            if not piece.final:
+                self.pending[piece.key] = owner, left - len(piece.segment.tokens)
+        return rows
+
+
+def test_an_answer_of_one_owner_does_not_wait_for_the_many_of_another() -> None:
+    load = Load()
+    for seq in range(100):
+        load.add("many", seq, 1)
+    last = load.add("one", 100, 1)
+    assert load.step() == {"many": 3, "one": 1} and last not in load.pending
+    for _ in range(5):
+        last = load.add("one", 100, 1)
+        assert load.step()["one"] == 1, "and so on, from token to token"
+
+
+def test_owners_of_trees_and_of_decodes_have_the_same_rows() -> None:
+    """One has few large trees, one many decodes, one prompts that are cut into chunks."""
+    load, had = Load(), Counter[str]()
+    for step in range(600):
+        counts = Counter(owner for owner, _ in load.pending.values())
+        for owner, rows, tree, wanted in (("trees", 5, True, 3), ("decodes", 1, False, 40), ("prompts", 30, False, 2)):
+            for _ in range(wanted - counts[owner]):
+                load.add(owner, load.next_key, rows, tree=tree)
+        if step >= 100:
+            had += load.step()
+        else:
+            load.step()
+    assert abs(had["trees"] - had["decodes"]) <= 2 * 5 + QUANTUM
+    assert had["prompts"] > 1400, "chunks of long chains, a quantum a step, run beside all others"
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(1, 8)), min_size=2, max_size=5),
+    st.integers(0, 999),
+)
+def test_owners_that_always_wait_have_equal_rows(owners: list[tuple[int, bool, int]], seed: int) -> None:
+    """Owners of short segments, each with several pending at any time, whatever their sizes and numbers."""
+    random, load, had = Random(seed), Load(places=64), Counter[str]()
+    for _ in range(80):
+        counts = Counter(owner for owner, _ in load.pending.values())
+        for number, (largest, tree, wanted) in enumerate(owners):
+            owner = f"owner {number}"
+            # More than a step holds, so that all owners have segments left after it.
+            while counts[owner] < BUDGET + wanted:
+                rows = random.randint(1, largest if tree else QUANTUM)
+                load.add(owner, load.next_key, rows, tree=tree)
+                counts[owner] += 1
+        had += load.step()
+        rows = [had[f"owner {number}"] for number in range(len(owners))]
+        assert max(rows) - min(rows) <= 2 * max(largest for largest, _, _ in owners) + QUANTUM
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 30), st.booleans(), st.integers(0, 2)), min_size=1, max_size=40
+    ),
+    st.integers(2, 5),
+)
+def test_nothing_starves_however_the_owners_come(arrivals: list[tuple[str, int, bool, int]], places: int) -> None:
+    """A segment has run once every owner could have run all it had pending by then, a quantum a step."""
+    load, deadline, step = Load(places), dict[int, int](), 0
+
+    def run() -> None:
+        nonlocal step
+        load.step()
+        step += 1
+        for key, until in list(deadline.items()):
+            if key not in load.pending:
+                del deadline[key]
+            else:
+                assert step <= until, "it waited for more than the rows of all that were there"
+
+    for number, (owner, rows, tree, pause) in enumerate(arrivals):
+        key = load.add(owner, number, rows, tree=tree)
+        own = sum(-(-left // QUANTUM) for other, left in load.pending.values() if other == owner)
+        most = max(left for _, left in load.pending.values())
+        deadline[key] = step + 3 * (own + 1) * (-(-max(most, 30) // QUANTUM) + 1)
+        for _ in range(pause):
+            if load.pending:
+                run()
+    while load.pending:
+        run()
+
+
+def test_an_owner_that_returns_is_owed_nothing_for_its_absence() -> None:
+    load = Load()
+    load.add("returning", 1000, 1)
+    for seq in range(4):
+        load.add("here", seq, 1)
+    for _ in range(50):
+        for seq in range(4, 8):
+            load.add("here", load.next_key + 2000 + seq, 1)
+        load.step()
+    for seq in range(100, 140):
+        load.add("returning", seq, 1)
+    assert load.step() == {"here": 2, "returning": 2}
+
+
+@pytest.mark.parametrize("owner", ["a", "b"])
+def test_the_first_priority_runs_first_whoever_owns_it(owner: str) -> None:
+    load = Load()
+    for seq in range(8):
+        load.add("a", seq, 1, priority=1)
+    first = load.add(owner, 9, 1)
+    load.step()
+    assert first not in load.pending
+
+
+def test_long_prompts_of_two_owners_take_turns() -> None:
+    load = Load()
+    for seq in range(3):
+        load.add("many", seq, 1000)
+    load.add("one", 3, 900)
+    had = Counter[str]()
+    for _ in range(60):
+        had += load.step()
+    assert abs(had["many"] - had["one"]) <= 2 * BUDGET

@@ -1,0 +1,68 @@
+"""Shares of one node's answers and sessions: an owner or peer that wants all of them leaves some to others."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.errors import RequestError
+from paceline.runtime import node as node_module
+from paceline.runtime import peers as peers_module
+from tests.runtime.test_node import REQUEST, collect, nodes
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_key_with_all_the_answers_it_can_have_leaves_some_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "MAX_ANSWERS", 18)
+    greedy, other = replace(REQUEST, owner="greedy"), replace(REQUEST, owner="other")
+    async with nodes(linked=False) as (bench, _), AsyncExitStack() as stack:
+        for _ in range(16):
+            stack.push_async_callback((await bench.cloud.prepare(greedy)).aclose)
+        with pytest.raises(RequestError, match=r"16 answers of 18 at most, and 16 of them for this key") as refused:
+            await bench.cloud.prepare(greedy)
+        assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
+        await collect(await bench.cloud.prepare(other))
+        held = await bench.cloud.prepare(other)
+        with pytest.raises(RequestError):
+            await bench.cloud.prepare(greedy)
+        await held.aclose()
+        await held.aclose()  # gives back its place once
+        bench.cloud._shares.check()
+        assert bench.cloud._shares.taken == 16
+    assert bench.cloud._shares.taken == 0
+
+
+async def test_where_no_key_is_required_nothing_is_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "MAX_ANSWERS", 18)
+    async with nodes(linked=False) as (bench, _), AsyncExitStack() as stack:
+        for _ in range(18):
+            stack.push_async_callback((await bench.cloud.prepare(replace(REQUEST, owner=""))).aclose)
+
+
+async def test_a_refused_request_gives_its_place_back() -> None:
+    async with nodes(linked=False, max_positions=64) as (bench, _):
+        with pytest.raises(RequestError, match="maximum context length"):
+            await bench.cloud.prepare(replace(REQUEST, messages=({"role": "user", "content": "x" * 80},)))
+        assert bench.cloud._shares.taken == 0
+
+
+async def test_a_peer_has_so_many_sessions_and_its_further_answers_are_written_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers_module, "MAX_SESSIONS_PER_PEER", 1)
+    async with nodes() as (bench, _):
+        endless = replace(REQUEST, max_tokens=4000, sampling=SamplingParams(temperature=1.0, logit_bias={256: -100.0}))
+        first = await bench.device.prepare(endless)
+        events = first.run()
+        await anext(events)
+        _, second = await collect(await bench.device.prepare(REQUEST))
+        assert second.degraded == "cloud_lost" and second.completion_tokens > 0
+        assert first.link is not None, "the first one keeps its session"
+        await first.aclose()
+        _, third = await collect(await bench.device.prepare(REQUEST))
+        assert third.degraded is None, "the place is free again"
+        bench.cloud._peers._shares.check()
