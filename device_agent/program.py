@@ -11,7 +11,12 @@ from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen
 from paceline.bootstrap import Background, OpenedNode, retention_of, run_node
+from paceline.core.permission import NOBODY
 from paceline.models import DEVICE
+from paceline.runtime.asking.activity import ActivityLog
+from paceline.runtime.asking.answers import permission
+from paceline.runtime.asking.gate import CloudAsks
+from paceline.runtime.asking.limits import AskLimits
 from paceline.runtime.link.emulation import Emulation
 from paceline.settings import AgentSettings
 from paceline.wire.messages import Hello
@@ -30,9 +35,21 @@ async def run(settings: AgentSettings) -> None:
     check_exposure(settings.host, keyring)
     emulation = Emulation.parse(settings.emulate) if settings.emulate else None
 
+    may_ask, origin = permission(settings)
+    _log.info("clients of the cloud may ask this device: %s (%s)", may_ask, origin)
+    limits = AskLimits(settings.cloud_asks_per_minute, settings.cloud_asks_per_hour)
+
     async def compose(opened: OpenedNode) -> tuple[FastAPI, Background | None]:
         def hello(credential: Credential) -> Hello:
-            return Hello(device=credential.device, credential=credential.secret, **opened.introduction())
+            known = opened.introduction()
+            if may_ask == NOBODY:
+                known["documents"] = 0  # nor does a cloud need to know how many there are
+            return Hello(
+                device=credential.device,
+                credential=credential.secret,
+                asked_by=None if may_ask.names is None else list(may_ask.names),
+                **known,
+            )
 
         cloud = None
         if settings.cloud is not None:
@@ -64,5 +81,6 @@ async def run(settings: AgentSettings) -> None:
             compose,
             expects_peer=settings.cloud is not None,
             open_to_peer=settings.share_distributions,
+            asks=CloudAsks(may_ask, limits, ActivityLog(settings.state_dir)),
         )
     _log.info("stopped")

@@ -242,7 +242,7 @@ async def _dial(setting: Setting, kind: bytes) -> Transport:
 
 @asynccontextmanager
 async def _linked(node: Node, model: LoadedModel, transport: Transport) -> AsyncIterator[None]:
-    hello = Hello(VERSION, "device", "secret", *_identity(model), documents=1)
+    hello = Hello(VERSION, "device", "secret", *_identity(model), documents=1, asked_by=[])
     vocab_size = model.tokenizer.vocab_size
     link = Link(transport, hello, vocab_size=vocab_size, on_up=lambda link: node.on_link(link, "cloud"))
     async with asyncio.TaskGroup() as tasks:

@@ -14,10 +14,13 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from paceline.core.permission import MAX_NAMES
 from paceline.core.sampling.constraint import MAX_TEXT, ConstraintKind
 from paceline.wire.tree_codec import unpack_nodes
 
-VERSION = 5  # 5: the common noise is drawn in groups of ids; 4: Sampling.repetition_penalty, OpenSession.options
+# 6: Hello.asked_by, OpenSession.asker; 5: the common noise is drawn in groups of ids; 4: Sampling.repetition_penalty,
+# OpenSession.options
+VERSION = 6
 SUBPROTOCOL = "paceline.v1"
 
 MAX_FRAME_BYTES = 1 << 20
@@ -78,6 +81,8 @@ class Hello(_Message, frozen=True, tag="hello"):
     model_name: Name
     strategies: Annotated[list[Name], msgspec.Meta(max_length=64)]
     documents: Count  # number this side can search; never which
+    # Names of the cloud's keys whose clients may have this device read its documents; null: all. It checks them itself.
+    asked_by: Annotated[list[Name], msgspec.Meta(max_length=MAX_NAMES)] | None
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
@@ -183,7 +188,7 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
 
     strategy: Name
     messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=1000)]
-    query: Text  # for the document search
+    query: Text  # of `search`; otherwise empty, since each side derives its query from `messages`
     sampling: Sampling
     max_tokens: Count
     top_k_documents: Count
@@ -192,6 +197,7 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     targets: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
     epoch: Count  # number of earlier openings of this answer; messages of another epoch are dropped
     constraint: Constraint | None  # on the text; each side masks its own distributions
+    asker: Name  # from a cloud: name of the client's key; empty for a client without one, and from a device
 
 
 class CloseSession(SessionFrame, frozen=True, tag="close"):

@@ -38,6 +38,7 @@ def hello(credential: Credential) -> Hello:
         model_name="scripted",
         strategies=["autoregressive"],
         documents=1,
+        asked_by=[],
     )
 
 

@@ -42,6 +42,7 @@ HELLO = Hello(
     model_name="small",
     strategies=["aggregate", "autoregressive"],
     documents=3,
+    asked_by=None,
 )
 WELCOME = Welcome(
     version=VERSION,
@@ -78,6 +79,7 @@ def opening(session: int) -> OpenSession:
         targets=[],
         epoch=0,
         constraint=Constraint(kind="json_schema", text='{"type": "object"}'),
+        asker="notebook",
     )
 
 

@@ -163,6 +163,9 @@ class PeerSession(Session):
         self.link, self._number = link, number
         self._retrieve = retrieve
         self._closed = closed
+        self.outcome = "cancelled"  # how it has ended, once it has
+        # Called with each message and whether this side sends it.
+        self.observe: Callable[[SessionMessage, bool], object] = lambda message, sent: None  # noqa: ARG005  # a hook
         link.attach(number, self._received)
 
     def begin(self) -> None:
@@ -184,26 +187,35 @@ class PeerSession(Session):
             self._post(msgspec.structs.replace(found, session=self._number))
             self.deliver(Retrieved(tuple(branches), room))
 
+    def send(self, message: SessionMessage) -> None:
+        self.observe(message, True)
+        super().send(message)
+
     def fail(self, error: PacelineError) -> None:
+        self.outcome = f"failed: {error}"
         super().fail(error)
         self._closed(self)
 
     def refuse(self, reason: str) -> None:
         """Leave the session; the peer continues without this side."""
         log.info("an answer of the peer's is not taken part in: %s", reason)
+        self.outcome = f"refused: {reason}"
         self._driver.abandon()
         self._end(f"refused: {reason}"[:1024])
         self._closed(self)
 
     def link_lost(self) -> None:
+        self.outcome = "the link was lost"
         self.link, self._number = None, None
         self.deliver(LinkLost())
 
     def _received(self, message: SessionFrame) -> None:
         match message:
-            case CloseSession():
+            case CloseSession(_, reason):
+                self.outcome = reason
                 self.deliver(Cancelled("cancelled"))
             case SessionMessage():
+                self.observe(message, False)
                 self.deliver(Received(message, self._loop.time()))
             case _:
                 pass  # passages for citations are for the side that faces the client

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.engine.base import TextModel
 from paceline.errors import RequestError
-from paceline.rag.prompt import Messages, passages_text, prompt_parts, query_of, relevance
+from paceline.rag.prompt import RELEVANCE_TEMPERATURE, Messages, passages_text, prompt_parts, query_of, relevance
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.service import Citation
 from paceline.strategies.base import Branch, Side, other
+
+DEVICE_LOG_WEIGHT = 0.56 / RELEVANCE_TEMPERATURE + math.log(2)
+"""log h of a device's documents in a joint answer: two passages of the median cosine of right ones, see `MIN_SCORE`.
+
+A constant, because with bins of the cosine two bins told members of a store almost as well as the cosine itself:
+`python -m bench.leakage`, bench/LOG.md.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,18 @@ class PromptSet:
     @property
     def longest(self) -> int:
         return max(len(branch.prompt) for branch in self.branches)
+
+    def without_relevance(self) -> PromptSet:
+        """The same prompts, whose documents together weigh what any device's documents weigh, each the same.
+
+        So nothing that a cloud can measure of an answer, its text included, depends on how similar to a question the
+        private documents are, or on how many of them are similar.
+        """
+        number = sum(branch.score is not None for branch in self.branches)
+        if not number:
+            return self
+        score = DEVICE_LOG_WEIGHT - math.log(number)
+        return replace(self, branches=tuple(Branch(branch.prompt, score) for branch in self.branches))
 
 
 async def build_prompts(

@@ -269,6 +269,7 @@ class SimulatedSession:
             targets=list(targets),
             epoch=epoch,
             constraint=None,  # both sides are given the compiled mask
+            asker="",
         )
         self._exchange.post(self, self.peer, opening)
 

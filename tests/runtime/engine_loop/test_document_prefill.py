@@ -37,6 +37,7 @@ from paceline.strategies.base import SIDES, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.engine.checkpoints import save
 from tests.runtime.link.test_connection import admit, pipes
+from tests.runtime.test_node import open_gate
 from tests.wire.samples import HELLO, WELCOME
 
 pytestmark = pytest.mark.anyio
@@ -119,7 +120,13 @@ async def pair(folder: Path, make: Callable[[Side], Engine], *, keep_kv: bool = 
             name, text = NOTES[side]
             store.add_text(name, text, zone=side)
         nodes = {
-            side: Node(side, LoadedModel(make(side), tokenizer), stores[side], kv=files[side] if keep_kv else None)
+            side: Node(
+                side,
+                LoadedModel(make(side), tokenizer),
+                stores[side],
+                kv=files[side] if keep_kv else None,
+                asks=open_gate(),
+            )
             for side in SIDES
         }
         async with asyncio.timeout(60), nodes["cloud"], nodes["device"], asyncio.TaskGroup() as tasks:

@@ -229,7 +229,7 @@ async def test_a_device_that_is_not_admitted_receives_the_reason(
 
     ups: list[Link] = []
     left, right = pipes()
-    hello = Hello(VERSION, "laptop", credential, "bytes", "0", "small", ["aggregate"], 0)
+    hello = Hello(VERSION, "laptop", credential, "bytes", "0", "small", ["aggregate"], 0, None)
     device, cloud = Link(left, hello, on_up=ups.append), Link(right, WELCOME, authenticate=check, on_up=ups.append)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         tasks.create_task(device.run())
