@@ -123,7 +123,7 @@ class Session(ABC):
     def open_peer(self, targets: tuple[int, ...], epoch: int) -> None: ...
 
     @abstractmethod
-    def close_peer(self) -> None: ...
+    def close_peer(self, fault: str) -> None: ...
 
     def finish(self, finish: Finish) -> None:
         self._end(finish.reason)
@@ -229,8 +229,8 @@ class PeerSession(Session):
     def open_peer(self, targets: tuple[int, ...], epoch: int) -> None:
         raise AssertionError(f"only the side that faces the client opens a session: {len(targets)}, {epoch}")
 
-    def close_peer(self) -> None:
-        raise AssertionError("only the side that faces the client gives its peer up")
+    def close_peer(self, fault: str) -> None:
+        raise AssertionError(f"only the side that faces the client gives its peer up: {fault}")
 
     def finish(self, finish: Finish) -> None:
         super().finish(finish)

@@ -91,6 +91,7 @@ class ClientSession(Session):
         self._lanes: Counter[Side] = Counter()
         self._tokens: list[int] = []
         self._degraded = prepared.missing
+        self._faulty = False  # the peer has broken a rule
         self._refusal = ""  # why the peer does not take part, in its words
         self._pause: asyncio.TimerHandle | None = None  # set while waiting for a lost peer
         self._peer_citations: tuple[Citation, ...] = ()
@@ -129,9 +130,10 @@ class ClientSession(Session):
             log.info("the %s cannot take part: %s", other(self.prepared.side), error)
             self.link_lost(returns=isinstance(error, LinkClosed))
 
-    def close_peer(self) -> None:
-        log.warning("the %s takes too long", other(self.prepared.side))
-        self.link_lost()  # the link may be dead, which its heartbeat notices about as late
+    def close_peer(self, fault: str) -> None:
+        log.warning("the %s is given up: %s", other(self.prepared.side), fault or "it takes too long")
+        self._faulty = self._faulty or bool(fault)
+        self.link_lost(returns=not fault)  # the link may be dead, which its heartbeat notices about as late
 
     def _received(self, message: SessionFrame) -> None:
         match message:
@@ -174,7 +176,7 @@ class ClientSession(Session):
         self.deliver(LinkLost())
 
     def link_back(self, link: Link) -> None:
-        if self.link is None and not self._driver.finished:
+        if self.link is None and not (self._driver.finished or self._faulty):
             self.link = link
             self.deliver(LinkBack())
 

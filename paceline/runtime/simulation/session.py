@@ -273,7 +273,7 @@ class SimulatedSession:
         )
         self._exchange.post(self, self.peer, opening)
 
-    def close_peer(self) -> None:
+    def close_peer(self, fault: str) -> None:  # noqa: ARG002  # a link of the simulator stays up
         self._close("cancelled")
         self.deliver_later(LinkLost())
 
