@@ -17,11 +17,12 @@ from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.service import Citation
 from paceline.strategies.base import Branch, Side, other
 
-DEVICE_LOG_WEIGHT = 0.56 / RELEVANCE_TEMPERATURE + math.log(2)
-"""log h of a device's documents in a joint answer: two passages of the median cosine of right ones, see `MIN_SCORE`.
+DEVICE_LOG_WEIGHT = 0.56 / RELEVANCE_TEMPERATURE + math.log(2) / 2
+"""log h of a device's documents in a joint answer: between one and two passages of the median cosine of right ones, see
+`MIN_SCORE`.
 
-A constant, because with bins of the cosine two bins told members of a store almost as well as the cosine itself:
-`python -m bench.leakage`, bench/LOG.md.
+A constant, since a weight that follows the cosine tells a cloud which sentences stand in the documents, and hardly less
+in two bins than exactly: bench/LOG.md has the figures, and those of answers with this and other constants.
 """
 
 
