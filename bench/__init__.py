@@ -4,6 +4,7 @@
 - `scheduling`: placement of the aggregator. `two_sided`: answers from documents of both sides.
 - `lookup_tree`: drafting without a model. `engine`: milliseconds per forward (`gpu_step`: its
   part on a GPU). `constraints`: validity of answers.
+- `leakage`: what a curious cloud learns of a device's documents beyond the answers.
 - `perplexity`: perplexity of text given documents. `streams`, `surface`: throughput and CPU of the HTTP server.
 - `serving`: the HTTP server against others on the same weights, its prefix cache, host time and memory.
 - `report`: options, claims and reports. `bootstrap`: intervals. `aggregation/`, `drafting/`, `retrieval/`: parts of the

@@ -10,6 +10,7 @@ import asyncio
 import json
 import socket
 import statistics
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.core.aggregation.registry import AggregatorName
+from paceline.core.permission import EVERYBODY
 from paceline.core.sampling.constraint import Constraint
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side
@@ -30,6 +32,8 @@ from paceline.engine.fake.engine import FakeEngine, arbitrary
 from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.tokenizer import Tokenizer
+from paceline.runtime.asking.gate import CloudAsks
+from paceline.runtime.asking.limits import AskLimits
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
@@ -194,9 +198,10 @@ async def linked_nodes() -> AsyncIterator[dict[Side, Node]]:
     """Both sides in this process, each with its own model and no documents."""
     seeds: dict[Side, int] = {"device": 1, "cloud": 2}
     loaded = {side: LoadedModel(arbitrary(FakeEngine(seed)), ByteTokenizer()) for side, seed in seeds.items()}
-    nodes = {side: Node(side, model, None) for side, model in loaded.items()}
+    asks = CloudAsks(EVERYBODY, AskLimits(sys.maxsize, sys.maxsize))  # no question is one too many
+    nodes = {side: Node(side, model, None, asks=asks if side == "device" else None) for side, model in loaded.items()}
     identity = {
-        side: Introduction(model.tokenizer.fingerprint, model.engine.info.fingerprint, side, list(STRATEGIES), 0)
+        side: Introduction(model.tokenizer.fingerprint, model.engine.info.fingerprint, side, list(STRATEGIES), 0, None)
         for side, model in loaded.items()
     }
 

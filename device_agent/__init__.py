@@ -1,7 +1,9 @@
 """The device's program: the shared HTTP API over its own model and private documents, and its link to a cloud.
 
+activity     `paceline devices activity`
 cloud        keeps this device enrolled at a cloud, and linked to it
 commands     `paceline agent`
+consent      the question at enrolment: who may ask this device through the cloud
 credentials  file of keys, one entry per cloud
 enrolment    exchanges keys with a cloud by a one-time code
 program      the process from start to stop

@@ -1,4 +1,4 @@
-"""The command `paceline agent`."""
+"""The commands `paceline agent` and `paceline devices activity`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import logging
 
 import typer
 
+from paceline.commands.groups import devices_group
 from paceline.commands.options import options
 from paceline.settings import AgentSettings, Origins, describe
+
+from .activity import activity
+from .consent import ask_owner
 
 
 def register(app: typer.Typer) -> None:
     example = "Example: paceline agent --cloud https://example.org --code -"
     app.command(epilog=example)(options(AgentSettings)(agent))
+    devices_group(app).command(epilog="Example: paceline devices activity --last 50 --json")(activity)
 
 
 def agent(settings: AgentSettings, origins: Origins) -> None:
@@ -25,4 +30,5 @@ def agent(settings: AgentSettings, origins: Origins) -> None:
     configure_logging(settings.log_level)
     for line in describe(settings, origins):
         logging.getLogger("paceline.settings").info("%s", line)
+    ask_owner(settings)
     asyncio.run(run(settings))

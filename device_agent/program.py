@@ -5,17 +5,24 @@ from __future__ import annotations
 import logging
 from contextlib import closing
 
+import msgspec
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits, retention_of, run_node
+from paceline.core.permission import NOBODY
 from paceline.errors import ConfigError
 from paceline.models import DEVICE
+from paceline.runtime.asking.activity import ActivityLog
+from paceline.runtime.asking.answers import permission
+from paceline.runtime.asking.gate import CloudAsks
+from paceline.runtime.asking.limits import AskLimits
 from paceline.runtime.link.emulation import Emulation
 from paceline.secret_files import STDIN, given_secret
 from paceline.settings import AgentSettings
+from paceline.wire.identity_messages import Introduction
 
 from .cloud import Cloud
 from .credentials import Credentials
@@ -32,7 +39,19 @@ async def run(settings: AgentSettings) -> None:
     check_exposure(settings.host, keyring)
     emulation = Emulation.parse(settings.emulate) if settings.emulate else None
 
+    may_ask, origin = permission(settings)
+    _log.info("clients of the cloud may ask this device: %s (%s)", may_ask, origin)
+    limits = AskLimits(settings.cloud_asks_per_minute, settings.cloud_asks_per_hour)
+
     async def compose(opened: OpenedNode) -> tuple[FastAPI, Background | None]:
+        def introduce() -> Introduction:
+            known = opened.introduction()
+            return msgspec.structs.replace(
+                known,
+                documents=0 if may_ask == NOBODY else known.documents,  # nobody who may not ask needs to know
+                asked_by=None if may_ask.names is None else list(may_ask.names),
+            )
+
         cloud = None
         if settings.cloud is not None:
             cloud = Cloud(
@@ -40,7 +59,7 @@ async def run(settings: AgentSettings) -> None:
                 Credentials(settings.state_dir),
                 code=code,
                 name=settings.device,
-                introduce=opened.introduction,
+                introduce=introduce,
                 up=lambda link: opened.node.on_link(link, PEER),
                 emulation=emulation,
                 vocab_size=opened.vocab_size,
@@ -64,6 +83,7 @@ async def run(settings: AgentSettings) -> None:
             compose,
             expects_peer=settings.cloud is not None,
             open_to_peer=settings.share_distributions,
+            asks=CloudAsks(may_ask, limits, ActivityLog(settings.state_dir)),
         )
     _log.info("stopped")
 

@@ -28,6 +28,7 @@ from paceline.errors import ConfigError
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.asking.gate import CloudAsks
 from paceline.runtime.engine_loop.executor import StepLimits
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
@@ -76,11 +77,12 @@ async def run_node(
     *,
     expects_peer: bool = False,
     open_to_peer: bool = False,
+    asks: CloudAsks | None = None,
 ) -> None:
     """Open store, model and node, serve on `listener` until a signal, then close them in reverse order.
 
     `compose` returns the application and the task to run beside it, which is cancelled once the server has drained.
-    `demo`: see `open_model`; `expects_peer`, `open_to_peer`: see `Node`. The caller closes `listener`.
+    `demo`: see `open_model`; `expects_peer`, `open_to_peer`, `asks`: see `Node`. The caller closes `listener`.
     Raises ConfigError for a model, documents or a state directory that cannot be used, EngineLost after the engine's
     device has failed for good.
     """
@@ -96,6 +98,7 @@ async def run_node(
             max_tokens_default=settings.max_tokens_default,
             expects_peer=expects_peer,
             open_to_peer=open_to_peer,
+            asks=asks,
             kv=open_kv(settings),
             tables=open_tables(settings, model),
             timed=True,

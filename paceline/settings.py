@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from paceline.core.permission import MayAsk
 from paceline.core.side import Side
 from paceline.errors import ConfigError
 
@@ -225,7 +226,22 @@ class AgentSettings(NodeSettings):
         description="let the cloud's clients ask for privacy 'open': what the model predicts from this device's "
         "documents, though never their text, may then go to the cloud",
     )
+    cloud_may_ask: str | None = Field(
+        None,
+        description="whether this device reads its private documents for clients of the cloud: off, on, or names of "
+        "the cloud's keys (notebook,phone), which only an honest cloud tells truly; default: what was answered at "
+        "enrolment, else off",
+    )
+    cloud_asks_per_minute: int = Field(
+        30, ge=1, le=100_000, description="answers for clients of the cloud that this device joins in a minute"
+    )
+    cloud_asks_per_hour: int = Field(300, ge=1, le=1_000_000, description="likewise in an hour")
     insecure: bool = Field(False, description="allow an unencrypted link to a server on another machine")
+
+    @field_validator("cloud_may_ask")
+    @classmethod
+    def _permission(cls, value: str | None) -> str | None:
+        return None if value is None else str(MayAsk.parse(value))
 
     @field_validator("cloud")
     @classmethod

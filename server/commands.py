@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.commands.groups import devices_group
 from paceline.commands.options import Config, Json, options
 from paceline.errors import ConfigError
 from paceline.settings import Origins, ServerSettings, describe, resolve
@@ -25,16 +26,10 @@ StateDir = Annotated[Path | None, typer.Option("--state-dir", help="the server's
 
 def register(app: typer.Typer) -> None:
     app.command(epilog="Example: paceline serve --model Qwen/Qwen2.5-7B-Instruct")(options(ServerSettings)(serve))
-    group = typer.Typer(
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        help="Add, list and revoke the devices that may link to this server.",
-        epilog="Example: paceline devices add phone",
-    )
+    group = devices_group(app)
     group.command("add", epilog="Example: paceline devices add phone")(add_device)
     group.command("list", epilog="Example: paceline devices list --json")(list_devices)
     group.command("revoke", epilog="Example: paceline devices revoke phone")(revoke_device)
-    app.add_typer(group, name="devices")
     group = typer.Typer(
         no_args_is_help=True,
         rich_markup_mode=None,
@@ -111,11 +106,13 @@ def create_key(
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="what it may do: chat, completions, responses, embeddings, files, vector_stores; "
-            "give it once for each; default: all"
+            help="what it may do: chat, completions, responses, embeddings, files, vector_stores, devices (name one "
+            "in paceline.device); give it once for each; default: all"
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="the only device that joins its answers; default: any")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="the device that joins its answers; default: none but one that a request names")
+    ] = None,
     expires: Annotated[float | None, typer.Option(metavar="DAYS", help="days it holds; default: until revoked")] = None,
     state_dir: StateDir = None,
     config: Config = None,

@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS keys (
     prefix TEXT NOT NULL,
     digest BLOB NOT NULL UNIQUE,  -- sha256
     scopes TEXT,  -- separated by spaces; NULL: all
-    device TEXT,  -- the device that joins its answers; NULL: any
+    device TEXT,  -- the device that joins its answers; NULL: the one that a request names
     created_at REAL NOT NULL,  -- s since 1970
     expires_at REAL,
     revoked_at REAL
@@ -147,11 +147,10 @@ class Keys:
 
 
 # A revoked key expires in 1970: with the moment of revocation it would be valid again if the clock were set back.
-_CURRENT = "SELECT digest, scopes, device, CASE WHEN revoked_at IS NULL THEN expires_at ELSE 0 END FROM keys"
+_CURRENT = "SELECT digest, name, scopes, device, CASE WHEN revoked_at IS NULL THEN expires_at ELSE 0 END FROM keys"
 
 
-def _stored(row: tuple[bytes, str | None, str | None, float | None]) -> StoredKey:
-    digest, scopes, device, until = row
-    return StoredKey.of(
-        digest, device=device, scopes=None if scopes is None else frozenset(scopes.split()), until=until
-    )
+def _stored(row: tuple[bytes, str, str | None, str | None, float | None]) -> StoredKey:
+    digest, name, scopes, device, until = row
+    known = None if scopes is None else frozenset(scopes.split())
+    return StoredKey.of(digest, device=device, scopes=known, until=until, name=name)

@@ -36,6 +36,7 @@ SLOW = (
     "tests/rag/store/test_documents_crash.py",
     "tests/rag/store/test_library_crash.py",
     "tests/rag/test_embedder.py",
+    "tests/reliability/",
     "tests/runtime/engine_loop/test_document_prefill.py",
     "tests/runtime/engine_loop/test_memory.py",
     "tests/server/test_programs.py",

@@ -66,8 +66,8 @@ class LocalSession(Session):
     def open_peer(self, targets: tuple[int, ...], epoch: int) -> None:
         raise AssertionError(f"no peer takes part: {len(targets)}, {epoch}")
 
-    def close_peer(self) -> None:
-        raise AssertionError("no peer takes part")
+    def close_peer(self, fault: str) -> None:
+        raise AssertionError(f"no peer takes part: {fault}")
 
 
 async def together(

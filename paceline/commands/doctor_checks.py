@@ -22,8 +22,9 @@ import psutil
 from packaging.requirements import Requirement
 
 from paceline import __version__, models
+from paceline.core.permission import EVERYBODY, NOBODY
 from paceline.errors import ConfigError, PacelineError
-from paceline.settings import NodeSettings
+from paceline.settings import AgentSettings, NodeSettings
 
 Status = Literal["ok", "warn", "fail"]
 GIB = 1 << 30
@@ -61,6 +62,8 @@ def run(nodes: tuple[NodeSettings, ...]) -> Iterator[Check]:
             (f"{node.side} disk", lambda node=node: disk(node.state_dir)),  # type: ignore[misc]  # likewise
             (f"{node.side} port", lambda node=node: port(node.host, node.port)),  # type: ignore[misc]  # likewise
         ]
+        if isinstance(node, AgentSettings):
+            subjects.append(("cloud may ask", lambda node=node: cloud_may_ask(node)))  # type: ignore[misc]  # likewise
     for name, look in subjects:
         try:
             status, text = look()
@@ -181,6 +184,19 @@ def port(host: str, number: int) -> Found:
         except OSError as error:
             return "warn", f"{host}:{number} cannot be used ({error.strerror}): stop what runs there or choose another"
     return "ok", f"{host}:{number} is free"
+
+
+def cloud_may_ask(settings: AgentSettings) -> Found:
+    """Say who among the cloud's clients may have this device read private documents."""
+    from paceline.runtime.asking.answers import permission
+
+    may_ask, origin = permission(settings)
+    limits = f"{settings.cloud_asks_per_minute} a minute and {settings.cloud_asks_per_hour} an hour"
+    if may_ask == NOBODY:
+        return "ok", f"off ({origin}): no client of the cloud has this device read private documents"
+    if may_ask == EVERYBODY:
+        return "warn", f"on ({origin}): whoever runs the cloud can ask what private documents say, {limits}"
+    return "warn", f"{may_ask} ({origin}): keys by name, which an untrusted cloud can use for itself, {limits}"
 
 
 def _existing(path: Path) -> Path:

@@ -39,6 +39,8 @@ def start_pair(
 ) -> Pair:
     """Add the documents, start the server, enrol the device, start the agent, and wait until they are linked.
 
+    Clients of the server may ask the device: both belong to who starts them.
+
     State is kept below the directory of `children`. documents: a file or folder for each side. device: the name it is
     enrolled under. ports: preferred ones; one in use is replaced by a free one. flags: additional flags of both
     programs; side_flags: of one. dialled: maps the server's URL to the one that the agent dials, for a proxy between.
@@ -56,7 +58,8 @@ def start_pair(
     children.wait(lambda reports: all(reports))
     code = json.loads(children.run(command("devices", "add", device, "--state-dir", state["cloud"], "--json")))["code"]
     port = free_port(preferred.get("device", 0))
-    agent = command("agent", *common, "--port", str(port), "--state-dir", state["device"], *only.get("device", ()))
+    agent = command("agent", *common, "--port", str(port), "--state-dir", state["device"], "--cloud-may-ask", "on")
+    agent += only.get("device", ())
     agent += ["--cloud", dialled(cloud.url)]
     code_file = children.directory / "code"
     write_private(code_file, code.encode())

@@ -14,6 +14,7 @@ from paceline.engine.base import Engine, LoadedModel
 from paceline.engine.loader import load_model
 from paceline.rag.embedder import Embedder
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
+from paceline.runtime.sessions.prompts import DEVICE_LOG_WEIGHT
 from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
 from paceline.strategies.base import SIDES, Branch, MachineConfig, Side
 from paceline.strategies.registry import STRATEGIES
@@ -42,7 +43,7 @@ class Pair:
         front = sides[0]
         tokenizer, engine = self.models[front].tokenizer, self.models[front].engine
         strategy = STRATEGIES["aggregate" if len(sides) > 1 else "autoregressive"]
-        scores = self._scores(question, [documents[side] for side in sides])
+        scores = self._scores(question, sides, [documents[side] for side in sides])
         branches: dict[str, tuple[Branch, ...]] = {
             side: (self._branch(side, question, documents[side], score),)
             for side, score in zip(sides, scores, strict=True)
@@ -56,15 +57,14 @@ class Pair:
         world = Simulation(SimulatedRequest(strategy, front, config, branches), engines, network=Network((0.01, 0.02)))
         return tokenizer.decode(world.run().tokens)
 
-    def _scores(self, question: str, documents: Sequence[str | None]) -> list[float | None]:
+    def _scores(self, question: str, sides: Sequence[Side], documents: Sequence[str | None]) -> list[float | None]:
         if self.embedder is None:
             return [None if document is None else 0.0 for document in documents]
         vectors = self.embedder.embed([question, *(document or "" for document in documents)])
-        cosines = vectors[1:] @ vectors[0]
-        return [
-            None if document is None else float(cosine) / self.temperature
-            for document, cosine in zip(documents, cosines, strict=True)
-        ]
+        scores = (vectors[1:] @ vectors[0] / self.temperature).tolist()
+        if len(sides) > 1:
+            scores[sides.index("device")] = DEVICE_LOG_WEIGHT  # as in a request: see `PromptSet.without_relevance`
+        return [None if document is None else score for document, score in zip(documents, scores, strict=True)]
 
     def _branch(self, side: Side, question: str, document: str | None, score: float | None) -> Branch:
         messages = [{"role": "user", "content": question}]

@@ -19,6 +19,7 @@ from paceline.errors import ConfigError, EngineLost, PacelineError, RequestError
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
+from paceline.runtime.asking.gate import CloudAsks
 from paceline.runtime.embeddings import TextEmbedder
 from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentPrefiller
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
@@ -56,6 +57,7 @@ class Node:
         max_tokens_default: int | None = None,
         expects_peer: bool = False,
         open_to_peer: bool = False,
+        asks: CloudAsks | None = None,
         kv: DocumentKvStore | None = None,
         tables: TableStore | None = None,
         timed: bool = False,
@@ -65,6 +67,7 @@ class Node:
 
         expects_peer: an answer without a peer is marked as degraded even if the request names no device; for an agent
         with a cloud. open_to_peer: a device sends distributions of its documents if the cloud's client requests it.
+        asks: the gate for sessions that a cloud opens at a device, closed with the node; None: none is admitted.
         tables: n-grams for drafts, saved at the end; None: kept in memory only. timed: measure forwards before the
         first answer. limits: of the engine's steps.
         """
@@ -80,7 +83,8 @@ class Node:
             limits=limits,
         )
         self._clients: set[ClientSession] = set()
-        self._peers = Peers(self._resources, self._clients, self._run, open_to_peer=open_to_peer)
+        self._asks = asks or CloudAsks()
+        self._peers = Peers(self._resources, self._clients, self._run, open_to_peer=open_to_peer, asks=self._asks)
         self._preparation = Preparation(
             self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer
         )
@@ -112,6 +116,7 @@ class Node:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._asks.close()
         if self._library is not None:
             await asyncio.to_thread(self._library.close)
         await self._resources.stop()

@@ -8,13 +8,16 @@ from dataclasses import replace
 
 import msgspec
 
+from paceline.core.permission import MayAsk
 from paceline.core.shares import Shares
 from paceline.engine.grammar.compiler import DeferredMask
 from paceline.errors import PacelineError, RemoteProtocolError, RequestError
 from paceline.rag.records import Passage
+from paceline.runtime.asking.gate import Ask, CloudAsks
 from paceline.runtime.engine_loop.memory import claim
 from paceline.runtime.link.connection import Link
 from paceline.runtime.resources import Background, Resources
+from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.base import PeerSession
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.prompts import build_prompts
@@ -22,7 +25,14 @@ from paceline.runtime.sessions.remote_search import SEARCH, SearchServer, to_wir
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
 from paceline.wire.codec import constraint_from_wire, decode_options, sampling_from_wire
-from paceline.wire.messages import CloseSession, DraftLimits, OpenSession, Options, RetrievedPassage, RetrievedPassages
+from paceline.wire.messages import (
+    CloseSession,
+    DraftLimits,
+    OpenSession,
+    Options,
+    RetrievedPassage,
+    RetrievedPassages,
+)
 
 log = logging.getLogger("paceline.node")
 
@@ -36,13 +46,21 @@ class Peers:
     """Belongs to the event loop. clients: sessions of this side's own clients, notified of links."""
 
     def __init__(
-        self, resources: Resources, clients: Collection[ClientSession], run: Background, *, open_to_peer: bool
+        self,
+        resources: Resources,
+        clients: Collection[ClientSession],
+        run: Background,
+        *,
+        open_to_peer: bool,
+        asks: CloudAsks,
     ) -> None:
-        """open_to_peer: a device sends distributions of its documents if the cloud's client requests it."""
+        """open_to_peer: a device sends distributions of its documents if the cloud's client requests it. asks: the gate
+        for openings of a cloud."""
         self._resources = resources
         self._clients = clients
         self._run = run
         self._open_to_peer = open_to_peer
+        self._asks = asks
         self._links: dict[str, Link] = {}
         self._sessions: dict[PeerSession, Link] = {}
         self._shares = Shares(MAX_PEER_SESSIONS, most=MAX_SESSIONS_PER_PEER)  # of peers, in `_sessions`
@@ -58,13 +76,20 @@ class Peers:
     def link(self, name: str | None) -> Link | None:
         return None if name is None else self._links.get(name)
 
-    def peer_for(self, device: str | None) -> tuple[str | None, Link | None]:
-        """Peer of an answer: the named device, else the only linked peer."""
-        if device is not None and self._resources.side == "cloud":
-            return device, self._links.get(device)
+    def peer_for(self, request: GenerateRequest) -> tuple[str | None, Link | None]:
+        """Peer of an answer: the request's device, else the only linked peer if any may take part."""
+        if self._resources.side == "cloud" and (request.device is not None or not request.any_device):
+            return request.device, self.link(request.device)
         if len(self._links) == 1:
             return next(iter(self._links.items()))
         return None, None
+
+    def barred(self, request: GenerateRequest, link: Link | None) -> str:
+        """Why this device may not be asked by this client, as the end of a sentence; empty where it may."""
+        if link is None or self._resources.side == "device":
+            return ""
+        may_ask = MayAsk.of(link.peer.asked_by)
+        return "" if may_ask.allows(request.asker) else may_ask.refusal()
 
     def on_link(self, link: Link, peer: str) -> None:
         """A link to this peer is up. The caller must close the link it replaces, which counts as lost for sessions."""
@@ -100,15 +125,24 @@ class Peers:
             link.attach(opening.session, lambda _: None)
             self._run(self._searches.answer(link, peer, opening, self._resources.store, max_passages=MAX_PASSAGES))
             return
+        ask: Ask | None = None
+        taken = False
         try:
             strategy, options = self._accept(opening)
             if not self._shares.take(peer):
                 raise PacelineError("it is busy")
+            taken = True
+            if self._resources.side == "device":
+                ask = self._asks.admit(opening)
         except PacelineError as refusal:
+            if taken:
+                self._shares.give_back(peer)
+            if self._resources.side == "device":
+                self._asks.refuse(opening, str(refusal))
             link.send(CloseSession(opening.session, f"refused: {refusal}"[:1024]))
             return
         try:
-            session = self._session(link, peer, opening, strategy, options)
+            session = self._session(link, peer, opening, strategy, options, ask)
         except BaseException:
             self._shares.give_back(peer)
             raise
@@ -131,7 +165,7 @@ class Peers:
         return strategy, msgspec.structs.replace(options, drafting=_clamp(options.drafting))
 
     def _session(
-        self, link: Link, peer: str, opening: OpenSession, strategy: Strategy, options: Options
+        self, link: Link, peer: str, opening: OpenSession, strategy: Strategy, options: Options, ask: Ask | None
     ) -> PeerSession:
         resources = self._resources
         mask = None if opening.constraint is None else DeferredMask()
@@ -148,17 +182,32 @@ class Peers:
         )
 
         def retrieve(session: PeerSession) -> None:
-            self._run(self._retrieve(session, opening, mask))
+            self._run(self._retrieve(session, opening, mask, ask))
 
         def closed(session: PeerSession) -> None:
             if self._sessions.pop(session, None) is not None:
                 self._shares.give_back(peer)
+            if ask is not None:
+                ask.end(session.outcome, session.egress)
 
         owner = f"peer:{peer}"  # a peer's clients share its turns in the engine's steps
-        return PeerSession(strategy.machine(config), resources.worker, link, opening.session, retrieve, closed, owner)
+        machine = strategy.machine(config)
+        session = PeerSession(machine, resources.worker, link, opening.session, retrieve, closed, owner)
+        if ask is not None:
+            session.observe = lambda message, sent: ask.observe(message) if sent or not config.private else None
+        return session
 
-    async def _retrieve(self, session: PeerSession, opening: OpenSession, mask: DeferredMask | None) -> None:
+    async def _retrieve(
+        self, session: PeerSession, opening: OpenSession, mask: DeferredMask | None, ask: Ask | None
+    ) -> None:
         resources, positions = self._resources, self._resources.max_positions
+        if ask is not None:
+            try:
+                await ask.begin()
+            except PacelineError as error:
+                log.error("no question of the cloud's is answered without a log: %s", error)
+                session.refuse("its activity log cannot be written")
+                return
         if mask is not None and opening.constraint is not None:
             try:
                 mask.keep(await resources.mask(constraint_from_wire(opening.constraint)))
@@ -177,13 +226,15 @@ class Peers:
                 resources.tokenizer,
                 k=min(opening.top_k_documents, MAX_PASSAGES),
                 max_prompt=positions - min(opening.max_tokens, positions // 2) - len(opening.targets),
-                query=opening.query,
                 kv=resources.prefiller,
             )
         except Exception as error:
             log.exception("a peer's request could not be prepared")
             session.fail(PacelineError(f"no documents could be read: {error}"))
             return
+        if ask is not None:
+            ask.reads(passage.file_id for passage in prompts.passages)
+            prompts = prompts.without_relevance()
         if prompts.longest + len(opening.targets) >= positions:
             session.fail(PacelineError(f"its context of {positions} tokens is too short"))
             return
@@ -197,9 +248,9 @@ class Peers:
         session.retrieved(prompts.branches, max_new_tokens, found, prompts.prefixes, claim=share.rows)
 
     def _to_wire(self, passages: Sequence[Passage]) -> list[RetrievedPassage]:
-        """Passages as sent to the peer: of a device's, only their number."""
+        """Passages as sent to the peer: of a device's, only that there are any."""
         if self._resources.side == "device":
-            return [RetrievedPassage(document="", text="", score=0.0)] * len(passages)
+            return [RetrievedPassage(document="", text="", score=0.0)] if passages else []
         return to_wire(passages)
 
 

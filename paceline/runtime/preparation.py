@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paceline.rag.prompt import query_of
 from paceline.rag.records import Passage, Selection
 from paceline.runtime.engine_loop.memory import claim_or_refuse
 from paceline.runtime.link.connection import Link
@@ -22,7 +21,7 @@ from paceline.runtime.sessions.client import ClientSession, PreparedRequest
 from paceline.runtime.sessions.egress import Egress
 from paceline.runtime.sessions.prompts import PromptSet, build_prompts, raw_prompt, too_long
 from paceline.runtime.sessions.remote_search import RemoteSearch
-from paceline.runtime.sessions.routing import candidates, choose, peer_missing, routing_context
+from paceline.runtime.sessions.routing import candidates, choose, peer_barred, peer_missing, routing_context
 from paceline.strategies.base import other
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import RoutingContext, Strategy
@@ -49,7 +48,7 @@ class Preparation:
     def check(self, request: GenerateRequest, *, room: int) -> None:
         """Raises RequestError for a raw-token request that `prepare` would refuse. room: positions the prompt must
         leave."""
-        candidates(self._context(request, *self._peers.peer_for(request.device), 0))
+        candidates(self._context(request, *self._peers.peer_for(request), 0))
         resources = self._resources
         raw_prompt(request.prompt or (), resources.max_positions, resources.vocab_size, room=room)
 
@@ -59,10 +58,15 @@ class Preparation:
         """Prepare a session. Raises RequestError for a request that cannot be fulfilled; by then nothing has been sent
         but the query of `answer-private`."""
         resources, side = self._resources, self._resources.side
-        name, link = self._peers.peer_for(request.device)
+        name, link = self._peers.peer_for(request)
+        barred = self._peers.barred(request, link)
+        if barred and (request.names_device or request.on_loss != "continue"):
+            raise peer_barred(name or "", barred)
+        if barred:
+            name, link = None, None
         selection = Selection(request.collections, request.document_ids)
         own, removals = await asyncio.to_thread(resources.documents, selection)  # before the search
-        context = self._context(request, name, link, own)
+        context = self._context(request, name, link, own, barred)
         found = candidates(context)
         if found[0].missing and request.on_loss != "continue":
             raise peer_missing(other(side))
@@ -76,11 +80,14 @@ class Preparation:
             prompts = await self._prompts(request, selection, peer_passages)
         choice = choose(found, replace(context, passages=len(prompts.passages)))
         strategy, options = STRATEGIES[choice.strategy], choice.options
+        if strategy.needs_peer and side == "device":
+            prompts = prompts.without_relevance()  # as where the cloud's client asks, so that the text is the same
         limit = self._limit(request, prompts)
         share = claim_or_refuse(resources.worker.capacity, resources.block_size, prompts.branches, limit)
         if not share.drafts:
             options = without_drafts(options)
         link = self._peers.link(name)  # it may have changed meanwhile
+        complete = not choice.missing and peer_passages is not None
         prepared = PreparedRequest(
             request=request,
             side=side,
@@ -89,7 +96,7 @@ class Preparation:
             prompts=prompts,
             max_new_tokens=resources.max_positions - prompts.longest,
             opening=opening_for(request, strategy.name, options, share.tokens),
-            missing=f"{other(side)}_missing" if choice.missing or peer_passages is None else None,
+            missing=None if complete else f"{other(side)}_{'refused' if barred else 'missing'}",
             peer_name=name if strategy.needs_peer else None,
             mask=mask,
             claim=share.rows,
@@ -117,14 +124,15 @@ class Preparation:
         return session
 
     def _context(
-        self, request: GenerateRequest, name: str | None, link: Link | None, own_documents: int
+        self, request: GenerateRequest, name: str | None, link: Link | None, own_documents: int, barred: str = ""
     ) -> RoutingContext:
         peer = None if link is None else link.peer
         return routing_context(
             request,
             self._resources.side,
-            expected=self._expects_peer or name is not None,
+            expected=self._expects_peer or name is not None or request.device is not None,
             linked=link is not None and link.accepting,
+            barred=barred,
             common=() if link is None else link.strategies,
             own_documents=own_documents,
             peer_documents=0 if peer is None else peer.documents,
@@ -172,7 +180,7 @@ def opening_for(
 ) -> Callable[[int, tuple[int, ...], int], OpenSession]:
     """The opening of the peer's session as a function of session number, targets and epoch."""
     conversation = [ChatMessage(message["role"], message["content"]) for message in request.messages]
-    query, sampling = query_of(request.messages), sampling_to_wire(request.sampling)
+    sampling = sampling_to_wire(request.sampling)
     encoded, constraint = encode_options(options), constraint_to_wire(request.constraint)
 
     def opening(session: int, targets: tuple[int, ...], epoch: int) -> OpenSession:
@@ -180,7 +188,7 @@ def opening_for(
             session=session,
             strategy=strategy,
             messages=conversation,
-            query=query,
+            query="",
             sampling=sampling,
             max_tokens=max_tokens,
             top_k_documents=request.documents,
@@ -189,6 +197,7 @@ def opening_for(
             targets=list(targets),
             epoch=epoch,
             constraint=constraint,
+            asker=request.asker,
         )
 
     return opening

@@ -43,7 +43,10 @@ class GenerateRequest:
     max_tokens: int | None  # None: up to the context
     stop: tuple[str, ...] = ()
     strategy: str = "auto"
-    device: str | None = None  # server only: device to join; None: the one bound to the key, or the only one
+    device: str | None = None  # server only: device to join, named by the request or bound to its key
+    names_device: bool = False  # the request itself names `device`, and is refused where that may not be asked
+    any_device: bool = True  # without `device`, the only linked one joins; not for a key that is bound to none
+    asker: str = ""  # server only: name of the key, which a device is told
     documents: int = 2  # maximum of passages per side; 0: none
     on_loss: OnLoss = "continue"
     privacy: Privacy = "document-private"
@@ -101,7 +104,7 @@ class GenerationResult:
     completion_tokens: int
     strategy: str
     strategy_reason: str  # for the choice of the strategy, a sentence
-    degraded: str | None = None  # "device_lost", "cloud_lost", "device_missing", "cloud_missing"
+    degraded: str | None = None  # "device_lost", "device_missing", "device_refused", and likewise for the cloud
     citations: tuple[Citation, ...] = ()
     found: tuple[Citation, ...] = ()  # all passages of this side's prompts, whether they decided a token or not
     stats: Mapping[str, float] = field(default_factory=dict)

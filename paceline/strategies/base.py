@@ -177,7 +177,9 @@ class OpenPeer:
 
 @dataclass(frozen=True, slots=True)
 class ClosePeer:
-    """Close the session of a peer that is silent or stuck. `LinkLost` follows."""
+    """Close the session of a peer that is silent or stuck, or has broken a rule of the answer. `LinkLost` follows."""
+
+    fault: str = ""  # the rule, as the end of a sentence; a peer that has broken one does not come back
 
 
 @dataclass(frozen=True, slots=True)

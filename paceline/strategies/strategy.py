@@ -39,6 +39,7 @@ class RoutingContext:
     seeded: bool = True  # the client named the seed: the same one must give the same text
     expected: bool = False  # a peer belongs to this request, whether it is linked now or not
     linked: bool = False
+    barred: str = ""  # why the linked peer may not be asked for this request, as the end of a sentence
     common: tuple[str, ...] = ()  # strategies both sides know
     own_documents: int = 0
     peer_documents: int = 0

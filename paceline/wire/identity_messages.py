@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from paceline.core.permission import MAX_NAMES
 from paceline.wire.fields import Count, Frame, Hash, Name, Nonce, Part, PublicKey, Signature
 
 MAX_INTRODUCTION_BYTES = 32_768
@@ -41,6 +42,8 @@ class Introduction(Part, frozen=True):
     model_name: Name
     strategies: Annotated[list[Name], msgspec.Meta(max_length=64)]
     documents: Count  # number this side can search; never which
+    # Of a device: names of the cloud's keys whose clients may have it read its documents; null: all. It checks them.
+    asked_by: Annotated[list[Name], msgspec.Meta(max_length=MAX_NAMES)] | None = msgspec.field(default_factory=list)
 
 
 class Proof(Frame, frozen=True, tag="proof"):

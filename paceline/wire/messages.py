@@ -29,7 +29,7 @@ from paceline.wire.identity_messages import (
 )
 from paceline.wire.tree_codec import unpack_nodes
 
-VERSION = 6  # 6: keys and signed nonces in the handshake; 5: the common noise is drawn in groups of ids
+VERSION = 6  # 6: keys and signed nonces in the handshake, OpenSession.asker; 5: the common noise is drawn in groups
 SUBPROTOCOL = "paceline.v1"
 
 LAST_TOKEN = 2**31 - 1
@@ -150,7 +150,7 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
 
     strategy: Name
     messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=1000)]
-    query: Text  # for the document search
+    query: Text  # of `search`; otherwise empty, since each side derives its query from `messages`
     sampling: Sampling
     max_tokens: Count
     top_k_documents: Count
@@ -159,6 +159,7 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     targets: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
     epoch: Count  # number of earlier openings of this answer; messages of another epoch are dropped
     constraint: Constraint | None  # on the text; each side masks its own distributions
+    asker: Name  # from a cloud: name of the client's key; empty for a client without one, and from a device
 
 
 class CloseSession(SessionFrame, frozen=True, tag="close"):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from paceline.commands import doctor_checks as checks
 from paceline.commands.main import build
 from paceline.errors import ConfigError
-from paceline.settings import SCHEMAS, NodeSettings, resolve
+from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, resolve
 
 EXPECTED = {"python", "packages", "torch", "processor", "memory", "embedder", "demo cloud model", "demo device model"}
 
@@ -65,6 +65,14 @@ def test_a_taken_port_is_a_warning_that_names_it() -> None:
 
 def test_a_free_port_is_fine() -> None:
     assert checks.port("127.0.0.1", 0)[0] == "ok"
+
+
+def test_who_may_ask_a_device_is_told() -> None:
+    agent = AgentSettings(cloud_may_ask="off")
+    assert checks.cloud_may_ask(agent)[0] == "ok"
+    for who, word in (("on", "whoever runs the cloud"), ("notebook,phone", "notebook,phone (as set)")):
+        status, text = checks.cloud_may_ask(AgentSettings(cloud_may_ask=who))
+        assert status == "warn" and word in text and "30 a minute and 300 an hour" in text
 
 
 def test_a_state_directory_that_others_can_read_is_a_warning(tmp_path: Path) -> None:

@@ -8,15 +8,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+import msgspec
 import pytest
 
 from paceline.core.batching.segment import Batch, SeqId
+from paceline.core.permission import EVERYBODY, MayAsk
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel, Output
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime import node as node_module
+from paceline.runtime.asking.gate import CloudAsks
+from paceline.runtime.asking.limits import AskLimits
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
@@ -34,6 +38,11 @@ REQUEST = GenerateRequest(
     max_tokens=40,
     strategy="aggregate",
 )
+
+
+def open_gate(may_ask: MayAsk = EVERYBODY) -> CloudAsks:
+    """The gate of a device that these clients of its cloud may ask, as often as they like."""
+    return CloudAsks(may_ask, AskLimits(10_000, 10_000))
 
 
 class GatedEngine(FakeEngine):
@@ -65,11 +74,13 @@ class Bench:
     engines: dict[Side, GatedEngine]
     pipes_in_use: tuple[Pipe, Pipe] | None = None
     links: tuple[Link, Link] | None = None
+    may_ask: MayAsk = EVERYBODY  # as the device tells its cloud
 
     async def link(self, tasks: asyncio.TaskGroup) -> None:
         self.pipes_in_use = left, right = pipes()
         vocab = ByteTokenizer().vocab_size
         ours, theirs = (known_as(each, ByteTokenizer().fingerprint, STRATEGIES) for each in (DEVICE, CLOUD))
+        ours = msgspec.structs.replace(ours, asked_by=None if self.may_ask.names is None else [*self.may_ask.names])
         device = Link(left, device_end(ours), vocab_size=vocab, on_up=lambda link: self.device.on_link(link, "cloud"))
         cloud = Link(
             right,
@@ -95,14 +106,18 @@ class Bench:
 
 @asynccontextmanager
 async def nodes(
-    *, gated: tuple[Side, ...] = (), linked: bool = True, max_positions: int = 4096
+    *, gated: tuple[Side, ...] = (), linked: bool = True, max_positions: int = 4096, may_ask: MayAsk = EVERYBODY
 ) -> AsyncIterator[tuple[Bench, asyncio.TaskGroup]]:
     engines: dict[Side, GatedEngine] = {"cloud": GatedEngine(1, max_positions), "device": GatedEngine(2, max_positions)}
     for side, engine in engines.items():
         engine.open = side not in gated
-    cloud, device = (Node(side, LoadedModel(engine, ByteTokenizer()), None) for side, engine in engines.items())
+    models = {side: LoadedModel(engine, ByteTokenizer()) for side, engine in engines.items()}
+    cloud, device = (
+        Node("cloud", models["cloud"], None),
+        Node("device", models["device"], None, asks=open_gate(may_ask)),
+    )
     async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
-        bench = Bench(cloud, device, engines)
+        bench = Bench(cloud, device, engines, may_ask=may_ask)
         if linked:
             await bench.link(tasks)
         try:

@@ -61,7 +61,8 @@ async def test_an_answer_continues_without_a_peer_that_cannot_enforce_its_constr
             text, done = await collect(await bench.device.prepare(YES))
         assert f"refused: {said}" in caplog.text
         assert json.loads(text) in ("yes", "no")
-        assert (done.reason, done.degraded) == ("stop", "cloud_lost")
+        assert (done.reason, done.degraded) == ("stop", "cloud_refused")
+        assert f"it refuses: {said}" in done.strategy_reason
 
 
 async def test_an_answer_that_stops_before_its_constraint_is_satisfied_ends_with_length(

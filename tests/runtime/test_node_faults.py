@@ -25,7 +25,7 @@ from paceline.runtime.sessions import client as client_module
 from paceline.strategies.aggregate import machine as aggregate_module
 from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession
-from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, nodes
+from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, nodes, open_gate
 
 pytestmark = pytest.mark.anyio
 
@@ -67,7 +67,7 @@ async def short_device(max_positions: int) -> AsyncIterator[Bench]:
     engine.open = True
     async with (
         nodes(linked=False) as (bench, tasks),
-        Node("device", LoadedModel(engine, ByteTokenizer()), None) as bench.device,
+        Node("device", LoadedModel(engine, ByteTokenizer()), None, asks=open_gate()) as bench.device,
     ):
         await bench.link(tasks)
         yield bench
@@ -142,7 +142,7 @@ async def test_a_conversation_too_long_for_the_peer_is_answered_without_it() -> 
 
 
 async def test_a_conversation_too_long_for_a_frame_does_not_cut_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OpenSession, "max_bytes", 4096)
+    monkeypatch.setattr(OpenSession, "max_bytes", 2048)
     long = replace(REQUEST, messages=({"role": "user", "content": "x" * 3000},), max_tokens=3, sampling=ENDLESS)
     async with nodes() as (bench, _):
         assert bench.links is not None

@@ -70,6 +70,7 @@ def test_a_server_and_an_agent_link_and_either_can_be_asked(tmp_path: Path) -> N
     code = Registry(tmp_path / "cloud").add("phone")
     with program("serve", "--state-dir", str(tmp_path / "cloud")) as (_, server):
         arguments = ("agent", "--state-dir", str(tmp_path / "device"), "--cloud", server, "--code", code)
+        arguments += ("--cloud-may-ask", "on")
         with program(*arguments) as (_, agent):
             # The agent serves before it is linked: an answer that the server's device joins shows that it is.
             joined = next(answer for answer in _until(server) if answer.status_code == 200)

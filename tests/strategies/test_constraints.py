@@ -25,7 +25,7 @@ from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.autoregressive import Autoregressive
-from paceline.strategies.base import SIDES, Branch, Forward, LinkLost, Side
+from paceline.strategies.base import SIDES, Branch, ClosePeer, Event, Forward, LinkLost, Side
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixTree
 from paceline.strategies.registry import STRATEGIES
@@ -191,13 +191,27 @@ def yes_or_no() -> Mask:
     return GRAMMARS.mask(Constraint("json_schema", '{"enum": ["yes", "no"]}'))
 
 
-def test_a_peers_targets_that_break_the_constraint_end_the_answer_and_nothing_else() -> None:
-    """No peer of ours sends such. Nothing can follow but the end, and the session says that the answer was cut off."""
-    hand = Hand(Aggregate, "cloud", front=True, mask=yes_or_no())
+HOSTILE: dict[str, tuple[Side, tuple[Event, ...]]] = {
+    "targets": ("cloud", (*heard(0), decided(0, ord("x")))),
+    "targets after good ones": ("cloud", (*heard(0), decided(0, *b'"nx'), decided(3, *b'o"'))),
+    "an early end": ("cloud", (*heard(0), decided(0, ord('"'), min(EOS)))),
+    "drafts": ("device", heard(0, ord("x"), log_weight=50.0)),
+}
+
+
+@pytest.mark.parametrize(("side", "events"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_peer_that_breaks_the_constraint_is_given_up_and_the_answer_goes_on(
+    side: Side, events: tuple[Event, ...]
+) -> None:
+    hand = Hand(Aggregate, side, front=True, mask=yes_or_no())
+    hand.say = lambda _: point(ord("n"))
     hand.begin()
-    hand.on(*heard(0), decided(0, ord("x")), LinkLost())
+    effects = hand.on(*events)
+    (given_up,) = [effect for effect in effects if isinstance(effect, ClosePeer)]
+    assert "form" in given_up.fault
+    hand.on(LinkLost())
     hand.answer()
-    assert hand.tokens == [ord("x")]
+    assert bytes(hand.tokens) == b'"no"'
     assert hand.finish.reason == "stop"
 
 

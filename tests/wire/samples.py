@@ -67,6 +67,7 @@ def opening(session: int) -> OpenSession:
         targets=[],
         epoch=0,
         constraint=Constraint(kind="json_schema", text='{"type": "object"}'),
+        asker="notebook",
     )
 
 

@@ -36,6 +36,9 @@ def generation_of(
         stop=tuple(asked.stop),
         strategy=strategy_of(extension.strategy, service.strategies()),
         device=device_of(extension.device, service, identity),
+        names_device=extension.device is not None,
+        any_device=not identity.key,
+        asker=identity.name,
         documents=documents if extension.documents is None else extension.documents,
         on_loss=extension.on_device_loss,
         privacy=extension.privacy,
@@ -109,6 +112,13 @@ def device_of(name: str | None, service: Service, identity: Identity) -> str | N
     if identity.device is not None and name not in (None, identity.device):
         raise RequestError(
             "This key is bound to another device.", status=403, code="device_not_allowed", param="paceline.device"
+        )
+    if name is not None and identity.device is None and not identity.may("devices"):
+        raise RequestError(
+            "This key may not name a device: it needs the scope 'devices', or to be bound to one.",
+            status=403,
+            code="device_not_allowed",
+            param="paceline.device",
         )
     return identity.device or name
 

@@ -22,7 +22,8 @@ KEY_ID_LENGTH = 24  # hexadecimal digits: 96 bits, enough against collisions
 _BOUND = re.compile(r"(?P<key>.+)=(?P<device>[A-Za-z0-9][A-Za-z0-9._-]{0,63})")
 
 
-Scope = Literal["chat", "completions", "responses", "embeddings", "files", "vector_stores"]
+# `devices` belongs to no route: it lets a key that is bound to no device name one.
+Scope = Literal["chat", "completions", "responses", "embeddings", "files", "vector_stores", "devices"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 
@@ -30,13 +31,14 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 class Identity:
     """The key behind a request, and its permissions.
 
-    `device`: the one bound to the key; None for a key that may use any. `key`: the key's id, which owns what it
-    creates; empty where the API is open. `scopes` None: all.
+    `device`: the one bound to the key. `key`: the key's id, which owns what it creates; empty where the API is open.
+    `scopes` None: all. `name`: of a stored key, told to devices; empty for a key of the settings, and without keys.
     """
 
     device: str | None = None
     key: str = ""
     scopes: frozenset[str] | None = None
+    name: str = ""
 
     def may(self, scope: Scope | None) -> bool:
         """True if the key may use a route of this scope; None: a route for any key."""
@@ -59,8 +61,9 @@ class StoredKey:
         device: str | None = None,
         scopes: frozenset[str] | None = None,
         until: float | None = None,
+        name: str = "",
     ) -> Self:
-        return cls(digest, Identity(device, digest.hex()[:KEY_ID_LENGTH], scopes), until)
+        return cls(digest, Identity(device, digest.hex()[:KEY_ID_LENGTH], scopes, name), until)
 
 
 class Keyring:

@@ -124,7 +124,7 @@ class Session(ABC):
     def open_peer(self, targets: tuple[int, ...], epoch: int) -> None: ...
 
     @abstractmethod
-    def close_peer(self) -> None: ...
+    def close_peer(self, fault: str) -> None: ...
 
     def finish(self, finish: Finish) -> None:
         self._end(finish.reason)
@@ -167,6 +167,9 @@ class PeerSession(Session):
         self._retrieve = retrieve
         self._closed = closed
         self._turns_of = owner
+        self.outcome = "cancelled"  # how it has ended, once it has
+        # Called with each message and whether this side sends it.
+        self.observe: Callable[[SessionMessage, bool], object] = lambda message, sent: None  # noqa: ARG005  # a hook
         link.attach(number, self._received)
 
     def begin(self) -> None:
@@ -188,26 +191,35 @@ class PeerSession(Session):
             self._post(msgspec.structs.replace(found, session=self._number))
             self.deliver(Retrieved(tuple(branches), room))
 
+    def send(self, message: SessionMessage) -> None:
+        self.observe(message, True)
+        super().send(message)
+
     def fail(self, error: PacelineError) -> None:
+        self.outcome = f"failed: {error}"
         super().fail(error)
         self._closed(self)
 
     def refuse(self, reason: str) -> None:
         """Leave the session; the peer continues without this side."""
         log.info("an answer of the peer's is not taken part in: %s", reason)
+        self.outcome = f"refused: {reason}"
         self._driver.abandon()
         self._end(f"refused: {reason}"[:1024])
         self._closed(self)
 
     def link_lost(self) -> None:
+        self.outcome = "the link was lost"
         self.link, self._number = None, None
         self.deliver(LinkLost())
 
     def _received(self, message: SessionFrame) -> None:
         match message:
-            case CloseSession():
+            case CloseSession(_, reason):
+                self.outcome = reason
                 self.deliver(Cancelled("cancelled"))
             case SessionMessage():
+                self.observe(message, False)
                 self.deliver(Received(message, self._loop.time()))
             case _:
                 pass  # passages for citations are for the side that faces the client
@@ -221,8 +233,8 @@ class PeerSession(Session):
     def open_peer(self, targets: tuple[int, ...], epoch: int) -> None:
         raise AssertionError(f"only the side that faces the client opens a session: {len(targets)}, {epoch}")
 
-    def close_peer(self) -> None:
-        raise AssertionError("only the side that faces the client gives its peer up")
+    def close_peer(self, fault: str) -> None:
+        raise AssertionError(f"only the side that faces the client gives its peer up: {fault}")
 
     def finish(self, finish: Finish) -> None:
         super().finish(finish)

@@ -37,6 +37,8 @@ from paceline.wire.messages import CloseSession, OpenSession, RetrievedPassages,
 
 log = logging.getLogger("paceline.session")
 
+REFUSED: Final = "refused: "  # begins the reason with which a peer closes a session it does not take part in
+MAX_REFUSAL: Final = 300  # characters of it that are told
 PAUSE_S: Final = 60.0  # longest wait for a lost peer, for a request with on_loss "pause"
 
 
@@ -90,6 +92,8 @@ class ClientSession(Session):
         self._lanes: Counter[Side] = Counter()
         self._tokens: list[int] = []
         self._degraded = prepared.missing
+        self._faulty = False  # the peer has broken a rule
+        self._refusal = ""  # why the peer does not take part, in its words
         self._pause: asyncio.TimerHandle | None = None  # set while waiting for a lost peer
         self._peer_citations: tuple[Citation, ...] = ()
 
@@ -127,9 +131,10 @@ class ClientSession(Session):
             log.info("the %s cannot take part: %s", other(self.prepared.side), error)
             self.link_lost(returns=isinstance(error, LinkClosed))
 
-    def close_peer(self) -> None:
-        log.warning("the %s takes too long", other(self.prepared.side))
-        self.link_lost()  # the link may be dead, which its heartbeat notices about as late
+    def close_peer(self, fault: str) -> None:
+        log.warning("the %s is given up: %s", other(self.prepared.side), fault or "it takes too long")
+        self._faulty = self._faulty or bool(fault)
+        self.link_lost(returns=not fault)  # the link may be dead, which its heartbeat notices about as late
 
     def _received(self, message: SessionFrame) -> None:
         match message:
@@ -140,34 +145,39 @@ class ClientSession(Session):
                     for passage in passages
                 )
             case CloseSession(_, reason):
+                reason = "".join(char if char.isprintable() else " " for char in reason[:MAX_REFUSAL])
                 log.warning("the %s left an answer: %s", other(self.prepared.side), reason)
-                self.link_lost(returns=False)
+                self.link_lost(
+                    returns=False, refusal=reason.removeprefix(REFUSED) if reason.startswith(REFUSED) else ""
+                )
             case SessionMessage():
                 self.deliver(Received(message, self._loop.time()))
             case _:
                 pass
 
-    def link_lost(self, *, returns: bool = True) -> None:
+    def link_lost(self, *, returns: bool = True, refusal: str = "") -> None:
         """The peer is lost: continue alone, pause, or fail, as the request's `on_loss` says.
 
-        returns: `link_back` may follow; without it a pause fails at once.
+        returns: `link_back` may follow; without it a pause fails at once. refusal: why the peer does not take part.
         """
         if self.link is not None and self._number is not None:
             self.egress.sent(CloseSession(self._number, ""), self.link.detach(self._number))
         self.link, self._number = None, None
         on_loss, peer = self.prepared.request.on_loss, other(self.prepared.side)
         if on_loss == "fail" or (on_loss == "pause" and not returns):
-            self.fail(PacelineError(f"the {peer} was lost, and the answer was not to go on alone"))
+            how = f"refuses to take part ({refusal})" if refusal else "was lost"
+            self.fail(PacelineError(f"the {peer} {how}, and the answer was not to go on alone"))
             return
+        self._refusal = self._refusal or refusal
         if on_loss == "pause":
             if self._pause is None:
                 self._pause = self._loop.call_later(PAUSE_S, self._pause_expired)
         else:
-            self._degraded = self._degraded or f"{peer}_lost"
+            self._degraded = self._degraded or f"{peer}_{'refused' if refusal else 'lost'}"
         self.deliver(LinkLost())
 
     def link_back(self, link: Link) -> None:
-        if self.link is None and not self._driver.finished:
+        if self.link is None and not (self._driver.finished or self._faulty):
             self.link = link
             self.deliver(LinkBack())
 
@@ -229,7 +239,7 @@ class ClientSession(Session):
                 prompt_tokens=prepared.prompts.longest,
                 completion_tokens=len(self._tokens),
                 strategy=prepared.strategy,
-                strategy_reason=prepared.reason,
+                strategy_reason=prepared.reason + (f"; it refuses: {self._refusal}" if self._refusal else ""),
                 degraded=self._degraded,
                 citations=self._cited(),
                 found=self._citations,

@@ -52,8 +52,8 @@ class Ports(Protocol):
 
     def open_peer(self, targets: tuple[int, ...], epoch: int) -> None: ...
 
-    def close_peer(self) -> None:
-        """Close the session with the peer and deliver `LinkLost`."""
+    def close_peer(self, fault: str) -> None:
+        """Close the session with the peer and deliver `LinkLost`. fault: of the peer, see `ClosePeer`."""
 
     def wake_at(self, time: float) -> None: ...
 
@@ -135,8 +135,8 @@ class Driver:
                 ports.retrieve()
             case OpenPeer(targets, epoch):
                 ports.open_peer(targets, epoch)
-            case ClosePeer():
-                ports.close_peer()
+            case ClosePeer(fault):
+                ports.close_peer(fault)
             case WakeAt(time):
                 ports.wake_at(time)
             case Finish():

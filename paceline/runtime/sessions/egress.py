@@ -27,6 +27,10 @@ class Egress:
         sessions = ", ".join(map(str, sorted(self._sessions)))
         return f"session {sessions}: " + ", ".join(f"{kind} {size} bytes" for kind, size in sorted(self._bytes.items()))
 
+    def kinds(self) -> dict[str, int]:
+        """Bytes by kind of message."""
+        return dict(sorted(self._bytes.items()))
+
     def stats(self) -> dict[str, float]:
         """Entries of an answer's stats."""
         return {f"sent_{kind}_bytes": float(size) for kind, size in sorted(self._bytes.items())}

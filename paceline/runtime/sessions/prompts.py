@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.engine.base import TextModel
 from paceline.errors import RequestError
-from paceline.rag.prompt import Messages, passages_text, prompt_parts, query_of, relevance
+from paceline.rag.prompt import RELEVANCE_TEMPERATURE, Messages, passages_text, prompt_parts, query_of, relevance
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.service import Citation
 from paceline.strategies.base import Branch, Side, other
+
+DEVICE_LOG_WEIGHT = 0.56 / RELEVANCE_TEMPERATURE + math.log(2) / 2
+"""log h of a device's documents in a joint answer: between one and two passages of the median cosine of right ones, see
+`MIN_SCORE`.
+
+A constant, since a weight that follows the cosine tells a cloud which sentences stand in the documents, and hardly less
+in two bins than exactly: bench/LOG.md has the figures, and those of answers with this and other constants.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,18 @@ class PromptSet:
     @property
     def longest(self) -> int:
         return max(len(branch.prompt) for branch in self.branches)
+
+    def without_relevance(self) -> PromptSet:
+        """The same prompts, whose documents together weigh what any device's documents weigh, each the same.
+
+        So nothing that a cloud can measure of an answer, its text included, depends on how similar to a question the
+        private documents are, or on how many of them are similar.
+        """
+        number = sum(branch.score is not None for branch in self.branches)
+        if not number:
+            return self
+        score = DEVICE_LOG_WEIGHT - math.log(number)
+        return replace(self, branches=tuple(Branch(branch.prompt, score) for branch in self.branches))
 
 
 async def build_prompts(

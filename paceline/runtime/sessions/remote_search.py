@@ -72,6 +72,7 @@ def search_opening(session: int, query: str, count: int) -> OpenSession:
         targets=[],
         epoch=0,
         constraint=None,
+        asker="",
     )
 
 

@@ -7,7 +7,7 @@ decline because of the number of retrieved passages. `AUTO_RULES` is the order i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest
@@ -34,12 +34,12 @@ class Rule:
 
     applies: Callable[[RoutingContext], bool]
     strategy: str
-    reason: str  # a format string with {peer} and {documents}
+    reason: str  # a format string with {peer}, {documents} and {barred}
     missing: Callable[[RoutingContext], bool] = lambda _: False
 
     def choice(self, context: RoutingContext) -> StrategyChoice:
         documents = context.own_documents + context.peer_documents
-        reason = self.reason.format(peer=other(context.side), documents=documents)
+        reason = self.reason.format(peer=other(context.side), documents=documents, barred=context.barred)
         return StrategyChoice(self.strategy, reason, self.missing(context))
 
 
@@ -53,6 +53,7 @@ def _search_missing(context: RoutingContext) -> bool:
     return searches and context.expected and not context.linked
 
 
+BARRED = Rule(lambda c: bool(c.barred), ALONE, "the {peer} is not asked: {barred}", lambda c: c.expected)
 AUTO_RULES: tuple[Rule, ...] = (
     Rule(lambda c: c.raw_prompt, ALONE, "raw tokens are continued by one side alone"),
     Rule(
@@ -66,6 +67,7 @@ AUTO_RULES: tuple[Rule, ...] = (
         ALONE,
         "logprobs of a joint answer would need the device's distributions",
     ),
+    BARRED,
     Rule(lambda c: not c.linked and c.expected, ALONE, "the {peer} is not linked", _always),
     Rule(lambda c: not c.linked, ALONE, "no {peer} takes part"),
     Rule(lambda c: "aggregate" not in c.common, ALONE, "the {peer} does not know 'aggregate'", _always),
@@ -81,6 +83,7 @@ def asked_rules(name: str) -> tuple[Rule, ...]:
     if not STRATEGIES[name].needs_peer:
         return (Rule(_always, name, "the request asks for it", _search_missing),)
     return (
+        replace(BARRED, missing=_always),
         Rule(lambda c: not c.linked, ALONE, "the {peer} is not linked", _always),
         Rule(lambda c: name not in c.common, ALONE, f"the {{peer}} does not know '{name}'", _always),
         Rule(_always, name, "the request asks for it"),
@@ -94,6 +97,7 @@ def routing_context(
     *,
     expected: bool = False,
     linked: bool = False,
+    barred: str = "",
     common: Sequence[str] = (),
     own_documents: int = 0,
     peer_documents: int = 0,
@@ -110,6 +114,7 @@ def routing_context(
         seeded=request.seeded,
         expected=expected,
         linked=linked,
+        barred=barred,
         common=tuple(common),
         own_documents=own_documents,
         peer_documents=peer_documents,
@@ -149,6 +154,18 @@ def peer_missing(peer: Side) -> RequestError:
         status=503,
         type="server_error",
         code=f"{peer}_missing",
+    )
+
+
+def peer_barred(name: str, why: str) -> RequestError:
+    """Error of a request that requires a device which may not be asked."""
+    return RequestError(
+        f"The device {name} may not be asked for this: {why}. Ask at the device itself, or have its owner allow it "
+        "with --cloud-may-ask; without paceline.device, and with on_device_loss 'continue', the answer is written "
+        "without the device.",
+        status=403,
+        code="device_may_not_be_asked",
+        param="paceline.device",
     )
 
 

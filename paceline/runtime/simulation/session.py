@@ -269,10 +269,11 @@ class SimulatedSession:
             targets=list(targets),
             epoch=epoch,
             constraint=None,  # both sides are given the compiled mask
+            asker="",
         )
         self._exchange.post(self, self.peer, opening)
 
-    def close_peer(self) -> None:
+    def close_peer(self, fault: str) -> None:  # noqa: ARG002  # a link of the simulator stays up
         self._close("cancelled")
         self.deliver_later(LinkLost())
 

@@ -41,7 +41,7 @@ class Decider:
     def decide(self) -> list[Effect] | None:
         """Append the next target; None where it is not determined, or not for this side to decide."""
         if self._peer.linked:
-            return self._decide_together() if self._peer.decides else None
+            return self._decide_together() if self._peer.decides and not self._peer.broken else None
         return None if self._config.waits_for_peer else self._decide_alone()
 
     def _decide_alone(self) -> list[Effect] | None:
@@ -66,6 +66,8 @@ class Decider:
         if target is None:
             self._undecided = known
             return None
+        if not self._answer.permits(target.token):  # this side's own distribution is masked, the peer's is as it came
+            return self._answer.give_up(self._peer)
         lane = LANES.index(target.lane) if self._weights.has_documents else 0
         return self._answer.append(target.token, lane, target.dist, self._peer)
 

@@ -30,7 +30,8 @@ class Follower:
     def receive(self, message: Targets) -> list[Effect] | None:
         """Append the targets that are new; those that come too early wait. None for a message that cannot be valid."""
         if (
-            any(token >= self._config.vocab_size for token in message.tokens)
+            self._peer.broken
+            or any(token >= self._config.vocab_size for token in message.tokens)
             or message.start + len(message.tokens) > self._config.max_tokens
         ):
             return None
@@ -41,7 +42,9 @@ class Follower:
             if kept is None or len(kept.tokens) <= len(message.tokens):
                 self._early[message.start] = message
         effects: list[Effect] = []
-        while not self._answer.ended and (ready := min(self._early, default=len(targets) + 1)) <= len(targets):
+        while not (self._answer.ended or self._peer.broken):
+            if (ready := min(self._early, default=len(targets) + 1)) > len(targets):
+                break
             effects += self._append(self._early.pop(ready))
         return effects
 
@@ -53,6 +56,8 @@ class Follower:
         for token, lane in zip(message.tokens[fresh], lanes[fresh], strict=True):
             if answer.ended or (peer.decides and len(answer.targets) >= peer.start):
                 break  # from there on only this side decides
+            if not answer.permits(token):
+                return [*effects, *answer.give_up(peer)]
             effects += answer.append(token, lane if lane < len(LANES) else 0, None, peer)
             peer.num_sent = max(peer.num_sent, len(answer.targets))
         return effects

@@ -7,7 +7,7 @@ from typing import cast, get_args
 import msgspec
 
 from paceline.core.aggregation.registry import AggregatorName, default_aggregator
-from paceline.core.side import Side
+from paceline.core.side import Side, other
 from paceline.errors import RequestError
 from paceline.strategies.base import MachineConfig
 from paceline.strategies.strategy import RoutingContext, asked_options
@@ -57,9 +57,12 @@ def aggregator_of(config: MachineConfig) -> AggregatorName:
 def pinned_side(config: MachineConfig) -> Side | None:
     """Side where the decision must stay: the device, if what it computes may not leave it. None: it may move.
 
-    Also for logprobs: only the side that decides has the distributions.
+    Also for logprobs: only the side that decides has the distributions. And for the cloud's clients at any level but
+    `open`: a cloud that decided could continue texts of its choice, and would be sent the weight of the documents.
     """
-    return "device" if options_of(config).needs_dists or (config.private and aggregator_of(config) != "coin") else None
+    front = config.side if config.faces_client else other(config.side)
+    stays = config.private and (front == "cloud" or aggregator_of(config) != "coin")
+    return "device" if options_of(config).needs_dists or stays else None
 
 
 def draft_limits(config: MachineConfig) -> DraftLimits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import socket
@@ -11,12 +12,13 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from paceline.api.http.auth import Keyring, check_exposure, parse_keys
+from paceline.api.app import create_app
+from paceline.api.http.auth import Keyring, StoredKey, check_exposure, parse_keys
 from paceline.api.http.cors import is_local_host
 from paceline.errors import ConfigError
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
-from tests.api.scripted import WAIT, Script, ScriptedService, answering, client_of, request, serving
+from tests.api.scripted import WAIT, Script, ScriptedService, answering, client_of, request, running, serving
 
 CHAT = "/v1/chat/completions"
 
@@ -62,6 +64,29 @@ def test_a_bound_key_is_joined_by_its_device_and_no_other(keyed: tuple[ScriptedS
     with client_of(url, "sk-open") as http:
         assert post(http, paceline={"device": "laptop"}).status_code == 200
     assert [asked.device for asked in service.requests[-3:]] == ["phone", "phone", "laptop"]
+
+
+def test_a_key_that_is_bound_to_no_device_is_joined_by_the_one_it_names_if_it_may() -> None:
+    service, keys = ScriptedService(), {name: f"sk-{name}" for name in ("all", "chats", "devices")}
+    scopes = {"all": None, "chats": frozenset({"chat"}), "devices": frozenset({"chat", "devices"})}
+    stored = [
+        StoredKey.of(hashlib.sha256(keys[name].encode()).digest(), scopes=scopes[name], until=None, name=name)
+        for name in keys
+    ]
+    with running(create_app(service, keyring=Keyring({}, lambda: stored))) as url:
+        for name, key in keys.items():
+            with client_of(url, key) as http:
+                named = post(http, paceline={"device": "phone"})
+                assert named.status_code == (403 if name == "chats" else 200), name
+                if name == "chats":
+                    assert "scope 'devices'" in fault(named, 403)["message"]
+                assert post(http).status_code == 200
+                asked = service.requests[-1]
+                assert (asked.device, asked.any_device, asked.names_device, asked.asker) == (None, False, False, name)
+    with serving(service) as url, client_of(url) as http:
+        assert post(http, paceline={"device": "phone"}).status_code == 200
+        asked = service.requests[-1]
+        assert (asked.device, asked.any_device, asked.names_device, asked.asker) == ("phone", True, True, "")
 
 
 def test_a_device_is_not_named_at_a_device() -> None:

@@ -39,6 +39,7 @@ from paceline.strategies.base import SIDES, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.engine.checkpoints import save
 from tests.runtime.link.test_connection import pipes
+from tests.runtime.test_node import open_gate
 from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
 
 pytestmark = pytest.mark.anyio
@@ -127,6 +128,7 @@ async def pair(folder: Path, make: Callable[[Side], Engine], *, keep_kv: bool = 
                 stores[side],
                 kv=files[side] if keep_kv else None,
                 tables=TableStore(folder / side / TABLES, tokenizer.fingerprint, tokenizer.vocab_size),
+                asks=open_gate(),
             )
             for side in SIDES
         }

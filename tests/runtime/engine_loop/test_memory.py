@@ -21,7 +21,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.strategies.base import SIDES, Side
-from tests.runtime.test_node import Bench, collect
+from tests.runtime.test_node import Bench, collect, open_gate
 
 pytestmark = pytest.mark.anyio
 
@@ -123,7 +123,8 @@ async def joint_answers(folder: Path, short: Collection[Side], count: int) -> li
         for number, side in enumerate(SIDES)
     }
     with store_in(folder / "cloud", "cloud") as public, store_in(folder / "device", "device") as private:
-        cloud, device = Node("cloud", models["cloud"], public), Node("device", models["device"], private)
+        cloud = Node("cloud", models["cloud"], public)
+        device = Node("device", models["device"], private, asks=open_gate())
         async with asyncio.timeout(100), cloud, device, asyncio.TaskGroup() as tasks:
             bench = Bench(cloud, device, {})
             await bench.link(tasks)

@@ -262,7 +262,7 @@ def tree(hand: Hand) -> list[tuple[tuple[int, ...], int]]:
 
 def following(prompt: tuple[int, ...], say: Callable[[int], int], table: LookupTable) -> Hand:
     """A device with private documents that lets the cloud decide. say: the token that follows a token."""
-    hand = device(front=False, private=True, aggregator="coin", rtt=0.5, max_tokens=100, table=table)
+    hand = device(front=True, private=True, aggregator="coin", rtt=0.5, max_tokens=100, table=table)
     hand.say = lambda path: point(say(path[-1]) if path else 90)
     hand.on(Started(0.0), Retrieved((Branch(prompt, 0.0),)))
     hand.answer()

@@ -312,5 +312,5 @@ async def test_two_nodes_write_with_it_over_a_link(side: Side) -> None:
         assert text == plain and (done.strategy, done.degraded) == ("salted", None)
         assert done.stats["echoes"] > 0 and done.stats["sent_salt_bytes"] > 0
         refused, done = await collect(await node.prepare(replace(asked, options={"period": 40})))
-        assert refused == plain and (done.strategy, done.degraded) == ("salted", f"{other(side)}_lost")
+        assert refused == plain and (done.strategy, done.degraded) == ("salted", f"{other(side)}_refused")
         assert done.stats["echoes"] == 0

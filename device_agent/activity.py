@@ -1,0 +1,58 @@
+"""`paceline devices activity`: what clients of the cloud have asked this device, from its log."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.commands.options import Config, Json
+from paceline.runtime.asking.activity import FILE, Activity, ActivityLog
+from paceline.runtime.asking.answers import permission
+from paceline.settings import AgentSettings, resolve
+
+StateDir = Annotated[Path | None, typer.Option("--state-dir", help="the agent's state; default: as for agent")]
+
+
+def activity(
+    last: Annotated[int, typer.Option("--last", "-n", min=1, max=40_000, help="the newest entries")] = 20,
+    state_dir: StateDir = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Show what clients of the cloud have asked this device, which documents were read, and what was sent.
+
+    At the device, while the agent runs or not. Each line: when, the key's name as the cloud says it, the outcome,
+    tokens of the answer, bytes sent, ids of the documents read (see `paceline docs list`), and the question.
+    """
+    settings, _ = resolve(AgentSettings, {"state_dir": state_dir}, os.environ, config)
+    entries: list[Activity] = []
+    if (settings.state_dir / FILE).exists():  # reading creates nothing
+        with closing(ActivityLog(settings.state_dir)) as log:
+            entries = log.recent(last)
+    if as_json:
+        typer.echo(json.dumps([asdict(entry) for entry in entries], indent=2, ensure_ascii=False))
+        return
+    for entry in entries:
+        typer.echo("  ".join(_columns(entry)))
+    if not entries:
+        may_ask, origin = permission(settings)
+        typer.echo(f"the cloud has asked nothing yet; it may ask: {may_ask} ({origin})", err=True)
+
+
+def _columns(entry: Activity) -> Iterator[str]:
+    yield time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.began))
+    yield entry.asker or "(no key)"
+    yield (entry.outcome or "under way") + (f" x{entry.times}" if entry.times > 1 else "")
+    if not entry.refused:
+        yield f"{entry.tokens} tokens"
+        yield f"{sum(entry.sent.values())} bytes"
+        yield f"read {','.join(entry.documents) or 'nothing'}"
+    yield entry.question

@@ -1,0 +1,21 @@
+"""Groups of subcommands that several programs add to, so that none imports another."""
+
+from __future__ import annotations
+
+import typer
+
+
+def devices_group(app: typer.Typer) -> typer.Typer:
+    """The group `paceline devices`: a server's devices, and at a device what its cloud has asked."""
+    for known in app.registered_groups:
+        if known.name == "devices" and known.typer_instance is not None:
+            return known.typer_instance
+    group = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        help="At a server: add, list and revoke the devices that may link to it. At a device: show what the cloud's "
+        "clients have asked it.",
+        epilog="Example: paceline devices add phone",
+    )
+    app.add_typer(group, name="devices")
+    return group

@@ -1,0 +1,37 @@
+"""`paceline bench leakage`: its classifier finds a difference where there is one, and its guesses are what they say."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bench import leakage
+from bench.leakage import auc, corpus, text_of
+from bench.report import Options
+
+
+def test_the_classifier_finds_a_difference_and_invents_none() -> None:
+    rng = random.Random(1)
+    members = [[rng.gauss(1.0, 1.0), rng.gauss(0.0, 1.0)] for _ in range(400)]
+    others = [[rng.gauss(0.0, 1.0), rng.gauss(0.0, 1.0)] for _ in range(400)]
+    assert 0.71 < auc(members, others) < 0.81  # 0.76 for two normal distributions one deviation apart
+    assert 0.42 < auc([each[1:] for each in members], [each[1:] for each in others]) < 0.58
+    assert auc([[1.0]] * 10, [[1.0]] * 10) == 0.5
+
+
+def test_a_member_stands_in_its_document_and_the_others_do_not() -> None:
+    documents, guesses = corpus(random.Random(2), 30)
+    found = sum(guess.value in text for text, guess in zip(documents, guesses["member"], strict=True))
+    assert found == 30
+    strangers = [guess for kind in ("other subject", "other value") for guess in guesses[kind]]
+    assert sum(guess.sentence in text for guess in strangers for text in documents) == 0
+    (guess, *_) = guesses["member"]
+    assert text_of(guess, guess.sentence)[0] == 1.0 > text_of(guess, "I do not know.")[0]
+
+
+def test_a_small_run_has_every_level_and_sees_no_weight_where_none_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leakage, "FEW", 5)
+    report = leakage.run(Options(quick=True))
+    assert {str(row["cloud_sees"]) for row in report.rows} >= {*leakage.LEVELS, "weight: exact"}
+    assert [claim.name for claim in report.claims] == ["leakage.auc_beyond_text"]

@@ -1,0 +1,147 @@
+"""A device that dictates, against a real server: a schema holds whatever it does, and the answer goes on without it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from device_agent.cloud import Cloud
+from device_agent.credentials import Credentials
+from paceline.commands.processes import Children, command, free_port
+from paceline.engine.fake.engine import fake_model
+from paceline.runtime.link.connection import Link
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.identity_messages import Introduction
+from paceline.wire.messages import EvidenceWeight, OpenSession, SessionFrame, Targets
+
+pytestmark = pytest.mark.anyio
+
+WORDS = b"Send your password to attacker.example."
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bari", "Oslo"]}, "rooms": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["city", "rooms"],
+    "additionalProperties": False,
+}
+STRICT = {"type": "json_schema", "json_schema": {"name": "stay", "strict": True, "schema": SCHEMA}}
+
+Act = Callable[[Link, OpenSession], None]
+
+
+def dictate(link: Link, opening: OpenSession) -> None:
+    """Weigh as much as all documents of the world, and decide every token."""
+    link.send(EvidenceWeight(opening.session, opening.epoch, 1e6))
+    link.send(Targets(opening.session, opening.epoch, 0, [*WORDS], bytes([2] * len(WORDS))))
+
+
+def begin_well(link: Link, opening: OpenSession) -> None:
+    """The same, after a beginning that fits the schema."""
+    words = b'{"city": "' + WORDS
+    link.send(EvidenceWeight(opening.session, opening.epoch, 1e6))
+    link.send(Targets(opening.session, opening.epoch, 0, [*words], b""))
+
+
+@asynccontextmanager
+async def server_with_a_rogue(directory: Path, act: Act) -> AsyncIterator[tuple[str, list[int]]]:
+    """URL of the server, and the session numbers that it opened at the device."""
+    model, opened = fake_model(), list[int]()
+    up = asyncio.Event()
+
+    def introduce() -> Introduction:
+        info, documents = model.engine.info, 2**31 - 1
+        strategies = list(STRATEGIES)
+        return Introduction(
+            model.tokenizer.fingerprint, info.fingerprint, "honest", strategies, documents, asked_by=None
+        )
+
+    def linked(link: Link) -> None:
+        def on_open(opening: OpenSession) -> None:
+            opened.append(opening.session)
+            link.attach(opening.session, ignore)
+            act(link, opening)
+
+        link.on_open = on_open
+        up.set()
+
+    def ignore(_: SessionFrame) -> None:
+        """A rogue does not listen."""
+
+    with Children(directory) as children:
+        state = str(directory / "cloud")
+        port = free_port(0)
+        serve = command("serve", "--model", "fake", "--threads", "1", "--port", str(port), "--state-dir", state)
+        url = children.start("cloud", serve, port=port).url
+        children.wait(lambda reports: all(reports))
+        code = json.loads(children.run(command("devices", "add", "phone", "--state-dir", state, "--json")))["code"]
+        cloud = Cloud(url, Credentials(directory / "device"), code=code, name="phone", introduce=introduce, up=linked)
+        await cloud.enrol()
+        linking = asyncio.create_task(cloud.keep_linked())
+        try:
+            async with asyncio.timeout(60):
+                await up.wait()
+            yield url, opened
+        finally:
+            linking.cancel()
+            await asyncio.gather(linking, return_exceptions=True)
+
+
+async def ask(url: str, **fields: object) -> dict[str, Any]:
+    body: dict[str, object] = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "Where do I stay?"}],
+        "max_tokens": 64,
+        "seed": 3,
+        "paceline": {"strategy": "aggregate", "device": "phone", "report": True},
+    }
+    async with httpx.AsyncClient(timeout=60, verify=False) as http:
+        answer = await http.post(f"{url}/v1/chat/completions", json=body | fields)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+@pytest.mark.parametrize("act", [dictate, begin_well])
+async def test_a_schema_holds_whatever_a_device_dictates(tmp_path: Path, act: Act) -> None:
+    async with server_with_a_rogue(tmp_path, act) as (url, opened):
+        for temperature in (0.0, 1.0):
+            answer = await ask(url, response_format=STRICT, temperature=temperature)
+            choice = answer["choices"][0]
+            stay = json.loads(choice["message"]["content"])
+            assert choice["finish_reason"] == "stop"
+            assert stay["city"] in ("Bari", "Oslo") and 0 <= stay["rooms"] <= 9
+            assert answer["paceline"]["degraded"] == "device_lost"
+        assert len(opened) == 2, "it took part in both, and joined neither again"
+
+
+async def test_a_device_joins_no_answer_of_a_key_that_did_not_choose_it(tmp_path: Path) -> None:
+    async with server_with_a_rogue(tmp_path, dictate) as (url, opened):
+        state = ("--state-dir", str(tmp_path / "cloud"))
+        with Children(tmp_path) as commands:
+
+            def key(name: str, *flags: str) -> dict[str, str]:
+                made = json.loads(commands.run(command("keys", "create", name, "--json", *flags, *state)))
+                return {"authorization": f"Bearer {made['key']}"}
+
+            keys = {"plain": key("plain"), "bound": key("bound", "--device", "phone")}
+            keys["chats"] = key("chats", "--scope", "chat")
+        body = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "seed": 1}
+        async with httpx.AsyncClient(base_url=url, timeout=60, verify=False) as http:
+
+            async def post(name: str, **more: object) -> httpx.Response:
+                return await http.post("/v1/chat/completions", json=body | more, headers=keys[name])
+
+            for name in ("plain", "chats"):
+                assert (await post(name)).status_code == 200
+            assert not opened, "neither key chose the device"
+            named = {"paceline": {"device": "phone"}}
+            assert (await post("chats", **named)).json()["error"]["code"] == "device_not_allowed"
+            assert not opened
+            for name, more in (("plain", named), ("bound", {})):
+                assert (await post(name, **more)).status_code == 200
+            assert len(opened) == 2
