@@ -10,7 +10,7 @@ import pytest
 
 from paceline.commands.processes import Children
 from paceline.strategies.base import SIDES
-from tests.e2e.pair import DOCUMENTS, QUESTION, running_pair
+from tests.e2e.pair import DOCUMENTS, running_pair
 from tests.e2e.test_commands_beside_a_server import Server, eventually
 
 MANAGED = "The vault behind the quixotic mill opens with the word zanzibar."
@@ -88,6 +88,7 @@ def test_a_removed_document_is_in_no_file_and_in_no_stored_response(server: Serv
 
 def test_joint_answers_leave_no_table_and_no_passage_on_either_side(tmp_path: Path) -> None:
     texts = {side: text.strip() for side, text in DOCUMENTS.items()}
+    question = " ".join(reversed(" ".join(texts.values()).split()))  # found by its words, and not a quotation
     cited = set()
     with running_pair(tmp_path) as pair:
         for side in SIDES:
@@ -95,7 +96,7 @@ def test_joint_answers_leave_no_table_and_no_passage_on_either_side(tmp_path: Pa
                 for strategy in ("aggregate", "lookup_tree"):
                     response = client.responses.create(
                         model="fake",
-                        input=QUESTION,
+                        input=question,
                         max_output_tokens=32,
                         temperature=0.0,
                         extra_body={"paceline": {"strategy": strategy, "report": True}},
@@ -105,7 +106,7 @@ def test_joint_answers_leave_no_table_and_no_passage_on_either_side(tmp_path: Pa
                     cited.update((side, citation["passage"]) for citation in report["citations"])
         for file in tmp_path.glob("*.md"):
             file.unlink()
-    assert ("device", texts["device"]) in cited
+    assert cited >= set(texts.items())
     for text in texts.values():
         assert {name.split("-")[0] for name in holding(tmp_path, text.encode())} <= {"documents.sqlite"}
     assert not list(tmp_path.rglob("tables/*.safetensors"))
