@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
-from paceline.commands.processes import Children
+from paceline.commands.processes import Children, command
+from paceline.engine.loader import load_model
+from paceline.models import CLOUD
 from paceline.strategies.base import SIDES
-from tests.e2e.pair import DOCUMENTS, QUESTION, running_pair
+from tests.e2e.pair import DOCUMENTS, running_pair
 from tests.e2e.test_commands_beside_a_server import Server, eventually
 
 MANAGED = "The vault behind the quixotic mill opens with the word zanzibar."
@@ -88,6 +92,7 @@ def test_a_removed_document_is_in_no_file_and_in_no_stored_response(server: Serv
 
 def test_joint_answers_leave_no_table_and_no_passage_on_either_side(tmp_path: Path) -> None:
     texts = {side: text.strip() for side, text in DOCUMENTS.items()}
+    question = " ".join(reversed(" ".join(texts.values()).split()))  # found by its words, and not a quotation
     cited = set()
     with running_pair(tmp_path) as pair:
         for side in SIDES:
@@ -95,7 +100,7 @@ def test_joint_answers_leave_no_table_and_no_passage_on_either_side(tmp_path: Pa
                 for strategy in ("aggregate", "lookup_tree"):
                     response = client.responses.create(
                         model="fake",
-                        input=QUESTION,
+                        input=question,
                         max_output_tokens=32,
                         temperature=0.0,
                         extra_body={"paceline": {"strategy": strategy, "report": True}},
@@ -105,7 +110,37 @@ def test_joint_answers_leave_no_table_and_no_passage_on_either_side(tmp_path: Pa
                     cited.update((side, citation["passage"]) for citation in report["citations"])
         for file in tmp_path.glob("*.md"):
             file.unlink()
-    assert ("device", texts["device"]) in cited
+    assert cited >= set(texts.items())
     for text in texts.values():
         assert {name.split("-")[0] for name in holding(tmp_path, text.encode())} <= {"documents.sqlite"}
     assert not list(tmp_path.rglob("tables/*.safetensors"))
+
+
+def test_no_table_on_disk_knows_what_followed_in_a_removed_secret(tmp_path: Path) -> None:
+    """With models that do read the secret from the document, on both sides."""
+    secret, text = "qorvax limbut", ""
+    documents = DOCUMENTS | {"device": f"The door code of Velda Marsh is {secret}.\n"}
+    message: Any = {"role": "user", "content": "What is the door code of Velda Marsh?"}
+    with running_pair(tmp_path, model="demo", documents=documents) as pair:
+        for side in SIDES:
+            with pair.client(side) as client:
+                for strategy in ("aggregate", "lookup_tree"):
+                    answer = client.chat.completions.create(
+                        model="demo",
+                        messages=[message],
+                        max_tokens=24,
+                        extra_body={"paceline": {"strategy": strategy}},
+                    )
+                    text += answer.choices[0].message.content or ""
+        store = ("--side", "device", "--store", str(tmp_path / "device" / "docs"), "--embedder", "hash")
+        pair.children.run(command("docs", "remove", "device.md", *store))
+    assert text.count(secret) > 1, "the models have written it"
+    tokens = load_model(str(CLOUD)).tokenizer.raw(f" {secret}")
+    pairs = set(pairwise(tokens))
+    for path in tmp_path.rglob("tables/*.safetensors"):
+        rows = load_file(path)
+        likely = zip(rows["tokens"].tolist(), rows["ids"][:, :2].tolist(), strict=True)
+        known = {(token, successor) for token, successors in likely for successor in successors}
+        assert not pairs & known, path
+    (tmp_path / "device.md").unlink()
+    assert holding(tmp_path, secret.encode()) == set()
