@@ -118,7 +118,8 @@ class Doors:
         if visitor.address is not None and len(same) > self.limits.strangers_per_address:
             self._cut(next(iter(same)))
         if len(self._strangers) > self.max_strangers:
-            self._cut(next(iter(max(self._by_address.values(), key=len))))
+            most = max(self._by_address.values(), key=len)
+            self._cut(next(iter(most)))
 
     def leave(self, visitor: Visitor) -> bool:
         """False if it was not counted."""
