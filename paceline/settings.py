@@ -103,11 +103,11 @@ class NodeSettings(BaseModel):
         None, description="file with keys as of api_keys, one a line; -: standard input; default: none"
     )
     strangers_per_address: int = Field(
-        64,
+        512,
         ge=1,
         le=1024,
-        description="connections of one address at once whose sender has shown no key or credential yet; the oldest is "
-        "cut for one more",
+        description="connections of one address at once whose sender has shown no key or credential yet; the oldest of "
+        "them is cut for one more",
     )
     trusted_proxies: tuple[str, ...] = Field(
         (),

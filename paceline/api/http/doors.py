@@ -2,8 +2,9 @@
 
 A connection belongs to a stranger until a key on it is accepted (any request, where none is required) or a device's
 credential. So silent connections, half heads, bodies of open routes and unadmitted WebSockets are counted together,
-by address and in all; beyond either limit the one that has been there longest is cut, since an honest sender becomes
-known at once. Knows neither HTTP nor sockets.
+by address and in all. Beyond the limit of its address, the stranger that has been there longest is cut; beyond that of
+all, the longest there of the address that has most of them: an honest sender becomes known at once, or comes from
+another address than the crowd. Knows neither HTTP nor sockets.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from paceline.api.http.addresses import Network, client_address, counted, is_trusted
 from paceline.core.shares import Shares
 
-STRANGERS_PER_ADDRESS = 64
+STRANGERS_PER_ADDRESS = 512
 GRACE_S = 0.25  # until a new connection counts: one whose head is here already is known before
 
 
@@ -102,34 +103,33 @@ class Doors:
         self.limits = limits
         self.max_strangers = max(1, max_connections // 2)
         self.shares = Shares(max_connections)  # of owners, in connections
-        self._strangers: dict[Visitor, None] = {}  # the oldest first
-        self._by_address: dict[str, dict[Visitor, None]] = {}
+        self._strangers: set[Visitor] = set()
+        self._by_address: dict[str | None, dict[Visitor, None]] = {}  # the oldest first
 
     @property
     def num_strangers(self) -> int:
         return len(self._strangers)
 
     def come(self, visitor: Visitor) -> None:
-        """Count a stranger, and cut the one that has been there longest if it is one too many."""
-        self._strangers[visitor] = None
-        if visitor.address is not None:
-            same = self._by_address.setdefault(visitor.address, {})
-            same[visitor] = None
-            if len(same) > self.limits.strangers_per_address:
-                self._cut(next(iter(same)))
+        """Count a stranger, and cut another if that is one too many."""
+        self._strangers.add(visitor)
+        same = self._by_address.setdefault(visitor.address, {})
+        same[visitor] = None
+        if visitor.address is not None and len(same) > self.limits.strangers_per_address:
+            self._cut(next(iter(same)))
         if len(self._strangers) > self.max_strangers:
-            self._cut(next(iter(self._strangers)))
+            most = max(self._by_address.values(), key=len)
+            self._cut(next(iter(most)))
 
     def leave(self, visitor: Visitor) -> bool:
         """False if it was not counted."""
         if visitor not in self._strangers:
             return False
-        del self._strangers[visitor]
-        if visitor.address is not None:
-            same = self._by_address[visitor.address]
-            del same[visitor]
-            if not same:
-                del self._by_address[visitor.address]
+        self._strangers.discard(visitor)
+        same = self._by_address[visitor.address]
+        del same[visitor]
+        if not same:
+            del self._by_address[visitor.address]
         return True
 
     def _cut(self, visitor: Visitor) -> None:
@@ -139,5 +139,5 @@ class Doors:
     def check(self) -> None:
         self.shares.check()
         by_address = {visitor for same in self._by_address.values() for visitor in same}
-        assert by_address == {visitor for visitor in self._strangers if visitor.address is not None}
+        assert by_address == self._strangers and all(self._by_address.values())
         assert all(not visitor.known and not visitor._gone for visitor in self._strangers)
