@@ -91,7 +91,7 @@ class CloudAsks:
     # ---- the log ----------------------------------------------------------------------------------------------------
     def refuse(self, opening: OpenSession, reason: str) -> None:
         """Log a refusal."""
-        log.info("a question of the cloud's is refused: %s", reason)
+        log.debug("a question of the cloud's is refused: %s", reason)  # a cloud may send thousands
         if self._refusals is not None:
             self._refusals.add(question_of(opening), reason, self._now())
 
