@@ -28,6 +28,7 @@ from pydantic.fields import FieldInfo
 from paceline.core.permission import MayAsk
 from paceline.core.side import Side
 from paceline.errors import ConfigError
+from paceline.side_folders import FOLDERS, own_folder
 
 PREFIX = "PACELINE_"
 DEFAULT_FILE = Path("paceline.toml")
@@ -286,9 +287,9 @@ def resolve(
     for source, is_for_both in sources:  # later ones win
         for key, (value, origin) in source.items():
             values[key], origins[key], for_both[key] = value, origin, is_for_both
-    for key in _FOLDERS:
+    for key in FOLDERS:
         if for_both.get(key):
-            values[key] = _own_folder(cls, key, values[key], origins[key])
+            values[key] = own_folder(cls.side, key, values[key], origins[key])
     try:
         return cls.model_validate(values), origins
     except ValidationError as error:
@@ -363,30 +364,6 @@ def _from_file(cls: type[NodeSettings], file: Path | None) -> tuple[_Source, _So
         if schema is cls:
             own = {key: (value, f"file {path} [{schema.table}]") for key, value in table.items()}
     return shared, own
-
-
-_FOLDERS: Mapping[str, tuple[str, ...]] = {  # settings that name a folder, and the files an older release kept in it
-    "state_dir": ("keys.sqlite", "devices.sqlite", "responses.sqlite", "credentials.json", "docs/documents.sqlite"),
-    "docs_dir": ("documents.sqlite",),
-}
-
-
-def _own_folder(cls: type[NodeSettings], key: str, value: object, origin: str) -> object:
-    """This side's subfolder of a folder named for both sides.
-
-    Raises ConfigError if files of a side lie in that folder itself, where older releases kept them.
-    """
-    if not isinstance(value, str):
-        return value  # the schema rejects it
-    folder = Path(value).expanduser()
-    for name in _FOLDERS[key]:
-        if (folder / name).exists():
-            homes = " or ".join(str(folder / schema.side) for schema in SCHEMAS)
-            raise ConfigError(
-                f"{key} = {value!r} ({origin}) is for both sides, each in a folder of its own below it, but "
-                f"{folder / name} is there: stop the programs and move what is in {folder} to {homes}, by whose it is."
-            )
-    return str(folder / cls.side)
 
 
 def _known() -> set[str]:

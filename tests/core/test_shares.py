@@ -63,7 +63,8 @@ def test_owners_that_want_all_they_can_get_come_to_hold_the_same(places: int, nu
         shares.take(each)
     held = [shares.held(each) for each in names]
     assert max(held) - min(held) <= EASE + 1
-    assert shares.taken < places, "something is left for who comes next"
+    if places > 2 * (EASE + 1) * number:  # else those who hold few places may take the last ones
+        assert shares.taken < places, "something is left for who comes next"
 
 
 @given(st.integers(0, 20))

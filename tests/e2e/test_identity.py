@@ -34,6 +34,7 @@ class Site:
         return self._start("cloud", "serve", *flags)
 
     def agent(self, name: str, *flags: str) -> str:
+        flags = ("--cloud-may-ask", "on", *flags)
         return self._start(name, "agent", "--cloud", self.url("cloud"), "--device", name, *flags)
 
     def kill(self, name: str) -> None:

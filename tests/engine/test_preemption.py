@@ -166,5 +166,5 @@ def test_answers_in_little_memory_have_the_scores_of_those_with_room(
     assert found.keys() == expected.keys()
     for place, dists in expected.items():
         assert_same(found[place], dists)
-    assert short.preemptions > 3 and not with_room.preemptions
+    assert short.preemptions > 1 and not with_room.preemptions
     assert short.rows > with_room.rows, "nothing was computed again"

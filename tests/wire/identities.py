@@ -17,7 +17,12 @@ SERVER = PrivateKey(bytes([1] * 32))
 LAPTOP = PrivateKey(bytes([2] * 32))
 STRANGER = PrivateKey(bytes([3] * 32))
 DEVICE = Introduction(
-    tokenizer="bytes", model="0" * 64, model_name="small", strategies=["aggregate", "autoregressive"], documents=3
+    tokenizer="bytes",
+    model="0" * 64,
+    model_name="small",
+    strategies=["aggregate", "autoregressive"],
+    documents=3,
+    asked_by=None,
 )
 CLOUD = Introduction(
     tokenizer="bytes",
