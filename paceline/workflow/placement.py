@@ -1,0 +1,221 @@
+"""The unit and the shape of a sub-stage's next launch (HeRo, algorithm 1, lines 9 to 16, corrected as in specs 3.1).
+
+A configuration's score is the predicted end of all that is left of the sub-stage there, plus alpha times the delay that
+its bandwidth causes the most critical launch, both in seconds. A busy unit counts with the time when it is expected to
+be free: where it wins, the sub-stage waits for it, and idle units only help, with launches that end before it would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.workflow.activity import Activity, Running
+from paceline.workflow.criticality import Predictions
+from paceline.workflow.graph import SubStage
+from paceline.workflow.partition import seconds_for
+from paceline.workflow.policy import SchedulingPolicy
+from paceline.workflow.profiles import OperationProfile, ProfileStore
+from paceline.workflow.regression import Slowdown
+from paceline.workflow.units import ProcessingUnit
+
+DEFAULT_SHAPE = 8  # items of the first launch of an operation that has no profile
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is left of a sub-stage, and the units that may run it."""
+
+    node: SubStage
+    remaining: int  # items
+    available: int  # of them, those that may begin now
+    units: Sequence[ProcessingUnit]
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalLaunch:
+    """The most critical launch under way, with what its sub-stage will do after it."""
+
+    running: Running
+    compute_s: float  # s left of the sub-stage, alone on the memory
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A launch that was chosen."""
+
+    unit: ProcessingUnit
+    shape: int
+    count: int
+    transfer_s: float
+    compute_s: float  # alone on the memory
+    bandwidth: float  # GB/s
+    slowdown: Slowdown
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A unit with a shape. idle: it can begin now."""
+
+    unit: ProcessingUnit
+    profile: OperationProfile
+    shape: int
+    idle: bool
+    end: float  # s, predicted, of all that is left
+    score: float
+
+
+@dataclass(slots=True)
+class Placer:
+    """Places launches at one moment. `free` is when units are expected to be free; it grows with what was placed."""
+
+    now: float
+    profiles: ProfileStore
+    predictions: Predictions
+    policy: SchedulingPolicy
+    activity: Activity
+    free: dict[str, float]
+    idle: set[str] = field(default_factory=set)
+
+    def reserve(self, unit: str, seconds: float) -> None:
+        """A unit will go on with what it is doing for so long."""
+        self.free[unit] += seconds
+
+    def place(self, work: Work, critical: CriticalLaunch | None) -> Placement | None:
+        """None: it shall wait. A unit that it waits for is taken for less critical ones."""
+        options = [option for unit in work.units for option in self._options(work, unit, critical)]
+        if not options:
+            return self._unknown(work)
+        best = min(options, key=lambda option: (option.score, not option.idle))
+        if best.idle:
+            if critical is not None and self._better_later(work, best.score, critical):
+                return None
+            count = min(best.shape, work.available)
+            if count < min(best.shape, work.remaining) and not work.node.ordered and self.activity:
+                return None  # what flows in will fill the launch
+            placement = self._begin(work, best, count)
+            one = placement.transfer_s + placement.compute_s * self._rate(best)
+            self.free[best.unit.name] = best.end if work.node.ordered else self.now + one
+            return placement
+        if not work.node.ordered:
+            helping = [option for option in options if option.idle]
+            for option in sorted(helping, key=lambda each: (each.score, each.shape)):
+                if count := self._help(work, option, best, critical):
+                    return self._begin(work, option, count)
+        self.free[best.unit.name] = best.end
+        return None
+
+    def force(self, work: Work) -> Placement | None:
+        """The configuration that asks for the least bandwidth, whatever the limit; None where no unit is idle."""
+        found = [
+            (profile.bandwidth(shape), shape, unit.name, unit, profile)
+            for unit in work.units
+            if unit.name in self.idle and (profile := self.profiles.get(work.node.operation, unit.kind))
+            for shape in self._shapes(work, unit, profile)
+        ]
+        if not found:
+            return self._unknown(work)
+        _, shape, _, unit, profile = min(found, key=lambda each: each[:3])
+        option = _Option(unit, profile, shape, True, 0.0, 0.0)
+        return self._begin(work, option, min(shape, work.available), forced=True)
+
+    def _options(self, work: Work, unit: ProcessingUnit, critical: CriticalLaunch | None) -> list[_Option]:
+        profile = self.profiles.get(work.node.operation, unit.kind)
+        if profile is None:
+            return []
+        used = self.activity.used(unit.memory)
+        if unit.name not in self.idle:
+            if not self.policy.look_ahead:
+                return []
+            own = [each for each in self.activity if each.launch.unit == unit.name]
+            used = max(0.0, used - sum(each.bandwidth for each in own))
+            shape = min(self._shapes(work, unit, profile), key=lambda each: seconds_for(profile, work.remaining, each))
+            seconds = seconds_for(profile, work.remaining, shape) * profile.slowdown.at(used + profile.bandwidth(shape))
+            end = self.free[unit.name] + self._moving(work, unit, shape) + seconds
+            return [_Option(unit, profile, shape, False, end, end)]
+        found = []
+        for shape in self._shapes(work, unit, profile):
+            bandwidth = profile.bandwidth(shape)
+            if self.policy.control and used + bandwidth > self.policy.soft_limit:
+                continue
+            seconds = seconds_for(profile, work.remaining, shape) * profile.slowdown.at(used + bandwidth)
+            end = self.now + self._moving(work, unit, shape) + seconds
+            delay = self._delay(critical, unit, bandwidth, seconds)
+            found.append(_Option(unit, profile, shape, True, end, end + self.policy.contention_weight * delay))
+        return found
+
+    def _help(self, work: Work, option: _Option, best: _Option, critical: CriticalLaunch | None) -> int:
+        """Items with which an idle unit ends no later than the busy one would with the rest; 0: none."""
+        count = min(option.shape, work.available, work.remaining)
+        bandwidth = option.profile.bandwidth(option.shape)
+        seconds = option.profile.seconds(count) * self._rate(option)
+        delay = self.policy.contention_weight * self._delay(critical, option.unit, bandwidth, seconds)
+        moved = option.unit.transfer_s(count * work.node.item_bytes)
+        share = (work.remaining - count) / work.remaining
+        rest = self.free[best.unit.name] + share * (best.end - self.free[best.unit.name])
+        return count if self.now + moved + seconds + delay <= rest else 0
+
+    def _rate(self, option: _Option) -> float:
+        """Slowdown of a launch that begins now."""
+        used = self.activity.used(option.unit.memory) + option.profile.bandwidth(option.shape)
+        return option.profile.slowdown.at(used)
+
+    def _delay(self, critical: CriticalLaunch | None, unit: ProcessingUnit, bandwidth: float, seconds: float) -> float:
+        """Seconds by which a launch that takes so long delays the critical one (W_B): marginal, and only while both
+        run. 0 where control is off, or they are on different memories."""
+        if critical is None or critical.running.memory != unit.memory:
+            return 0.0
+        used = self.activity.used(unit.memory)
+        before, after = critical.running.slowdown.at(used), critical.running.slowdown.at(used + bandwidth)
+        return (after - before) * min(critical.compute_s, seconds / after)
+
+    def _better_later(self, work: Work, score: float, critical: CriticalLaunch) -> bool:
+        """Whether beginning when the critical launch's sub-stage has ended is better than now, by the score."""
+        running = critical.running
+        used = self.activity.used(running.memory)
+        ends = self.now + running.transfer_s + critical.compute_s * running.slowdown.at(used)
+        for unit in work.units:
+            profile = self.profiles.get(work.node.operation, unit.kind)
+            if profile is None:
+                continue
+            begins = max(ends, self.free[unit.name])
+            shape = min(self._shapes(work, unit, profile), key=lambda each: seconds_for(profile, work.remaining, each))
+            others = self.activity.used(unit.memory) - (running.bandwidth if running.memory == unit.memory else 0.0)
+            rate = profile.slowdown.at(others + profile.bandwidth(shape))
+            if begins + self._moving(work, unit, shape) + seconds_for(profile, work.remaining, shape) * rate < score:
+                return True
+        return False
+
+    def _shapes(self, work: Work, unit: ProcessingUnit, profile: OperationProfile) -> Sequence[int]:
+        return self.predictions.shapes(work.node, work.remaining, unit, profile)
+
+    def _moving(self, work: Work, unit: ProcessingUnit, shape: int) -> float:
+        launches = math.ceil(work.remaining / shape)
+        return unit.transfer_s(work.remaining * work.node.item_bytes) + (launches - 1) * unit.latency_s
+
+    def _begin(self, work: Work, option: _Option, count: int, *, forced: bool = False) -> Placement:
+        profile = option.profile
+        self.idle.discard(option.unit.name)
+        return Placement(
+            option.unit,
+            option.shape,
+            count,
+            option.unit.transfer_s(count * work.node.item_bytes),
+            profile.seconds(count),
+            profile.bandwidth(option.shape),
+            profile.slowdown,
+            forced,
+        )
+
+    def _unknown(self, work: Work) -> Placement | None:
+        """A first launch of an operation that has no profile anywhere, on the first idle unit: its time is learnt."""
+        if any(self.profiles.get(work.node.operation, unit.kind) for unit in work.units):
+            return None
+        for unit in work.units:
+            if unit.name in self.idle:
+                self.idle.discard(unit.name)
+                count = min(work.available, work.node.group or DEFAULT_SHAPE)
+                return Placement(unit, count, count, 0.0, 0.0, 0.0, Slowdown())
+        return None

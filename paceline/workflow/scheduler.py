@@ -1,0 +1,264 @@
+"""The scheduler of workflows over all units, as a machine (HeRo, algorithm 1, corrected as in specs 3.1).
+
+On every event the observed graph and the criticality of its sub-stages are brought up to date; then each sub-stage that
+can begin, the most critical first, is placed on an idle unit, or waits for a busy one. Where nothing runs, something is
+launched even beyond the bandwidth limit, so a workflow never stands still.
+
+Other than in the paper: the delay is that of the most critical launch under way, not of a sub-stage that has not begun;
+it is marginal, in seconds; work that several units could share is shared.
+
+Not handled: fairness between requests (the most critical of all goes first), preemption of a launch, seconds to load a
+model, memory capacity. A context stays in the memory where it began; when that is lost with its last unit, what
+computing it anew takes is not predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paceline.workflow.activity import Activity, Running
+from paceline.workflow.criticality import Predictions, criticality, future_of, predicted_seconds
+from paceline.workflow.events import (
+    Added,
+    Cancel,
+    Dropped,
+    Ended,
+    Failed,
+    Launch,
+    RequestDone,
+    Resized,
+    UnitBack,
+    UnitLost,
+    Unrunnable,
+    WorkflowEffect,
+    WorkflowEvent,
+)
+from paceline.workflow.graph import StageGraph, SubStage, SubStageId
+from paceline.workflow.placement import CriticalLaunch, Placement, Placer, Work
+from paceline.workflow.policy import SchedulingPolicy
+from paceline.workflow.profiles import ProfileStore
+from paceline.workflow.templates import WorkflowTemplate
+from paceline.workflow.units import ProcessingUnit, UnitPool
+
+MAX_FAILURES = 2  # of a sub-stage on a unit, then it is not tried there again
+
+
+class WorkflowScheduler:
+    """Decides what runs where. Events in, effects out; the times in events must not fall.
+
+    A decision is added before the event that ends the deciding sub-stage, so that the workflow does not seem to end.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[ProcessingUnit],
+        profiles: ProfileStore,
+        templates: Mapping[str, WorkflowTemplate] | None = None,
+        policy: SchedulingPolicy | None = None,
+    ) -> None:
+        self.policy = policy or SchedulingPolicy()
+        self.graph = StageGraph(whole_stages=not self.policy.partition)
+        self.activity = Activity()
+        self._units = UnitPool(units)
+        self._profiles = profiles
+        self._templates = dict(templates or {})
+        self._predictions = Predictions(profiles, None if self.policy.partition else self.policy.fixed_shape)
+        kinds = tuple(dict.fromkeys(unit.kind for unit in units))
+        self._future = future_of(self._templates, kinds, self._predictions)
+        self._failures: dict[tuple[SubStageId, str], int] = {}
+        self._revealed: dict[SubStageId, set[str]] = {}
+        self._contexts: dict[str, str] = {}  # context -> memory that it lies in
+        self._refused: set[SubStageId] = set()
+        self._open: set[int] = set()
+        self._launches = 0
+
+    def on(self, event: WorkflowEvent) -> list[WorkflowEffect]:
+        """Raises ValueError for sub-stages that cannot be added."""
+        self.activity.advance(event.now)
+        effects: list[WorkflowEffect] = []
+        match event:
+            case Added():
+                effects += self._add(event.sub_stages)
+            case Resized():
+                self.graph.resize(event.sub_stage, event.items)
+            case Ended():
+                self._end(event)
+            case Failed():
+                effects += self._fail(event)
+            case Dropped():
+                effects += self._drop(event.sub_stages)
+            case UnitLost():
+                self._units.lose(event.unit)
+                for running in [each for each in self.activity if each.launch.unit == event.unit]:
+                    self._remove(running.launch.id)
+                kept = {unit.memory for unit in self._units}
+                self._contexts = {name: memory for name, memory in self._contexts.items() if memory in kept}
+            case UnitBack():
+                self._units.restore(event.unit)
+        return effects + self._dispatch(event.now) + self._completed()
+
+    def _add(self, nodes: Sequence[SubStage]) -> list[WorkflowEffect]:
+        before = {need.on for node in nodes for need in node.needs if need.on in self.graph}
+        self.graph.add(nodes)
+        for node in nodes:
+            self._open.add(node.request)
+            for need in node.needs:
+                if need.on in before and self.graph[need.on].decides:
+                    self._revealed.setdefault(need.on, set()).add(node.stage)
+        return [effect for node in nodes for effect in self._refuse(node)]
+
+    def _refuse(self, node: SubStage) -> list[WorkflowEffect]:
+        """Say once that no unit may run a sub-stage, not even one that is lost now."""
+        if node.id in self._refused or self._able(node, lost=True):
+            return []
+        self._refused.add(node.id)
+        return [Unrunnable(node.id)]
+
+    def _end(self, event: Ended) -> None:
+        if event.launch not in self.activity:
+            return  # of a unit that was lost
+        running = self.activity.remove(event.launch)
+        launch = running.launch
+        if launch.sub_stage not in self.graph:
+            return
+        node = self.graph[launch.sub_stage]
+        self._profiles.learn(node.operation, self._units[launch.unit].kind, launch.count, event.now - running.began)
+        self.graph.end(launch.sub_stage, launch.count, done=event.items, finished=event.finished)
+
+    def _fail(self, event: Failed) -> list[WorkflowEffect]:
+        if event.launch not in self.activity:
+            return []
+        gone = self._remove(event.launch)
+        if gone.sub_stage not in self.graph or self.graph.is_finished(gone.sub_stage):
+            return []
+        key = gone.sub_stage, gone.unit
+        self._failures[key] = self._failures.get(key, 0) + 1
+        return self._refuse(self.graph[gone.sub_stage])
+
+    def _remove(self, launch: int) -> Launch:
+        """A launch has come to nothing."""
+        gone = self.activity.remove(launch).launch
+        if gone.sub_stage in self.graph:
+            self.graph.give_up(gone.sub_stage, gone.first, gone.count)
+        return gone
+
+    def _drop(self, nodes: Sequence[SubStageId]) -> list[WorkflowEffect]:
+        dropped = {each for node in nodes if node in self.graph for each in self.graph.drop(node)}
+        return [Cancel(each.launch.id) for each in self.activity if each.launch.sub_stage in dropped]
+
+    def _able(self, node: SubStage, *, lost: bool = False) -> list[ProcessingUnit]:
+        units = self._units.able(node.model, private=self.graph.stays_private(node.id), lost=lost)
+        if node.context in self._contexts:
+            units = [unit for unit in units if unit.memory == self._contexts[node.context]]
+        if self.policy.static_map is not None and node.model in self.policy.static_map:
+            units = [unit for unit in units if unit.name == self.policy.static_map[node.model]]
+        return [unit for unit in units if self._failures.get((node.id, unit.name), 0) < MAX_FAILURES]
+
+    def _dispatch(self, now: float) -> list[WorkflowEffect]:
+        """Launch what can begin (lines 3 to 19)."""
+        placer = self._placer(now)
+        unfinished = list(self.graph.unfinished())
+        if not placer.idle or not any(self.graph.available(node.id) for node in unfinished):
+            return []
+        able = {node.id: self._able(node) for node in unfinished}
+        ranks = self._ranks(able)
+        nodes = sorted(unfinished, key=lambda node: (-ranks[node.id], node.id))
+        order = nodes if self.policy.criticality else sorted(nodes, key=lambda node: node.id)
+        effects: list[WorkflowEffect] = []
+        busy = {running.launch.sub_stage: running for running in self.activity}
+        for node in order:
+            if node.ordered and node.id in busy:  # it goes on where it is
+                placer.reserve(busy[node.id].launch.unit, self._rest(node, busy[node.id]))
+                continue
+            while placer.idle and (available := self.graph.available(node.id)):
+                work = Work(node, self.graph.remaining(node.id), available, able[node.id])
+                placement = placer.place(work, self._critical(node, ranks))
+                if placement is None:
+                    break
+                effects.append(self._launch(now, node, placement))
+        if not self.activity:
+            effects += self._forced(now, placer, order)
+        return effects
+
+    def _forced(self, now: float, placer: Placer, order: Sequence[SubStage]) -> list[WorkflowEffect]:
+        for node in order:
+            if available := self.graph.available(node.id):
+                work = Work(node, self.graph.remaining(node.id), available, self._able(node))
+                placement = placer.force(work)
+                if placement is not None:
+                    return [self._launch(now, node, placement)]
+        return []
+
+    def _placer(self, now: float) -> Placer:
+        free = {unit.name: now for unit in self._units}
+        for running in self.activity:
+            if running.launch.unit in free:
+                free[running.launch.unit] = max(now, self.activity.end(running))
+        idle = set(free) - {running.launch.unit for running in self.activity}
+        return Placer(now, self._profiles, self._predictions, self.policy, self.activity, free, idle)
+
+    def _ranks(self, able: Mapping[SubStageId, Sequence[ProcessingUnit]]) -> dict[SubStageId, float]:
+        if not (self.policy.criticality or self.policy.control):
+            return dict.fromkeys(able, 0.0)
+        seconds = predicted_seconds(self.graph, able, self._predictions)
+        for running in self.activity:
+            if running.launch.sub_stage in seconds:
+                left = running.transfer_s + running.compute_s
+                again = self.graph.remaining(running.launch.sub_stage)
+                seconds[running.launch.sub_stage] = left + (seconds[running.launch.sub_stage] if again else 0.0)
+        return criticality(self.graph, seconds, self._future, self.policy.future_weight)
+
+    def _rest(self, node: SubStage, running: Running) -> float:
+        """Seconds of a sub-stage after the launch that is under way, on the same unit."""
+        kind = self._units[running.launch.unit].kind
+        return self._predictions.seconds(node, self.graph.remaining(node.id), kind) or 0.0
+
+    def _critical(self, candidate: SubStage, ranks: Mapping[SubStageId, float]) -> CriticalLaunch | None:
+        """The most critical launch under way, if it is more critical than the candidate."""
+        if not self.policy.control:
+            return None
+        others = [
+            running
+            for running in self.activity
+            if running.launch.sub_stage != candidate.id
+            and ranks.get(running.launch.sub_stage, -1.0) >= ranks[candidate.id]
+        ]
+        if not others:
+            return None
+        most = max(others, key=lambda each: (ranks[each.launch.sub_stage], -each.launch.id))
+        node = self.graph[most.launch.sub_stage]
+        return CriticalLaunch(most, most.compute_s + (self._rest(node, most) if node.ordered else 0.0))
+
+    def _launch(self, now: float, node: SubStage, placement: Placement) -> Launch:
+        self._launches += 1
+        if node.context:
+            self._contexts[node.context] = placement.unit.memory
+        first, count = self.graph.begin(node.id, placement.count)
+        launch = Launch(self._launches, node.id, placement.unit.name, placement.shape, first, count, placement.forced)
+        self.activity.add(
+            Running(
+                launch,
+                placement.unit.memory,
+                placement.bandwidth,
+                placement.slowdown,
+                placement.transfer_s,
+                placement.compute_s,
+                now,
+            )
+        )
+        return launch
+
+    def _completed(self) -> list[WorkflowEffect]:
+        """Requests that have ended: their templates learn, their sub-stages are forgotten."""
+        ended = self._open - {node.request for node in self.graph.unfinished()}
+        for request in sorted(ended):
+            for node, done in self.graph.forget(request):
+                template = self._templates.get(node.workflow)
+                revealed = self._revealed.pop(node.id, set())
+                self._contexts.pop(node.context, None)
+                if template is not None and done:
+                    template.record_items(node.stage, done)
+                    if node.decides:
+                        template.record_decision(node.stage, revealed)
+        self._open -= ended
+        return [RequestDone(request) for request in sorted(ended)]

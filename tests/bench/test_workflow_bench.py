@@ -1,0 +1,56 @@
+"""The bench of workflows drives the scheduler; its phones are those of the paper's table, its figures repeatable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import workflow
+from bench.report import Options
+from bench.workflow.cells import Bed, Cell, questions, seconds
+from bench.workflow.lengths import DATA_SETS, MAX_CONTEXT, lengths_of
+from bench.workflow.phones import FAMILIES, PHONES, TABLE, fitted_profiles, true_profiles
+from paceline.errors import ConfigError
+
+
+def test_profiles_have_the_affinities_of_the_paper_and_what_is_fitted_is_near_what_is_true() -> None:
+    phone = PHONES["OnePlus 13"]
+    true = true_profiles(phone, FAMILIES["Qwen3"], TABLE, 2.0)
+    fitted = fitted_profiles(true, phone, {"embed/encode": ("gpu", "npu"), "chat/decode": ("gpu", "npu")}, seed=1)
+
+    def taken(operation: str, kind: str, items: int) -> float:
+        profile = fitted.get(operation, kind)
+        known = true.get(operation, kind)
+        assert profile is not None and known is not None
+        assert profile.seconds(items) == pytest.approx(known.seconds(items), rel=0.1)
+        assert profile.slowdown.at(120.0) == pytest.approx(known.slowdown.at(120.0), rel=0.1)
+        return profile.seconds(items)
+
+    assert 8.0 < taken("embed/encode", "gpu", 8) / taken("embed/encode", "npu", 8) < 16.0
+    assert taken("chat/decode", "gpu", 8) < taken("chat/decode", "npu", 8)
+
+
+def test_lengths_are_drawn_with_a_fixed_seed_and_a_folder_without_the_sets_is_a_sentence(tmp_path: Path) -> None:
+    for data_set in DATA_SETS:
+        found = lengths_of(data_set, None, 20)
+        assert found == lengths_of(data_set, None, 20)
+        assert all(0 < each.context <= MAX_CONTEXT and each.question > 0 and each.answer > 0 for each in found)
+        with pytest.raises(ConfigError, match=data_set.name):
+            lengths_of(data_set, tmp_path, 1)
+
+
+def test_every_way_is_compared_and_ours_is_ahead_of_single_units_and_fixed_maps_and_figures_are_repeatable() -> None:
+    load = replace(workflow.QUICK, workflows=("fast", "advanced"))
+    report = workflow.run(Options(quick=True), load)
+    assert {str(row["way"]) for row in report.rows} == {way.name for way in workflow.MAIN} | {workflow.BEST_STATIC}
+    values = {claim.name: claim.value for claim in report.claims}
+    assert values["workflow.vs_gpu_only"] > 3.0
+    assert values["workflow.vs_gpu_only_published"] > values["workflow.vs_gpu_only"]
+    assert values["workflow.vs_static"] > 1.5 and values["workflow.vs_best_static"] > 1.0
+    data_set = DATA_SETS[-1]
+    cell = Cell(Bed.of("OnePlus 13", "Qwen3", TABLE, load.contention), "advanced", data_set)
+    again = seconds(cell, workflow.WHOLE, questions(data_set, None, load.questions))
+    shown = [row for row in report.rows if row | cell.row == row and row["way"] == workflow.OURS]
+    assert [row["seconds"] for row in shown] == again
