@@ -2,6 +2,7 @@
 
 Write-ahead log, so that one process may search while another adds. `secure_delete` and a truncating checkpoint after
 each change erase removed text from the files; copies of overwritten blocks that the disk itself keeps are not handled.
+A store may be sealed (`sealing`): then the columns that hold or tell text are encrypted, and `seal` opens them.
 SQLite's errors become ConfigError with advice.
 """
 
@@ -18,9 +19,11 @@ from pathlib import Path
 from paceline import sqlite
 from paceline.core.side import Side
 from paceline.errors import ConfigError
+from paceline.sealing.seal import PLAIN, Seal, StoreSeal
+from paceline.sealing.store_key import StoreKey
 
 FILE = "documents.sqlite"
-VERSION = 3  # PRAGMA user_version
+VERSION = 4  # PRAGMA user_version
 _DOCUMENTS = """CREATE TABLE documents (
         id TEXT PRIMARY KEY,
         name TEXT NOT NULL,
@@ -30,7 +33,9 @@ _DOCUMENTS = """CREATE TABLE documents (
         num_chunks INTEGER NOT NULL,
         collection TEXT NOT NULL DEFAULT 'default',
         file TEXT NOT NULL DEFAULT '',  -- id of the uploaded file it was made from
-        source BLOB NOT NULL DEFAULT x'')  -- whole path of the file it was read from, as bytes"""
+        source BLOB NOT NULL DEFAULT x'',  -- whole path of the file it was read from, as bytes
+        key BLOB NOT NULL DEFAULT x'',  -- the document's data key, wrapped; of a sealed store, as all below
+        sealed BLOB NOT NULL DEFAULT x'')  -- name, sha256 and source, for which keyed hashes stand above"""
 # Uploaded files may share names and texts; documents managed by `paceline docs` may not.
 _UNIQUE = (
     "CREATE UNIQUE INDEX document_names ON documents (collection, name) WHERE file = ''",
@@ -61,7 +66,8 @@ _UPLOADS = (
         name TEXT NOT NULL,
         purpose TEXT NOT NULL,
         bytes INTEGER NOT NULL,
-        created_at REAL NOT NULL)""",
+        created_at REAL NOT NULL,
+        key BLOB NOT NULL DEFAULT x'')""",  # the file's data key, wrapped; of a sealed store
     """CREATE TABLE IF NOT EXISTS vector_stores (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,  -- also the name of its collection
@@ -112,19 +118,35 @@ _FROM_2 = (
     "ALTER TABLE documents ADD COLUMN source BLOB NOT NULL DEFAULT x''",
     _UNIQUE[-1],
 )
-_MIGRATIONS = {1: _FROM_1, 2: _FROM_2}  # version 1 has no tables of uploads: these are created in today's form
+_FROM_3 = (
+    "ALTER TABLE documents ADD COLUMN key BLOB NOT NULL DEFAULT x''",
+    "ALTER TABLE documents ADD COLUMN sealed BLOB NOT NULL DEFAULT x''",
+    "ALTER TABLE files ADD COLUMN key BLOB NOT NULL DEFAULT x''",
+)
+# Version 1 has no tables of uploads: these are created in today's form.
+_MIGRATIONS = {
+    1: _FROM_1,
+    2: (*_FROM_2, *_FROM_3),
+    3: _FROM_3,
+}  # version 1 has no tables of uploads: these are created in today's form
 _logger = logging.getLogger("paceline.rag")
 
 
 class Database:
     """One connection. The caller must ensure that one thread at a time uses it."""
 
-    def __init__(self, directory: Path, *, embedder: str, dimensions: int, side: Side | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, embedder: str, dimensions: int, side: Side | None = None, encrypt: bool = False
+    ) -> None:
         """Open the store, or create it if there is none. Raises ConfigError when neither is possible.
 
         side: the owner of the documents, recorded by the first opening that names one; None: do not check.
+        encrypt: seal a store that is created now; one that exists stays as it is.
         """
         self._directory = directory
+        self._encrypt = encrypt
+        self.seal: Seal = PLAIN
+        self._is_prepared = False
         self._made_by = {"embedder": embedder, "dimensions": str(dimensions)}
         try:
             with self._errors_explained():
@@ -134,6 +156,7 @@ class Database:
         try:
             with self._errors_explained():
                 self._prepare()
+                self._is_prepared = True
                 if side is not None:
                     self._claim(side)
         except BaseException:
@@ -150,6 +173,8 @@ class Database:
                 for statement in _SCHEMA:
                     self._connection.execute(statement)
                 meta = {"generation": "0", "store": uuid.uuid4().hex, **self._made_by}
+                if self._encrypt:
+                    meta["seal"] = StoreSeal.new(StoreKey(self._directory).read_or_make()).name
                 self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
                 self._connection.execute(f"PRAGMA user_version = {VERSION}")
             elif version in _MIGRATIONS:
@@ -163,9 +188,54 @@ class Database:
                 )
             for statement in _UPLOADS:
                 self._connection.execute(statement)
+            self.seal = self._open_seal()
         for pragma in ("foreign_keys = ON", "legacy_alter_table = OFF"):
             self._connection.execute(f"PRAGMA {pragma}")
         self.checkpoint()
+
+    def _open_seal(self) -> Seal:
+        """The seal that the store records. Raises ConfigError without its key."""
+        name = self.meta().get("seal")
+        if name is None:
+            self._check_plain()
+            return PLAIN
+        where = StoreKey(self._directory)
+        key = where.read()
+        if key is None:
+            raise ConfigError(
+                f"The documents in {self._directory} are encrypted, and {where.path}, which held their key, is gone: "
+                "put it back, or choose another folder and add them again. Nothing was changed."
+            )
+        seal = StoreSeal.of(name, key)
+        if seal is None:
+            raise ConfigError(
+                f"The documents in {self._directory} are encrypted with another key than that of {where.path}: put "
+                "back the file that belongs to them, or choose another folder. Nothing was changed."
+            )
+        return seal
+
+    def _check_plain(self) -> None:
+        """Raises ConfigError where documents have keys of their own, although no seal is recorded."""
+        for table in ("documents", "files"):
+            if self._connection.execute(f"SELECT 1 FROM {table} WHERE key != x'' LIMIT 1").fetchone() is not None:
+                raise ConfigError(
+                    f"The documents in {self._directory} are encrypted, but the record of their key in {FILE} is gone: "
+                    "put back a copy of that folder, or choose another and add them again. Nothing was changed."
+                )
+
+    def renew_seal(self, seal: Seal) -> None:
+        """Record another seal inside the caller's transaction, which has sealed every value with it."""
+        self._connection.execute(
+            "INSERT INTO meta VALUES ('seal', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (seal.name,)
+        )
+
+    def vacuum(self) -> None:
+        """Write the file anew without free pages, and empty the log. Raises ConfigError."""
+        with self._errors_explained():
+            self._connection.execute("PRAGMA temp_store = FILE")  # a copy of the store, which may exceed the memory
+            self._connection.execute("VACUUM")
+            self._connection.execute("PRAGMA temp_store = MEMORY")
+            sqlite.checkpoint(self._connection)
 
     def _claim(self, side: Side) -> None:
         """Record this side as the store's owner. Raises ConfigError when it belongs to the other side.
@@ -238,7 +308,17 @@ class Database:
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[None]:
         with self._errors_explained(), sqlite.transaction(self._connection, begin):
+            if self._is_prepared:
+                self._check_seal()
             yield
+
+    def _check_seal(self) -> None:
+        """Raises ConfigError where another program has sealed the store since it was opened."""
+        row = self._connection.execute("SELECT value FROM meta WHERE key = 'seal'").fetchone()
+        if (row[0] if row else "") != self.seal.name:
+            raise ConfigError(
+                f"The documents in {self._directory} were encrypted by another program meanwhile: start this one again."
+            )
 
     def checkpoint(self) -> bool:
         """Move the log into the database and empty it. False if a reader prevented that for too long."""

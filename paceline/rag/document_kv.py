@@ -4,7 +4,8 @@ One safetensors file per document, preamble and model. Its name is derived from 
 so that removing a document removes its files without loading a model. Collections share no file: that a text is stored
 in one can neither be measured nor undone through another. Several processes may share a folder: files are written to a
 temporary name and renamed, a damaged one counts as missing and is deleted, and the least recently used ones are evicted
-above a limit. Knows nothing of engines, tokenizers or prompts.
+above a limit. In a sealed store each file is encrypted with a key of its own, which stands wrapped at its beginning and
+is overwritten before the file is removed. Knows nothing of engines, tokenizers or prompts.
 """
 
 from __future__ import annotations
@@ -25,13 +26,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from safetensors import TensorSpec, serialize_file
+from safetensors import TensorSpec, serialize, serialize_file
 
 from paceline.core.batching.kv_prefix import CARRIERS, KvArray, KvPrefix
 from paceline.rag.records import DEFAULT_COLLECTION
+from paceline.sealing.seal import PLAIN, DamagedError, Seal
 
 FOLDER = "kv"  # in the folder of the documents
 _SUFFIX = ".safetensors"
+SEALED_SUFFIX = ".aes"
+_KEY = 60  # bytes of a wrapped key at the beginning of a sealed file
+_MOST_SEALED = (1 << 31) - (1 << 20)  # bytes that can be sealed at once
+Memory = mmap.mmap | bytearray
 _HALF_WRITTEN = ".part"
 _STALE_S = 3600.0  # age above which an unfinished file belongs to a killed process
 _HEADER, _MAX_HEADER = 1 << 10, 1 << 20  # bytes: generous estimate of a header, and the largest accepted
@@ -40,9 +46,14 @@ _ARRAYS = ("tokens", "keys", "values")
 _logger = logging.getLogger("paceline.rag")
 
 
-def text_hash(text: str, collection: str = DEFAULT_COLLECTION) -> str:
-    """The hash of a text of this collection in file names. Surrounding blanks do not change it."""
+def text_hash(text: str, collection: str = DEFAULT_COLLECTION, secret: bytes = b"") -> str:
+    """The hash of a text of this collection in file names. Surrounding blanks do not change it.
+
+    secret: `Seal.kv_secret` of the store.
+    """
     content = text.strip().encode("utf-8", "surrogatepass")
+    if secret:
+        return hmac.digest(secret, collection.encode() + b"\0" + content, "sha256").hex()[:32]
     if collection == DEFAULT_COLLECTION:  # read by everybody
         return hashlib.sha256(content).hexdigest()[:32]
     return hmac.digest(collection.encode(), content, "sha256").hex()[:32]
@@ -89,8 +100,11 @@ class DocumentKvStore:
     If the folder cannot be used, nothing is found or stored and a warning is logged: a full disk never fails a request.
     """
 
-    def __init__(self, folder: Path, limit: int, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, limit: int, *, seal: Seal = PLAIN, clock: Callable[[], float] = time.time) -> None:
+        """seal: of the store whose documents these are."""
         self._folder = folder
+        self._seal = seal
+        self._suffix = SEALED_SUFFIX if seal.is_on else _SUFFIX
         self._limit = limit
         self._clock = clock
         self._lock = threading.Lock()
@@ -98,13 +112,17 @@ class DocumentKvStore:
 
     def get(self, key: KvKey) -> KvPrefix | None:
         """KV over the mapped file, readable even after the file is removed; None if there is no undamaged file."""
-        path = self._folder / key.file
+        path = self._path(key)
         try:
             with path.open("rb") as stream:
                 status = os.fstat(stream.fileno())
                 if status.st_size > 0:
-                    # copy-on-write: pages are shared with the file until written to, and writes never reach it
-                    memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+                    memory: Memory
+                    if self._seal.is_on:
+                        memory = self._opened(path, stream.read())
+                    else:
+                        # copy-on-write: pages are shared with the file until written to, and writes never reach it
+                        memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
                     prefix = self._verified(key, memory, (path.name, status.st_ino, status.st_size, status.st_mtime_ns))
                     os.utime(path, ns=(int(self._clock() * 1e9), status.st_mtime_ns))
                     return prefix
@@ -113,7 +131,7 @@ class DocumentKvStore:
             return None
         except OSError as error:
             _logger.warning("stored KV cannot be read: %s", error)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, DamagedError) as error:
             _logger.warning("stored KV is damaged and will be computed again: %s: %s", path.name, error)
             path.unlink(missing_ok=True)
         return None
@@ -121,16 +139,16 @@ class DocumentKvStore:
     def put(self, key: KvKey, prefix: KvPrefix) -> bool:
         """Store KV and evict the least recently used files. False when it could not be stored."""
         assert key.tokens == prefix.tokens, "the key must be of the stored tokens"
-        if prefix.num_bytes > self._limit:
+        if prefix.num_bytes > min(self._limit, _MOST_SEALED if self._seal.is_on else self._limit):
             return False
-        path = self._folder / key.file
+        path = self._path(key)
         part = path.with_name(f".{os.getpid()}-{threading.get_ident()}-{path.name}{_HALF_WRITTEN}")
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.exists():
                 return True
             try:
-                _write(part, key, prefix)
+                _write(part, key, prefix, self._sealed(path) if self._seal.is_on else None)
                 part.replace(path)
             finally:
                 part.unlink(missing_ok=True)
@@ -164,8 +182,25 @@ class DocumentKvStore:
         kept = texts()
         return self._remove(name for name in names if name.split("-")[0] not in kept)
 
+    def text_hash(self, passage_text: str, collection: str) -> str:
+        """`KvKey.text` of a text in this store."""
+        return text_hash(passage_text, collection, self._seal.kv_secret)
+
     # ---- internal ---------------------------------------------------------------------------------------------------
-    def _verified(self, key: KvKey, memory: mmap.mmap, stamp: tuple[str, int, int, int]) -> KvPrefix:
+    def _path(self, key: KvKey) -> Path:
+        return (self._folder / key.file).with_suffix(self._suffix)
+
+    def _sealed(self, path: Path) -> Callable[[bytes], bytes]:
+        """A function from the content of this file to what is stored: the wrapped key, then the sealed content."""
+        stored, box = self._seal.make_key(path.name)
+        assert len(stored) == _KEY, "a key is wrapped in so many bytes"
+        return lambda content: stored + box.seal(content, "kv")
+
+    def _opened(self, path: Path, stored: bytes) -> bytearray:
+        """Raises DamagedError."""
+        return bytearray(self._seal.box(stored[:_KEY], path.name).open(stored[_KEY:], "kv"))
+
+    def _verified(self, key: KvKey, memory: Memory, stamp: tuple[str, int, int, int]) -> KvPrefix:
         """The KV in a file. Raises ValueError, KeyError or TypeError for content that does not match its name."""
         stored = _read(memory)
         with self._lock:
@@ -186,7 +221,7 @@ class DocumentKvStore:
         try:
             with os.scandir(self._folder) as entries:
                 for entry in entries:
-                    if entry.name.endswith(_SUFFIX):
+                    if entry.name.endswith((_SUFFIX, SEALED_SUFFIX)):
                         try:
                             status = entry.stat()
                         except FileNotFoundError:  # another process has just removed it
@@ -215,16 +250,29 @@ class DocumentKvStore:
     def _remove(self, names: Iterable[str]) -> int:
         removed = 0
         for name in list(names):
+            path = self._folder / name
             try:
-                (self._folder / name).unlink()
+                if name.endswith(SEALED_SUFFIX):
+                    _destroy_key(path)
+                path.unlink()
                 removed += 1
             except FileNotFoundError:
                 continue
         return removed
 
 
-def _write(part: Path, key: KvKey, prefix: KvPrefix) -> None:
-    """Write and sync the whole file."""
+def _destroy_key(path: Path) -> None:
+    """Overwrite the key of a sealed file, without which what the disk keeps of it says nothing. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, bytes(_KEY))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(part: Path, key: KvKey, prefix: KvPrefix, sealed: Callable[[bytes], bytes] | None) -> None:
+    """Write and sync the whole file. sealed: from its content to what is stored; None: as it is."""
     arrays: dict[str, KvArray] = {"tokens": np.array(prefix.tokens, dtype="<i8")}
     arrays |= {"keys": np.ascontiguousarray(prefix.keys), "values": np.ascontiguousarray(prefix.values)}
     metadata = {"model": key.model, "fingerprint": prefix.model, "dtype": prefix.dtype}
@@ -239,12 +287,15 @@ def _write(part: Path, key: KvKey, prefix: KvPrefix) -> None:
         for name, array in arrays.items()
     }
     part.touch(mode=0o600)
-    serialize_file(specs, part, metadata=metadata)
+    if sealed is None:
+        serialize_file(specs, part, metadata=metadata)
+    else:
+        part.write_bytes(sealed(serialize(specs, metadata=metadata)))
     with part.open("rb") as stream:
         os.fsync(stream.fileno())  # before the rename, so that a power cut leaves no empty file under the final name
 
 
-def _read(memory: mmap.mmap) -> _Stored:
+def _read(memory: Memory) -> _Stored:
     """Parse the safetensors format without copying: 8 bytes with the header's length, the header in JSON, the data."""
     length = int.from_bytes(memory[:8], "little")
     begin = 8 + length

@@ -10,9 +10,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.zone import ZONES as ZONES
+from paceline.core.zone import Zone as Zone
+
 Vectors = NDArray[np.float32]  # (texts, dimensions), each of unit norm
-Zone = Literal["device", "edge", "cloud"]  # where a document may be stored: the device, its owner's edge, the cloud
-ZONES: tuple[Zone, ...] = ("device", "edge", "cloud")
 
 DEFAULT_COLLECTION = "default"
 """The collection that `paceline docs` manages and generation reads by default. All others are vector stores."""

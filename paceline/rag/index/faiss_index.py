@@ -19,6 +19,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.sealing.seal import PLAIN_BOX, Box, DamagedError
+
 IVF_ROWS = 50_000
 _SAMPLE = 64  # training vectors per list; faiss asks for at least 39
 _logger = logging.getLogger("paceline.rag")
@@ -96,19 +98,19 @@ class VectorIndex:
         """A copy of the index for its file. `stamp`: identifies the rows it was built from."""
         return IndexImage(stamp, faiss.serialize_index(self._index))
 
-    def save(self, path: Path, stamp: str) -> None:
+    def save(self, path: Path, stamp: str, box: Box = PLAIN_BOX) -> None:
         image = self.image(stamp)
-        if image.write(path):
+        if image.write(path, box):
             image.publish(path)
 
     @classmethod
-    def load(cls, path: Path, stamp: str) -> VectorIndex | None:
+    def load(cls, path: Path, stamp: str, box: Box = PLAIN_BOX) -> VectorIndex | None:
         """The index in a file; None when the file is missing, damaged, or built from rows of another stamp."""
         try:
-            data = path.read_bytes()
-        except OSError:
+            with path.open("rb") as stream:
+                seal, payload = stream.read(32), b"".join(box.open_file(stream))
+        except (OSError, DamagedError):
             return None
-        seal, payload = data[:32], data[32:]
         if seal != _seal(stamp, payload):
             return None
         stored = faiss.deserialize_index(np.frombuffer(payload, np.uint8))
@@ -131,13 +133,17 @@ class IndexImage:
     stamp: str
     payload: NDArray[np.uint8]
 
-    def write(self, path: Path) -> bool:
-        """Write a temporary file, which `publish` renames to `path`. False if that failed."""
+    def write(self, path: Path, box: Box = PLAIN_BOX) -> bool:
+        """Write a temporary file, which `publish` renames to `path`, since vectors tell texts: sealed with `box`.
+
+        False if that failed.
+        """
         try:
             descriptor = os.open(_temporary(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(_seal(self.stamp, self.payload.data))
-                stream.write(self.payload.data)
+                for piece in box.seal_file(_Reader(self.payload.data)):
+                    stream.write(piece)
         except OSError as error:
             _log_failure(path, error)
             return False
@@ -148,6 +154,19 @@ class IndexImage:
             _temporary(path).replace(path)
         except OSError as error:
             _log_failure(path, error)
+
+
+class _Reader:
+    """Reads memory piece by piece, without a copy of the whole."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._position = 0
+
+    def read(self, size: int, /) -> bytes:
+        piece = bytes(self._data[self._position : self._position + size])
+        self._position += len(piece)
+        return piece
 
 
 def remove(path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.rag.chunk_rows import FROM, read_texts, read_vectors
 from paceline.rag.database import Database
 from paceline.rag.index.bm25 import MAX_ROWS, BM25Index, rank_fusion
 from paceline.rag.index.faiss_index import IndexImage, VectorIndex, remove
@@ -57,7 +58,7 @@ class HybridIndex:
             return
         if self._stamp.startswith(meta["store"]):
             self._update()
-        elif loaded := VectorIndex.load(self._path, stamp):
+        elif loaded := VectorIndex.load(self._path, stamp, self._database.seal.index):
             self._vector_index, self._file_stamp = loaded, stamp
         else:
             self._vector_index = VectorIndex(*self._vectors(""))
@@ -128,16 +129,19 @@ class HybridIndex:
             if len(ids) > MAX_ROWS:
                 return None
             where, parameters = _collections(collections)
-            rows = self._database.execute(f"SELECT title, text FROM {where} ORDER BY chunks.id", *parameters).fetchall()
-            known = _Words(ids, BM25Index(ids.tolist(), [titled(title, text) for title, text in rows]))
+            found = {
+                chunk.chunk_id: titled(chunk.title, chunk.text)
+                for chunk in read_texts(self._database, where.removeprefix(FROM), *parameters)
+            }
+            known = _Words(ids, BM25Index(ids.tolist(), [found.get(chunk_id, "") for chunk_id in ids.tolist()]))
         self._words[collections] = known
         for oldest in list(self._words)[:-_MAX_CACHED]:
             del self._words[oldest]
         return known.index
 
     def _cosine(self, vector: NDArray[np.float32], chunk_id: int) -> float:
-        (blob,) = self._database.execute("SELECT embedding FROM chunks WHERE id = ?", chunk_id).fetchone()
-        return float(vector @ np.frombuffer(blob, "<f4"))
+        found, vectors = read_vectors(self._database, "WHERE chunks.id = ?", chunk_id)
+        return float(vector @ np.frombuffer(vectors, "<f4")) if len(found) else -1.0  # damaged
 
     def _update(self) -> None:
         """Bring the vector index in line with the rows, or rebuild it where it no longer fits their number."""
@@ -146,17 +150,17 @@ class HybridIndex:
             self._vector_index.remove(removed)
         if new := ids - self._vector_index.ids:
             # Ids only grow, so the new ones are the largest.
-            self._vector_index.add(*self._vectors("WHERE id >= ?", min(new)))
+            self._vector_index.add(*self._vectors("WHERE chunks.id >= ?", min(new)))
         if not self._vector_index.fits:
             self._vector_index = VectorIndex(*self._vectors(""))
 
     def _vectors(self, where: str, *parameters: object) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        rows = self._database.execute(f"SELECT id, embedding FROM chunks {where} ORDER BY id", *parameters).fetchall()
-        flat = np.frombuffer(b"".join(row[1] for row in rows), "<f4").astype(np.float32)
-        return np.array([row[0] for row in rows], np.int64), flat.reshape(len(rows), self._dimensions)
+        ids, vectors = read_vectors(self._database, where, *parameters)
+        flat = np.frombuffer(vectors, "<f4").astype(np.float32)
+        return ids, flat.reshape(len(ids), self._dimensions)
 
 
 def _collections(names: tuple[str, ...]) -> tuple[str, list[object]]:
     """SQL after FROM for the chunks of these collections, and its parameters."""
     marks = ", ".join("?" * len(names))
-    return f"chunks JOIN documents ON documents.id = document WHERE collection IN ({marks})", list(names)
+    return f"{FROM} WHERE collection IN ({marks})", list(names)

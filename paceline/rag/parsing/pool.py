@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from typing import BinaryIO
 
 from paceline.errors import ParserLost
 from paceline.rag.parsing.parsed import Parsed
@@ -23,11 +24,11 @@ class ParserPool:
         self._busy: set[ParserProcess] = set()
         self._closed = False
 
-    def submit(self, name: str, path: Path) -> Future[Parsed]:
-        """Parse a file. The future raises as `ParserProcess.parse` does, or OSError where it cannot be opened."""
+    def submit(self, name: str, open_document: Callable[[], BinaryIO]) -> Future[Parsed]:
+        """Parse a file. The future raises as `ParserProcess.parse` does, or what opening it does."""
         with self._lock:
             if not self._closed:
-                return self._threads.submit(self._parse, name, path)
+                return self._threads.submit(self._parse, name, open_document)
         future: Future[Parsed] = Future()
         future.set_exception(_stopping(name))
         return future
@@ -53,8 +54,8 @@ class ParserPool:
         self._threads.shutdown(wait=True)
         self.rest()
 
-    def _parse(self, name: str, path: Path) -> Parsed:
-        with path.open("rb") as document:
+    def _parse(self, name: str, open_document: Callable[[], BinaryIO]) -> Parsed:
+        with open_document() as document:
             with self._lock:
                 if self._closed:
                     raise _stopping(name)

@@ -23,6 +23,7 @@ from typing import Annotated, BinaryIO, NoReturn, Self
 import msgspec
 
 import paceline
+from paceline.core.printable import printable
 from paceline.errors import ConfigError, DocumentError, ParserLost
 from paceline.rag.parsing.kinds import (
     MAX_PAGES,
@@ -46,7 +47,10 @@ _logger = logging.getLogger("paceline.rag")
 
 
 class _Hello(msgspec.Struct):
+    """What the machine does not let be taken from the process."""
+
     network: bool
+    files: bool
 
 
 class _Ended(msgspec.Struct):
@@ -76,7 +80,9 @@ class ParserProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._is_killed = False
-        self.has_network: bool | None = None  # where the machine does not let it be taken away; None: not known yet
+        # Where the machine does not let it be taken away; None: not known yet.
+        self.has_network: bool | None = None
+        self.has_files: bool | None = None  # those that the program's user may read
 
     def __enter__(self) -> Self:
         return self
@@ -173,9 +179,12 @@ class ParserProcess:
             raise ParserLost("The process that reads documents was stopped.")
         if not hello:
             raise ConfigError("The process that reads documents could not be started: install paceline again.")
-        self.has_network = msgspec.json.decode(hello, type=_Hello).network
-        if self.has_network:
+        said = msgspec.json.decode(hello, type=_Hello)
+        self.has_network, self.has_files = said.network, said.files
+        if said.network:
             _logger.warning("this machine does not let documents be read without access to the network")
+        if said.files:
+            _logger.info("this machine does not let documents be read without access to the user's files")
         return ours
 
     def _exchange(self, name: str, document: BinaryIO) -> tuple[bytes, _Ended | None]:
@@ -228,21 +237,17 @@ def _checked(name: str, answer: bytes) -> Parsed:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         _refuse(name, "ends the program that reads it; convert it to another kind")
     if head.reason:
-        _refuse(name, _printable(head.reason)[:MAX_REASON], head.code)
+        _refuse(name, printable(head.reason).strip()[:MAX_REASON], head.code)
     if len(rest) != head.size or not text.strip():
         _refuse(name, "has no text that can be read; convert it to text")
     pages = head.pages
     if any(later < earlier for earlier, later in zip((0, *pages), (*pages, len(text)), strict=True)):
         pages = ()
-    return parsed(name, _printable(head.title)[:MAX_TITLE], text, head.kind, pages)
+    return parsed(name, printable(head.title).strip()[:MAX_TITLE], text, head.kind, pages)
 
 
 def _refuse(name: str, reason: str, code: str = "invalid_file") -> NoReturn:
     raise DocumentError(f"{name} {reason}.", code="unsupported_file" if code == "unsupported_file" else "invalid_file")
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text).strip()
 
 
 def _environment() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """What is taken from a parser process: resources by limits, the network by a namespace and a filter of calls.
 
-The network is taken on Linux only, where the machine allows it: `isolate` says whether it is out of reach. Not
-handled: a parser that is taken over by its document can still read the files of the program's user.
+The network is taken on Linux only, where the machine allows it: `isolate` says whether it is out of reach. Files are
+taken by `landlock`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import signal
 import socket
 from typing import NoReturn
 
-from paceline.rag.parsing import sandbox
+from paceline.rag.parsing import landlock, sandbox
 from paceline.rag.parsing.kinds import MAX_FILE_BYTES, MAX_REASON, MAX_TEXT_BYTES, Kind, Limits, kind_of
 from paceline.rag.parsing.readers import MODULES
 from paceline.rag.parsing.readers.content import Content, FailureCode, UnreadableError, too_long
@@ -31,7 +31,9 @@ _LOOK_MS = 20  # between looks at a child that cannot be waited for
 
 def main() -> None:
     control = socket.socket(fileno=0)
-    control.send(json.dumps({"network": not sandbox.isolate()}).encode())
+    # The files last: what is left of their rights would not suffice to make the namespace of the network.
+    left = {"network": not sandbox.isolate(), "files": not landlock.hide_files()}
+    control.send(json.dumps(left).encode())
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 2)
         if not message:

@@ -1,7 +1,8 @@
 """The rows of documents and their chunks: the one module that inserts, removes and re-embeds them.
 
 `DocumentStore` (the default collection) and vector stores (the others) both write through these functions, each inside
-its own transaction. Removing returns the hashes under which stored KV of the removed texts is found.
+its own transaction. In a sealed store each document has a data key in its row, and columns that are searched hold keyed
+hashes. Removing returns the hashes under which stored KV of the removed texts is found.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.rag.chunk import Chunk
+from paceline.rag.chunk_rows import FROM, open_text, read_texts, report, seal_chunk, seal_vector
 from paceline.rag.database import Database
 from paceline.rag.document_kv import text_hash
-from paceline.rag.records import DEFAULT_COLLECTION, Document, Vectors, Zone, titled
+from paceline.rag.records import DEFAULT_COLLECTION, Document, Passage, Vectors, Zone, titled
+from paceline.sealing.seal import Box, DamagedError
 
-_DOCUMENT = "id, name, sha256, zone, added_at, num_chunks, source"
+_DOCUMENT = "id, name, sha256, zone, added_at, num_chunks, source, key, sealed"
+_RECORD = "record"  # what `sealed` is, to its seal
+_DAMAGED = "(damaged)"  # in place of a name that cannot be read
 
 
 class Removed(NamedTuple):
@@ -41,15 +47,19 @@ def insert_document(
 
     file: id of the uploaded file it was made from; source: path of the file it was read from.
     """
+    seal = database.seal
+    key, box = seal.make_key(document.id)
     database.execute(
-        "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        document.id, document.name, document.sha256, document.zone, document.added_at, len(chunks), collection, file,
-        source,
+        "INSERT INTO documents (id, name, sha256, zone, added_at, num_chunks, collection, file, source, key, sealed) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        document.id, seal.lookup(document.name), seal.lookup(document.sha256), document.zone, document.added_at,
+        len(chunks), collection, file, stored_source(database, source), key,
+        seal_record(box, document.name, document.sha256, source) if seal.is_on else b"",
     )  # fmt: skip
     database.executemany(
-        "INSERT INTO chunks (document, position, text, title, embedding) VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO chunks (document, position, title, text, embedding) VALUES (?, ?, ?, ?, ?)",
         (
-            (document.id, i, chunk.text, chunk.title, _blob(vector))
+            (document.id, i, *seal_chunk(box, i, chunk.title, chunk.text, vector))
             for i, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True))
         ),
     )
@@ -57,24 +67,73 @@ def insert_document(
 
 
 def insert_text(database: Database, document_id: str, text: str) -> None:
-    """Keep a document's whole text, which goes with the document."""
-    database.execute("INSERT INTO texts VALUES (?, ?)", document_id, text)
+    """Keep the whole text of a document that has just been inserted, which goes with the document."""
+    (key,) = database.execute("SELECT key FROM documents WHERE id = ?", document_id).fetchone()
+    box = database.seal.box(key, document_id)
+    database.execute("INSERT INTO texts VALUES (?, ?)", document_id, box.seal_text(text, "whole text"))
 
 
 def find_text(database: Database, collection: str, file: str) -> str | None:
-    """The whole text read from an uploaded file; None where a release before these were kept has read it."""
+    """The whole text read from an uploaded file; None where a release before these were kept has read it.
+
+    Raises DamagedError.
+    """
     row = database.execute(
-        "SELECT text FROM texts JOIN documents ON documents.id = document WHERE collection = ? AND file = ?",
+        "SELECT text, id, key FROM texts JOIN documents ON documents.id = document WHERE collection = ? AND file = ?",
         collection, file,
     ).fetchone()  # fmt: skip
-    return None if row is None else str(row[0])
+    return None if row is None else database.seal.box(row[2], row[1]).open_text(row[0], "whole text")
 
 
 def find_chunks(database: Database, chunk_ids: Collection[int]) -> dict[int, str]:
     """Texts of those of these chunks that exist, as they stand in prompts."""
     marks = ", ".join("?" * len(chunk_ids))
-    rows = database.execute(f"SELECT id, title, text FROM chunks WHERE id IN ({marks})", *chunk_ids)
-    return {chunk_id: titled(title, text).strip() for chunk_id, title, text in rows}
+    found = read_texts(database, f"WHERE chunks.id IN ({marks})", *chunk_ids)
+    return {chunk.chunk_id: titled(chunk.title, chunk.text).strip() for chunk in found}
+
+
+def read_passages(database: Database, after: int, count: int) -> list[Passage]:
+    """The next `count` chunks of all collections with ids greater than `after`, ordered by id, without damaged ones;
+    scores are 0. Empty only at the end."""
+    while True:
+        rows = database.execute(
+            f"SELECT name, chunks.id, title, text, collection, position, documents.id, key, sealed FROM {FROM} "
+            "WHERE chunks.id > ? ORDER BY chunks.id LIMIT ?",
+            after, count,
+        ).fetchall()  # fmt: skip
+        passages = []
+        for name, chunk_id, title, text, collection, *sealed in rows:
+            opened = open_passage(database, name, title, text, *sealed)
+            if opened is not None:
+                name, title, text = opened
+                passages.append(Passage(name, chunk_id, title, text, 0.0, collection=collection))
+            after = chunk_id
+        if passages or not rows:
+            return passages
+
+
+def open_passage(
+    database: Database,
+    name: str,
+    title: str | bytes,
+    text: str | bytes,
+    position: int,
+    document: str,
+    key: bytes,
+    sealed: bytes,
+) -> tuple[str, str, str] | None:
+    """(document's name, title, text) of a chunk, from columns of its row and of its document's.
+
+    None, with a line in the log, for a damaged one.
+    """
+    try:
+        box = database.seal.box(key, document)
+        if database.seal.is_on:
+            name, *_ = open_record(box, sealed)
+        return name, *open_text(box, position, title, text)
+    except DamagedError as error:
+        report(document, error)
+        return None
 
 
 def remove_documents(database: Database, where: str, *parameters: object) -> Removed:
@@ -82,13 +141,14 @@ def remove_documents(database: Database, where: str, *parameters: object) -> Rem
 
     where: SQL over the columns of `documents`; `id` and `document` must be qualified, since chunks are joined.
     """
-    rows = database.execute(
-        f"SELECT title, text, collection FROM chunks JOIN documents ON documents.id = document WHERE {where}",
-        *parameters,
-    )
-    text_hashes = {text_hash(titled(title, text), collection) for title, text, collection in rows}
+    secret = database.seal.kv_secret
+    text_hashes = {
+        text_hash(titled(chunk.title, chunk.text), chunk.collection, secret)
+        for chunk in read_texts(database, f"WHERE {where}", *parameters)
+    }
     num_documents = database.execute(f"DELETE FROM documents WHERE {where}", *parameters).rowcount
     if num_documents:
+        database.seal.forget()
         database.bump()
         database.bump_removals()
     return Removed(num_documents, text_hashes)
@@ -96,9 +156,16 @@ def remove_documents(database: Database, where: str, *parameters: object) -> Rem
 
 def replace_vectors(database: Database, chunk_ids: Sequence[int], vectors: Vectors) -> None:
     """Store new embeddings of all chunks inside the caller's transaction, and record the embedder that made them."""
+    rows = database.execute(f"SELECT chunks.id, position, documents.id, key FROM {FROM}").fetchall()
+    places = {chunk_id: place for chunk_id, *place in rows}
+
+    def sealed(chunk_id: int, vector: NDArray[np.float32]) -> bytes:
+        position, document, key = places[chunk_id]
+        return seal_vector(database.seal.box(key, document), position, vector)
+
     database.executemany(
         "UPDATE chunks SET embedding = ? WHERE id = ?",
-        ((_blob(vector), chunk_id) for vector, chunk_id in zip(vectors, chunk_ids, strict=True)),
+        ((sealed(chunk_id, vector), chunk_id) for vector, chunk_id in zip(vectors, chunk_ids, strict=True)),
     )
     database.renew()
 
@@ -108,24 +175,49 @@ def set_zone(database: Database, document_id: str, zone: Zone) -> None:
 
 
 def set_source(database: Database, document_id: str, source: bytes) -> None:
-    database.execute("UPDATE documents SET source = ? WHERE id = ?", source, document_id)
+    """Raises DamagedError."""
+    sealed = b""
+    if database.seal.is_on:
+        key, record = database.execute("SELECT key, sealed FROM documents WHERE id = ?", document_id).fetchone()
+        box = database.seal.box(key, document_id)
+        name, sha256, _ = open_record(box, record)
+        sealed = seal_record(box, name, sha256, source)
+    database.execute(
+        "UPDATE documents SET source = ?, sealed = ? WHERE id = ?", stored_source(database, source), sealed, document_id
+    )
+
+
+# ---- sealed records -------------------------------------------------------------------------------------------------
+def seal_record(box: Box, name: str, sha256: str, source: bytes) -> bytes:
+    """What `sealed` holds of a document."""
+    return box.seal(msgspec.msgpack.encode((name, sha256, source)), _RECORD)
+
+
+def open_record(box: Box, sealed: bytes) -> tuple[str, str, bytes]:
+    """(name, sha256, source) of a document. Raises DamagedError."""
+    return msgspec.msgpack.decode(box.open(sealed, _RECORD), type=tuple[str, str, bytes])
+
+
+def stored_source(database: Database, source: bytes) -> bytes:
+    """What stands in the column `source` for a path."""
+    return database.seal.lookup(source).encode() if database.seal.is_on else source
 
 
 # ---- reading the default collection ---------------------------------------------------------------------------------
 def managed_documents(database: Database) -> list[Document]:
     """All documents of the default collection, ordered by name."""
-    rows = database.execute(
-        f"SELECT {_DOCUMENT} FROM documents WHERE collection = ? ORDER BY name", DEFAULT_COLLECTION
-    ).fetchall()
-    return [_document(row) for row in rows]
+    rows = database.execute(f"SELECT {_DOCUMENT} FROM documents WHERE collection = ?", DEFAULT_COLLECTION).fetchall()
+    return sorted((_document(database, row) for row in rows), key=lambda document: document.name)
 
 
 def find_by_text(database: Database, sha256: str) -> Document | None:
     """The managed document with this text."""
     row = database.execute(
-        f"SELECT {_DOCUMENT} FROM documents WHERE collection = ? AND sha256 = ?", DEFAULT_COLLECTION, sha256
+        f"SELECT {_DOCUMENT} FROM documents WHERE collection = ? AND sha256 = ?",
+        DEFAULT_COLLECTION,
+        database.seal.lookup(sha256),
     ).fetchone()
-    return row and _document(row)
+    return row and _document(database, row)
 
 
 def find_by_source(database: Database, name: str, source: bytes) -> Document | None:
@@ -133,21 +225,29 @@ def find_by_source(database: Database, name: str, source: bytes) -> Document | N
     row = database.execute(
         f"SELECT {_DOCUMENT} FROM documents WHERE collection = ? AND source = ? AND (source != x'' OR name = ?) "
         "AND file = ''",
-        DEFAULT_COLLECTION, source, name,
+        DEFAULT_COLLECTION, stored_source(database, source), database.seal.lookup(name),
     ).fetchone()  # fmt: skip
-    return row and _document(row)
+    return row and _document(database, row)
 
 
 def is_name_taken(database: Database, name: str) -> bool:
     """True if a managed document has this name."""
     taken = "SELECT 1 FROM documents WHERE collection = ? AND name = ? AND file = ''"
-    return database.execute(taken, DEFAULT_COLLECTION, name).fetchone() is not None
+    return database.execute(taken, DEFAULT_COLLECTION, database.seal.lookup(name)).fetchone() is not None
 
 
-def _document(row: tuple[str, str, str, Zone, float, int, bytes]) -> Document:
+def document_id(database: Database, sha256: str) -> str:
+    """The id of a managed document with this text."""
+    return f"doc-{database.seal.lookup(sha256)[:24]}"
+
+
+def _document(database: Database, row: tuple[str, str, str, Zone, float, int, bytes, bytes, bytes]) -> Document:
     """A record from a row with the columns `_DOCUMENT`."""
-    return Document(*row[:-1], row[-1].decode("utf-8", "replace"))
-
-
-def _blob(vector: NDArray[np.float32]) -> bytes:
-    return vector.astype("<f4").tobytes()
+    number, name, sha256, zone, added_at, num_chunks, source, key, sealed = row
+    if database.seal.is_on:
+        try:
+            name, sha256, source = open_record(database.seal.box(key, number), sealed)
+        except DamagedError as error:
+            report(number, error)
+            name, sha256, source = _DAMAGED, "", b""
+    return Document(number, name, sha256, zone, added_at, num_chunks, source.decode("utf-8", "replace"))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from paceline.errors import ConfigError
 from paceline.rag.chunk import Chunk, split
+from paceline.rag.chunk_rows import read_texts
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.embedder import Embedder, ProgressCallback, embed_all
@@ -66,7 +67,11 @@ class DocumentWriter:
         """Remove a document and its stored KV. Returns the number removed: 0 or 1."""
         with self._connection.writing() as database:
             removed = rows.remove_documents(
-                database, "collection = ? AND ? IN (documents.id, name)", DEFAULT_COLLECTION, id_or_name
+                database,
+                "collection = ? AND (documents.id = ? OR name = ?)",
+                DEFAULT_COLLECTION,
+                id_or_name,
+                database.seal.lookup(id_or_name),
             )
         if removed.num_documents:
             self._document_kv.forget(removed.text_hashes)
@@ -77,12 +82,12 @@ class DocumentWriter:
         while True:
             with self._connection.reading() as database:
                 generation = database.meta()["generation"]
-                chunks = database.execute("SELECT id, title, text FROM chunks ORDER BY id").fetchall()
-            vectors = embed_all(self._embedder, [titled(title, text) for _, title, text in chunks], progress)
+                chunks = list(read_texts(database, "", strict=True))
+            vectors = embed_all(self._embedder, [titled(chunk.title, chunk.text) for chunk in chunks], progress)
             with self._connection.writing() as database:
                 if database.meta()["generation"] != generation:
                     continue  # documents were added or removed meanwhile
-                rows.replace_vectors(database, [chunk[0] for chunk in chunks], vectors)
+                rows.replace_vectors(database, [chunk.chunk_id for chunk in chunks], vectors)
             return len(chunks)
 
     def _put(
@@ -108,7 +113,7 @@ class DocumentWriter:
             text_hashes: set[str] = set()
             if before:
                 text_hashes = rows.remove_documents(database, "documents.id = ?", before.id).text_hashes
-            document_id = f"doc-{parsed.sha256[:24]}"
+            document_id = rows.document_id(database, parsed.sha256)
             if not known:
                 document = Document(document_id, name, parsed.sha256, zone, time.time(), len(chunks))
                 rows.insert_document(database, document, chunks, vectors, source=source)

@@ -24,9 +24,11 @@ from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.process import ParserProcess
 from paceline.rag.parsing.text import parsed_text
 from paceline.rag.records import MANAGED, MIN_SCORE, ZONES, Document, IngestResult, Passage, Progress, Selection, Zone
-from paceline.rag.store.document_rows import managed_documents
+from paceline.rag.store.conversion import encrypt_store, finish_encryption
+from paceline.rag.store.document_rows import managed_documents, read_passages
 from paceline.rag.store.document_writer import DocumentWriter
 from paceline.rag.store.passage_search import PassageSearch
+from paceline.sealing.seal import Seal
 
 MAX_KEPT = 32 * 2**20  # characters of texts that are parsed before the first is added; others are parsed twice
 
@@ -39,9 +41,12 @@ class DocumentStore:
     ) -> None:
         self._directory = directory
         self._embedder = embedder
+        self._database = database
         self._connection = SharedConnection(database)  # its lock is never held while embedding
         self._search = PassageSearch(directory, embedder, database, self._connection)
-        document_kv = DocumentKvStore(directory / FOLDER, 0)  # only to remove from; engines add to it
+        document_kv = DocumentKvStore(
+            directory / FOLDER, 0, seal=database.seal
+        )  # only to remove from; engines add to it
         self._writer = DocumentWriter(
             self._connection, embedder, document_kv, chunk_tokens=chunk_tokens, overlap=overlap
         )
@@ -54,12 +59,14 @@ class DocumentStore:
         *,
         side: Side | None = None,
         reindex: bool = False,
+        encrypt: bool = False,
         chunk_tokens: int = CHUNK_TOKENS,
         overlap: int = OVERLAP_TOKENS,
     ) -> Self:
         """Open the store; create its folder (mode 0700) if there is none.
 
         side: the owner of the documents; programs always pass it, so that private ones never become public.
+        encrypt: encrypt a store that is created now. One that exists stays as it is: see `encrypt`.
         reindex: change to this embedder and embed everything again.
         Raises ConfigError when the folder cannot be used, belongs to the other side, or has another embedder's vectors.
         """
@@ -69,9 +76,12 @@ class DocumentStore:
                 "of them repeated."
             )
         directory = directory.absolute()
-        database = Database(directory, embedder=embedder.name, dimensions=embedder.dimensions, side=side)
+        database = Database(
+            directory, embedder=embedder.name, dimensions=embedder.dimensions, side=side, encrypt=encrypt
+        )
         store = cls(directory, embedder, database, chunk_tokens=chunk_tokens, overlap=overlap)
         try:
+            finish_encryption(directory, database)
             if reindex:
                 store.reindex()
             else:
@@ -99,6 +109,23 @@ class DocumentStore:
     @property
     def embedder(self) -> Embedder:
         return self._embedder
+
+    @property
+    def seal(self) -> Seal:
+        """How the store is encrypted."""
+        with self._connection.locked():
+            return self._database.seal
+
+    def encrypt(self) -> None:
+        """Encrypt a plain store in place: rows, uploaded files and the index; stored KV is removed.
+
+        Every value is encrypted in one transaction, so that a kill leaves all or nothing; what is left in plain text
+        then goes at the next opening. Other programs that have the store open must be started again. Raises
+        ConfigError where the key cannot be kept.
+        """
+        with self._connection.locked():
+            encrypt_store(self._directory, self._database)
+        self.recover()
 
     # ---- changes ----------------------------------------------------------------------------------------------------
     def add(
@@ -228,14 +255,7 @@ class DocumentStore:
     def passages(self, after: int, count: int) -> list[Passage]:
         """The next `count` chunks of all collections with ids greater than `after`, ordered by id; scores are 0."""
         with self._connection.reading() as database:
-            rows = database.execute(
-                "SELECT name, chunks.id, title, text, collection FROM chunks JOIN documents ON documents.id = document "
-                "WHERE chunks.id > ? ORDER BY chunks.id LIMIT ?", after, count,
-            ).fetchall()  # fmt: skip
-        return [
-            Passage(name, chunk_id, title, text, 0.0, collection=collection)
-            for name, chunk_id, title, text, collection in rows
-        ]
+            return read_passages(database, after, count)
 
     def holds(self, chunk_id: int) -> bool:
         """True while a chunk with this id exists."""

@@ -1,40 +1,43 @@
 """Uploaded files: their bytes in a folder beside the documents, their rows in the documents' database.
 
 A file is stored whole or not at all: its bytes are written to a temporary name and renamed in the transaction that
-inserts the row. Bytes without a row, left by a crash, are removed when the store is next opened. A file belongs to an
-owner; for other owners its id does not exist.
+inserts the row. In a sealed store the bytes are encrypted with a key that
+stands, wrapped, in that row. Bytes without a row, left by a crash, are removed when the store is next opened. A file
+belongs to an owner; for other owners its id does not exist.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
-import shutil
-import threading
 import time
 import unicodedata
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from paceline.errors import ConfigError, RequestError, StorageError
+from paceline.errors import ConfigError, RequestError, StorageError, is_full
 from paceline.rag.database import Database, SharedConnection
-from paceline.rag.parsing.kinds import MAX_FILE_BYTES
 from paceline.rag.parsing.parsed import MAX_NAME
+from paceline.rag.store.arrivals import STEP, Arrival, Arrivals
 from paceline.rag.store.paging import Paging, page
+from paceline.sealing.seal import Box, DamagedError
 
 FOLDER = "files"  # in the folder of the documents
 FILE_PREFIX = "file-"  # of ids; distinguishes uploads from other documents
 MAX_FILES = 10_000  # per owner
 MAX_OWNED_BYTES = 16 * 2**30  # of one owner's files together
-MAX_ARRIVING = 32  # uploads of one owner at once, each of them in a temporary file of up to MAX_FILE_BYTES
 _HALF_WRITTEN = ".part"
+_logger = logging.getLogger("paceline.rag")
 _STALE_S = 3600.0  # age above which half-written bytes belong to no upload under way, in any process
-_COLUMNS = "seq, id, name, purpose, bytes, created_at"
+SEALED_SUFFIX = ".aes"  # of sealed files, so that a store that is being sealed has either or both
+_NAME = "name"  # what it is, to its seal
+_COLUMNS = "seq, id, name, purpose, bytes, created_at, key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,9 @@ class Uploads:
         """Raises ConfigError when the folder cannot be used."""
         self._folder = directory / FOLDER
         self._connection = connection
-        self._lock = threading.Lock()
-        self._arriving: Counter[str] = Counter()  # uploads under way, by owner
+        self._arrivals = Arrivals(self._check)
+        with connection.reading() as database:
+            self._seal = database.seal  # it never changes while the store is open
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._remove_orphans()
@@ -65,42 +69,32 @@ class Uploads:
 
     def add(self, owner: str, name: str, purpose: str, content: BinaryIO) -> StoredFile:
         """Store the content from its position to its end. Raises RequestError for too many files or bytes."""
-        with self._connection.reading() as database:
-            _check_quota(database, owner, 1)
-        file_id = f"{FILE_PREFIX}{secrets.token_hex(16)}"
-        part = self.path(file_id).with_suffix(_HALF_WRITTEN)
-        try:
-            num_bytes = self._write(part, content)
-            if num_bytes > MAX_FILE_BYTES:
-                raise too_large()
-            stored = StoredFile(file_id, harmless(name), purpose, num_bytes, time.time())
-            with self._connection.writing() as database:
-                _check_quota(database, owner, num_bytes)  # again: others may have been stored meanwhile
-                database.execute(
-                    "INSERT INTO files (id, owner, name, purpose, bytes, created_at) VALUES (?, ?, ?, ?, ?, ?)",
-                    file_id, owner, stored.name, purpose, num_bytes, stored.created_at,
-                )  # fmt: skip
-                part.rename(self.path(file_id))
-        finally:
-            part.unlink(missing_ok=True)
-        return stored
+        with closing(self.receive(owner)) as arrival:
+            while data := content.read(STEP):
+                arrival.write(data)
+            return self.keep(arrival, name, purpose)
 
-    @contextlib.contextmanager
-    def receiving(self, owner: str) -> Iterator[None]:
-        """Held while an upload arrives, which bounds what lies in temporary files. Raises RequestError (429)."""
-        with self._lock:
-            if self._arriving[owner] >= MAX_ARRIVING:
-                raise RequestError(
-                    f"{MAX_ARRIVING} uploads are arriving already: wait for one to end.",
-                    status=429, type="rate_limit_error", code="too_many_uploads",
-                )  # fmt: skip
-            self._arriving[owner] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._arriving[owner] -= 1
-                self._arriving += Counter()  # forgets owners without any
+    def receive(self, owner: str, num_bytes: int = 0) -> Arrival:
+        """A place for an upload of at least so many bytes, for its bytes to be written to and kept. Raises RequestError
+        for too many files or bytes, and for too many uploads at once (429)."""
+        file_id = f"{FILE_PREFIX}{secrets.token_hex(16)}"
+        key, box = self._seal.make_key(file_id)
+        return self._arrivals.begin(owner, (self._folder / file_id).with_suffix(_HALF_WRITTEN), num_bytes, key, box)
+
+    def keep(self, arrival: Arrival, name: str, purpose: str) -> StoredFile:
+        """Store an upload that has arrived. Raises RequestError for too many bytes, StorageError."""
+        arrival.complete()
+        file_id = arrival.path.stem
+        stored = StoredFile(file_id, harmless(name), purpose, arrival.num_bytes, time.time())
+        with self._connection.writing() as database:
+            _check_quota(database, arrival.owner, 1, stored.num_bytes)  # again: another process may have stored some
+            database.execute(
+                "INSERT INTO files (id, owner, name, purpose, bytes, created_at, key) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                file_id, arrival.owner, seal_file_name(arrival.box, stored.name), purpose, stored.num_bytes,
+                stored.created_at, arrival.key,
+            )  # fmt: skip
+            arrival.path.rename(self._folder / stored_name(file_id, sealed=self._seal.is_on))
+        return stored
 
     def get(self, owner: str, file_id: str) -> StoredFile:
         """A file's record. Raises RequestError (404) when the owner has no such file."""
@@ -108,9 +102,9 @@ class Uploads:
             row = database.execute(
                 f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND id = ?", owner, file_id
             ).fetchone()
-        if row is None:
-            raise missing("file", file_id)
-        return StoredFile(*row[1:])
+            if row is None:
+                raise missing("file", file_id)
+            return _stored(database, row[1:])
 
     def page(self, owner: str, paging: Paging, purpose: str | None = None) -> tuple[list[StoredFile], bool]:
         """Files, and whether there are more."""
@@ -119,24 +113,43 @@ class Uploads:
             source, parameters = f"{source} AND purpose = ?", [owner, purpose]
         with self._connection.reading() as database:
             rows, more = page(database, source, list(parameters), paging)
-        return [StoredFile(*row) for row in rows], more
+            return [_stored(database, row) for row in rows], more
 
-    def path(self, file_id: str) -> Path:
-        """Path of a file's bytes. The id must be one that `add` has returned."""
-        return self._folder / file_id
+    def path(self, file_id: str) -> Path | None:
+        """Where a file's bytes lie as they were uploaded; None in a sealed store."""
+        return None if self._seal.is_on else self._folder / file_id
 
-    def _write(self, path: Path, content: BinaryIO) -> int:
-        """Write and sync the content. Returns the number of bytes. Raises StorageError for errors of the disk."""
+    def _check(self, owner: str, files: int, num_bytes: int) -> None:
+        with self._connection.reading() as database:
+            _check_quota(database, owner, files, num_bytes)
+
+    def open(self, file_id: str) -> BinaryIO:
+        """A file's bytes, in memory where they are sealed. The id must be one that `add` has returned.
+
+        Raises FileNotFoundError for one that has been deleted, DamagedError.
+        """
+        with self._connection.reading() as database:
+            row = database.execute("SELECT key FROM files WHERE id = ?", file_id).fetchone()
+        if row is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file_id)
+        path = self._folder / stored_name(file_id, sealed=self._seal.is_on)
+        if not self._seal.is_on:
+            return path.open("rb")
+        box = self._seal.box(row[0], file_id)
+        opened = os.fdopen(os.memfd_create("document"), "w+b")
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as stream:
-                shutil.copyfileobj(content, stream, 1 << 20)
-                stream.flush()
-                os.fsync(stream.fileno())
-                return stream.tell()
-        except OSError as error:
-            message = f"The file {path} could not be stored: {error.strerror}. Is the disk full?"
-            raise StorageError(message, full=error.errno in (errno.ENOSPC, errno.EDQUOT)) from error
+            with path.open("rb") as stream:
+                opened.writelines(box.open_file(stream))
+            opened.seek(0)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def remove(self, file_id: str) -> None:
+        """Remove the bytes of a file whose row has been deleted."""
+        for sealed in (False, True):
+            (self._folder / stored_name(file_id, sealed=sealed)).unlink(missing_ok=True)
 
     def _remove_orphans(self) -> None:
         """Remove bytes that belong to no row.
@@ -144,7 +157,8 @@ class Uploads:
         A write transaction excludes other processes that have renamed a file and not yet committed its row.
         """
         with self._connection.writing() as database:
-            known = {row[0] for row in database.execute("SELECT id FROM files")}
+            sealed = database.seal.is_on
+            known = {stored_name(file_id, sealed=sealed) for (file_id,) in database.execute("SELECT id FROM files")}
             for path in self._folder.iterdir():
                 with contextlib.suppress(FileNotFoundError):  # half-written a moment ago, and now renamed or removed
                     half = path.suffix == _HALF_WRITTEN
@@ -152,13 +166,53 @@ class Uploads:
                         path.unlink()
 
 
-def _check_quota(database: Database, owner: str, num_bytes: int) -> None:
-    """Raise RequestError unless one more file of this size is within the owner's limits."""
+def stored_name(file_id: str, *, sealed: bool) -> str:
+    """The name of a file's bytes in the folder."""
+    return f"{file_id}{SEALED_SUFFIX if sealed else ''}"
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write and sync a new file. Raises StorageError for errors of the disk."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.writelines(pieces)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        message = f"The file {path} could not be stored: {error.strerror}. Is the disk full?"
+        raise StorageError(message, full=is_full(error)) from error
+
+
+def seal_file_name(box: Box, name: str) -> str | bytes:
+    """What is stored for a file's name."""
+    return box.seal_text(name, _NAME)
+
+
+def read_file_name(database: Database, file_id: str) -> str:
+    """The name of a file that has a row."""
+    row = database.execute(f"SELECT {_COLUMNS} FROM files WHERE id = ?", file_id).fetchone()
+    return _stored(database, row[1:]).name
+
+
+def _stored(database: Database, row: Sequence[Any]) -> StoredFile:
+    """A record from a row with the columns `_COLUMNS` after the first; without its name where that is damaged."""
+    file_id, name, *rest, key = row
+    try:
+        shown = database.seal.box(key, file_id).open_text(name, _NAME)
+    except DamagedError as error:
+        _logger.error("the uploaded file %s is damaged on the disk (%s): delete it and upload it again", file_id, error)
+        shown = "(damaged)"
+    return StoredFile(file_id, shown, *rest)
+
+
+def _check_quota(database: Database, owner: str, files: int, num_bytes: int) -> None:
+    """Raise RequestError unless so many more files and bytes are within the owner's limits."""
     count, held = database.execute("SELECT count(*), total(bytes) FROM files WHERE owner = ?", owner).fetchone()
-    if count >= MAX_FILES or held + num_bytes > MAX_OWNED_BYTES:
+    if count + files > MAX_FILES or held + num_bytes > MAX_OWNED_BYTES:
         raise RequestError(
-            f"There are {count} files of {held / 2**20:.0f} MiB; {MAX_FILES} of {MAX_OWNED_BYTES // 2**20} MiB "
-            "are the most: delete some first.",
+            f"There are {count} files of {held / 2**20:.0f} MiB, and what is arriving; {MAX_FILES} of "
+            f"{MAX_OWNED_BYTES // 2**20} MiB are the most: delete some first.",
             code="limit_exceeded",
         )
 
@@ -176,10 +230,3 @@ def harmless(name: str) -> str:
 def missing(kind: str, name: str) -> RequestError:
     """The error (404) for an id that the owner does not have."""
     return RequestError(f"No such {kind}: {name[:64]}.", status=404, code="not_found", param="id")
-
-
-def too_large() -> RequestError:
-    """The error (413) for an upload of more than MAX_FILE_BYTES."""
-    return RequestError(
-        f"The file is larger than {MAX_FILE_BYTES} bytes.", status=413, code="request_too_large", param="file"
-    )

@@ -24,15 +24,15 @@ import numpy as np
 from paceline.errors import ConfigError, DocumentError, ParserLost
 from paceline.rag.chunk import Chunk, split
 from paceline.rag.database import Database, SharedConnection
-from paceline.rag.document_kv import DocumentKvStore, text_hash
+from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.embedder import Embedder
 from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.pool import ParserPool
 from paceline.rag.records import Document, Vectors, Zone
 from paceline.rag.store.document_rows import insert_document, insert_text, remove_documents
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.store.files import Uploads
-from paceline.rag.store.vector_store_rows import total_usage
+from paceline.rag.store.files import Uploads, read_file_name
+from paceline.rag.store.vector_store_rows import seal_error, total_usage
 from paceline.rag.store.vector_stores import MAX_OWNED_USAGE
 
 TURN_CHUNKS = 16  # embedded before the next owner's turn
@@ -187,11 +187,11 @@ class Ingester:
             if seq is None:
                 return None
             row = database.execute(
-                "SELECT attached.seq, store, file, name, chunk_tokens, overlap FROM attached "
-                "JOIN files ON files.id = file WHERE attached.seq = ?",
+                "SELECT attached.seq, store, file, chunk_tokens, overlap FROM attached WHERE attached.seq = ?",
                 seq,
             ).fetchone()
-        return _Job(owner, *row)
+            name = read_file_name(database, row[2])
+        return _Job(owner, row[0], row[1], row[2], name, row[3], row[4])
 
     def _work(self, job: _Job) -> Iterator[Future[Parsed] | None]:
         """Read one file, turn by turn, and record the outcome."""
@@ -231,7 +231,7 @@ class Ingester:
         return False
 
     def _read(self, job: _Job) -> Iterator[Future[Parsed] | None]:
-        parsing = self._parsers.submit(job.name, self._uploads.path(job.file))
+        parsing = self._parsers.submit(job.name, lambda: self._uploads.open(job.file))
         parsing.add_done_callback(lambda _: self._wake.set())
         yield parsing
         parsed = parsing.result()
@@ -277,7 +277,9 @@ class Ingester:
             removed = remove_documents(database, "collection = ? AND file = ?", job.store, job.file)
             insert_document(database, document, chunks, vectors, collection=job.store, file=job.file)
             insert_text(database, document_id, parsed.text)
-        self._document_kv.forget(removed.text_hashes - {text_hash(chunk.titled, job.store) for chunk in chunks})
+        self._document_kv.forget(
+            removed.text_hashes - {self._document_kv.text_hash(chunk.titled, job.store) for chunk in chunks}
+        )
 
     def _abandon(self) -> None:
         """Leave what is being read to the next start of the program, which is none of a file's failures."""
@@ -299,7 +301,7 @@ class Ingester:
             database.execute(
                 "UPDATE attached SET status = 'failed', error_code = ?, error_message = ? "
                 "WHERE seq = ? AND status = 'in_progress'",
-                code, message, job.seq,
+                code, seal_error(database, job.store, job.file, message), job.seq,
             )  # fmt: skip
 
 

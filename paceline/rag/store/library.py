@@ -50,7 +50,7 @@ class Library:
             self._connection.close()
             raise
         self.stores = VectorStores(self._connection)
-        self._document_kv = DocumentKvStore(documents.directory / FOLDER, 0)  # only to remove from
+        self._document_kv = DocumentKvStore(documents.directory / FOLDER, 0, seal=database.seal)  # only to remove from
         self._ingester = Ingester(self._connection, self.uploads, documents, self._document_kv, embedder, zone)
 
     def start(self) -> None:
@@ -68,7 +68,7 @@ class Library:
     def delete_file(self, owner: str, file_id: str) -> None:
         """Delete an uploaded file and remove it from every vector store."""
         self._forget(self.stores.forget_file(owner, file_id))
-        self.uploads.path(file_id).unlink(missing_ok=True)
+        self.uploads.remove(file_id)
 
     # ---- vector stores ----------------------------------------------------------------------------------------------
     def create_store(self, owner: str, name: str, metadata: dict[str, str], files: Sequence[FileSpec]) -> VectorStore:
@@ -94,7 +94,7 @@ class Library:
         with self._connection.reading() as database:
             text = find_text(database, store_id, file_id)
         if text is None:
-            with ParserProcess() as parser, self.uploads.path(file_id).open("rb") as document:
+            with ParserProcess() as parser, self.uploads.open(file_id) as document:
                 text = parser.parse(self.uploads.get(owner, file_id).name, document).text
         return text
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from paceline.rag.chunk_rows import FROM
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.embedder import Embedder
 from paceline.rag.index.hybrid import FILE, HybridIndex
 from paceline.rag.records import Passage, Selection
+from paceline.rag.store.document_rows import open_passage
 
 _CANDIDATES = 50  # of each kind of search
 
@@ -51,10 +53,11 @@ class PassageSearch:
     def save_index(self) -> bool:
         """As `DocumentStore.save_index`."""
         with self._saving:
-            with self._connection.reading():
+            with self._connection.reading() as database:
                 self._index.refresh()
                 image = self._index.image()
-            if image is None or not image.write(self._path):
+                box = database.seal.index
+            if image is None or not image.write(self._path, box):
                 return True
             with self._connection.reading():
                 self._index.refresh()
@@ -70,11 +73,14 @@ def _passages(database: Database, hits: list[tuple[int, float]], k: int) -> list
     """The first k passages with distinct texts. hits: (chunk id, score), best first."""
     passages: dict[str, Passage] = {}  # by text without its spacing, so that copies collapse
     for chunk_id, score in hits:
-        name, title, text, document, file, collection = database.execute(
-            "SELECT name, title, text, documents.id, file, collection FROM chunks "
-            "JOIN documents ON documents.id = document WHERE chunks.id = ?",
+        file, collection, *row = database.execute(
+            f"SELECT file, collection, name, title, text, position, documents.id, key, sealed FROM {FROM} "
+            "WHERE chunks.id = ?",
             chunk_id,
         ).fetchone()
+        if (opened := open_passage(database, *row)) is None:
+            continue
+        (name, title, text), document = opened, row[4]
         passage = Passage(name, chunk_id, title, text, min(score, 1.0), file or document, collection)
         passages.setdefault(" ".join(text.split()), passage)
         if len(passages) == k:

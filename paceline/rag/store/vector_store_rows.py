@@ -6,6 +6,7 @@ Functions run inside the caller's transaction and raise RequestError (404) for a
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,7 +16,9 @@ from paceline.rag.database import Database
 from paceline.rag.store.files import missing
 from paceline.rag.store.filters import Attributes
 from paceline.rag.store.paging import Paging, page
+from paceline.sealing.seal import Box, DamagedError
 
+_logger = logging.getLogger("paceline.rag")
 _STORE = "seq, id, name, metadata, created_at, active_at"
 _ATTACHED = (
     "seq, file, store, created_at, status, error_code, error_message, attributes, chunk_tokens, overlap, usage_bytes"
@@ -113,7 +116,7 @@ def read_store_file(database: Database, store_id: str, file_id: str) -> VectorSt
     ).fetchone()
     if row is None:
         raise missing("file in this vector store", file_id)
-    return _file(row[1:])
+    return _file(database, row[1:])
 
 
 def read_store_files(
@@ -125,7 +128,7 @@ def read_store_files(
         if value is not None:
             source, parameters = f"{source} AND {column} = ?", [*parameters, value]
     rows, more = page(database, source, list(parameters), paging, key="file")
-    return [_file(row) for row in rows], more
+    return [_file(database, row) for row in rows], more
 
 
 def read_batch(database: Database, store_id: str, batch_id: str) -> FileBatch:
@@ -151,6 +154,8 @@ def total_usage(database: Database, owner: str, *, excluding: int) -> int:
 def _store(database: Database, row: Sequence[Any]) -> VectorStore:
     """A record from a row with the columns `_STORE` after the first."""
     store_id, name, metadata, created_at, active_at = row
+    box = database.seal.rows
+    name, metadata = _opened(box, name, f"name {store_id}"), _opened(box, metadata, f"metadata {store_id}", "{}")
     (usage,) = database.execute("SELECT total(usage_bytes) FROM attached WHERE store = ?", store_id).fetchone()
     counts = _counts(database, "store = ?", store_id)
     return VectorStore(store_id, name, json.loads(metadata), created_at, active_at, counts, int(usage))
@@ -161,8 +166,41 @@ def _counts(database: Database, where: str, parameter: str) -> Counts:
     return Counts(**dict(rows))
 
 
-def _file(row: Sequence[Any]) -> VectorStoreFile:
+def _file(database: Database, row: Sequence[Any]) -> VectorStoreFile:
     """A record from a row with the columns `_ATTACHED` after the first."""
     file, store, created_at, status, code, message, attributes, chunk_tokens, overlap, usage = row
-    parsed = json.loads(attributes)
+    message = _opened(database.seal.rows, message, f"error {store} {file}")
+    parsed = open_attributes(database, store, file, attributes)
     return VectorStoreFile(file, store, created_at, status, code, message, parsed, chunk_tokens, overlap, usage)
+
+
+# ---- sealed columns -------------------------------------------------------------------------------------------------
+def seal_name(database: Database, store_id: str, name: str) -> str | bytes:
+    return database.seal.rows.seal_text(name, f"name {store_id}")
+
+
+def seal_metadata(database: Database, store_id: str, metadata: Mapping[str, str]) -> str | bytes:
+    return database.seal.rows.seal_text(json.dumps(dict(metadata)), f"metadata {store_id}")
+
+
+def seal_attributes(database: Database, store_id: str, file_id: str, attributes: Attributes) -> str | bytes:
+    return database.seal.rows.seal_text(json.dumps(attributes), f"attributes {store_id} {file_id}")
+
+
+def open_attributes(database: Database, store_id: str, file_id: str, attributes: str | bytes) -> Attributes:
+    found: Attributes = json.loads(_opened(database.seal.rows, attributes, f"attributes {store_id} {file_id}", "{}"))
+    return found
+
+
+def seal_error(database: Database, store_id: str, file_id: str, message: str) -> str | bytes:
+    """ "" stays "": there is no error."""
+    return database.seal.rows.seal_text(message, f"error {store_id} {file_id}") if message else ""
+
+
+def _opened(box: Box, value: str | bytes, place: str, damaged: str = "(damaged)") -> str:
+    """A sealed text; `damaged`, with a line in the log, for one that has been changed. "" stays ""."""
+    try:
+        return box.open_text(value, place) if value else ""
+    except DamagedError as error:
+        _logger.error("a value of a vector store is damaged on the disk: %s", error)
+        return damaged

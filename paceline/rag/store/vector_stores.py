@@ -7,7 +7,6 @@ transaction; methods that remove return the hashes under which stored KV of the 
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -27,11 +26,15 @@ from paceline.rag.store.vector_store_rows import (
     VectorStore,
     VectorStoreFile,
     check_store,
+    open_attributes,
     read_batch,
     read_store,
     read_store_file,
     read_store_files,
     read_stores,
+    seal_attributes,
+    seal_metadata,
+    seal_name,
 )
 
 __all__ = ["Counts", "FileBatch", "FileSpec", "Status", "VectorStore", "VectorStoreFile", "VectorStores"]
@@ -58,7 +61,8 @@ class VectorStores:
             database.execute(
                 "INSERT INTO vector_stores (id, owner, name, metadata, created_at, active_at) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
-                store_id, owner, name, json.dumps(metadata), now, now,
+                store_id, owner, seal_name(database, store_id, name), seal_metadata(database, store_id, metadata), now,
+                now,
             )  # fmt: skip
             _attach(database, owner, store_id, files, "", "file_ids")
             return read_store(database, owner, store_id)
@@ -79,9 +83,11 @@ class VectorStores:
         with self._connection.writing() as database:
             check_store(database, owner, store_id)
             if name is not None:
-                database.execute("UPDATE vector_stores SET name = ? WHERE id = ?", name, store_id)
+                sealed = seal_name(database, store_id, name)
+                database.execute("UPDATE vector_stores SET name = ? WHERE id = ?", sealed, store_id)
             if metadata is not None:
-                database.execute("UPDATE vector_stores SET metadata = ? WHERE id = ?", json.dumps(metadata), store_id)
+                sealed = seal_metadata(database, store_id, metadata)
+                database.execute("UPDATE vector_stores SET metadata = ? WHERE id = ?", sealed, store_id)
             _touch(database, store_id)
             return read_store(database, owner, store_id)
 
@@ -121,7 +127,7 @@ class VectorStores:
             read_store_file(database, store_id, file_id)
             database.execute(
                 "UPDATE attached SET attributes = ? WHERE store = ? AND file = ?",
-                json.dumps(attributes), store_id, file_id,
+                seal_attributes(database, store_id, file_id, attributes), store_id, file_id,
             )  # fmt: skip
             return read_store_file(database, store_id, file_id)
 
@@ -192,13 +198,16 @@ class VectorStores:
                 f"WHERE collection IN ({marks})",
                 *ids,
             ).fetchall()
+            known = {
+                (store, file): open_attributes(database, store, file, attributes) if attributes else {}
+                for _, store, file, attributes in rows
+            }
             stale = [
                 row[0]
                 for row in database.execute(
                     f"SELECT id FROM vector_stores WHERE id IN ({marks}) AND active_at < ?", *ids, now - _ACTIVE_S
                 )
             ]
-        known = {(store, file): json.loads(attributes or "{}") for _, store, file, attributes in rows}
         document_ids = None
         if condition is not None:
             document_ids = frozenset(row[0] for row in rows if matches(condition, known[row[1], row[2]]))
@@ -224,8 +233,8 @@ def _attach(database: Database, owner: str, store_id: str, files: Sequence[FileS
             "INSERT OR REPLACE INTO attached (store, file, batch, created_at, status, error_code, error_message, "
             "attributes, chunk_tokens, overlap, usage_bytes) VALUES (?, ?, ?, ?, 'in_progress', '', '', ?, ?, ?, "
             "coalesce((SELECT usage_bytes FROM attached WHERE store = ? AND file = ?), 0))",  # of the previous reading
-            store_id, file.file, batch, time.time(), json.dumps(file.attributes), file.chunk_tokens, file.overlap,
-            store_id, file.file,
+            store_id, file.file, batch, time.time(), seal_attributes(database, store_id, file.file, file.attributes),
+            file.chunk_tokens, file.overlap, store_id, file.file,
         )  # fmt: skip
     (count,) = database.execute("SELECT count(*) FROM attached WHERE store = ?", store_id).fetchone()
     if count > MAX_STORE_FILES:

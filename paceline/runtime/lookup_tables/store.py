@@ -5,7 +5,8 @@ file of its own and is erased by one call; the base comes from dialogues that th
 (`runtime.lookup_tables.warmup`). Rows of answers written from documents are never in these tables, so that none
 outlives its document: see `document_tables`. Owners' files of releases that kept such rows are deleted. A file belongs
 to a vocabulary, not to a model: models with the same tokenizer share it. Files are written to a temporary name and
-renamed; a damaged one counts as missing. Not thread-safe, except `Snapshot.write`.
+renamed; a damaged one counts as missing. Owners' files may be sealed (`table_files`), the base never is. Not
+thread-safe, except `Snapshot.write`.
 """
 
 from __future__ import annotations
@@ -20,34 +21,29 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, cast
-
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from typing import Final
 
 from paceline.core.drafting.lookup_table import Arrays, LookupTable
+from paceline.runtime.lookup_tables.table_files import (
+    FORMAT,
+    SUFFIX,
+    Kind,
+    delete_older,
+    encode_table,
+    read_table,
+    remove_table,
+    replace_table,
+    seal_plain_tables,
+    write_part,
+    write_table,
+)
+from paceline.sealing.seal import PLAIN, Seal
 
 log = logging.getLogger("paceline.tables")
 
 FOLDER: Final = "tables"  # in the state directory
-FORMAT: Final = "paceline look-up table 2"
-_FORMAT_1: Final = "paceline look-up table 1"  # of owners' tables with rows of documents; bases are the same
 OWNER_ROWS: Final = 1 << 14  # per owner: with those of bigrams 3.4 MiB at 152k tokens
 OWNERS: Final = 32  # in memory
-_SUFFIX: Final = ".safetensors"
-
-Kind = Literal["base", "owner"]
-
-
-class TableFile(NamedTuple):
-    """A file in the folder, as `paceline tables list` shows it."""
-
-    path: Path
-    kind: Kind
-    owner: str  # "" for a base
-    vocabulary: str
-    rows: int
-    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,37 +54,20 @@ class Snapshot:
     arrays: Arrays
     metadata: dict[str, str]
     rename: Callable[[Path, Path], bool]  # (temporary file, path): rename unless the table has been erased meanwhile
+    seal: Seal = PLAIN
 
     def write(self) -> bool:
         """Write on any thread. False where the table has been erased or, with a log message, the disk fails."""
         part = self.path.with_name(f".{os.getpid()}-{threading.get_ident()}-{self.path.name}.part")
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
-                part.touch(mode=0o600)
-                with part.open("wb") as stream:
-                    stream.write(save(dict(self.arrays), metadata=self.metadata))
-                    stream.flush()
-                    os.fsync(stream.fileno())  # after a power cut the file is never empty
+                write_part(part, encode_table(self.path.name, self.arrays, self.metadata, self.seal))
                 return self.rename(part, self.path)
             finally:
                 part.unlink(missing_ok=True)
         except OSError as error:
             log.warning("a look-up table cannot be kept: %s", error)
             return False
-
-
-def table_files(folder: Path) -> list[TableFile]:
-    """Files of every vocabulary, without unreadable ones."""
-    found = []
-    _delete_older(folder)
-    for path in sorted(folder.glob(f"*{_SUFFIX}")):
-        if (opened := _read(path)) is not None:
-            metadata, arrays = opened
-            kind = cast(Kind, metadata.get("kind"))
-            rows, size = len(arrays.get("tokens", ())), path.stat().st_size
-            found.append(TableFile(path, kind, metadata.get("owner", ""), metadata.get("vocabulary", ""), rows, size))
-    return found
 
 
 def mark_erased(folder: Path, owner: str | None) -> None:
@@ -113,9 +92,11 @@ class TableStore:
         *,
         owners: int = OWNERS,
         owner_rows: int = OWNER_ROWS,
+        seal: Seal = PLAIN,
     ) -> None:
         """folder: None keeps everything in memory. vocabulary: fingerprint of the tokenizer. owners: limit of tables in
-        memory; `shrink` writes the least recently used to their files. owner_rows: limit of each table."""
+        memory; `shrink` writes the least recently used to their files. owner_rows: limit of each table. seal:
+        of their files."""
         assert owners > 0
         self._folder = folder
         self._vocabulary = vocabulary
@@ -125,8 +106,11 @@ class TableStore:
         self._lock = threading.Lock()  # held to erase a file and to rename a snapshot
         self._marks: dict[str, tuple[str, str]] = {}  # erasure marks of the owners in memory, as read at loading
         self._filed: set[str] = set()  # owners in memory whose table has a file
+        self._seal = seal
         if folder is not None:
-            _delete_older(folder)
+            delete_older(folder)
+            if seal.is_on:
+                seal_plain_tables(folder, seal)
         self._base = self._load("base", "") or self._new()
 
     @property
@@ -176,11 +160,7 @@ class TableStore:
             known = self._forget(owner)
             if self._folder is None:
                 return known
-            try:
-                self._path("owner", owner).unlink()
-            except FileNotFoundError:
-                return known
-            return True
+            return remove_table(self._path("owner", owner)) or known
 
     def snapshots(self) -> list[Snapshot]:
         """Snapshots of the non-empty tables. Write them on a thread: `await asyncio.to_thread(snapshot.write)`."""
@@ -195,7 +175,8 @@ class TableStore:
         if self._folder is None:
             return False
         path, arrays, metadata = self._path("base", ""), self._base.arrays(), self._metadata("base", "")
-        return Snapshot(path, arrays, metadata, _rename).write()
+        part = path.with_name(f".{os.getpid()}-{path.name}.part")
+        return write_table(part, path, encode_table(path.name, arrays, metadata))
 
     @property
     def num_bytes(self) -> int:
@@ -224,11 +205,12 @@ class TableStore:
                 with self._lock:
                     if self._tables.get(owner) is not table or self._was_erased(owner):
                         return False
-                    renamed = _rename(part, path)
+                    replace_table(part, path)
                     self._filed.add(owner)
-                    return renamed
+                    return True
 
-            yield Snapshot(self._path("owner", owner), table.arrays(), self._metadata("owner", owner), rename)
+            metadata = self._metadata("owner", owner)
+            yield Snapshot(self._path("owner", owner), table.arrays(), metadata, rename, self._seal)
 
     def _was_erased(self, owner: str) -> bool:
         """True if another process has erased it: its file is gone or its mark has changed."""
@@ -264,13 +246,13 @@ class TableStore:
     def _path(self, kind: Kind, owner: str) -> Path:
         assert self._folder is not None
         words = "\0".join((kind, owner, self._vocabulary)).encode("utf-8", "surrogatepass")
-        return self._folder / f"{kind}-{hashlib.sha256(words).hexdigest()[:32]}{_SUFFIX}"
+        return self._folder / f"{kind}-{hashlib.sha256(words).hexdigest()[:32]}{SUFFIX}"
 
     def _load(self, kind: Kind, owner: str, base: LookupTable | None = None) -> LookupTable | None:
         if self._folder is None:
             return None
         path = self._path(kind, owner)
-        opened = _read(path)
+        opened = read_table(path, self._seal)
         if opened is None:
             return None
         metadata, arrays = opened
@@ -283,38 +265,3 @@ class TableStore:
         except ValueError as error:
             log.warning("a look-up table is damaged and begins anew: %s: %s", path.name, error)
             return None
-
-
-def _delete_older(folder: Path) -> None:
-    """Delete owners' tables of the former format, of every vocabulary."""
-    for path in folder.glob(f"owner-*{_SUFFIX}"):
-        try:
-            with safe_open(path, framework="numpy") as file:
-                is_older = (file.metadata() or {}).get("format") == _FORMAT_1
-            if is_older:
-                path.unlink(missing_ok=True)
-                log.info("a look-up table that may hold text of documents is deleted: %s", path.name)
-        except (OSError, SafetensorError):
-            continue  # whoever reads it says so
-
-
-def _rename(part: Path, path: Path) -> bool:
-    part.replace(path)
-    return True
-
-
-def _read(path: Path) -> tuple[dict[str, str], Arrays] | None:
-    """Metadata and arrays; None where the file is missing or not a look-up table."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = dict(file.metadata() or {})
-            if metadata.get("format") == _FORMAT_1 and metadata.get("kind") == "base":
-                metadata["format"] = FORMAT
-            if metadata.get("format") != FORMAT:
-                raise ValueError("it is no look-up table")
-            return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, SafetensorError) as error:
-        log.warning("a look-up table cannot be read: %s: %s", path.name, error)
-        return None

@@ -202,13 +202,16 @@ def test_a_parser_killed_for_good_starts_no_other(endless: Path) -> None:
 
 def test_a_closed_pool_ends_what_it_was_parsing(endless: Path) -> None:
     pool = ParserPool(1)
-    first, second = pool.submit("endless.pdf", endless), pool.submit("endless.pdf", endless)
+    first, second = (
+        pool.submit("endless.pdf", lambda: endless.open("rb")),
+        pool.submit("endless.pdf", lambda: endless.open("rb")),
+    )
     while not (pids := pool.pids()):
         pass
     worker = psutil.Process(pids[0])
     pool.close()
     assert isinstance(first.exception(), ParserLost) and isinstance(second.exception(), ParserLost)
-    assert isinstance(pool.submit("endless.pdf", endless).exception(), ParserLost)
+    assert isinstance(pool.submit("endless.pdf", lambda: endless.open("rb")).exception(), ParserLost)
     assert not worker.is_running()
 
 

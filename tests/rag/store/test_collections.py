@@ -134,7 +134,8 @@ def test_a_store_of_version_2_keeps_its_documents_and_pending_files(tmp_path: Pa
     with closing(sqlite3.connect(tmp_path / "documents.sqlite")) as rows:
         rows.executescript(
             "DROP INDEX document_sources; ALTER TABLE documents DROP COLUMN source; "
-            "ALTER TABLE attached DROP COLUMN starts; PRAGMA user_version = 2;"
+            "ALTER TABLE documents DROP COLUMN key; ALTER TABLE documents DROP COLUMN sealed; "
+            "ALTER TABLE files DROP COLUMN key; ALTER TABLE attached DROP COLUMN starts; PRAGMA user_version = 2;"
         )
     (tmp_path / "boat.txt").write_text(BOAT)
     with DocumentStore.open(tmp_path, HashEmbedder()) as store:

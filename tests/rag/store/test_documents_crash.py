@@ -45,7 +45,9 @@ def traced(*arguments, **options):
 sqlite3.connect = traced
 os.open, os.fdopen, os.replace = stepping(os.open), stepping(os.fdopen), stepping(os.replace)
 Path.replace = stepping(Path.replace)
-store = DocumentStore.open(Path(sys.argv[1]), HashEmbedder(), chunk_tokens=16, overlap=4)
+store = DocumentStore.open(
+    Path(sys.argv[1]), HashEmbedder(), chunk_tokens=16, overlap=4, encrypt=sys.argv[3:] == ["encrypt"]
+)
 i = 0
 while True:
     body = " ".join(f"Sentence {n} of version v{i}." for n in range(20))

@@ -20,6 +20,7 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.index.faiss_index import IndexImage, VectorIndex
 from paceline.rag.index.hybrid import FILE
 from paceline.rag.records import Selection, Vectors
+from paceline.rag.store import arrivals as arrivals_module
 from paceline.rag.store import files as uploads_module
 from paceline.rag.store import ingester as ingest_module
 from paceline.rag.store import vector_stores as vector_stores_module
@@ -29,6 +30,7 @@ from paceline.rag.store.filters import Comparison
 from paceline.rag.store.library import Library
 from paceline.rag.store.paging import Paging
 from paceline.rag.store.vector_stores import Counts, FileSpec
+from paceline.sealing.seal import Box
 
 BOAT = "The red boat belongs to Ann Bell."
 TRAIN = "The night train to Lisbon leaves at nine."
@@ -346,16 +348,38 @@ def test_an_upload_that_others_have_overtaken_meets_the_limit_too(
 
 
 def test_an_owner_has_a_few_uploads_arrive_at_once(library: Library) -> None:
+    receive = library.uploads.receive
     with ExitStack() as arriving:
-        for _ in range(uploads_module.MAX_ARRIVING):
-            arriving.enter_context(library.uploads.receiving(ANN))
-        with pytest.raises(RequestError) as refused, library.uploads.receiving(ANN):
-            pass
+        for _ in range(arrivals_module.MAX_ARRIVING):
+            arriving.enter_context(closing(receive(ANN)))
+        with pytest.raises(RequestError) as refused:
+            receive(ANN)
         assert (refused.value.status, refused.value.code) == (429, "too_many_uploads")
-        with library.uploads.receiving(BERT):
-            pass
-    with library.uploads.receiving(ANN):
-        pass
+        receive(BERT).close()
+    receive(ANN).close()
+
+
+def test_uploads_that_arrive_together_are_within_the_limit_before_their_bytes_are_written(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads_module, "MAX_OWNED_BYTES", 100)
+    folder = library.uploads.path("x").parent
+    with closing(library.uploads.receive(ANN, 60)) as first, closing(library.uploads.receive(ANN)) as second:
+        with pytest.raises(RequestError, match="what is arriving") as refused:
+            library.uploads.receive(ANN, 41)
+        assert refused.value.code == "limit_exceeded"
+        second.write(b"x" * 40)
+        for late in (first, second):
+            late.write(b"x" * (60 - late.num_bytes) if late is first else b"")
+            with pytest.raises(RequestError):
+                late.write(b"x")
+        assert sum(path.stat().st_size for path in folder.iterdir()) <= 100
+        library.uploads.receive(BERT, 100).close()
+        assert library.uploads.keep(first, "first", "batch").num_bytes == 60
+    assert [path.stat().st_size for path in folder.iterdir()] == [60], "the other was not kept"
+    with closing(library.uploads.receive(ANN, 40)) as third:
+        third.write(b"x" * 40)
+        library.uploads.keep(third, "third", "batch")
 
 
 def test_reading_is_retried_after_an_error_that_no_file_caused(
@@ -483,9 +507,9 @@ def test_several_changes_share_one_write_of_the_index_file(
     written: list[str] = []
     write = IndexImage.write
 
-    def noted(self: IndexImage, path: Path) -> bool:
+    def noted(self: IndexImage, path: Path, box: Box) -> bool:
         written.append(threading.current_thread().name)
-        return write(self, path)
+        return write(self, path, box)
 
     library = Library(documents, "cloud")
     library.start()
@@ -524,8 +548,8 @@ def test_an_index_file_written_during_a_removal_is_discarded(
     store, (boat, _) = filled(library, BOAT, TRAIN)
     write = IndexImage.write
 
-    def late(self: IndexImage, path: Path) -> bool:
-        done = write(self, path)
+    def late(self: IndexImage, path: Path, box: Box) -> bool:
+        done = write(self, path, box)
         library.detach(ANN, store, boat)
         return done
 

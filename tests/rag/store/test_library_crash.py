@@ -58,7 +58,7 @@ def traced(*arguments, **options):
     connection.set_trace_callback(step)
     return connection
 
-documents = DocumentStore.open(Path(sys.argv[1]), HashEmbedder())
+documents = DocumentStore.open(Path(sys.argv[1]), HashEmbedder(), encrypt=sys.argv[3:] == ["encrypt"])
 sqlite3.connect = traced
 os.open, os.fsync, Path.unlink = stepping(os.open), stepping(os.fsync), stepping(Path.unlink)
 library = Library(documents, "cloud")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 import pytest
@@ -78,8 +79,8 @@ def test_a_small_file_is_embedded_between_two_batches_of_a_long_one(
 ) -> None:
     submit = ParserPool.submit
 
-    def noted(self: ParserPool, name: str, path: Path) -> Future[Parsed]:
-        embedder.parsed.append(submit(self, name, path))
+    def noted(self: ParserPool, name: str, open_document: Callable[[], BinaryIO]) -> Future[Parsed]:
+        embedder.parsed.append(submit(self, name, open_document))
         return embedder.parsed[-1]
 
     monkeypatch.setattr(ParserPool, "submit", noted)
