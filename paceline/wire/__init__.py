@@ -1,15 +1,12 @@
 """The link between a device and a cloud, without I/O: messages, codecs and state machine.
 
-- `messages`: every message and the limits of its fields; `fields`: their types; `identity_messages`: the handshake's
+- `messages`: every message and the limits of its fields; `verify_messages`: those of `draft_verify`; `fields`: types
 - `codec`: messages to MessagePack frames and back, with validation
-- `dist_codec`: truncated distributions in 16 or 64 bits a probability
-- `tree_codec`: nodes of the draft tree of `aggregate`
+- `payloads/`: what they carry in binary fields; `dist_codec`: truncated distributions in 16 or 64 bits a probability
+- `compact`: short forms of messages that are sent for every few tokens
 - `lifecycle`: states, triggers and transitions of a link
 - `link`: the state machine of one end of a link
-- `handshake`: how the two ends of a link prove their keys
-- `renewal`: how a device's key is replaced while the link is open
-- `enrolment`: how a one-time code authenticates the keys of both
-- `signing`: what all three need of a signature scheme
+- `identity/`: who the two ends are; `identity_messages`: what they say to each other for it; `signing`: what is signed
 - `effects`: what the link's machine asks its driver to do
 - `sessions`: open sessions of a connection and their numbers
 - `close_codes`: reasons for closing a link, with advice for the user

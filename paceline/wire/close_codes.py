@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from paceline.core.printable import printable
+
 MAX_REASON_BYTES = 123  # RFC 6455, 5.5: a control frame's payload is 125 bytes, two of them the code
 
 
@@ -109,11 +111,6 @@ def sentence(code: int, detail: str) -> str:
     advice = ADVICE.get(code) or _WEBSOCKET.get(code) or f"The link was closed with code {code}."
     cleaned = printable(detail)  # the peer's text goes into a log line
     return f"{cleaned}. {advice}" if cleaned else advice
-
-
-def printable(text: str) -> str:
-    """A stranger's text for a log or a terminal: control characters become spaces."""
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def clip(detail: str) -> str:

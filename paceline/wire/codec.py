@@ -18,7 +18,7 @@ import msgspec
 from paceline.core.sampling.constraint import Constraint
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import LocalProtocolError, RemoteProtocolError
-from paceline.wire import messages
+from paceline.wire import compact, messages
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.fields import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, Part
 from paceline.wire.identity_messages import Hello, Introduction
@@ -70,8 +70,22 @@ class _Registry:
             del self._structs[str(struct.__struct_config__.tag)]
         self._rebuild()
 
+    def decode_compact(self, data: bytes) -> SessionMessage:
+        """Decode the short form. Raises RemoteProtocolError."""
+        code = compact.code_of(data)
+        kind = None if code is None else self._compact.get(code)
+        if kind is None:
+            raise _bad(f"no message has the code {code}")
+        session, epoch, numbers, rest = compact.unpack(data, len(kind.__struct_fields__) - 3)
+        try:
+            return msgspec.convert([kind.__struct_config__.tag, session, epoch, *numbers, rest], kind)
+        except msgspec.ValidationError as error:
+            raise _bad(_with_field_names(str(error), ("tag", *kind.__struct_fields__))) from error
+
     def _rebuild(self) -> None:
         kinds = reduce(or_, self._structs.values())
+        session_kinds = [kind for kind in self._structs.values() if issubclass(kind, SessionMessage)]
+        self._compact = {kind.compact_code: kind for kind in session_kinds if kind.compact_code is not None}
         self.decoder = cast("msgspec.msgpack.Decoder[Message]", msgspec.msgpack.Decoder(kinds))
 
     def fields(self, tag: object) -> tuple[str, ...]:
@@ -95,7 +109,7 @@ def unregister(*structs: type[SessionMessage]) -> None:
 def encode(message: Message) -> bytes:
     """Encode one frame. Raises LocalProtocolError for one above its size limit or with text that is not Unicode."""
     try:
-        data = _encoder.encode(message)
+        data = _compact(message) or _encoder.encode(message)
         if isinstance(message, Drafts) and not message.dists:
             data = _NO_DISTS + data[1:-1]  # sent for every token: an empty list takes no byte
     except (UnicodeEncodeError, OverflowError) as error:
@@ -110,7 +124,7 @@ def decode(data: bytes, *, vocab_size: int | None = None) -> Message:
     if len(data) > MAX_FRAME_BYTES:
         raise RemoteProtocolError(f"a frame has {len(data)} bytes", close_code=CloseCode.TOO_LARGE)
     try:
-        message = _registry.decoder.decode(data)
+        message = _registry.decode_compact(data) if compact.code_of(data) else _registry.decoder.decode(data)
     except msgspec.ValidationError as error:
         raise _bad(_with_field_name(str(error), data)) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -121,6 +135,14 @@ def decode(data: bytes, *, vocab_size: int | None = None) -> Message:
     if (fault := _fault(message, vocab_size)) is not None:
         raise _bad(fault)
     return message
+
+
+def _compact(message: Message) -> bytes | None:
+    """The short form of a message that has one."""
+    if not isinstance(message, SessionMessage) or message.compact_code is None:
+        return None
+    session, epoch, *numbers, rest = msgspec.structs.astuple(message)
+    return compact.pack(message.compact_code, session, epoch, numbers, rest)
 
 
 def peek_version(data: bytes) -> int | None:

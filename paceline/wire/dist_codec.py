@@ -9,7 +9,6 @@ not sent.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.quantize import (
@@ -26,6 +25,7 @@ from paceline.core.sampling.quantize import (
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.messages import DistPayload
+from paceline.wire.payloads.varints import from_varints, to_varints
 
 __all__ = [
     "LOWEST_EXPONENT",
@@ -38,9 +38,7 @@ __all__ = [
     "quantize",
 ]
 
-_MAX_VARINT_BYTES = 5
 _CODE_BYTES, _PRECISE_BYTES = 2, 8
-_FEW = 128  # ids to write, or bytes to read, for which a loop takes less time than numpy's calls
 
 
 def encode_dist(dist: Dist, *, top_p: float = 1.0, max_ids: int | None = None) -> DistPayload:
@@ -84,11 +82,11 @@ def decode_head(payload: DistPayload, vocab_size: int | None = None) -> Dist:
 
 def _id_bytes(ids: IdArray) -> bytes:
     steps = np.diff(ids.astype(np.int64), prepend=-1) - 1
-    return _to_varints(steps.astype(np.uint64))
+    return to_varints(steps.astype(np.uint64))
 
 
 def _ids(data: bytes, count: int, vocab_size: int | None) -> IdArray:
-    steps = _from_varints(data)
+    steps = from_varints(data)
     if len(steps) != count:
         raise _bad(f"a distribution has {len(steps)} ids and {count} probabilities")
     ids = np.cumsum(steps + 1) - 1  # at most 2**20 steps, each below 2**35: no overflow
@@ -104,69 +102,6 @@ def _codes(data: bytes) -> Codes:
     if len(codes) and codes.max() > ONE:
         raise _bad("a probability is above 1")
     return codes
-
-
-def _to_varints(values: NDArray[np.uint64]) -> bytes:
-    """LEB128: seven bits a byte, lowest first, the high bit set on all but the last byte. Values below 2**35."""
-    if len(values) <= _FEW:
-        return _few_to_varints(values.tolist())
-    sizes = np.ones(len(values), dtype=np.int64)
-    for size in range(1, _MAX_VARINT_BYTES):
-        sizes += values >= 1 << 7 * size
-    starts = np.cumsum(sizes) - sizes
-    out = np.empty(int(sizes.sum()), dtype=np.uint8)
-    for place in range(int(sizes.max(initial=0))):
-        longer = sizes > place
-        more = np.where(sizes[longer] > place + 1, np.uint64(128), np.uint64(0))
-        out[starts[longer] + place] = (values[longer] >> np.uint64(7 * place) & np.uint64(127)) | more
-    return out.tobytes()
-
-
-def _few_to_varints(values: list[int]) -> bytes:
-    out = bytearray()
-    for value in values:
-        while value > 127:
-            out.append(value & 127 | 128)
-            value >>= 7
-        out.append(value)
-    return bytes(out)
-
-
-def _from_varints(data: bytes) -> NDArray[np.int64]:
-    """Inverse of `_to_varints`. Refuses numbers that are unterminated, not in shortest form, or 2**35 and above."""
-    if len(data) <= _FEW:
-        return np.array(_few_from_varints(data), dtype=np.int64)
-    raw = np.frombuffer(data, dtype=np.uint8)
-    (last_bytes,) = np.nonzero(raw < 128)
-    if len(last_bytes) == 0 or last_bytes[-1] != len(raw) - 1:
-        raise _bad(_UNTERMINATED)
-    starts = np.concatenate(([0], last_bytes[:-1] + 1))
-    sizes = last_bytes - starts + 1
-    if sizes.max() > _MAX_VARINT_BYTES or np.any((sizes > 1) & (raw[last_bytes] == 0)):
-        raise _bad(_TOO_LONG)
-    places = np.arange(len(raw)) - np.repeat(starts, sizes)
-    return np.add.reduceat((raw & 127).astype(np.int64) << 7 * places, starts)
-
-
-def _few_from_varints(data: bytes) -> list[int]:
-    values: list[int] = []
-    value = size = 0
-    for byte in data:
-        value |= (byte & 127) << 7 * size
-        size += 1
-        if byte > 127:
-            continue
-        if size > _MAX_VARINT_BYTES or (size > 1 and byte == 0):
-            raise _bad(_TOO_LONG)
-        values.append(value)
-        value = size = 0
-    if size:
-        raise _bad(_UNTERMINATED)
-    return values
-
-
-_UNTERMINATED = "token ids end within a number"
-_TOO_LONG = "a token id is written in more bytes than it needs"
 
 
 def _bad(what: str) -> RemoteProtocolError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import TypeGuard
 
 import msgspec
 from msgspec import inspect
@@ -15,8 +16,10 @@ from msgspec import inspect
 from paceline.wire import messages
 from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.codec import MAX_OPTIONS_BYTES
+from paceline.wire.compact import FIRST_OF_ARRAY
 from paceline.wire.dist_codec import LOWEST_EXPONENT, MANTISSA_BITS, ONE
-from paceline.wire.enrolment import (
+from paceline.wire.fields import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, NONCE_BYTES
+from paceline.wire.identity.enrolment import (
     ALPHABET,
     BY_CODE,
     BY_DEVICE,
@@ -26,8 +29,8 @@ from paceline.wire.enrolment import (
     GROUPS,
     SCRYPT_COST,
 )
-from paceline.wire.fields import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, NONCE_BYTES
-from paceline.wire.handshake import CHALLENGE, PROOF, WELCOME
+from paceline.wire.identity.handshake import CHALLENGE, PROOF, WELCOME
+from paceline.wire.identity.renewal import KEPT, PAUSE_S, POSSESSION, RENEWAL
 from paceline.wire.identity_messages import Introduction
 from paceline.wire.lifecycle import NEXT, LinkState, Role
 from paceline.wire.link import HANDSHAKE_S, HEARTBEAT_S, MAX_MISSED
@@ -37,13 +40,15 @@ from paceline.wire.messages import (
     SUBPROTOCOL,
     VERSION,
     SessionFrame,
+    SessionMessage,
 )
-from paceline.wire.renewal import KEPT, PAUSE_S, POSSESSION, RENEWAL
+from paceline.wire.payloads.tree_codec import MAX_NODES
 from paceline.wire.sessions import MAX_SESSIONS
 from paceline.wire.signing import DOMAIN
-from paceline.wire.tree_codec import MAX_NODES
+from paceline.wire.stages.document import INTRODUCTION, SECTIONS
+from paceline.wire.verify_messages import VERIFY_MESSAGES
 
-MESSAGES = (*CONTROL_MESSAGES, *STRATEGY_MESSAGES)
+MESSAGES = (*CONTROL_MESSAGES, *STRATEGY_MESSAGES, *VERIFY_MESSAGES)
 PARTS = (
     Introduction,
     messages.ChatMessage,
@@ -84,6 +89,8 @@ def describe() -> str:
             "## Parts of messages",
             *(line for struct in PARTS for line in _struct(struct)),
             "",
+            *_short_form(),
+            "",
             *_distributions(),
             "",
             *_trees(),
@@ -91,6 +98,8 @@ def describe() -> str:
             "## Close codes",
             "",
             *_close_codes(),
+            "",
+            *_stages(),
             "",
         ]
     )
@@ -102,8 +111,9 @@ def _introduction() -> Iterator[str]:
     yield ""
     yield from _lines(f"""
         One WebSocket per device, opened by the device, subprotocol `{SUBPROTOCOL}`, protocol version {VERSION}.
-        Each binary frame is one message: a MessagePack array of its tag and its fields, in the order below.
-        Text frames, unknown tags, missing fields, additional fields and floats that are not finite are faults.
+        Each binary frame is one message: a MessagePack array of its tag and its fields, in the order below, or for
+        some of them a [short form](#short-form). Text frames, unknown tags, missing fields, additional fields and
+        floats that are not finite are faults.
     """)
     yield ""
     yield "| limit | |"
@@ -134,6 +144,17 @@ def _diagram(role: Role) -> Iterator[str]:
     yield f"A session message is one of {', '.join(f'`{tag}`' for tag in tags)}."
 
 
+def _stages() -> Iterator[str]:
+    yield "## Stages"
+    yield ""
+    yield from _lines(INTRODUCTION)
+    for title, structs in SECTIONS.items():
+        yield ""
+        yield f"### {title}"
+        for struct in structs:
+            yield from (f"#{line}" if line.startswith("###") else line for line in _struct(struct))
+
+
 def _struct(struct: type[msgspec.Struct]) -> Iterator[str]:
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
@@ -158,7 +179,10 @@ def _type(kind: inspect.Type) -> str:
         case inspect.StructType(cls=cls):
             return f"[{cls.__name__}](#{cls.__name__.lower()})"  # GitHub's anchor of a heading is lower case
         case inspect.ListType(item_type=item):
-            return f"list, {_bounds(kind)}, of ({_type(item)})"
+            bounds = _bounds(kind)
+            return f"list{f', {bounds},' if bounds else ''} of ({_type(item)})"
+        case inspect.LiteralType(values=values):
+            return " or ".join(f"`{value}`" for value in values)
         case inspect.TupleType(item_types=items):
             return f"({'; '.join(_type(item) for item in items)})"
         case inspect.UnionType(types=types):
@@ -248,6 +272,22 @@ def _enrolment() -> Iterator[str]:
     parts = "what `code_signature` signs, `device`, server's public key"
     yield f"| `mac` of the answer | the code's HMAC key | `{BY_SERVER}` | {parts} |"
     yield f"| `signature` of the answer | the server's key | `{BY_SERVER}` | {parts} |"
+
+
+def _short_form() -> Iterator[str]:
+    yield "## Short form"
+    yield ""
+    codes = [f"{each.compact_code} `{each.__struct_config__.tag}`" for each in MESSAGES if _has_short_form(each)]
+    yield from _lines(f"""
+        Of messages with one of these codes: {", ".join(codes)}. A first byte below {FIRST_OF_ARRAY:#04x}: the code
+        times 4, plus 1 if the epoch is not 0, plus 2 if the last number is not 0. Then LEB128 numbers in their shortest
+        form, without those two where they are 0: the session, the epoch, and the other fields but the last, which is
+        bytes and goes on to the end of the frame. A message with a number of 2**35 or more is sent as an array.
+    """)
+
+
+def _has_short_form(struct: type[msgspec.Struct]) -> TypeGuard[type[SessionMessage]]:
+    return issubclass(struct, SessionMessage) and struct.compact_code is not None
 
 
 def _distributions() -> Iterator[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.wire.handshake import Claim
 from paceline.wire.identity_messages import Introduction
 from paceline.wire.messages import SessionFrame
+from paceline.wire.signing import Claim
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Messages by which the two ends of a link prove who they are, and by which a device's key is renewed.
 
-What each signature covers is defined in `wire.handshake` and `wire.renewal`.
+What each signature covers is defined in `wire.identity.handshake` and `wire.identity.renewal`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Introduction(Part, frozen=True):
     documents: Count  # number this side can search; never which
     # Of a device: names of the cloud's keys whose clients may have it read its documents; null: all. It checks them.
     asked_by: Annotated[list[Name], msgspec.Meta(max_length=MAX_NAMES)] | None = msgspec.field(default_factory=list)
+    num_weights: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # of the model; 0: unknown
+    decode_us: Count = 0  # microseconds of a forward of one row, as measured at the start; 0: unknown
 
 
 class Proof(Frame, frozen=True, tag="proof"):

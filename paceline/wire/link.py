@@ -8,6 +8,7 @@ effect `Authenticate` and receives the result through `authenticated`; until the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from paceline.core.estimation.bandwidth import Bandwidth
@@ -15,7 +16,8 @@ from paceline.errors import LinkClosed, LocalProtocolError, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.codec import decode, encode, peek_version
 from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, SettleKey, Transmit, WakeAt
-from paceline.wire.handshake import CloudHandshake, DeviceHandshake, Handshake
+from paceline.wire.identity.handshake import CloudHandshake, DeviceHandshake, Handshake
+from paceline.wire.identity.renewal import Renewal, renewal_of
 from paceline.wire.identity_messages import Challenge, Hello, Introduction, KeyKept, NewKey, Proof, RenewKey, Welcome
 from paceline.wire.lifecycle import NEXT, LinkState, Role, Trigger, trigger_of
 from paceline.wire.messages import (
@@ -28,7 +30,6 @@ from paceline.wire.messages import (
     Pong,
     SessionFrame,
 )
-from paceline.wire.renewal import Renewal, renewal_of
 from paceline.wire.sessions import SessionTable
 
 __all__ = ["LinkMachine", "LinkState", "Role"]
@@ -36,6 +37,8 @@ __all__ = ["LinkMachine", "LinkState", "Role"]
 HANDSHAKE_S = 5.0  # limit for an unauthenticated peer
 HEARTBEAT_S = 3.0
 MAX_MISSED = 2  # heartbeats without any frame: a dead peer is noticed within 6 to 9 s
+LISTEN_S = 0.2  # least time between two signs of life that are asked for
+MAX_LISTEN_S = 1.0  # a longer one, and nobody has listened, or this side was suspended: silence counts from now on
 RTT_WEIGHT = 1 / 8  # weight of a new sample, as in RFC 6298
 PROBED_BYTES = 16_384  # sent since the last ping: send another, to measure the bandwidth
 
@@ -54,6 +57,7 @@ class LinkMachine:
         self.renewal: Renewal | None = None  # once the handshake is done
         self.rtt: float | None = None  # s, smoothed
         self.bandwidth = Bandwidth()  # towards the peer
+        self.silence = 0.0  # s, while `listen` was called, without any frame
         self._unprobed = 0  # bytes since the last ping
         self.sessions = SessionTable(own_parity=1 if self.role is Role.DEVICE else 0)
         self._vocab_size = vocab_size
@@ -61,6 +65,8 @@ class LinkMachine:
         self._unanswered: set[float] = set()  # sent_at of pings
         self._missed = 0
         self._received_any = True  # since the last ping
+        self._listened_at = -math.inf
+        self._heard = False  # a frame, since then
         self._sent_drain = False  # this side sent Drain
 
     @property
@@ -79,7 +85,8 @@ class LinkMachine:
         """One frame from the peer. Never raises: a bad frame closes the link."""
         if self.state is LinkState.CLOSED:
             return []
-        self._received_any = True
+        self._received_any = self._heard = True
+        self.silence = 0.0
         try:
             return list(self._receive(data, now))
         except RemoteProtocolError as error:
@@ -114,6 +121,16 @@ class LinkMachine:
         if self._missed >= MAX_MISSED:
             return self.close(CloseCode.HEARTBEAT_LOST)
         return self._ping(now)
+
+    def listen(self, now: float) -> list[Effect]:
+        """Measure `silence`: called while somebody waits for the peer. Where no frame has come since the last call,
+        a ping asks for one: a live peer answers within a round trip, whatever its sessions do."""
+        since = now - self._listened_at
+        if since < LISTEN_S or self.peer is None or self.state is LinkState.CLOSED:
+            return []
+        heard, self._listened_at, self._heard = self._heard, now, False
+        self.silence = 0.0 if heard or since > MAX_LISTEN_S else self.silence + since
+        return [] if heard else [self._probe(now)]
 
     def send(self, message: SessionFrame, now: float | None = None) -> list[Effect]:
         """Send a message of a session; no effect if the session has just ended and its CloseSession is being delivered.
@@ -240,7 +257,7 @@ class LinkMachine:
         return Transmit(encode(Ping(sent_at=now)))
 
     def _count(self, data: bytes, now: float | None) -> list[Effect]:
-        self.bandwidth.sent(len(data))
+        self.bandwidth.sent(len(data), now)
         self._unprobed += len(data)
         return [self._probe(now)] if now is not None and self._unprobed >= PROBED_BYTES else []
 

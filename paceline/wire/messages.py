@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from paceline.core.offloading.draft_length import Unit
 from paceline.core.sampling.constraint import MAX_TEXT, ConstraintKind
 from paceline.wire.fields import MAX_FRAME_BYTES, Bias, Count, Frame, Name, Part, Seed, SessionNumber, Text, Token
 from paceline.wire.identity_messages import (
@@ -27,9 +28,11 @@ from paceline.wire.identity_messages import (
     RenewKey,
     Welcome,
 )
-from paceline.wire.tree_codec import unpack_nodes
+from paceline.wire.payloads.tree_codec import unpack_nodes
 
-VERSION = 6  # 6: keys and signed nonces in the handshake, OpenSession.asker; 5: the common noise is drawn in groups
+# 9: a short form of DraftChain; 8: verifiers and energy budgets of VerifyOptions; 7: OpenSession.cache_key, size and
+# speed of the models
+VERSION = 9
 SUBPROTOCOL = "paceline.v1"
 
 LAST_TOKEN = 2**31 - 1
@@ -46,6 +49,9 @@ class SessionFrame(Frame, frozen=True):
 
 class SessionMessage(SessionFrame, frozen=True):
     """Base of the messages between the two machines of a session. Link, egress, limits and simulator dispatch on it."""
+
+    # 1 to 31; None: no short form (`wire.compact`). With one, fields are the session, the epoch, numbers, and bytes.
+    compact_code: ClassVar[int | None] = None
 
     epoch: Count  # epoch of the opening it belongs to; a message of another epoch is dropped
 
@@ -113,6 +119,11 @@ class Options(Part, frozen=True):
         """Kind of answers that share measured statistics, see `core.drafting.online_stats`."""
         return ""
 
+    @property
+    def energy_budget(self) -> tuple[float, Unit] | None:
+        """The request's energy budget, J a unit, as `core.offloading.draft_length.EnergyQueue` keeps it; None: none."""
+        return None
+
 
 DEFAULT_OPTIONS = Options()
 
@@ -142,7 +153,7 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     are empty, and the reply is `RetrievedPassages`.
 
     The opener chooses the session number: even on the cloud, odd on the device, above all numbers it has seen on the
-    connection. Where answers compete for memory, both sides prefer the one of the lower number.
+    connection, by no more than 2**20. Where answers compete for memory, both sides prefer the one of the lower number.
     """
 
     kind = "open"
@@ -160,6 +171,8 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     epoch: Count  # number of earlier openings of this answer; messages of another epoch are dropped
     constraint: Constraint | None  # on the text; each side masks its own distributions
     asker: Name  # from a cloud: name of the client's key; empty for a client without one, and from a device
+    # From a device, random: the cloud shares KV among this device's openings with the same key. Empty: with none.
+    cache_key: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
 
 
 class CloseSession(SessionFrame, frozen=True, tag="close"):
@@ -181,7 +194,7 @@ class DistPayload(Part, frozen=True):
 
 
 class Drafts(SessionMessage, frozen=True, tag="d"):
-    """Nodes of the sender's draft tree, encoded by `wire.tree_codec`, with its prediction after each.
+    """Nodes of the sender's draft tree, encoded by `wire.payloads.tree_codec`, with its prediction after each.
 
     The root of the tree is an anchor, a node whose prefix is decided. Messages sent for every token have short tags.
     Distributions are decoded once, where they are used: a bad one is ignored there.

@@ -13,6 +13,7 @@ from paceline.errors import LinkError, LocalProtocolError, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
 
 MAX_SESSIONS = 256  # open at once, of each opener
+MAX_SKIPPED = 1 << 20  # numbers that an opener may leave out at once: else its peer would soon have none left
 
 
 class SessionTable:
@@ -49,10 +50,12 @@ class SessionTable:
 
     def open_by_peer(self, session: int, *, refuse: bool) -> str | None:
         """Open a session of the peer; the reason if it is refused. Raises RemoteProtocolError for a number that is not
-        the peer's or not new."""
+        the peer's, not new, or far from all before."""
         parity = 1 - self._own_parity
         if session % 2 != parity or session <= self._highest[parity]:
             raise RemoteProtocolError(f"session {session} opened again or by the wrong side", close_code=_CODE)
+        if session > max(self._allocated, *self._highest.values()) + MAX_SKIPPED:
+            raise RemoteProtocolError(f"session {session} leaves out too many numbers", close_code=_CODE)
         self._highest[parity] = session
         if refuse:
             return "one side is going away"

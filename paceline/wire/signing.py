@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.wire.messages import VERSION
@@ -28,3 +29,17 @@ def signed_bytes(purpose: str, *parts: bytes) -> bytes:
     """
     fields = (DOMAIN, str(VERSION).encode(), purpose.encode(), *parts)
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A device's claim to its name, to be checked against the keys that are known for it."""
+
+    device: str
+    signatures: tuple[bytes, ...]
+    signed: bytes
+    verify: Verify
+
+    def proves(self, key: bytes) -> bool:
+        """True if the device holds the private key of this public one."""
+        return any(self.verify(key, signature, self.signed) for signature in self.signatures)

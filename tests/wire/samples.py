@@ -31,7 +31,7 @@ from paceline.wire.messages import (
     SyncState,
     Targets,
 )
-from paceline.wire.tree_codec import EncodedNodes, pack_nodes
+from paceline.wire.payloads.tree_codec import EncodedNodes, pack_nodes
 from tests.wire.identities import CLOUD, DEVICE
 
 SIGNATURE = bytes(SIGNATURE_BYTES)

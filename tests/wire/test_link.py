@@ -10,7 +10,7 @@ from paceline.runtime.identity import verify
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
 from paceline.wire.effects import Connected, Deliver, Disconnected, Effect, Transmit, WakeAt
-from paceline.wire.handshake import CloudHandshake
+from paceline.wire.identity.handshake import CloudHandshake
 from paceline.wire.identity_messages import Challenge, Hello, Introduction
 from paceline.wire.link import HEARTBEAT_S, LinkMachine, LinkState, Role
 from paceline.wire.messages import VERSION, CloseSession, Message, Ping, Pong
@@ -225,6 +225,13 @@ def test_a_new_session_has_a_number_above_those_of_both_sides() -> None:
     assert machine.sessions.allocate() == 12
 
 
+def test_a_peer_s_number_leaves_this_side_numbers_that_can_be_sent() -> None:
+    machine = ready(Role.CLOUD)
+    machine.received(encode(opening(2**20 - 1)), 1.0)
+    message = opening(machine.sessions.allocate())
+    assert sent(machine.send(message)) == [message] and message.session == 2**20
+
+
 def test_messages_of_an_open_session_go_through_both_ways() -> None:
     machine = ready()
     machine.received(encode(opening(1)), 1.0)
@@ -251,8 +258,8 @@ def test_late_messages_of_an_ended_session_are_dropped(ended_by: str) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [draft(3), closing(2), have(0), opening(0), opening(1)],
-    ids=["never opened", "never opened by us", "ours but never opened", "our number", "opened twice"],
+    [draft(3), closing(2), have(0), opening(0), opening(1), opening(2**53 - 1), opening(2**21 + 1)],
+    ids=["never opened", "never opened by us", "ours but never opened", "our number", "opened twice", "last", "far"],
 )
 def test_an_invalid_session_number_closes_the_link(message: Message) -> None:
     machine = ready()

@@ -17,7 +17,7 @@ from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
 from paceline.wire.effects import Authenticate, Connected, Disconnected, Effect, Transmit
 from paceline.wire.fields import NONCE_BYTES
-from paceline.wire.handshake import CHALLENGE, DeviceHandshake
+from paceline.wire.identity.handshake import CHALLENGE, DeviceHandshake
 from paceline.wire.identity_messages import Challenge, Hello, Proof, Welcome
 from paceline.wire.link import LinkMachine, LinkState, Role
 from paceline.wire.messages import VERSION

@@ -8,7 +8,7 @@
 
 The cloud signs first, so that a device tells a stranger nothing but its name. Every signature covers the frames before
 it as they went over the wire, and with them both nonces, the device's name, the version and both tokenizers; besides,
-the cloud's public key and a purpose of its own (`wire.signing`). So nothing that was signed for another handshake, end,
+the cloud's public key and a purpose of its own (`signing`). So nothing that was signed for another handshake, end,
 message or protocol is accepted. A handshake object serves one connection: its nonce must be fresh.
 
 Not handled: somebody who passes all frames on unchanged reads and changes what follows; that is what TLS is for.
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -27,23 +26,9 @@ from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode_introduction, encode, encode_introduction
 from paceline.wire.identity_messages import MAX_KEYS, Challenge, Hello, Introduction, Proof, Welcome
 from paceline.wire.messages import VERSION
-from paceline.wire.signing import Signer, Verify, signed_bytes
+from paceline.wire.signing import Claim, Signer, Verify, signed_bytes
 
 CHALLENGE, PROOF, WELCOME = "cloud challenge", "device proof", "cloud welcome"  # purposes
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A device's claim to its name, to be checked against the keys that are known for it."""
-
-    device: str
-    signatures: tuple[bytes, ...]
-    signed: bytes
-    verify: Verify
-
-    def proves(self, key: bytes) -> bool:
-        """True if the device holds the private key of this public one."""
-        return any(self.verify(key, signature, self.signed) for signature in self.signatures)
 
 
 class DeviceHandshake:

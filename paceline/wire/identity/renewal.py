@@ -10,7 +10,7 @@
 
 If the link is lost in between, the device holds both keys and proves both in its next handshake; Welcome says which
 one the cloud holds. At no time does the device hold no key that the cloud accepts. Every signature covers the
-connection's identifier (`wire.handshake`), so none can be used on another connection.
+connection's identifier (`wire.identity.handshake`), so none can be used on another connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import encode
 from paceline.wire.effects import Effect, KeepKey, MakeKey, SettleKey, Transmit
-from paceline.wire.handshake import CloudHandshake, DeviceHandshake
+from paceline.wire.identity.handshake import CloudHandshake, DeviceHandshake
 from paceline.wire.identity_messages import KeyKept, NewKey, RenewKey
 from paceline.wire.messages import Message
 from paceline.wire.signing import Signer, signed_bytes

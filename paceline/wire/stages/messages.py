@@ -1,0 +1,380 @@
+"""Messages between the head of a pipeline and its stages, and between neighbouring stages.
+
+On the control link the head commands, and every stage gets all commands in one order; a batch names its rows by token,
+parent and id, never by a mask. On the link between two stages go hidden rows alone, as bulk messages with the header
+`HiddenRows`. Every field has a limit; `decode` raises RemoteProtocolError for anything else. A change of a tag or field
+raises `STAGE_VERSION`.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from itertools import pairwise
+from operator import or_
+from typing import Annotated, Literal, TypeAlias, cast
+
+import msgspec
+
+from paceline.core.batching.segment import ROOT, Batch, LogitsMode, Segment, SeqId
+from paceline.errors import LocalProtocolError, RemoteProtocolError
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.fields import Count, Frame, Hash, Name, Nonce, Part, PublicKey, Signature, Token
+from paceline.wire.stages.rows import RowFormat
+
+STAGE_VERSION = 1
+MAX_ROWS = 1 << 16  # of one batch
+MAX_MESSAGE_BYTES = 1 << 24
+MAX_SENTENCE = 2000  # characters of an error
+
+Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # of a ticket, a request or a sequence
+SequenceNumber = Annotated[int, msgspec.Meta(ge=-(2**53), lt=2**53)]
+NodeId = Annotated[int, msgspec.Meta(ge=ROOT, lt=2**53)]
+Sentence = Annotated[str, msgspec.Meta(max_length=MAX_SENTENCE)]
+Tokens = Annotated[list[Token], msgspec.Meta(max_length=MAX_ROWS)]
+NodeIds = Annotated[list[NodeId], msgspec.Meta(max_length=MAX_ROWS)]
+RowIndices = Annotated[list[Count], msgspec.Meta(max_length=MAX_ROWS)]
+Kept: TypeAlias = Annotated[list[RowIndices | None], msgspec.Meta(max_length=MAX_ROWS)]  # by segment; None: all
+Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+_ALL = -1  # `SegmentRows.logits`: of all rows
+
+
+# ---- handshake, see `wire.stages.handshake` -------------------------------------------------------------------------
+class StageHello(Frame, frozen=True, tag="hello"):
+    """First message, of who dialled: the head, or the stage before."""
+
+    version: Count
+    purpose: Literal["head", "rows"]
+    key: PublicKey  # whose it is, who listens knows
+    nonce: Nonce
+
+
+class StageChallenge(Frame, frozen=True, tag="challenge"):
+    """The listening stage's reply: its name, and proof of its key."""
+
+    version: Count
+    name: Name
+    nonce: Nonce
+    signature: Signature
+
+
+class StageProof(Frame, frozen=True, tag="proof"):
+    """The dialler's proof of its key."""
+
+    signature: Signature
+
+
+class Refused(Frame, frozen=True, tag="refused"):
+    """The sender closes the connection."""
+
+    reason: Sentence
+
+
+# ---- the stage describes itself -------------------------------------------------------------------------------------
+class Describe(Frame, frozen=True, tag="describe"):
+    """Answered by `About`. measured: with what layers cost there, unless the stage was told its own."""
+
+    request: Number
+    measured: bool
+
+
+class LoadSpan(Frame, frozen=True, tag="load"):
+    """Load these layers in place of any others. Answered by `About`, or by `Failed` of this request."""
+
+    request: Number
+    first: Count
+    stop: Count
+
+
+class StageCost(Part, frozen=True):
+    """What a stage has measured and found in its model's files, for the plan of spans."""
+
+    layer_s: Seconds  # one layer's forward of one row
+    head_s: Seconds  # likewise the final norm and the scores of the vocabulary
+    layer_bytes: Number
+    embedding_bytes: Number
+    head_bytes: Number
+    free_bytes: Number  # memory it may take
+
+
+class About(Frame, frozen=True, tag="about"):
+    """What a stage is and has loaded."""
+
+    request: Number
+    model: Hash  # fingerprint
+    dtype: Name
+    layers: Positive  # of the whole model
+    first: Count
+    stop: Count  # equal to `first`: nothing is loaded
+    width: Count  # numbers of a hidden row
+    vocab_size: Count
+    max_positions: Count
+    block_size: Count  # of its KV cache
+    capacity: Number  # rows of its KV cache
+    resident_bytes: Number
+    cost: StageCost | None  # None: it was told its layers, so nothing needs to be planned
+
+
+class Assign(Frame, frozen=True, tag="assign"):
+    """A place in a pipeline: release everything, and link to the neighbours. Answered by `Answered`, or `Failed`.
+
+    epoch: of the pipeline; rises with each `Assign`. What comes of another one is dropped.
+    """
+
+    request: Number
+    epoch: Number
+    format: RowFormat
+    previous_key: PublicKey | None  # of the stage before, which will dial; None: this is the first
+    next_address: Name | None  # HOST:PORT of the stage behind, to be dialled; None: this is the last
+    next_key: PublicKey | None
+
+
+# ---- commands, in order ---------------------------------------------------------------------------------------------
+class SegmentRows(Part, frozen=True):
+    """`core.batching.segment.Segment`."""
+
+    seq: SequenceNumber
+    start: Number
+    tokens: Annotated[list[Token], msgspec.Meta(min_length=1, max_length=MAX_ROWS)]
+    parents: NodeIds | None
+    logits: Annotated[int, msgspec.Meta(ge=_ALL, le=MAX_ROWS)]
+    ids: NodeIds | None
+
+
+class RunBatch(Frame, frozen=True, tag="batch"):
+    """Run these segments: the first stage at once, the others on the hidden rows of this ticket."""
+
+    ticket: Number
+    segments: Annotated[list[SegmentRows], msgspec.Meta(max_length=MAX_ROWS)]
+
+
+class PruneRows(Frame, frozen=True, tag="prune"):
+    """`SequenceEngine.prune`. One with a horizon may overtake the batches before it."""
+
+    seq: SequenceNumber
+    keep: NodeIds
+    live: NodeIds
+    horizon: NodeId | None
+
+
+class TruncateRows(Frame, frozen=True, tag="truncate"):
+    seq: SequenceNumber
+    length: Number
+
+
+class ForkRows(Frame, frozen=True, tag="fork"):
+    seq: SequenceNumber
+    into: SequenceNumber
+
+
+class ReleaseRows(Frame, frozen=True, tag="release"):
+    seq: SequenceNumber
+
+
+class ExportRows(Frame, frozen=True, tag="export"):
+    """Answered by a bulk message of this request with the header `KvRows`, or `Failed`."""
+
+    request: Number
+    seq: SequenceNumber
+    tokens: Tokens
+
+
+class ImportRows(Frame, frozen=True, tag="import"):
+    """Start a sequence with the rows of the bulk message of this request. Answered by `Answered` or `Failed`."""
+
+    request: Number
+    seq: SequenceNumber
+    tokens: Tokens
+
+
+class CheckRows(Frame, frozen=True, tag="check"):
+    """Check the invariants, behind everything sent before. Answered by `StageHave` or `Failed`."""
+
+    request: Number
+
+
+# ---- results --------------------------------------------------------------------------------------------------------
+class Answered(Frame, frozen=True, tag="answered"):
+    request: Number
+
+
+class Failed(Frame, frozen=True, tag="failed"):
+    request: Number
+    reason: Sentence
+
+
+class StageHave(Frame, frozen=True, tag="have"):
+    """What a stage holds: the rows of each sequence."""
+
+    request: Number
+    lengths: Annotated[list[tuple[SequenceNumber, Number]], msgspec.Meta(max_length=MAX_ROWS)]
+
+
+class NeighbourLost(Frame, frozen=True, tag="lost"):
+    """A link to a neighbour has ended, which the head must assign anew."""
+
+    epoch: Number
+    reason: Sentence
+
+
+class Forget(Frame, frozen=True, tag="forget"):
+    """The logits of these batches are not needed any more."""
+
+    tickets: Annotated[list[Number], msgspec.Meta(max_length=MAX_ROWS)]
+
+
+class FetchScores(Frame, frozen=True, tag="fetch"):
+    """Send the scores of these rows: answered by a bulk message with the header `ScoreRows`, or `Failed`."""
+
+    request: Number
+    ticket: Number
+    segment: Count
+    first: Count
+    stop: Count
+
+
+class StagePing(Frame, frozen=True, tag="ping"):
+    """Something to hear where there is nothing to say."""
+
+
+# ---- headers of bulk messages ---------------------------------------------------------------------------------------
+class HiddenRows(Frame, frozen=True, tag="hidden"):
+    """To the next stage: the hidden rows of a batch, in order. error: the batch failed; it has no rows then."""
+
+    epoch: Number
+    ticket: Number
+    kept: Kept  # rows of each segment that no prune has dropped on the way
+    error: Sentence | None
+
+
+class KvRows(Frame, frozen=True, tag="kv"):
+    """Keys, then values, of a sequence's first rows: `core.batching.kv_prefix.KvPrefix`."""
+
+    request: Number
+    dtype: Name
+    key_shape: tuple[Count, Count, Count, Count]
+    value_shape: tuple[Count, Count, Count, Count]
+
+
+class ScoreRows(Frame, frozen=True, tag="scores"):
+    """Scores of the vocabulary before the softmax, in float32."""
+
+    request: Number
+    rows: Count
+    vocab_size: Count
+
+
+BulkHeader: TypeAlias = HiddenRows | KvRows | ScoreRows
+HEADERS: tuple[type[Frame], ...] = (HiddenRows, KvRows, ScoreRows)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Codec:
+    """Encodes and decodes one set of messages."""
+
+    def __init__(self, *kinds: type[Frame]) -> None:
+        self._decoder = cast("msgspec.msgpack.Decoder[Frame]", msgspec.msgpack.Decoder(reduce(or_, kinds)))
+
+    @staticmethod
+    def encode(message: Frame) -> bytes:
+        """Raises LocalProtocolError for a message that the other end would refuse for its size."""
+        try:
+            data = _encoder.encode(message)
+        except (UnicodeEncodeError, OverflowError) as error:
+            raise LocalProtocolError(f"a {type(message).__name__} cannot be encoded: {error}") from error
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise LocalProtocolError(f"a {type(message).__name__} has {len(data)} bytes")
+        return data
+
+    def decode(self, data: bytes) -> Frame:
+        """Raises RemoteProtocolError."""
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.ValidationError, msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise _bad(str(error)) from error
+
+
+def batch_to_wire(ticket: int, batch: Batch) -> RunBatch:
+    return RunBatch(ticket, [_segment_to_wire(segment) for segment in batch.segments])
+
+
+def batch_from_wire(message: RunBatch) -> Batch:
+    """Raises RemoteProtocolError for segments that contradict themselves."""
+    try:
+        batch = Batch(tuple(_segment_from_wire(segment) for segment in message.segments))
+    except ValueError as error:
+        raise _bad(str(error)) from error
+    if batch.num_rows > MAX_ROWS:
+        raise _bad(f"a batch of {batch.num_rows} rows")
+    return batch
+
+
+def kept_of(asked: Batch, left: Batch) -> list[list[int] | None]:
+    """Which rows of each segment of `asked` are in `left`, which lacks rows that a prune has dropped."""
+    found = {segment.seq: segment for segment in left.segments}
+    kept: list[list[int] | None] = []
+    for segment in asked.segments:
+        other = found.get(segment.seq)
+        if other is not None and len(other.tokens) == len(segment.tokens):
+            kept.append(None)
+            continue
+        names = set() if other is None else set(other.node_ids)
+        kept.append([row for row, name in enumerate(segment.node_ids) if name in names])
+    return kept
+
+
+def without_others(asked: Batch, kept: list[list[int] | None]) -> Batch:
+    """`asked` with these rows of each segment alone. Raises RemoteProtocolError for rows that it has not."""
+    if len(kept) != len(asked.segments):
+        raise _bad(f"rows of {len(kept)} segments for {len(asked.segments)}")
+    left = [_only(segment, rows) for segment, rows in zip(asked.segments, kept, strict=True)]
+    return Batch(tuple(segment for segment in left if segment is not None))
+
+
+def _only(segment: Segment, rows: list[int] | None) -> Segment | None:
+    if rows is None:
+        return segment
+    if not rows:
+        return None
+    rising = all(a < b for a, b in pairwise(rows))
+    if segment.parents is None or not rising or rows[-1] >= len(segment.tokens):
+        raise _bad(f"rows {rows[:8]} of a segment with {len(segment.tokens)}")
+    wanted = set(segment.logits_rows())
+    ids, parents = segment.node_ids, segment.parents
+    return Segment(
+        segment.seq,
+        segment.start,
+        tuple(segment.tokens[row] for row in rows),
+        tuple(parents[row] for row in rows),
+        sum(row in wanted for row in rows),  # they are last
+        tuple(ids[row] for row in rows),
+    )
+
+
+def _segment_to_wire(segment: Segment) -> SegmentRows:
+    modes: dict[LogitsMode, int] = {"all": _ALL, "last": 1, "none": 0}
+    return SegmentRows(
+        segment.seq,
+        segment.start,
+        list(segment.tokens),
+        None if segment.parents is None else list(segment.parents),
+        segment.logits if isinstance(segment.logits, int) else modes[segment.logits],
+        None if segment.ids is None else list(segment.ids),
+    )
+
+
+def _segment_from_wire(rows: SegmentRows) -> Segment:
+    return Segment(
+        SeqId(rows.seq),
+        rows.start,
+        tuple(rows.tokens),
+        None if rows.parents is None else tuple(rows.parents),
+        "all" if rows.logits == _ALL else rows.logits,
+        None if rows.ids is None else tuple(rows.ids),
+    )
+
+
+def _bad(what: str) -> RemoteProtocolError:
+    return RemoteProtocolError(what, close_code=CloseCode.BAD_FRAME)

@@ -1,0 +1,256 @@
+"""What is asked of rows at the last stage, and what was sampled there: no row of the vocabulary crosses the wire."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from paceline.core.aggregation.branches import BranchMixture
+from paceline.core.sampling.dist import Dist, IdArray
+from paceline.core.sampling.row import RowSampling, SampledRow
+from paceline.core.sampling.row_head import RowHead
+from paceline.errors import RemoteProtocolError
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.fields import Count, Frame, Part, Token
+from paceline.wire.messages import Sampling
+from paceline.wire.stages.messages import MAX_ROWS, Number, RowIndices, Sentence
+
+MAX_BRANCHES = 256
+Bytes = Annotated[bytes, msgspec.Meta(max_length=1 << 23)]
+
+
+class SparseDist(Part, frozen=True):
+    """`Dist`: ids as int32, probabilities as float64, little-endian."""
+
+    ids: Bytes
+    probs: Bytes
+    tail: float
+    log_norm: float
+
+
+class WantedRow(Part, frozen=True):
+    """`RowSampling`."""
+
+    params: Sampling
+    position: Number
+    vocab_size: Count
+    counts: Annotated[list[tuple[Token, Count]], msgspec.Meta(max_length=1 << 20)]
+    prompt: Bytes | None  # ids as int32
+    allowed: Bytes | None  # a bit for each id
+    num_allowed: Count  # bits in it
+    num_top: Count
+
+
+class HeadRow(Part, frozen=True):
+    """`RowHead`."""
+
+    dist: SparseDist
+    best: Bytes  # int32
+    scores: Bytes  # float64
+    max_score: float
+    max_prob: float
+
+
+class SampledToken(Part, frozen=True):
+    """`SampledRow`. has_dists: the branches' distributions may be asked for."""
+
+    token: Token
+    top: SparseDist | None
+    branch_probs: Annotated[list[float], msgspec.Meta(max_length=MAX_BRANCHES)]
+    head: HeadRow | None
+    branch_heads: Annotated[list[SparseDist], msgspec.Meta(max_length=MAX_BRANCHES)]
+
+
+class Mixture(Part, frozen=True):
+    """`BranchMixture`."""
+
+    log_weights: Annotated[list[float], msgspec.Meta(max_length=MAX_BRANCHES)]
+    evidence: Annotated[list[list[float]], msgspec.Meta(max_length=MAX_ROWS)]
+    rescoring: bool
+    parents: Annotated[list[int], msgspec.Meta(max_length=MAX_ROWS)]
+    tokens: Annotated[list[Token], msgspec.Meta(max_length=MAX_ROWS)]
+    prompts: Annotated[list[Bytes | None], msgspec.Meta(max_length=MAX_BRANCHES)]
+    heads: bool
+
+
+Part_ = tuple[Number, Count]  # ticket, number of the segment in it
+WantedRows = Annotated[list[WantedRow], msgspec.Meta(max_length=MAX_ROWS)]
+
+
+class Wanted(Part, frozen=True):
+    """`SampleRequest`: of each branch its parts."""
+
+    branches: Annotated[
+        list[Annotated[list[Part_], msgspec.Meta(max_length=MAX_ROWS)]], msgspec.Meta(max_length=MAX_BRANCHES)
+    ]
+    rows: WantedRows
+    mixture: Mixture | None
+
+
+class SampleAhead(Frame, frozen=True, tag="ahead"):
+    """How the rows of a batch will be sampled, by segment; sampled as soon as they are computed. None: unknown."""
+
+    ticket: Number
+    rows: Annotated[list[WantedRows | None], msgspec.Meta(max_length=MAX_ROWS)]
+
+
+class SampleRows(Frame, frozen=True, tag="sample"):
+    """Sample rows that have been computed. Answered by `Sampled`, or `Failed`."""
+
+    request: Number
+    wanted: Annotated[list[Wanted], msgspec.Meta(max_length=MAX_ROWS)]
+
+
+class Sampled(Frame, frozen=True, tag="sampled"):
+    request: Number
+    rows: Annotated[list[list[SampledToken]], msgspec.Meta(max_length=MAX_ROWS)]
+
+
+class BatchDone(Frame, frozen=True, tag="done"):
+    """From the last stage: a batch has run. kept: which of each segment's wanted rows were scored; None: all."""
+
+    epoch: Number
+    ticket: Number
+    kept: Annotated[list[RowIndices | None], msgspec.Meta(max_length=MAX_ROWS)]
+    sizes: RowIndices  # by segment: rows scored
+    sampled: Annotated[list[list[SampledToken] | None], msgspec.Meta(max_length=MAX_ROWS)]  # by `SampleAhead`
+    error: Sentence | None
+
+
+def row_to_wire(row: RowSampling) -> WantedRow:
+    params = row.params
+    sampling = Sampling(
+        params.temperature,
+        params.top_p,
+        params.top_k,
+        params.min_p,
+        params.presence_penalty,
+        params.frequency_penalty,
+        list(params.logit_bias.items()),
+        params.seed,
+        params.repetition_penalty,
+    )
+    looks_back = params.looks_back  # else the counts are never read
+    return WantedRow(
+        sampling,
+        row.position,
+        row.vocab_size,
+        [(int(token), int(count)) for token, count in row.counts.items()] if looks_back else [],
+        None if row.prompt is None else _ids_to_bytes(row.prompt),
+        None if row.allowed is None else np.packbits(row.allowed, bitorder="little").tobytes(),
+        0 if row.allowed is None else len(row.allowed),
+        row.num_top,
+    )
+
+
+def row_from_wire(row: WantedRow) -> RowSampling:
+    """Raises RemoteProtocolError."""
+    from paceline.wire.codec import sampling_from_wire
+
+    allowed = None
+    if row.allowed is not None:
+        if len(row.allowed) != -(-row.num_allowed // 8):
+            raise _bad("a mask of another length")
+        bits = np.unpackbits(np.frombuffer(row.allowed, np.uint8), count=row.num_allowed, bitorder="little")
+        allowed = bits.astype(np.bool_)
+        if not allowed.any():
+            raise _bad("a mask that allows nothing")
+    prompt = None if row.prompt is None else _ids_from_bytes(row.prompt)
+    params = sampling_from_wire(row.params)
+    return RowSampling(params, row.position, row.vocab_size, dict(row.counts), prompt, allowed, row.num_top)
+
+
+def sampled_to_wire(row: SampledRow) -> SampledToken:
+    return SampledToken(
+        row.token,
+        None if row.top is None else _dist_to_wire(row.top),
+        list(row.branch_probs),
+        None if row.head is None else _head_to_wire(row.head),
+        [_dist_to_wire(dist) for dist in row.branch_heads],
+    )
+
+
+def sampled_from_wire(row: SampledToken) -> SampledRow:
+    """Without `dists`. Raises RemoteProtocolError."""
+    return SampledRow(
+        row.token,
+        None if row.top is None else _dist_from_wire(row.top),
+        tuple(row.branch_probs),
+        None if row.head is None else _head_from_wire(row.head),
+        tuple(map(_dist_from_wire, row.branch_heads)),
+    )
+
+
+def mixture_to_wire(mixture: BranchMixture) -> Mixture:
+    return Mixture(
+        list(mixture.log_weights),
+        [list(each) for each in mixture.evidence],
+        mixture.rescoring,
+        list(mixture.parents),
+        list(mixture.tokens),
+        [None if prompt is None else _ids_to_bytes(prompt) for prompt in mixture.prompts],
+        mixture.heads,
+    )
+
+
+def mixture_from_wire(mixture: Mixture) -> BranchMixture:
+    return BranchMixture(
+        tuple(mixture.log_weights),
+        tuple(tuple(each) for each in mixture.evidence),
+        mixture.rescoring,
+        tuple(mixture.parents),
+        tuple(mixture.tokens),
+        tuple(None if prompt is None else _ids_from_bytes(prompt) for prompt in mixture.prompts),
+        mixture.heads,
+    )
+
+
+def _head_to_wire(head: RowHead) -> HeadRow:
+    return HeadRow(
+        _dist_to_wire(head.dist),
+        _ids_to_bytes(head.best),
+        head.scores.astype("<f8").tobytes(),
+        head.max_score,
+        head.max_prob,
+    )
+
+
+def _head_from_wire(head: HeadRow) -> RowHead:
+    best, scores = _ids_from_bytes(head.best).astype(np.intp), _floats(head.scores)
+    dist = _dist_from_wire(head.dist)
+    if len(best) != len(scores) or (len(best) and not 0 <= int(best.min()) <= int(best.max()) < len(dist.ids)):
+        raise _bad("a head with places outside its ids")
+    return RowHead(dist, best, scores, head.max_score, head.max_prob)
+
+
+def _dist_to_wire(dist: Dist) -> SparseDist:
+    return SparseDist(_ids_to_bytes(dist.ids), dist.probs.astype("<f8").tobytes(), dist.tail, dist.log_norm)
+
+
+def _dist_from_wire(dist: SparseDist) -> Dist:
+    ids, probs = _ids_from_bytes(dist.ids), _floats(dist.probs)
+    if len(ids) != len(probs) or (len(ids) > 1 and not (np.diff(ids) > 0).all()):
+        raise _bad("a distribution whose ids do not rise, or not as many as its probabilities")
+    return Dist(ids, probs, dist.tail, dist.log_norm)
+
+
+def _ids_to_bytes(ids: np.ndarray[tuple[int], np.dtype[np.integer]] | IdArray) -> bytes:
+    return np.asarray(ids).astype("<i4").tobytes()
+
+
+def _ids_from_bytes(data: bytes) -> IdArray:
+    if len(data) % 4:
+        raise _bad("ids that end within a number")
+    return np.frombuffer(data, "<i4").astype(np.int32)
+
+
+def _floats(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    if len(data) % 8:
+        raise _bad("probabilities that end within a number")
+    return np.frombuffer(data, "<f8").astype(np.float64)
+
+
+def _bad(what: str) -> RemoteProtocolError:
+    return RemoteProtocolError(what, close_code=CloseCode.BAD_FRAME)

@@ -1,0 +1,126 @@
+"""Options and messages of `draft_verify`."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from paceline.core.offloading.draft_length import Objective, Unit
+from paceline.core.verification.names import VerifierName
+from paceline.wire.fields import MAX_FRAME_BYTES, Count, Token
+from paceline.wire.messages import DistPayload, Options, SessionMessage, bad_tokens
+from paceline.wire.payloads.draft_codec import PROB_BYTES
+from paceline.wire.payloads.varints import decode_tokens
+
+Joules = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
+MAX_CHAIN = 256  # drafted tokens below one prefix of targets
+MAX_DIST_BYTES = 32_768  # of the distribution of one draft
+
+
+class VerifyOptions(Options, frozen=True):
+    """Options of `draft_verify`."""
+
+    most: Annotated[int, msgspec.Meta(ge=0, le=64)] = 15  # drafts of one step (γ0)
+    least: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0  # likewise; 1 as in the paper
+    fixed: bool = False  # every step drafts `most` tokens, as static speculative decoding does
+    gate: bool = True  # drafting stops early where the draft model is unsure
+    overlap: bool = True  # drafting goes on while a verdict is on its way
+    waits: bool = False  # the verifier waits for drafts; else it decodes meanwhile
+    needs_dists: bool = False  # verdicts carry distributions, for logprobs
+    objective: Objective = "per_step"  # see `core.offloading.draft_length.utility`
+    joules_per_step: Joules | None = None  # energy budget of the device's drafting
+    joules_per_token: Joules | None = None  # likewise; not both
+    verifier: VerifierName = "agreement"  # see `core.verification`; the other two wait for drafts
+    mass: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.99995  # of a draft distribution that `truncated` sends (top-p)
+
+    @property
+    def stats_kind(self) -> str:
+        return "draft_verify"
+
+    @property
+    def energy_budget(self) -> tuple[float, Unit] | None:
+        if self.joules_per_token is not None:
+            return self.joules_per_token, "token"
+        return None if self.joules_per_step is None else (self.joules_per_step, "step")
+
+
+class DraftChain(SessionMessage, frozen=True, tag="c"):
+    """Drafted tokens of `draft_verify`: the next ones of a chain that hangs below the first `base` targets."""
+
+    kind = "drafts"
+    compact_code: ClassVar[int | None] = 1
+
+    base: Count
+    offset: Annotated[int, msgspec.Meta(ge=0, le=MAX_CHAIN)]  # tokens of this chain that were sent before
+    tokens: Annotated[
+        bytes, msgspec.Meta(max_length=5 * MAX_CHAIN)
+    ]  # varints, see `wire.payloads.varints`; none: no more drafts
+
+    def fault(self, vocab_size: int | None) -> str | None:
+        tokens = decode_tokens(self.tokens)
+        if self.offset + len(tokens) > MAX_CHAIN:
+            return f"a chain of more than {MAX_CHAIN} tokens - at `$.tokens`"
+        return bad_tokens("tokens", tokens, self.base + self.offset, vocab_size)
+
+
+class DraftsWithDists(DraftChain, frozen=True, tag="cl"):
+    """Likewise, with what each token was drawn from, for the verifiers `rejection` and `truncated`."""
+
+    max_bytes = MAX_FRAME_BYTES
+    compact_code = None
+
+    last: bool = False  # no more drafts follow these, until the next verdict
+    recovered: Token | None = None  # the target before `base`, which the sender has drawn in place of a rejected draft
+    # One of the two: each token's probability, or its distribution; see `wire.draft_codec`.
+    probs: Annotated[bytes, msgspec.Meta(max_length=PROB_BYTES * MAX_CHAIN)] = b""
+    dists: Annotated[
+        list[Annotated[bytes, msgspec.Meta(max_length=MAX_DIST_BYTES)]], msgspec.Meta(max_length=MAX_CHAIN)
+    ] = []  # noqa: RUF012  # msgspec copies it
+
+    def fault(self, vocab_size: int | None) -> str | None:
+        count = len(decode_tokens(self.tokens))
+        if len(self.probs) not in (0, PROB_BYTES * count):
+            return f"{len(self.probs)} bytes of probabilities for {count} tokens - at `$.probs`"
+        if len(self.dists) not in (0, count):
+            return f"{len(self.dists)} distributions for {count} tokens - at `$.dists`"
+        if self.recovered is not None and vocab_size is not None and self.recovered >= vocab_size:
+            return f"a token id outside the vocabulary of {vocab_size} - at `$.recovered`"
+        return super().fault(vocab_size)
+
+
+class Verdict(SessionMessage, frozen=True, tag="v"):
+    """Targets of `draft_verify` from `start` on: accepted drafts, and the recovered or bonus token."""
+
+    kind = "targets"
+    max_bytes = MAX_FRAME_BYTES
+
+    start: Count
+    tokens: Annotated[bytes, msgspec.Meta(max_length=655_360)]  # varints, see `wire.payloads.varints`
+    documents: bool  # the sender's prompts hold documents
+    dists: Annotated[list[DistPayload], msgspec.Meta(max_length=131_072)] = []  # noqa: RUF012  # msgspec copies it
+
+    def fault(self, vocab_size: int | None) -> str | None:
+        tokens = decode_tokens(self.tokens)
+        if self.dists and len(self.dists) != len(tokens):
+            return f"{len(self.dists)} distributions for {len(tokens)} tokens - at `$.dists`"
+        return bad_tokens("tokens", tokens, self.start, vocab_size)
+
+
+class Rejected(Verdict, frozen=True, tag="vr"):
+    """A verdict that ends at a rejected draft: the receiver draws the target in its place, and says so with the drafts
+    below it."""
+
+    head: DistPayload | None = None  # of the target distribution there; `wire.dist_codec`
+
+
+class VerdictRequest(SessionMessage, frozen=True, tag="from"):
+    """Request for all targets from `start` on: the sender has seen no progress for a while. Where there are none, the
+    receiver answers with an empty verdict."""
+
+    kind = "have"
+
+    start: Count
+
+
+VERIFY_MESSAGES: tuple[type[SessionMessage], ...] = (DraftChain, DraftsWithDists, Verdict, Rejected, VerdictRequest)
