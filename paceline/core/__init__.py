@@ -2,6 +2,8 @@
 
 sampling: next-token distributions, logits processors, the sampler and its noise
 batching: segments, the scheduler, the block manager
+verification: drafted chains against the target's distributions
+offloading: how much a device drafts for a verifier elsewhere, within an energy budget
 drafting: drafts without a draft model, and how many draft tokens pay
 aggregation: DRAGON's weights, the aggregators, and the side that aggregates
 estimation: running estimates of times, bandwidth and acceptance

@@ -25,11 +25,14 @@ class Shares:
     def held(self, owner: str) -> int:
         return self._held.get(owner, 0)
 
-    def take(self, owner: str, *, alone: bool = False) -> bool:
-        """Take one place; False if there is none for this owner now. alone: nobody else can ever come, so that all
-        places are its."""
+    def has_room(self, owner: str, *, alone: bool = False) -> bool:
+        """True if there is a place for this owner now. alone: nobody else can ever come, so that all places are its."""
         free, held = self.places - self.taken, self.held(owner)
-        if free <= 0 or held >= self._most or (held >= EASE * free and not alone):
+        return free > 0 and held < self._most and (held < EASE * free or alone)
+
+    def take(self, owner: str, *, alone: bool = False) -> bool:
+        """Take one place; False if there is none, see `has_room`."""
+        if not self.has_room(owner, alone=alone):
             return False
         self.force(owner)
         return True
@@ -48,3 +51,28 @@ class Shares:
 
     def check(self) -> None:
         assert sum(self._held.values()) == self.taken and all(held > 0 for held in self._held.values()), self._held
+
+
+class Allowances:
+    """Amounts of something that owners hold, so much of each at most; an owner's only one may be of any size."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._held: dict[str, int] = {}  # owners without any are left out
+
+    def held(self, owner: str) -> int:
+        return self._held.get(owner, 0)
+
+    def take(self, owner: str, amount: int) -> bool:
+        """Hold a positive amount more; False if that is too much beside what the owner holds already."""
+        assert amount > 0
+        if owner in self._held and self._held[owner] + amount > self.most:
+            return False
+        self._held[owner] = self.held(owner) + amount
+        return True
+
+    def give_back(self, owner: str, amount: int) -> None:
+        left = self._held.pop(owner) - amount
+        assert left >= 0, owner
+        if left:
+            self._held[owner] = left

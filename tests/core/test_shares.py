@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.shares import EASE, Shares
+from paceline.core.shares import EASE, Allowances, Shares
 
 owners = st.sampled_from("abcd")
 
@@ -97,3 +97,13 @@ def test_what_is_held_in_any_case_counts() -> None:
 def test_no_owner_holds_more_than_the_most() -> None:
     shares = Shares(100, most=5)
     assert fill(shares, "a") == fill(shares, "b") == 5
+
+
+def test_an_owner_holds_so_much_and_one_thing_of_any_size() -> None:
+    allowances = Allowances(10)
+    assert allowances.take("ann", 15) and not allowances.take("ann", 1)
+    assert allowances.take("bert", 6) and allowances.take("bert", 4) and not allowances.take("bert", 1)
+    allowances.give_back("ann", 15)
+    allowances.give_back("bert", 4)
+    assert allowances.take("ann", 1) and allowances.held("ann") == 1
+    assert allowances.take("bert", 4) and allowances.held("bert") == 10

@@ -3,7 +3,7 @@
 
 An aggregator determines what a side sends of its distribution (`to_wire`), when that suffices and which token follows
 (`decide`), and what to draft (`draft_tokens`). Each has its own module; `aggregator` holds their interface. Knows
-nothing of trees, epochs or messages; `wire.dist_codec` and `wire.tree_codec` encode what is sent.
+nothing of trees, epochs or messages; `wire.dist_codec` and `wire.payloads.tree_codec` encode what is sent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The scheduler: merges the segments of many sequences into one ragged batch per forward pass.
 
 No phases: a prefill is a long chain, cut into chunks under the row budget so that decodes and trees never wait for it;
-a tree is never cut. Among groups of one priority owners take turns (`turns`), each with its oldest segments first,
+a tree is never cut. Once the caller has told what steps take (`took`), the chunks beside answers are also limited by
+time (`prefill_pace`). Among groups of one priority owners take turns (`turns`), each with its oldest segments first,
 except for long prompts, of which the shortest runs beside the one whose turn it is; the first segment of the first
 priority that has memory always advances, so within it nothing starves. Which segments have memory, and which groups are
 preempted for them, is decided in `admission`, by age alone.
@@ -18,10 +19,13 @@ from paceline.core.batching.admission import Admission
 from paceline.core.batching.groups import Group, GroupTable
 from paceline.core.batching.memory import Memory
 from paceline.core.batching.pending import PendingQueues, PendingSegment
+from paceline.core.batching.prefill_pace import PrefillPace
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.batching.turns import Turns
 
 UNBOUNDED = Memory()
+FAR = 2048  # rows before a chain, from which on attention to them is much of its time
+FAR_ROWS = 16  # chains behind so many rows may have, and still run whole: drafts to be verified have fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ class Scheduler:
         self._groups = GroupTable()
         self._admission = Admission(self._queues, self._groups, block_size)
         self._turns: dict[int, Turns] = {}  # by priority
+        self._pace = PrefillPace()
+        self._last_rows = 0, 0  # of the last step: short segments', and long ones'
         self._arrived: list[PendingSegment] = []  # since the last step: not yet compared with the capacity
 
     @property
@@ -101,6 +107,10 @@ class Scheduler:
         """Time has passed. Call it in regular intervals, longer than usual waits for a peer, while groups are `short`:
         a group that was idle for a whole interval no longer keeps its rows from younger ones."""
         self._groups.tick()
+
+    def took(self, seconds: float) -> None:
+        """Record the time of the last step, s, from its call to its results. Only for steps beside which none ran."""
+        self._pace.record(*self._last_rows, seconds)
 
     def cancel(self, seq: SeqId, from_row: int = 0) -> list[int]:
         """Cancel the pending rows of this sequence from `from_row` on. Returns the keys of dropped segments.
@@ -183,9 +193,16 @@ class Scheduler:
                 break
             left -= item.rows
             scheduled.append(self._chunk(item, item.rows))
-        shares = _shares([item.rows for item in long], max(left, 0) + self._quantum)
+        short_rows = sum(len(each.segment.tokens) for each in scheduled)
+        left = max(left, 0) + self._quantum
+        if short and long and self._priority(short[0]) <= self._priority(long[0]):  # else nobody of theirs waits
+            most = self._pace.rows(short_rows)
+            left = left if most is None else min(left, most)
+        shares = _shares([item.rows for item in long], left)
         running = [(item, rows) for item, rows in zip(long, shares, strict=True) if rows]
-        return scheduled + [self._chunk(item, rows) for item, rows in running[: self._max_num_seqs - len(scheduled)]]
+        scheduled += [self._chunk(item, rows) for item, rows in running[: self._max_num_seqs - len(scheduled)]]
+        self._last_rows = short_rows, sum(len(each.segment.tokens) for each in scheduled) - short_rows
+        return scheduled
 
     def _in_turn(self, admitted: list[PendingSegment]) -> tuple[list[PendingSegment], list[PendingSegment]]:
         """Short segments and long ones, of which each step runs a part, in the order of their turns."""
@@ -202,8 +219,14 @@ class Scheduler:
             long += turns.order([each for each in waiting if self._is_long(each[1])])
         return short, long
 
+    def _priority(self, item: PendingSegment) -> int:
+        return self._groups.of(item.segment.seq).group.priority
+
     def _is_long(self, item: PendingSegment) -> bool:
-        return item.segment.parents is None and item.rows > self._quantum
+        """Also the end of a long prompt, and what is new in one that is cached: a row behind many takes far longer."""
+        if item.segment.parents is not None:
+            return False
+        return item.rows > (FAR_ROWS if item.start > FAR else self._quantum)
 
     def _chunk(self, item: PendingSegment, rows: int) -> ScheduledSegment:
         """Schedule the next `rows` rows, as a segment of their own."""
@@ -231,7 +254,7 @@ def _shares(lengths: list[int], rows: int) -> list[int]:
     if not lengths:
         return []
     shares = [0] * len(lengths)
-    shares[0] = min(lengths[0], max(1, rows // 2))
+    shares[0] = min(lengths[0], rows, max(1, rows // 2))
     left = rows - shares[0]
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
         more = min(lengths[place] - shares[place], left)

@@ -6,6 +6,7 @@ slowly decaying weights, since the character of a text changes.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,9 +17,19 @@ _STRENGTH: Final = 6.0  # weight of the prior, in observations
 _MEMORY: Final = 0.98  # about the last fifty observations count
 
 
+_MODEL_EDGES: Final = (0.15, 0.3, 0.6, 1.0, 1.5, 2.2, 3.0, 4.0, 6.0)  # likewise, of a draft model's scores
+_MODEL_FIRSTS: Final = (0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.87, 0.93, 0.97)
+_MODEL_MEMORY: Final = 0.995  # about the last two hundred of a class count
+
+
 def margin_class(margin: float) -> int:
     """Class of the margin between the two best scores; infinite for a single draft."""
     return sum(margin >= edge for edge in _MARGIN_EDGES)
+
+
+def model_margin_class(margin: float) -> int:
+    """Likewise of a draft model, by finer classes: its scores say more than those of n-grams."""
+    return bisect_right(_MODEL_EDGES, margin)
 
 
 def _prior(first: float) -> list[float]:
@@ -60,3 +71,8 @@ class AcceptanceByRank:
                 for count, prior in zip(self._counts[group], _prior(self.firsts[group]), strict=True)
             ]
         return self._known[group]
+
+
+def model_rates() -> AcceptanceByRank:
+    """Acceptance rates of a draft model before any answer. Its classes are `model_margin_class`."""
+    return AcceptanceByRank(_MODEL_FIRSTS, _MODEL_MEMORY)

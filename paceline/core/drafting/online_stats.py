@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.core.batching.segment import StepSize
-from paceline.core.drafting.acceptance import AcceptanceByRank
+from paceline.core.drafting.acceptance import AcceptanceByRank, model_rates
 from paceline.core.drafting.budget import BudgetStats
 from paceline.core.drafting.ngram_drafter import DrafterStats
 from paceline.core.estimation.timing import TimingModel
+from paceline.core.offloading.estimates import OffloadStats
 
 
 @dataclass(slots=True)
@@ -25,6 +26,8 @@ class OnlineStats:
     peer_ranks: AcceptanceByRank = field(default_factory=AcceptanceByRank)
     budget: BudgetStats = field(default_factory=BudgetStats)
     drafter: DrafterStats = field(default_factory=DrafterStats)
+    draft_model: AcceptanceByRank = field(default_factory=model_rates)
+    offload: OffloadStats = field(default_factory=OffloadStats)
 
     def begin(self, timed: Iterable[tuple[int, float]], position: int) -> None:
         """Add measurements from before the first request: (rows, seconds) of forwards behind `position` rows."""

@@ -8,6 +8,8 @@ estimate until a queue has built up. No clock: the caller supplies times.
 
 from __future__ import annotations
 
+import math
+
 from paceline.core.estimation.running import MovingAverage
 
 QUEUED = 1.5  # a round trip above this multiple of the least one,
@@ -25,13 +27,17 @@ class Bandwidth:
         self._min_trip: float | None = None  # s, round trip without queueing
         self._rate = MovingAverage(0.3)
         self._full = False
+        self._resumed = -math.inf  # when the first bytes after an idle time were sent
 
     @property
     def rate(self) -> float | None:
         """Bytes per second; None while the link is not full."""
         return self._rate.value if self._full else None
 
-    def sent(self, num_bytes: int) -> None:
+    def sent(self, num_bytes: int, now: float | None = None) -> None:
+        """Record bytes sent. Without a time, the sender is taken to have had something to send all the while."""
+        if now is not None and self._acknowledged is not None and self._acknowledged[1] == self._sent:
+            self._resumed = now
         self._sent += num_bytes
 
     def pinged(self, now: float) -> None:
@@ -49,6 +55,9 @@ class Bandwidth:
         if self._min_trip is None or was_idle or trip < self._min_trip:
             self._min_trip = trip  # a ping on an idle link measures the present route
         full = trip > QUEUED * self._min_trip and trip > self._min_trip + QUEUED_S
-        if full and before is not None and now > before[0] and acknowledged > before[1]:
-            self._rate.add((acknowledged - before[1]) / (now - before[0]))
+        if full and before is not None and acknowledged > before[1]:
+            # The time in which a sender had nothing to send says nothing of the link.
+            began = max(before[0], self._resumed + self._min_trip)
+            if now > began:
+                self._rate.add((acknowledged - before[1]) / (now - began))
         self._full = full and self._rate.value is not None

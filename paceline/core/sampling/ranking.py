@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 
 from paceline.core.sampling.dist import Dist, IndexArray, ProbArray, best_indices
-from paceline.core.sampling.noise import contenders, gumbel
+from paceline.core.sampling.noise import contenders, gumbel, gumbel_of
 from paceline.core.sampling.sampler import SamplingParams
 
 _PROBE = 128  # the most probable ids that are scored first, for a lower bound of the k-th best score
@@ -25,6 +27,18 @@ def top_by_score(dist: Dist, params: SamplingParams, position: int, k: int) -> I
     if key not in dist.memo:
         dist.memo[key] = _ranked(dist, params, position, _NUM_CACHED)
     return cast(IndexArray, dist.memo[key])[:k]
+
+
+def best_margin(dist: Dist, params: SamplingParams, position: int, tokens: Sequence[int]) -> float:
+    """Score of the first of these tokens less that of the second, nats; infinite for a single one."""
+    if len(tokens) < 2:
+        return math.inf
+    first, second = (max(dist.prob(token), 1e-300) for token in tokens[:2])
+    margin = math.log(first) - math.log(second)
+    if params.temperature > 0.0:
+        noise, next_noise = gumbel_of(params.seed, position, tokens[:2])
+        margin += noise - next_noise
+    return margin
 
 
 def set_ranking(dist: Dist, params: SamplingParams, position: int, best: IndexArray) -> None:

@@ -60,3 +60,17 @@ def test_answers_without_a_ping_are_ignored_and_unanswered_pings_are_bounded() -
     for ping in range(10_000):
         link.pinged(float(ping))
     assert link.rate is None and len(link._pings) < 100
+
+
+@given(st.floats(1e4, 1e6), st.floats(0.001, 0.1), st.floats(0.1, 5.0))
+def test_pauses_of_the_sender_are_not_taken_for_slowness_of_the_link(rate: float, delay: float, pause: float) -> None:
+    link, now, size = Bandwidth(), 0.0, round(rate * 0.3)
+    link.pinged(now)
+    link.answered(now, now + delay)
+    for _ in range(20):
+        now += delay + pause
+        link.sent(size, now)
+        link.pinged(now)
+        link.answered(now, now + size / rate + delay)
+        now += size / rate
+    assert link.rate == pytest.approx(rate, rel=0.02)
