@@ -6,8 +6,7 @@
 - `sampling/`: tokens of many rows in one pass on the model's device.
 - `fake/`: engine without a model, for tests, the simulator and `--model fake`.
 - `immediate`: an engine that runs one batch at a time, as one with batches under way.
-- `pipeline_stage`: a span of a model's layers as one stage of a pipeline.
-- `stage_pipeline`: an asynchronous engine of stages; `stage_thread`: one of them on its thread.
+- `stages/`: a model cut into spans of layers, and an asynchronous engine of them.
 - `wrappers`: an engine around another one, and one with emulated forward times.
 - `tokenizer`: text to token ids and back, and chat templates. `grammar/`: token masks of JSON schemas and tool calls.
 - `sequence_table`: cached rows and open trees of each sequence, with the checks that all engines share.

@@ -18,6 +18,7 @@ from typing import NewType, Protocol, runtime_checkable
 from paceline.core.aggregation.branches import BranchMixture, sample_mixed_rows
 from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
+from paceline.core.offloading.workload import ModelShape
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
@@ -34,6 +35,8 @@ class ModelInfo:
     dtype: str
     backend: str  # "fake", "hf" or "paged"
     sampling: SamplingDefaults = NO_DEFAULTS  # the makers' recommendation
+    num_weights: int = 0  # of the whole model; 0: unknown
+    shape: ModelShape | None = None  # for models of its energy; None: not known
 
 
 class Logits(Protocol):
@@ -199,6 +202,15 @@ class BatchRunner(Protocol):
         """`callback` is called, on any thread, whenever a batch has become ready."""
 
 
+@runtime_checkable
+class SamplesAhead(Protocol):
+    """A runner that is far from its caller, and samples rows where they are as soon as they are computed."""
+
+    def sample_ahead(self, ticket: Ticket, rows: Sequence[tuple[RowSampling, ...] | None]) -> None:
+        """How the rows of a batch just submitted will be sampled: of each segment its `logits_rows()`, or None where
+        that is unknown. `sample` of these very objects then need not ask. Never changes an answer."""
+
+
 class AsyncEngine(SequenceEngine, BatchRunner, Protocol):
     """An engine with several batches under way, such as a pipeline of stages or one on another machine.
 
@@ -248,8 +260,15 @@ class TextModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """An engine and its tokenizer."""
+class ServedModel:
+    """An engine of either kind and its tokenizer: what a node answers with."""
+
+    engine: Engine | AsyncEngine
+    tokenizer: TextModel
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel(ServedModel):
+    """Likewise, of this process: its engine runs one batch after the other."""
 
     engine: Engine
-    tokenizer: TextModel

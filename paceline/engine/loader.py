@@ -31,7 +31,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _MIB = 1 << 20
 _SMALL_MODEL = 100_000_000  # parameters
 
@@ -181,7 +181,7 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from paceline.engine.model_config import max_positions
+    from paceline.engine.model_config import max_positions, shape_of
     from paceline.engine.tensors import use_device
 
     device = torch.device(choose_device(options.device))
@@ -212,6 +212,8 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
         dtype=str(model.dtype).removeprefix("torch."),
         backend="hf",
         sampling=sampling_defaults(directory),
+        num_weights=sum(weight.numel() for weight in model.parameters()),
+        shape=shape_of(config, {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}),
     )
     return model, info
 
@@ -229,6 +231,14 @@ def choose_device(requested: str) -> str:
     if is_missing:
         raise ConfigError(f"device {requested} was asked for, but torch has no such device here. Use cpu or auto.")
     return requested
+
+
+def gpu_uuid(device: str) -> str | None:
+    """The GPU's own name, which does not depend on how programs number GPUs; None where torch does not tell it."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.device(device))
+    return str(uuid) if (uuid := getattr(properties, "uuid", None)) else None
 
 
 def choose_dtype(requested: DType, device: torch.device, stored: torch.dtype | None, directory: Path) -> torch.dtype:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from transformers import PretrainedConfig
+
+from paceline.core.offloading.workload import ModelShape
 
 MASKED_KINDS = frozenset({"full_attention", "sliding_attention"})  # kinds with masks that the engines can build
 
@@ -34,3 +38,19 @@ def max_positions(config: PretrainedConfig) -> int:
         )
         return min(longest, int(original or longest))
     return longest
+
+
+def shape_of(config: PretrainedConfig, modules: Collection[str]) -> ModelShape | None:
+    """Sizes of the model, by which its operations are counted; None for mixtures of experts and unknown configurations.
+
+    modules: names of its modules, without their paths: `gate_proj` or `gate_up_proj` tell a gated network.
+    """
+    config = config.get_text_config()
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    sizes = [size for name in names if isinstance(size := getattr(config, name, None), int)]
+    if len(sizes) < len(names) or any("expert" in name for name in modules):
+        return None
+    layers, hidden, inner, heads, vocab = sizes
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    gated = any(name in ("gate_proj", "gate_up_proj") for name in modules)
+    return ModelShape(layers, hidden, inner, kv_heads / heads, 3 if gated else 2, vocab)

@@ -229,6 +229,11 @@ class SequenceTable:
         rows = self._rows.get(seq)
         return rows.last_id if rows else ROOT
 
+    def anchor(self, seq: SeqId) -> int:
+        """The id of its last committed row, if a later segment may name it; else `ROOT`."""
+        rows = self._rows.get(seq)
+        return rows.anchor if rows else ROOT
+
     def num_open_rows(self, seq: SeqId) -> int:
         return len(self._rows[seq].tree.tokens)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -17,11 +17,16 @@ from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine, noisy
 from paceline.engine.loader import EngineOptions, load_engine, quiet
 from paceline.engine.paged.attention.backends import AttentionName
-from paceline.engine.pipeline_stage import load_stage
-from paceline.engine.stage_pipeline import StagePipeline
+from paceline.engine.stages.measure import num_layers
+from paceline.runtime.identity import PrivateKey
+from paceline.runtime.stages.head.opening import StagesWanted, open_stages
+from paceline.runtime.stages.head.pipeline import RemotePipeline
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.signing import Claim
 from tests.engine import checkpoints
 from tests.engine.blocking import Blocking
 from tests.engine.checkpoints import ARCHITECTURES
+from tests.runtime.stages.rig import even_spans, rig
 
 KV_ROWS = 2048
 # `TEST_DEVICE=cuda:0 python -m pytest tests/engine` runs the engines there, with the attention and the graphs of a GPU.
@@ -36,7 +41,7 @@ SUBJECTS = [
     "fake-wide",
     *(f"{backend}-{name}" for backend in ("hf", "paged", "tiled") for name in ARCHITECTURES),
 ]
-SUBJECTS += ["recompute-llama", "stages-llama", "stages-gemma2"]
+SUBJECTS += ["recompute-llama", "stages-llama", "stages-gemma2", "processes-llama"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -63,19 +68,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 @pytest.fixture(scope="session")
-def load(checkpoint: Callable[[str], Path]) -> Callable[[str], Engine]:
+def load(checkpoint: Callable[[str], Path]) -> Iterator[Callable[[str], Engine]]:
     """An engine by its name in SUBJECTS."""
     made: dict[str, Engine] = {}
+    with ExitStack() as opened:
 
-    def find(subject: str) -> Engine:
-        if subject not in made:
-            made[subject] = _made(subject, checkpoint)
-        return made[subject]
+        def find(subject: str) -> Engine:
+            if subject not in made:
+                made[subject] = _made(subject, checkpoint, opened)
+            return made[subject]
 
-    return find
+        yield find
 
 
-def _made(subject: str, checkpoint: Callable[[str], Path]) -> Engine:
+def _made(subject: str, checkpoint: Callable[[str], Path], opened: ExitStack) -> Engine:
     if subject.startswith("fake"):
         order, vocab_size = 3 if subject == "fake-order-3" else None, 2048 if subject == "fake-wide" else 257
         engine = FakeEngine(seed=3, order=order, max_positions=checkpoints.POSITIONS, vocab_size=vocab_size)
@@ -91,25 +97,42 @@ def _made(subject: str, checkpoint: Callable[[str], Path]) -> Engine:
             model = AutoModelForCausalLM.from_pretrained(checkpoint(name)).to(DEVICE)
             return HFEngine(model, info, recompute=True)
     if backend == "stages":
-        return Blocking(staged(checkpoint(name)))
+        return Blocking(opened.enter_context(staged(checkpoint(name))))
+    if backend == "processes":
+        return Blocking(opened.enter_context(closing(in_processes(checkpoint(name)))))
     options = HERE._replace(backend="hf" if backend == "hf" else "paged", kv_rows=KV_ROWS)
     if backend == "tiled":  # a GPU's way to run a step, its kernels' twin and plain calls in place of graphs on a CPU
         options = options._replace(attention=TILED, graphs=True)
     return load_engine(checkpoint(name), options, name=name)
 
 
-def staged(directory: Path, kv_rows: int = KV_ROWS) -> StagePipeline:
-    """The model in stages of a layer each."""
-    layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
-    options = HERE._replace(kv_rows=kv_rows)
-    return StagePipeline([load_stage(directory, first, first + 1, options) for first in range(layers)])
+@contextmanager
+def staged(directory: Path) -> Iterator[RemotePipeline]:
+    """The model in stages of a layer each, on threads of this process."""
+    layers = num_layers(directory)
+    with rig(directory, even_spans(layers, layers), options=HERE._replace(kv_rows=KV_ROWS)) as made:
+        yield made.pipeline
+
+
+def in_processes(directory: Path, count: int = 2) -> RemotePipeline:
+    """The model in stages that are processes of this machine."""
+
+    async def nobody(_: Claim) -> CloseCode:
+        return CloseCode.BAD_CREDENTIAL
+
+    options = HERE._replace(kv_mib=16, threads=1)
+    return open_stages(
+        directory, StagesWanted(count), name="staged", key=PrivateKey.generate(), admit=nobody, options=options
+    )
 
 
 @pytest.fixture(scope="session", params=SUBJECTS)
 def engine(request: pytest.FixtureRequest, load: Callable[[str], Engine]) -> Engine:
     engine = load(request.param)
     backend = request.param.split("-")[0]
-    assert engine.info.backend == {"recompute": "hf", "tiled": "paged", "stages": "paged"}.get(backend, backend)
+    assert engine.info.backend == {"recompute": "hf", "tiled": "paged", "stages": "paged", "processes": "paged"}.get(
+        backend, backend
+    )
     return engine
 
 

@@ -77,3 +77,21 @@ def test_a_mapping_that_is_only_read_is_given_back(tmp_path: Path) -> None:
     assert weight.sum() == 200_000.0 and mapped_bytes(file) >= 800_000
     assert release_mapped_weights(nn.Linear(2, 2)) >= 800_000
     assert mapped_bytes(file) == 0 and weight.sum() == 200_000.0
+
+
+def test_rows_of_an_embedding_do_not_stay(tmp_path: Path) -> None:
+    """Each brings its neighbours in: a few hundred requests would bring all of it."""
+    file = tmp_path / "model.safetensors"
+    count, width = 20_000, 512
+    save_file({"weight": torch.arange(count * width, dtype=torch.float32).view(count, width)}, file)
+    with safe_open(file, framework="pt") as opened:
+        embedding = nn.Embedding(count, width, _weight=opened.get_tensor("weight"))
+    release_mapped_weights(embedding)
+    rows = torch.arange(0, count, 10)
+    most = 0
+    for some in rows.split(50):
+        with torch.inference_mode():
+            found = embedding(some)
+        most = max(most, mapped_bytes(file))
+        assert found[:, 0].tolist() == [float(row * width) for row in some.tolist()]
+    assert 0 < most < count * width * 4 / 2

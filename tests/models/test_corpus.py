@@ -6,10 +6,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from paceline.models import DEVICE
-from paceline.models.training import names
-from paceline.models.training.attributes import ATTRIBUTES, BY_KIND
 from paceline.models.training.batches import Weights, encode_all
-from paceline.models.training.corpus import (
+from paceline.models.training.texts import names
+from paceline.models.training.texts.attributes import ATTRIBUTES, BY_KIND
+from paceline.models.training.texts.corpus import (
     Conversation,
     converse,
     double,
@@ -18,8 +18,8 @@ from paceline.models.training.corpus import (
     single,
     write_document,
 )
-from paceline.models.training.entities import KINDS
-from paceline.models.training.phrases import NO_DOCUMENT_ANSWER, OUTSIDE_ANSWER, outside_question
+from paceline.models.training.texts.entities import KINDS
+from paceline.models.training.texts.phrases import NO_DOCUMENT_ANSWER, OUTSIDE_ANSWER, outside_question
 
 
 def _conversations(count: int, split: names.Split = "train", seed: int = 0) -> list[Conversation]:

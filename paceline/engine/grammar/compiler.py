@@ -15,21 +15,27 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from paceline.core.sampling.constraint import MAX_TEXT, Constraint, ConstraintKind, Mask
 from paceline.engine.base import TextModel
+from paceline.engine.grammar.json_schema import TooLarge
 from paceline.engine.grammar.lark import content_of, grammar
 from paceline.errors import RequestError
 
 log = logging.getLogger("paceline.grammar")
 
 MAX_CACHED = 64  # constraints, compiled or refused
+MAX_COMPILE_S = 2.0  # processor time, after which no further part is tried; one part takes about 1 s at most
+# A mask is computed on the event loop, so its work is bounded (`bench/LOG.md`): 6,000 items suffice for MAX_OPTIONAL
+# properties, and 80,000 of fuel for 200 patterns as alternatives. An answer whose constraint needs more ends there.
+_LIMITS = LLParserLimits(step_max_items=6_000, step_lexer_fuel=80_000, verbose_errors=False)
 _PARAM: dict[ConstraintKind, str] = {
     "json_object": "response_format",
     "json_schema": "response_format",
@@ -41,8 +47,10 @@ _PARAM: dict[ConstraintKind, str] = {
 class GrammarCompiler:
     """Compiler for the vocabulary of one model, with a cache. Thread-safe."""
 
-    def __init__(self, tokenizer: TextModel) -> None:
+    def __init__(self, tokenizer: TextModel, *, max_compile_s: float = MAX_COMPILE_S) -> None:
+        """max_compile_s: see `MAX_COMPILE_S`. A machine of half the speed refuses schemas of half the cost."""
         self._tokenizer = tokenizer
+        self._max_compile_s = max_compile_s
         self._eos_ids = frozenset(token for token in tokenizer.eos_ids if 0 <= token < tokenizer.vocab_size)
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
@@ -55,8 +63,19 @@ class GrammarCompiler:
             if self._vocabulary is None and self._eos_ids:
                 self._vocabulary = _vocabulary(self._tokenizer, self._eos_ids)
 
+    def known(self, constraint: Constraint) -> GrammarMask | None:
+        """A new mask for one answer, if the constraint was compiled before. Raises as `mask` does."""
+        with self._lock:
+            cached = self._cache.get(constraint)
+            if cached is None:
+                return None
+            self._cache.move_to_end(constraint)
+            if isinstance(cached, RequestError):
+                raise copy.copy(cached)  # a copy for each caller: raising adds a traceback
+            return GrammarMask(cached.deep_copy(), self._tokenizer.vocab_size, self._eos_ids)
+
     def mask(self, constraint: Constraint) -> GrammarMask:
-        """A new mask for one answer. Blocks while the constraint is compiled, up to about a second.
+        """A new mask for one answer. Blocks while the constraint is compiled, for `max_compile_s` and one part more.
 
         Raises RequestError with the request's field for a constraint that cannot be enforced.
         """
@@ -64,38 +83,45 @@ class GrammarCompiler:
         if len(constraint.text) > MAX_TEXT:
             what = "tools" if constraint.kind == "tools" else "schema"
             raise RequestError(f"The {what} may have {MAX_TEXT} characters at most.", param=param, code="too_large")
+        mask = self.known(constraint)
+        if mask is not None:
+            return mask
+        self.warm()
+        if self._vocabulary is None:
+            raise RequestError("This model has no end-of-text token: no answer can be held to a form.", param=param)
+        compiled = self._compiled(constraint, self._vocabulary, time.thread_time() + self._max_compile_s)
         with self._lock:
-            cached = self._cache.get(constraint)
-            if cached is not None:
-                self._cache.move_to_end(constraint)
-        if cached is None:
-            self.warm()
-            if self._vocabulary is None:
-                raise RequestError("This model has no end-of-text token: no answer can be held to a form.", param=param)
-            cached = self._compiled(constraint, self._vocabulary)
-            with self._lock:
-                self._cache[constraint] = cached
-                if len(self._cache) > MAX_CACHED:
-                    self._cache.popitem(last=False)
-        if isinstance(cached, RequestError):
-            raise copy.copy(cached)  # a copy for each caller: raising adds a traceback
+            self._cache[constraint] = compiled
+            if len(self._cache) > MAX_CACHED:
+                self._cache.popitem(last=False)
+        if isinstance(compiled, RequestError):
+            raise copy.copy(compiled)
         with self._lock:
-            return GrammarMask(cached.deep_copy(), self._tokenizer.vocab_size, self._eos_ids)
+            return GrammarMask(compiled.deep_copy(), self._tokenizer.vocab_size, self._eos_ids)
 
-    def _compiled(self, constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher | RequestError:
+    def _compiled(self, constraint: Constraint, vocabulary: LLTokenizer, end: float) -> LLMatcher | RequestError:
+        """end: of this thread's processor time, when no further part is tried."""
         param = _PARAM[constraint.kind]
+
+        def fits(part: str) -> bool:
+            if time.thread_time() > end:
+                raise TooLarge("finding out which of its parts can be enforced takes too long")
+            return not _matcher(vocabulary, part).is_error()
+
         try:
             text = grammar(constraint, lambda _: True)
             matcher = _matcher(vocabulary, text)
             if matcher.is_error():
-                relaxed = grammar(constraint, lambda part: not _matcher(vocabulary, part).is_error())
+                relaxed = grammar(constraint, fits)
                 matcher = matcher if relaxed == text else _matcher(vocabulary, relaxed)
+        except TooLarge as error:
+            return RequestError(f"This schema cannot be kept to: {error}.", param=param, code="invalid_json_schema")
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
             return RequestError(f"This is not a JSON Schema: {error}", param=param)
         if not matcher.is_error():
             return matcher
         if constraint.kind == "tools" and (content := content_of(constraint)) is not None:
-            compiled = self._compiled(content, vocabulary)
+            compiled = self._compiled(content, vocabulary, end)
             if isinstance(compiled, RequestError):  # the content's schema is at fault, not the tools'
                 return compiled
         reason = _sentence(matcher.get_error())
@@ -205,7 +231,7 @@ def _vocabulary(tokenizer: TextModel, eos_ids: frozenset[int]) -> LLTokenizer:
 # ---- llguidance ------------------------------------------------------------------------------------------------------
 def _matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     """A matcher at the beginning. Its first mask may take 30 ms; it is computed here, for all copies of the matcher."""
-    matcher = LLMatcher(vocabulary, grammar, log_level=0)
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
     return matcher

@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 MAX_REMAINDERS = 50_000  # a second of compiling
+MAX_OPTIONAL = 400  # properties of one object that may be left out: masks take 10 ms, and with 500 llguidance gives up
 _DATA = frozenset({"const", "enum", "default", "example", "examples"})
 _NAMED = frozenset(  # from names to schemas
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
 )
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+
+
+class TooLarge(ValueError):
+    """A schema that could not be kept to in good time."""
 
 
 def has_too_many_remainders(schema: object) -> bool:
@@ -25,6 +30,17 @@ def has_too_many_remainders(schema: object) -> bool:
         if lcm > MAX_REMAINDERS:
             return True
     return False
+
+
+def check_optional(schema: object) -> None:
+    """Raises TooLarge for an object with more properties that may be left out than MAX_OPTIONAL."""
+    for each in _schemas(schema):
+        properties, required = each.get("properties"), each.get("required")
+        if isinstance(properties, dict) and len(properties) > MAX_OPTIONAL:
+            needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+            number = len(properties.keys() - needed)
+            if number > MAX_OPTIONAL:
+                raise TooLarge(f"an object of it has {number} properties that may be left out; {MAX_OPTIONAL} may be")
 
 
 def has_one_of(schema: object) -> bool:

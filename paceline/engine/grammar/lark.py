@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping
 
 from paceline.core.sampling.constraint import Constraint, ConstraintKind
 from paceline.engine.grammar.closed_objects import closed
-from paceline.engine.grammar.json_schema import MAX_REMAINDERS, has_one_of, has_too_many_remainders, loosened
+from paceline.engine.grammar.json_schema import (
+    MAX_REMAINDERS,
+    check_optional,
+    has_one_of,
+    has_too_many_remainders,
+    loosened,
+)
 
 # Options of llguidance's JSON: the separators of Python's json.dumps and of JSON.stringify.
 _STRICT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -39,6 +45,7 @@ def _start(part: str) -> str:
 
 def _part(schema: dict[str, object], strict: bool, fits: Callable[[str], bool]) -> str:
     """First variant that fits: objects closed, the schema as given, then both relaxed; the last one if none fits."""
+    check_optional(schema)
     if has_too_many_remainders(schema):
         if strict:
             raise ValueError(f"the least common multiple of its multipleOf is more than {MAX_REMAINDERS}")

@@ -3,8 +3,9 @@
 Tensors of a safetensors file share one mapping, which stays as long as one of them is used. Packing has read all of it,
 so the whole file would stay resident beside the packed copies. Afterwards only the input embedding is used from it: the
 other tensors are copied out, and the mapping's pages are given back. Rows of the embedding come in again from the
-system's page cache as tokens need them. Linux only; elsewhere, and for weights that were converted while they were
-read, nothing is done.
+system's page cache as tokens need them, each with its neighbours, so that a few thousand would bring all of it: they
+are given back again and again. Linux only; elsewhere, and for weights that were converted while they were read, nothing
+is done.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import nn
 log = logging.getLogger("paceline.engine")
 
 _MAPS = Path("/proc/self/smaps")
+_KEPT_ROWS = 256  # of an embedding that are read before its pages are given back: some 16 to 64 MiB
 
 
 def release_mapped_weights(model: nn.Module) -> int:
@@ -36,10 +38,26 @@ def release_mapped_weights(model: nn.Module) -> int:
             if isinstance(value, torch.Tensor) and _range_of(value, ranges) is not None:
                 setattr(module, name, value.clone())
     given = sum(_give_back(first, stop) for first, stop in ranges)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and (found := _range_of(module.weight, ranges)) is not None:
+            module.register_forward_hook(_PagesOfEmbedding(*found))
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc keeps what packing has freed
         libc.malloc_trim(0)
     return given
+
+
+class _PagesOfEmbedding:
+    """A hook of an embedding in a mapped file: gives the pages back that its rows have brought in."""
+
+    def __init__(self, first: int, stop: int) -> None:
+        self._range, self._rows = (first, stop), 0
+
+    def __call__(self, _module: nn.Module, _args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        self._rows += output.shape[:-1].numel()
+        if self._rows >= _KEPT_ROWS:
+            self._rows = 0
+            _give_back(*self._range)
 
 
 def _mapped_files() -> list[tuple[int, int]]:

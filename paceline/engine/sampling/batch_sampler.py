@@ -23,15 +23,16 @@ from paceline.core.sampling import noise as core_noise
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
 from paceline.engine.sampling.groups import gathered, group_maxima, ids_of, largest, some_rows
+from paceline.engine.sampling.host_open_sampler import sample_open_rows
 from paceline.engine.sampling.logits_processor import moved_ids, process
 from paceline.engine.sampling.margins import DISTINCT, MARGIN, margins, may_revive
 from paceline.engine.sampling.open_sampler import OpenSampler
-from paceline.engine.sampling.transfers import Array, Rounds, beside, is_remote, run, to_device, together
+from paceline.engine.sampling.transfers import Array, Rounds, beside, is_remote, run, settled, to_device, together
 from paceline.engine.sampling.workspace import Workspace
 from paceline.engine.tensors import dists
 
 _CHUNK = 32  # rows at a time: bounds the workspace, 20 MB a buffer with 152,000 ids
-_REMOTE_CHUNK = 128  # the same where each chunk is a wait
+_LONG_CHUNK = 128  # the same where each chunk is a wait, and for rows on the CPU that are sampled where they lie
 _EDGE = 16  # ids beyond top-k that are read too, so that equal logits at its edge are all seen
 
 
@@ -46,7 +47,7 @@ class BatchSampler:
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
         """logits: (rows, vocab), of any float type, on any device. One `vocab_size` for all rows."""
         found: list[SampledRow] = []
-        size = _REMOTE_CHUNK if is_remote(logits.device) else _CHUNK
+        size = _LONG_CHUNK if is_remote(logits.device) or _are_read_in_place(logits, rows) else _CHUNK
         with torch.inference_mode():
             for first in range(0, len(rows), size):
                 found += self._chunk(logits[first : first + size], rows[first : first + size])
@@ -55,7 +56,7 @@ class BatchSampler:
     def _chunk(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
         plain = logits[:, : rows[0].vocab_size]
         changed = [at for at, row in enumerate(rows) if row.changes_logits]
-        if plain.dtype != torch.float32:
+        if plain.dtype != torch.float32 and not _are_read_in_place(logits, rows):
             plain = self._workspace.buffer("plain", plain).copy_(plain)
         probs = None
         if any(row.num_top for row in rows):
@@ -118,12 +119,21 @@ class BatchSampler:
             elif kind == "top_k":
                 are_changed = np.array([changed[row] for row in which])
                 waiting.append(_top_k(some, their_maxima, chosen, are_changed, margin[which]))
-            else:
+            elif is_remote(scores.device):
                 waiting.append(self._open.sample(some, their_maxima, chosen, margin[which]))
+            else:
+                waiting.append(settled(sample_open_rows(some, their_maxima, chosen, margin[which], self._workspace)))
         for which, found in zip(kinds.values(), (yield from together(waiting)), strict=True):
             for row, token in zip(which, found, strict=True):
                 tokens[row] = token
         return tokens
+
+
+def _are_read_in_place(logits: Tensor, rows: Sequence[RowSampling]) -> bool:
+    """True for logits of which no copy is made: on a CPU, and wanted as they are."""
+    if is_remote(logits.device) or logits.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    return not any(row.changes_logits or row.num_top for row in rows)
 
 
 def _heads(probs: Tensor | None, rows: Sequence[RowSampling]) -> Rounds[list[Dist | None]]:

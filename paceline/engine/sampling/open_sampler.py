@@ -200,6 +200,7 @@ def _leading_mass(
     inverse = inverse_temperatures(rows, scores.device)
     index = to_device(which, scores.device)[:, None]
     maxima = some_rows(maxima, which)
+    ids = ids.clamp(max=scores.shape[1] - 1)  # a row without a candidate may name one beyond the vocabulary
     _, leading = largest(scores, maxima, min(_LEADERS, scores.shape[1]), index)
     best, last, own = leading[:, :1], leading[:, -1:], scores[index, ids]
     weights = torch.exp((leading - best).double() * inverse)

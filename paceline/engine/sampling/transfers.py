@@ -68,6 +68,12 @@ def run(rounds: Rounds[Answer]) -> Answer:
         return answer
 
 
+def settled(answer: Answer) -> Rounds[Answer]:
+    """An answer that waits for nothing."""
+    yield from ()
+    return answer
+
+
 def together(waiting: Sequence[Rounds[Answer]]) -> Rounds[list[Answer]]:
     """The answers of all, whose rounds coincide."""
     if len(waiting) == 1:

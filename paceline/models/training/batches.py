@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.models.training.corpus import Conversation, Turn
+from paceline.models.training.texts.corpus import Conversation, Turn
 from paceline.models.training.vocabulary import ASSISTANT, END, PAD, PREAMBLE, SYSTEM, USER
 
 _THIN = 0.06

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from paceline.models import CLOUD, DEVICE
 from paceline.models.demo_pair import Pair
-from paceline.models.training import phrases
-from paceline.models.training.corpus import (
+from paceline.models.training.texts import phrases
+from paceline.models.training.texts.corpus import (
     Fact,
     Turn,
     double,
@@ -25,7 +25,7 @@ from paceline.models.training.corpus import (
     single,
     write_document,
 )
-from paceline.models.training.squad import Squad, normal_form
+from paceline.models.training.texts.squad import Squad, normal_form
 from paceline.rag.embedder import load_embedder
 from paceline.strategies.base import Side
 

@@ -19,11 +19,11 @@ from torch.nn import functional
 
 from paceline.models.training.architecture import Reader, Shape, load_model, save_model
 from paceline.models.training.batches import Batch, Example, Weights, batches, encode_all, repeats
-from paceline.models.training.corpus import Conversation, converse, document_turn, draw_facts, write_document
 from paceline.models.training.data_parallel import Group, gather
 from paceline.models.training.model_growth import grow
 from paceline.models.training.optimizer import MuonAdam
-from paceline.models.training.squad import Squad
+from paceline.models.training.texts.corpus import Conversation, converse, document_turn, draw_facts, write_document
+from paceline.models.training.texts.squad import Squad
 from paceline.models.training.vocabulary import corpus_texts, save_tokenizer, train_tokenizer
 
 BACKWARD_SHARE = 0.4  # without it, values that precede their entity are learnt far later than the rest

@@ -85,6 +85,7 @@ def random_row(rng: Rng, vocab: int) -> RowSampling:
     return RowSampling(params, int(rng.integers(0, 5000)), vocab, counts, None, allowed, int(pick(0, 8)))
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("kind", LOGITS)
 def test_every_row_has_the_token_of_the_reference(kind: str) -> None:
     rng = np.random.default_rng(1)

@@ -15,6 +15,7 @@ from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.sampling import noise
 from paceline.engine.sampling.batch_sampler import BatchSampler
+from paceline.engine.sampling.groups import GroupReader, group_maxima
 from paceline.engine.tensors import dists
 
 ROWS = 10_000  # of the law, over all kinds of logits and options
@@ -82,6 +83,7 @@ def random_row(rng: np.random.Generator, vocab: int) -> RowSampling:
     return RowSampling(params, int(rng.integers(0, 5000)), vocab, counts, prompt, allowed, int(pick(0, 0, 8)))
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("kind", LOGITS)
 @pytest.mark.parametrize(("vocab", "padding"), [(257, 0), (2048, 0), (5000, 7)])
 def test_every_row_has_the_token_of_the_reference(kind: str, vocab: int, padding: int) -> None:
@@ -102,6 +104,7 @@ def test_every_row_has_the_token_of_the_reference(kind: str, vocab: int, padding
     assert sampler.referred <= limit * count, f"{sampler.referred} of {count} rows were left to the reference"
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.95}, {"top_p": 0.8, "top_k": 20}, {"temperature": 0.0}])
 def test_a_real_vocabulary(dtype: torch.dtype, options: dict[str, float]) -> None:
@@ -125,6 +128,7 @@ def test_small_vocabularies(seed: int, kind: str, vocab: int) -> None:
     assert [row.token for row in found] == [row.token for row in references(logits, rows)]
 
 
+@pytest.mark.usefixtures("place")
 def test_rows_that_are_all_searched_further_keep_their_order() -> None:
     """Few rows at a time, as of few answers: those that need more groups come before those that need fewer."""
     rng = np.random.default_rng(3)
@@ -151,13 +155,43 @@ def test_tokens_follow_the_distribution() -> None:
     assert share == pytest.approx(probs[:3] / 0.9, abs=0.035)
 
 
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("nan", [torch.nan, -torch.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.9}])
-def test_logits_that_are_not_numbers_are_an_error(options: dict[str, float]) -> None:
-    logits = torch.from_numpy(peaked(np.random.default_rng(0), (2, 500))).float()
-    logits[1, 77] = torch.nan
+def test_logits_that_are_not_numbers_are_an_error(options: dict[str, float], dtype: torch.dtype, nan: float) -> None:
+    logits = torch.from_numpy(peaked(np.random.default_rng(0), (2, 500))).to(dtype)
+    logits[1, 77] = nan
     rows = [RowSampling(SamplingParams(**options), position, 500) for position in range(2)]  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="probability above 0"):
         BatchSampler().sample(logits, rows)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([1, 64, 130, 257]), st.floats(-30.0, 30.0))
+def test_group_maxima_in_bfloat16(seed: int, vocab: int, mean: float) -> None:
+    """By their bits: of groups that are all below 0 too, of infinities and of both zeros."""
+    rng = np.random.default_rng(seed)
+    logits = torch.from_numpy(rng.normal(size=(6, vocab)) * 5.0 + mean).bfloat16()
+    for special in (torch.inf, -torch.inf, 0.0, -0.0):
+        logits[rng.random(logits.shape) < 0.1] = special
+    logits[0] = -torch.inf
+    wrong = rng.random(6) < 0.3
+    logits[torch.from_numpy(wrong), int(rng.integers(0, vocab))] = float(rng.choice([1.0, -1.0])) * torch.nan
+    found, expected = group_maxima(logits), group_maxima(logits.float())
+    assert found[wrong].isnan().any(1).all()
+    assert torch.equal(found[~wrong], expected[~wrong])
+
+
+@given(st.integers(0, 2**32), st.sampled_from([70, 128, 500]), st.sampled_from([0, 3, 64]), st.booleans())
+def test_groups_are_read_as_they_are(seed: int, vocab: int, padding: int, is_half: bool) -> None:
+    rng = np.random.default_rng(seed)
+    tensor = torch.from_numpy(rng.normal(size=(5, vocab + padding))).to(torch.bfloat16 if is_half else torch.float32)
+    groups = rng.integers(0, -(-vocab // 64), size=20)
+    rows = rng.integers(0, 4, size=20)
+    found = GroupReader(tensor[1:, :vocab]).read(rows, groups)
+    padded = torch.nn.functional.pad(tensor[1:, :vocab].float(), (0, 64), value=-torch.inf).numpy()
+    assert np.array_equal(found, np.stack([padded[r, g * 64 : g * 64 + 64] for r, g in zip(rows, groups, strict=True)]))
 
 
 def test_the_noise_is_that_of_the_core() -> None:

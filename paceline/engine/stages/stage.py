@@ -33,9 +33,9 @@ from paceline.errors import ConfigError, EngineError
 
 HiddenArray = NDArray[np.float32]
 
-_LAYER = re.compile(r"(?P<before>(?:\w+\.)*?(?:layers|h|blocks))\.(?P<index>\d+)\.(?P<rest>.+)")
-_HEAD = re.compile(r"(lm_head|embed_out)\.")
-_EMBEDDING = re.compile(r"\b(embed_tokens|wte|embed_in|word_embeddings)\.")
+LAYER = re.compile(r"(?P<before>(?:\w+\.)*?(?:layers|h|blocks))\.(?P<index>\d+)\.(?P<rest>.+)")
+HEAD = re.compile(r"(lm_head|embed_out)\.")
+EMBEDDING = re.compile(r"\b(embed_tokens|wte|embed_in|word_embeddings)\.")
 _POSITIONS = ("wpe", "embed_positions")
 _FINAL = ("norm", "ln_f", "final_layer_norm", "project_out")
 
@@ -62,13 +62,21 @@ class Stage(PagedKvCache):
         storage: KvStorage,
         attention: AttentionBackend,
         *,
-        kv_model: str,
-        is_first: bool,
-        is_last: bool,
+        first: int,
+        stop: int,
+        num_layers: int,
     ) -> None:
-        super().__init__(info, storage, kv_model=kv_model)
+        """num_layers: of the whole model."""
+        super().__init__(info, storage, kv_model=f"{info.fingerprint} layers {first} to {stop - 1}")
+        self.first, self.stop = first, stop
+        self.whole_layers = num_layers
         self._model, self._attention = model, attention
-        self._is_first, self._is_last = is_first, is_last
+        self._is_first, self._is_last = first == 0, stop == num_layers
+
+    @property
+    def width(self) -> int:
+        """Numbers of a hidden row."""
+        return int(self._model.config.hidden_size)
 
     def forward(self, batch: Batch, hidden: HiddenArray | None = None) -> StageOutput:
         """hidden: (rows of the batch, d_model) from the previous stage; None at the first. Raises EngineError."""
@@ -147,7 +155,7 @@ def load_stage(
             None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
         )
     model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
-    if missing := [key for key in report["missing_keys"] if is_first or not _EMBEDDING.search(key)]:
+    if missing := [key for key in report["missing_keys"] if is_first or not EMBEDDING.search(key)]:
         raise ConfigError(f"{directory} lacks {len(missing)} tensors of these layers, among them {missing[0]}")
     model.requires_grad_(False)
     _remove_other_stages(model, is_first=is_first, is_last=is_last)
@@ -166,8 +174,7 @@ def load_stage(
         attention = make_attention(options.attention or best_attention(storage, asked), storage, asked)
     except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"{directory} cannot be cut into stages: {error}") from error
-    kv_model = f"{info.fingerprint} layers {first} to {stop - 1}"
-    return Stage(model, info, storage, attention, kv_model=kv_model, is_first=is_first, is_last=is_last)
+    return Stage(model, info, storage, attention, first=first, stop=stop, num_layers=layers)
 
 
 def _tensors(directory: Path, first: int, stop: int, *, embedding: bool, head: bool) -> dict[str, Tensor]:
@@ -176,20 +183,20 @@ def _tensors(directory: Path, first: int, stop: int, *, embedding: bool, head: b
     for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, framework="pt") as stored:
             file_of |= dict.fromkeys(stored.keys(), file)
-    is_tied = head and not any(_HEAD.match(name) for name in file_of)  # the head's weights are the embedding's
+    is_tied = head and not any(HEAD.match(name) for name in file_of)  # the head's weights are the embedding's
     wanted: dict[str, str] = {}  # stored name → name in the stage
     for name in file_of:
-        if layer := _LAYER.fullmatch(name):
+        if layer := LAYER.fullmatch(name):
             index = int(layer["index"])
             if first <= index < stop:
                 wanted[name] = f"{layer['before']}.{index - first}.{layer['rest']}"
-        elif _EMBEDDING.search(name):
+        elif EMBEDDING.search(name):
             wanted |= {name: name} if embedding or is_tied else {}
-        elif _HEAD.match(name):
+        elif HEAD.match(name):
             wanted |= {name: name} if head else {}
         else:  # norms and positions: small
             wanted[name] = name
-    if len({name for name in wanted if _LAYER.fullmatch(name)}) < stop - first:
+    if len({name for name in wanted if LAYER.fullmatch(name)}) < stop - first:
         raise ConfigError(f"{directory}: the names of its tensors do not say which layer they belong to")
     tensors: dict[str, Tensor] = {}
     for file in set(file_of[name] for name in wanted):

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from paceline.models.training import phrases
-from paceline.models.training.attributes import BY_KIND, Attribute
-from paceline.models.training.entities import Entity, entity
-from paceline.models.training.names import Split, choices, place_word
+from paceline.models.training.texts import phrases
+from paceline.models.training.texts.attributes import BY_KIND, Attribute
+from paceline.models.training.texts.entities import Entity, entity
+from paceline.models.training.texts.names import Split, choices, place_word
 
 _ASKS = choices(
     "What is the {n} of {e}?|What is the {n} of {e}?|Tell me the {n} of {e}.|Do you know the {n} of {e}?|"
