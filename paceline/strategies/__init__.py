@@ -5,6 +5,7 @@ strategy: the record `Strategy`, all that the program around a strategy reads of
 registry: strategies by name
 autoregressive: one side, one token a forward
 lookup_tree: one side, verifying a draft tree from look-up tables (DIAA)
+pipeline: one side, whose draft tree flows through an engine of several stages (FlowSpec)
 aggregate: both sides, mixing their distributions token by token (DRAGON)
 decoding: sequences on the engine and the tree of prefixes, shared by all strategies
 """

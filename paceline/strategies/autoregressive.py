@@ -22,7 +22,7 @@ from paceline.strategies.base import (
     Scored,
     Started,
 )
-from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
 from paceline.strategies.decoding.prefix_tree import PrefixTree
 from paceline.strategies.strategy import Strategy
 
@@ -51,10 +51,8 @@ class Autoregressive:
                 return [Retrieve()]
             case Retrieved(branches, max_new_tokens):
                 return self._decoder.start(branches, self._config.targets, self._tree.head, max_new_tokens)
-            case Scored(ticket, dists, now):
-                return self._step(now) if self._decoder.scored(ticket, dists, now) else []
-            case Sampled(ticket, rows, now):
-                return self._step(now) if self._decoder.sampled(ticket, rows, now) else []
+            case Scored(now=now) | Sampled(now=now):
+                return self._step(now) if take_answer(self._decoder, event, now) else []
             case Cancelled(reason):
                 return [self._finish(reason)]
             case _:

@@ -15,6 +15,9 @@ from paceline.core.aggregation.branches import BranchMixture
 from paceline.core.batching.segment import UNKNOWN, Segment, SeqId, StepSize
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.energy.values import NOT_KNOWN, Spent
+from paceline.core.estimation.patience import PeerRecord
+from paceline.core.offloading.draft_length import EnergyQueue
 from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
@@ -60,6 +63,10 @@ class MachineConfig:
     mask: Mask | None = None  # the constraint of the answer; used only after `Retrieved`
     needs_dists: bool = True  # `Emit` has the distribution, for logprobs; else it may have none
     table: LookupTable | None = None  # n-grams of the client's earlier answers; read and written
+    energy: EnergyQueue | None = None  # with this answer's energy budget, read and written; None: it has none
+    peer_record: PeerRecord | None = None  # of earlier answers with this peer; read and written
+    depth: int = 1  # forwards that this side's engine has under way at once: above 1 for a pipeline of stages
+    draft_positions: int = 0  # context of this side's draft model, tokens; 0: there is none, see `OnDraftModel`
 
     @property
     def takes_tokens(self) -> bool:
@@ -92,6 +99,8 @@ class Scored:
     dists: tuple[Dist, ...]
     now: float = 0.0  # s
     step: StepSize = UNKNOWN
+    spent: Spent = NOT_KNOWN
+    scored: tuple[int, ...] | None = None  # which of the wanted rows these are; None: all, no prune has dropped one
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,8 @@ class Sampled:
     rows: tuple[SampledRow, ...]
     now: float = 0.0  # s
     step: StepSize = UNKNOWN
+    spent: Spent = NOT_KNOWN
+    scored: tuple[int, ...] | None = None  # as in `Scored`
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +126,7 @@ class TimerFired:
     now: float
     rtt: float | None = None  # s, between the sides, as measured last
     bandwidth: float | None = None  # as in `MachineConfig`, as measured last
+    silence: float = 0.0  # s that nothing has come over the link although the peer was asked; to the front alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +146,31 @@ class Cancelled:
     reason: FinishReason = "cancelled"
 
 
-Event = Started | Retrieved | Scored | Sampled | Received | TimerFired | LinkLost | LinkBack | Cancelled
+@dataclass(frozen=True, slots=True)
+class FromDraftModel:
+    """Answer to an `OnDraftModel(Forward)`."""
+
+    answer: Scored | Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelLost:
+    """The draft model has failed in this answer: no forward on it is answered any more."""
+
+
+Event = (
+    Started
+    | Retrieved
+    | Scored
+    | Sampled
+    | FromDraftModel
+    | DraftModelLost
+    | Received
+    | TimerFired
+    | LinkLost
+    | LinkBack
+    | Cancelled
+)
 
 
 # ---- effects -------------------------------------------------------------------------------------------------------
@@ -163,21 +199,38 @@ class Prune:
 
 
 @dataclass(frozen=True, slots=True)
+class OnDraftModel:
+    """Carry out on the engine of this side's draft model, which there is with `MachineConfig.draft_positions` alone.
+    Its sequences and tickets are named apart from the target's."""
+
+    effect: Forward | Prune
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     message: SessionMessage
 
 
 @dataclass(frozen=True, slots=True)
 class OpenPeer:
-    """Ask the peer to take part (again), from these targets on. The driver adds the request."""
+    """Ask the peer to take part (again), from these targets on. The driver adds the request, and closes an earlier
+    session of the same answer."""
 
     targets: tuple[int, ...]
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
+class PassOver:
+    """The answer goes on without a peer that is silent or stuck. Its session stays open: what it still sends there is
+    delivered, and shows that it is back; `OpenPeer` then replaces that session."""
+
+    reason: str  # the end of a sentence
+
+
+@dataclass(frozen=True, slots=True)
 class ClosePeer:
-    """Close the session of a peer that is silent or stuck, or has broken a rule of the answer. `LinkLost` follows."""
+    """Close the session of a peer that takes too long, or has broken a rule of the answer. `LinkLost` follows."""
 
     fault: str = ""  # the rule, as the end of a sentence; a peer that has broken one does not come back
 
@@ -196,6 +249,7 @@ class Emit:
     token: int
     dist: Dist | None = None  # the target distribution it was chosen from, where this side has it
     lane: Side | None = None  # side whose documents it came from; None: neither clearly, or no document was read
+    rest: float = 0.0  # mass of the tokens that `dist` lacks and that may have been chosen, where it is a head
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +261,7 @@ class Finish:
     end: Emit | None = None  # the end-of-text token, where one was sampled from a known distribution: not in the answer
 
 
-Effect = Retrieve | Forward | Prune | Send | OpenPeer | ClosePeer | WakeAt | Emit | Finish
+Effect = Retrieve | Forward | Prune | OnDraftModel | Send | OpenPeer | PassOver | ClosePeer | WakeAt | Emit | Finish
 
 
 class Machine(Protocol):

@@ -33,7 +33,7 @@ from paceline.strategies.base import (
     TimerFired,
     WakeAt,
 )
-from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
 from paceline.strategies.decoding.drafter_feed import MAX_LEARNT_ROWS, DrafterFeed, TreeDrafter
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.strategies.strategy import Strategy
@@ -100,12 +100,9 @@ class LookupTree:
                     branches, targets, self._tree.head, max_new_tokens, num_prompt_dists=num_dists
                 )
                 return effects if resting else [*effects, WakeAt(self._began + LEARN_DELAY_S)]
-            case Scored(ticket, dists, now, step):
+            case Scored(now=now, step=step) | Sampled(now=now, step=step):
                 self._step_size = step
-                return self._verify(now) if self._decoder.scored(ticket, dists, now) else []
-            case Sampled(ticket, rows, now, step):
-                self._step_size = step
-                return self._verify(now) if self._decoder.sampled(ticket, rows, now) else []
+                return self._verify(now) if take_answer(self._decoder, event, now) else []
             case TimerFired(now):
                 return [WakeAt(now)] if self._work() else []
             case Cancelled(reason):

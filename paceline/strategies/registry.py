@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from paceline.strategies.aggregate.machine import aggregate
 from paceline.strategies.autoregressive import autoregressive
+from paceline.strategies.draft_verify.machine import draft_verify
 from paceline.strategies.lookup_tree import lookup_tree
+from paceline.strategies.pipeline.machine import pipeline
 from paceline.strategies.strategy import Strategy
 from paceline.wire import codec
 
@@ -24,5 +26,5 @@ def unregister(name: str) -> None:
     codec.unregister(*STRATEGIES.pop(name).messages)
 
 
-for _strategy in (autoregressive, lookup_tree, aggregate):
+for _strategy in (autoregressive, lookup_tree, aggregate, draft_verify, pipeline):
     register(_strategy)

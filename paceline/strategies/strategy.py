@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.core.side import Side
+from paceline.core.side import SIDES, Side
 from paceline.strategies.base import Machine, MachineConfig
 from paceline.wire.messages import OpenSession, Options, SessionMessage
 
@@ -43,6 +43,10 @@ class RoutingContext:
     common: tuple[str, ...] = ()  # strategies both sides know
     own_documents: int = 0
     peer_documents: int = 0
+    num_weights: int = 0  # of this side's model; 0: unknown
+    peer_weights: int = 0
+    decode_s: float | None = None  # a token decoded by this side alone, without drafts; None: unknown
+    peer_decode_s: float | None = None  # a token of an answer that the peer's model writes
     passages: int | None = None  # that this side has retrieved; None: before retrieval
 
 
@@ -76,6 +80,8 @@ class Strategy:
     machine: Callable[[MachineConfig], Machine]
     participants: Literal["one side", "both sides"]
     text_of: Literal["front", "cloud", "both"]  # whose distributions the text is sampled from; read by tests
+    uses_draft_model: bool = False  # its machine asks this side's draft model, where there is one
+    joins_with_documents: tuple[Side, ...] = SIDES  # sides that, as a peer, read documents of their own
     options: type[Options] = Options
     messages: tuple[type[SessionMessage], ...] = ()
     privacy_levels: tuple[Privacy, ...] = PRIVACY_LEVELS

@@ -17,10 +17,8 @@ from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.sequence_table import SequenceTable
 from paceline.runtime.simulation import SimulatedRequest
 from paceline.strategies.aggregate.machine import Aggregate
-from paceline.strategies.aggregate.resync import MAX_IDLE_WAKES
 from paceline.strategies.base import (
     Branch,
-    ClosePeer,
     Effect,
     Emit,
     Event,
@@ -28,6 +26,7 @@ from paceline.strategies.base import (
     Forward,
     Machine,
     MachineConfig,
+    PassOver,
     Prune,
     Received,
     Retrieved,
@@ -36,6 +35,7 @@ from paceline.strategies.base import (
     Side,
     Started,
     TimerFired,
+    WakeAt,
 )
 from paceline.strategies.strategy import Strategy
 from paceline.wire.dist_codec import encode_head
@@ -50,7 +50,7 @@ from paceline.wire.messages import (
     SyncState,
     Targets,
 )
-from paceline.wire.tree_codec import EncodedNodes, pack_nodes
+from paceline.wire.payloads.tree_codec import EncodedNodes, pack_nodes
 
 VOCAB = 257
 EOS = frozenset({256})
@@ -88,6 +88,12 @@ class Manner:
     rescoring: bool = False
     tables: bool = False
     needs_dists: bool = False  # as for logprobs; else the engine samples, and hands over heads
+    options: tuple[tuple[str, object], ...] = ()  # further ones of the strategy
+
+    @property
+    def only_in_distribution(self) -> bool:
+        """The text's distribution is declared, and not the text: with coins of its own for what is drafted."""
+        return dict(self.options).get("verifier", "agreement") != "agreement"
 
 
 MANNERS: dict[str, Manner] = {
@@ -115,6 +121,27 @@ MANNERS: dict[str, Manner] = {
 def manners(strategy: Strategy) -> dict[str, Manner]:
     if strategy.text_of == "both":
         return MANNERS
+    if strategy.text_of == "cloud":
+        paper = ("waits", True), ("overlap", False)
+        return {
+            "alone": Manner(),
+            "rescoring": Manner(rescoring=True),
+            "distributions, rescoring": Manner(rescoring=True, needs_dists=True, options=(("needs_dists", True),)),
+            "in steps": Manner(options=(*paper, ("least", 1))),
+            "in steps of none or more": Manner(options=paper),
+            "static": Manner(options=(*paper, ("most", 5), ("fixed", True))),
+            "waits and overlaps": Manner(options=(("waits", True), ("gate", False))),
+            "rejection": Manner(options=(("verifier", "rejection"),)),
+            "rejection in steps, distributions, rescoring": Manner(
+                rescoring=True,
+                needs_dists=True,
+                options=(("verifier", "rejection"), ("overlap", False), ("needs_dists", True)),
+            ),
+            "truncated": Manner(options=(("verifier", "truncated"),)),
+            "truncated in steps, rescoring": Manner(
+                rescoring=True, options=(("verifier", "truncated"), ("overlap", False), ("mass", 0.8))
+            ),
+        }
     return {
         "alone": Manner(needs_dists=True),
         "rescoring": Manner(rescoring=True, needs_dists=True),
@@ -145,6 +172,7 @@ def job(
     if manner is not None:
         table = LookupTable(VOCAB) if manner.tables and table is None else table
         asked = {"aggregator": manner.rule, "drafting": manner.drafting, "rescoring": manner.rescoring}
+        asked |= dict(manner.options)
         config = replace(
             config,
             options=options_for(strategy.options, asked),
@@ -236,6 +264,8 @@ class Hand:
         self.rows: list[tuple[int, ...]] = []  # output tokens on the path of every row that was asked for
         self.now = 0.0
         self.forward_s = 0.0  # of each answer
+        self.silent_since: float | None = None  # the link
+        self._wake_at = 0.0
         self._ledger = SequenceTable(vocab_size=VOCAB, max_positions=4096)
         self._tokens: dict[SeqId, list[int]] = {}  # committed, the prompt included
         self._waiting: list[tuple[int, list[tuple[int, ...]]]] = []  # tickets, and the paths of their wanted rows
@@ -249,6 +279,8 @@ class Hand:
                     self._forward(ticket, segment)
                 case Prune(seq, keep, live):
                     self._tokens[seq] += self._ledger.prune(seq, keep, live).committed
+                case WakeAt(time):
+                    self._wake_at = time
         self.effects += effects
         return effects
 
@@ -280,9 +312,22 @@ class Hand:
     def begin(self, score: float | None = 0.0) -> list[Effect]:
         return [*self.on(Started(0.0), found(score)), *self.answer()]
 
-    def wake(self) -> list[Effect]:
-        self.now += 1.0
-        return self.on(TimerFired(self.now))
+    def wake(self, rtt: float | None = None) -> list[Effect]:
+        """What the next wake-up leads to, at its time."""
+        self.now = max(self.now, self._wake_at)
+        silence = 0.0 if self.silent_since is None else self.now - self.silent_since
+        return self.on(TimerFired(self.now, rtt, silence=silence))
+
+    def wake_until(self, time: float, between: Callable[[], object] = lambda: None) -> list[Effect]:
+        """What the wake-ups until then lead to."""
+        effects: list[Effect] = []
+        asked = -1.0
+        while asked < self._wake_at <= time:
+            asked = self._wake_at
+            effects += self.wake()
+            between()
+        self.now = time
+        return effects
 
     @property
     def emitted(self) -> list[Emit]:
@@ -309,11 +354,12 @@ def says(effects: Sequence[Effect]) -> list[SessionMessage]:
     return [effect.message for effect in effects if isinstance(effect, Send)]
 
 
-def dropped_after(hand: Hand, between: Callable[[], object]) -> int:
-    """Wakes until the machine gives its peer up."""
-    for wakes in range(1, 2 * MAX_IDLE_WAKES):
-        if any(isinstance(effect, ClosePeer) for effect in hand.wake()):
-            return wakes
+def passed_over_after(hand: Hand, between: Callable[[], object] = lambda: None, *, limit: float = 200.0) -> float:
+    """Seconds until the machine goes on without its peer."""
+    start = hand.now
+    while hand.now < start + limit and not (hand.effects and isinstance(hand.effects[-1], Finish)):
+        if any(isinstance(effect, PassOver) for effect in hand.wake()):
+            return hand.now - start
         between()
     raise AssertionError("it waits for ever")
 

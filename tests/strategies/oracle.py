@@ -98,6 +98,7 @@ def mixed(
     *,
     rescoring: bool = False,
     mask: Mask | None = None,
+    prefix: Sequence[int] = (),
 ) -> list[int]:
     """The synchronous mixture of both sides (DRAGON eq. 4), one position at a time."""
 
@@ -109,7 +110,7 @@ def mixed(
         dist = mix_weighted([dist for dist, _ in by_side], [weights[side] for side in SIDES])
         return sample(filter_top(dist, sampling), sampling, len(tokens))
 
-    return _written(target, max_tokens, eos_ids)
+    return _written(target, max_tokens, eos_ids, prefix)
 
 
 def tossed(
@@ -121,6 +122,7 @@ def tossed(
     *,
     rescoring: bool = False,
     mask: Mask | None = None,
+    prefix: Sequence[int] = (),
 ) -> list[int]:
     """A coin for every position says whose token it is (specs 1.6, mode B)."""
     assert not rescoring, "not under `coin`"
@@ -132,7 +134,7 @@ def tossed(
         dist, _ = side_dist(engines[side], branches[side], tokens, sampling, mask=mask)
         return sample(filter_top(dist, sampling), sampling, len(tokens))
 
-    return _written(target, max_tokens, eos_ids)
+    return _written(target, max_tokens, eos_ids, prefix)
 
 
 def by_paper(
@@ -144,6 +146,7 @@ def by_paper(
     *,
     rescoring: bool = False,
     mask: Mask | None = None,
+    prefix: Sequence[int] = (),
 ) -> list[int]:
     """Algorithm 1 with both distributions at hand; the aggregator itself is tested by tests/core."""
     rule = make_aggregator("paper", sampling, vocab_size=next(iter(engines.values())).info.vocab_size)
@@ -160,14 +163,16 @@ def by_paper(
         assert decision is not None
         return decision.token
 
-    return _written(target, max_tokens, eos_ids)
+    return _written(target, max_tokens, eos_ids, prefix)
 
 
 REFERENCES: Mapping[AggregatorName, Callable[..., list[int]]] = {"mixture": mixed, "coin": tossed, "paper": by_paper}
 
 
-def _written(target: Callable[[list[int]], int], max_tokens: int, eos_ids: frozenset[int]) -> list[int]:
-    tokens: list[int] = []
+def _written(
+    target: Callable[[list[int]], int], max_tokens: int, eos_ids: frozenset[int], prefix: Sequence[int]
+) -> list[int]:
+    tokens = list(prefix)
     while len(tokens) < max_tokens and (token := target(tokens)) not in eos_ids:
         tokens.append(token)
     return tokens

@@ -24,11 +24,12 @@ from paceline.runtime.simulation import Simulation
 from paceline.strategies.base import SIDES, Branch, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.core.chi_square import assert_drawn_from
+from tests.depth import DEPTH
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB, Manner, engines, job
 from tests.strategies.conformance.worlds import harsh
 
-NUM_SEEDS = 500
+NUM_SEEDS = 250 * DEPTH
 SHORT: dict[Side, tuple[Branch, ...]] = {
     "cloud": (Branch(tuple(b"a "), 0.8), Branch(tuple(b"in "), 0.1)),
     "device": (Branch(tuple(b"th"), 1.8),),

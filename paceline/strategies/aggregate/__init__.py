@@ -7,7 +7,6 @@ following: append the peer's targets, take the decision over, send drafts
 resync: send again what was lost; give up a peer that does nothing
 exchange: draft trees to messages and back
 tree_planner: which nodes to compute next
-ngram_drafts: drafts where no distribution is known yet
 side_weights: how much each side counts
 options: options, aggregator and limits of a request
 stats: counts for the report

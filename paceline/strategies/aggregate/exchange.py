@@ -15,16 +15,19 @@ from dataclasses import replace
 from paceline.core.aggregation.registry import LAST_LEVEL, Aggregator
 from paceline.core.aggregation.weights import dequantize_score, quantize_score
 from paceline.core.estimation.running import MovingAverage
+from paceline.core.sampling.dist import Dist
 from paceline.core.side import Side, other
 from paceline.errors import RemoteProtocolError
-from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
 from paceline.wire.dist_codec import decode_head, encode_head
 from paceline.wire.messages import Drafts
-from paceline.wire.tree_codec import FOLLOWS, EncodedNodes, pack_nodes, unpack_nodes
+from paceline.wire.payloads.tree_codec import FOLLOWS, EncodedNodes, pack_nodes, unpack_nodes
 
 MAX_MESSAGE_NODES = 256
 MAX_DEPTH = 256  # tokens below the head; deeper nodes are ignored
 MAX_PEER_IDS = 4096  # remembered at once
+MAX_PEER_PROBS = 1 << 21  # probabilities of the peer's that live nodes hold: some 25 MB with their token ids
+FEW_PROBS = MAX_PEER_PROBS // (MAX_LIVE_NODES + MAX_MESSAGE_NODES)  # so many for every node need not be counted
 KEPT_POSITIONS = 128  # decided positions behind the head whose ids may still be anchors or parents
 
 
@@ -147,6 +150,7 @@ class DraftExchange:
         has_room = not self._tree.full()
         self._peer_ids[nodes.anchor] = anchor
         sender, head = other(self._side), self._tree.head
+        room = self._room_for(dists)
         for index, (parent, token) in enumerate(zip(nodes.parents, nodes.tokens, strict=True)):
             node_id = nodes.first + index
             edge = self._peer_choices.get(parent) if token == FOLLOWS else token
@@ -155,6 +159,9 @@ class DraftExchange:
                 continue
             self._peer_ids[node_id] = node
             dist = dists[index] if nodes.choices is None else None
+            room -= 0 if dist is None else len(dist.ids)
+            if room < 0:
+                break  # counts as lost; what is nearest to the head came first, and room returns as the head moves
             choice = None if nodes.choices is None else nodes.choices[index]
             if choice is not None:
                 self._peer_choices[node_id] = choice
@@ -163,6 +170,13 @@ class DraftExchange:
                 if share is not None:
                     log_h = None if nodes.scores is None else dequantize_score(nodes.scores[index])
                     node.set_peer(replace(share, log_evidence=log_h), node_id)
+
+    def _room_for(self, dists: Sequence[Dist]) -> int:
+        """Probabilities that may be held beside those of the live nodes. Not counted where these are few each."""
+        if max((len(dist.ids) for dist in dists), default=0) <= FEW_PROBS:
+            return MAX_PEER_PROBS
+        shares = (node.peer_dist for node in self._tree.head.subtree())
+        return MAX_PEER_PROBS - sum(len(each.head.ids) for each in shares if each is not None and each.head is not None)
 
     def _child(self, parent: PrefixNode | None, token: int | None, *, create: bool) -> PrefixNode | None:
         """The parent's child of that token; a new one below a live parent, if `create`."""

@@ -26,7 +26,6 @@ from paceline.core.side import other
 from paceline.strategies.aggregate.deciding import Decider
 from paceline.strategies.aggregate.exchange import DraftExchange
 from paceline.strategies.aggregate.following import DraftSender, Follower
-from paceline.strategies.aggregate.ngram_drafts import NgramDrafts
 from paceline.strategies.aggregate.options import (
     accepts,
     aggregator_of,
@@ -36,21 +35,25 @@ from paceline.strategies.aggregate.options import (
     options_of,
     pinned_side,
 )
-from paceline.strategies.aggregate.resync import Resync
+from paceline.strategies.aggregate.resync import SYNC_INTERVAL_S, Resync
 from paceline.strategies.aggregate.side_weights import SideWeights
 from paceline.strategies.aggregate.state import FIRST_HOLDER, Answer, PeerState
 from paceline.strategies.aggregate.stats import AggregateStats
 from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
 from paceline.strategies.base import (
     Cancelled,
+    ClosePeer,
+    DraftModelLost,
     Effect,
     Event,
     Finish,
     FinishReason,
+    FromDraftModel,
     LinkBack,
     LinkLost,
     MachineConfig,
     OpenPeer,
+    PassOver,
     Received,
     Retrieve,
     Retrieved,
@@ -60,7 +63,9 @@ from paceline.strategies.base import (
     TimerFired,
     WakeAt,
 )
-from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
+from paceline.strategies.decoding.ngram_drafts import NgramDrafts
+from paceline.strategies.decoding.peer_watch import LISTEN_S, PeerWatch
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.strategies.strategy import JOINT_LEVELS, Strategy
 from paceline.wire.messages import (
@@ -75,8 +80,6 @@ from paceline.wire.messages import (
     SyncState,
     Targets,
 )
-
-WAKE_INTERVAL_S = 1.0
 
 
 class Aggregate:
@@ -123,6 +126,7 @@ class Aggregate:
         self._answer = Answer(config, self._tree, self._planner, self._ngram_drafts, self._stats)
         self._now = 0.0
         self._rtt, self._bandwidth = config.rtt, config.bandwidth
+        self._watch = PeerWatch(config, self._decoder)
         self._started = False
         self._finished = False
         self._meet_peer(config.epoch, linked=config.has_peer)
@@ -141,44 +145,69 @@ class Aggregate:
         self._decider = Decider(config, answer, peer, tree, self._aggregator, self._weights, self._timing, self._stats)
         self._follower = Follower(config, answer, peer)
         self._sender = DraftSender(config, peer, self._decoder, self._timing)
-        self._resync = Resync(config, answer, peer, tree, self._decoder, self._weights, self._decider, self._sender)
+        self._resync = Resync(answer, peer, tree, self._weights, self._decider, self._sender)
 
     # ---- events -----------------------------------------------------------------------------------------------------
     def on(self, event: Event) -> Sequence[Effect]:
         if self._finished:
             return []
+        effects = self._on(event)
+        self._watch.observe(len(self._answer.targets), self._now, linked=self._peer.linked)
+        if self._watch.returns and not self._finished:
+            return [*effects, *self._open_again()]
+        return effects
+
+    def _on(self, event: Event) -> Sequence[Effect]:
         match event:
             case Started(now):
                 self._started, self._now = True, now
                 opens = self._config.faces_client and self._peer.linked
                 opening = [OpenPeer(tuple(self._answer.targets), self._peer.epoch)] if opens else []
-                return [Retrieve(), *opening, WakeAt(now + WAKE_INTERVAL_S)]
+                return [Retrieve(), *opening, self._next_wake()]
             case Retrieved(branches, max_new_tokens):
                 targets = self._answer.targets
                 effects = self._decoder.start(branches, targets, self._tree.head, max_new_tokens)
                 if self._ngram_drafts is not None:
                     self._ngram_drafts.start(branches, targets)
                 return [*effects, *self._sender.send_weight(), *self._advance()]
-            case Scored(ticket, dists, now):
+            case Scored(now=now) | Sampled(now=now):
                 self._now = max(self._now, now)
-                return self._scored(self._decoder.scored(ticket, dists, self._now))
-            case Sampled(ticket, rows, now):
-                self._now = max(self._now, now)
-                return self._scored(self._decoder.sampled(ticket, rows, self._now))
+                return self._scored(take_answer(self._decoder, event, self._now))
             case Received(message, now):
                 self._now = max(self._now, now)
-                self._resync.message_received()
-                current = self._peer.linked and message.epoch == self._peer.epoch
-                return self._received(message) if current else []
-            case TimerFired(now, rtt, bandwidth):
+                if message.epoch != self._peer.epoch:
+                    return []
+                if self._watch.passed_over:
+                    self._watch.heard(works=not isinstance(message, SyncState | SpeedReport))
+                return self._received(message) if self._peer.linked else []
+            case TimerFired(now, rtt, bandwidth, silence):
                 self._now, self._rtt, self._bandwidth = now, self._rtt if rtt is None else rtt, bandwidth
-                return [*self._resync.wake(), WakeAt(now + WAKE_INTERVAL_S)]
+                effects = self._wake(silence)
+                return effects if self._finished else [*effects, self._next_wake()]
             case LinkLost():
                 return self._lost()
             case LinkBack():
                 return self._back()
             case Cancelled(reason):
                 return [self._finish(reason)]
+            case FromDraftModel() | DraftModelLost():
+                return []  # it asks none
+
+    def _wake(self, silence: float) -> list[Effect]:
+        """Time has passed: go on without a peer that is silent or stuck, or send this side's state."""
+        watch = self._watch
+        if self._config.faces_client:
+            if watch.wake(self._now, silence, self._rtt, linked=self._peer.linked):
+                reason = watch.pass_over()
+                self._meet_peer(self._peer.epoch, linked=False)
+                return [PassOver(reason), *self._advance()]
+            if watch.too_long and self._peer.linked:
+                return [ClosePeer()]
+        return self._resync.wake(self._now)
+
+    def _next_wake(self) -> WakeAt:
+        listens = self._config.faces_client and self._peer.linked
+        return WakeAt(self._now + (LISTEN_S if listens else SYNC_INTERVAL_S))
 
     def _scored(self, nodes: Sequence[PrefixNode]) -> list[Effect]:
         if not nodes:
@@ -212,16 +241,22 @@ class Aggregate:
     def _lost(self) -> list[Effect]:
         if not self._config.faces_client:
             return [self._finish("cancelled")]
+        self._watch.lost()
         self._meet_peer(self._peer.epoch, linked=False)
         return self._advance()
 
     def _back(self) -> list[Effect]:
-        """Open a session with the peer again, from the last target on; until it answers, nothing is decided."""
+        """The link is back, and the peer with it."""
         if self._peer.linked or not self._config.faces_client:
             return []
         if not self._started:
             self._peer.linked = True
             return []  # `Started` will open the session
+        return self._open_again()
+
+    def _open_again(self) -> list[Effect]:
+        """Open a session with the peer again, from the last target on; until it answers, nothing is decided."""
+        self._watch.opened()
         self._meet_peer(self._peer.epoch + 1, linked=True)
         opening = OpenPeer(tuple(self._answer.targets), self._peer.epoch)
         drafts = self._sender.send_all() if self._sender.sends else []

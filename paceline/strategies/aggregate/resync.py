@@ -1,7 +1,6 @@
 """Recovery of lost messages: a link loses none, but a link that breaks and heals does.
 
-A side without progress sends its state, and the peer sends again what is missing there. A peer that stays silent or
-never leads to a target is given up.
+A side without progress sends its state, and the peer sends again what is missing there.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ from paceline.strategies.aggregate.deciding import Decider
 from paceline.strategies.aggregate.following import DraftSender
 from paceline.strategies.aggregate.side_weights import SideWeights
 from paceline.strategies.aggregate.state import Answer, PeerState
-from paceline.strategies.base import ClosePeer, Effect, MachineConfig, Send
-from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.base import Effect, Send
 from paceline.strategies.decoding.prefix_tree import PrefixTree
 from paceline.wire.messages import SyncState
 
-MAX_SILENT_WAKES = 8  # wake-ups without one message from the peer before it is given up
-MAX_IDLE_WAKES = 60  # wake-ups without a target, while this side is ready, before a peer that does send is given up
+SYNC_INTERVAL_S = 1.0
 
 
 class Resync:
@@ -24,43 +21,31 @@ class Resync:
 
     def __init__(
         self,
-        config: MachineConfig,
         answer: Answer,
         peer: PeerState,
         tree: PrefixTree,
-        decoder: BranchDecoder,
         weights: SideWeights,
         decider: Decider,
         sender: DraftSender,
     ) -> None:
-        self._config = config
         self._answer = answer
         self._peer = peer
         self._tree = tree
-        self._decoder = decoder
         self._weights = weights
         self._decider = decider
         self._sender = sender
-        self._silent_wakes = 0
-        self._idle_wakes = 0
-        self._resent_drafts = False  # since the last wake-up
+        self._next = 0.0  # s, when to look at the progress again
+        self._resent_drafts = False  # since that was done last
 
-    def message_received(self) -> None:
-        """Note that the peer is alive."""
-        self._silent_wakes = 0
-
-    def wake(self) -> list[Effect]:
-        """Without a target since the last wake-up: send this side's state, or give the peer up."""
+    def wake(self, now: float) -> list[Effect]:
+        """Every second without a target: send this side's state."""
+        if now < self._next:
+            return []
+        self._next = now + 0.9 * SYNC_INTERVAL_S  # wake-ups may come a little early
         self._resent_drafts = False
         progressed, self._answer.progressed = self._answer.progressed, False
-        if progressed:
-            self._idle_wakes = 0
         if progressed or not self._peer.linked:
             return []
-        self._silent_wakes += 1
-        self._idle_wakes += self._decoder.idle
-        if self._config.faces_client and (self._silent_wakes >= MAX_SILENT_WAKES or self._idle_wakes >= MAX_IDLE_WAKES):
-            return [ClosePeer()]
         self._decider.forget_requests()
         return [Send(self._sync_state()), *self._decider.request_detail()]
 

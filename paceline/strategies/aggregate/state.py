@@ -18,10 +18,11 @@ from paceline.core.aggregation.placement import Placement
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import Side, other
 from paceline.strategies.aggregate.exchange import DraftExchange
-from paceline.strategies.aggregate.ngram_drafts import NgramDrafts
 from paceline.strategies.aggregate.stats import AggregateStats
 from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
 from paceline.strategies.base import ClosePeer, Effect, Emit, MachineConfig
+from paceline.strategies.decoding.form import BROKEN_FORM, permits
+from paceline.strategies.decoding.ngram_drafts import NgramDrafts
 from paceline.strategies.decoding.prefix_tree import PrefixTree
 
 FIRST_HOLDER: Side = "device"
@@ -79,22 +80,13 @@ class Answer:
         self._stats = stats
 
     def permits(self, token: int) -> bool:
-        """The request's constraint lets this token follow. Where it lets none follow, the answer ends.
-
-        Of a token that depends on what the peer sent. For the front alone: the peer answers for nothing.
-        """
-        mask = self._config.mask if self._config.faces_client else None
-        allowed = None if mask is None else mask.allowed(self.targets)
-        if allowed is None:
-            return True
-        if not allowed.any():
-            return token in self._config.eos_ids
-        return token < len(allowed) and bool(allowed[token])
+        """See `decoding.form.permits`."""
+        return permits(self._config, self.targets, token)
 
     def give_up(self, peer: PeerState) -> list[Effect]:
         """Close the session of a peer that has led to a token which the constraint forbids."""
         peer.broken = True
-        return [ClosePeer("it breaks the form that the request asks for")]
+        return [ClosePeer(BROKEN_FORM)]
 
     def append(self, token: int, lane: int, dist: Dist | None, peer: PeerState) -> list[Effect]:
         """Add the next target, and emit it if this side faces the client."""

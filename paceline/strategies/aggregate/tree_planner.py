@@ -10,17 +10,16 @@ in one forward what a fast one has drafted. Width 1 is DRAGON's chain.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.aggregation.registry import Aggregator
 from paceline.core.drafting.acceptance import margin_class
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.noise import gumbel_of
+from paceline.core.sampling.ranking import best_margin
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import Side, other
-from paceline.strategies.aggregate.ngram_drafts import NgramDrafts
+from paceline.strategies.decoding.ngram_drafts import NgramDrafts
 from paceline.strategies.decoding.prefix_tree import DraftTokens, PrefixNode
 from paceline.wire.messages import DraftLimits
 
@@ -160,18 +159,7 @@ class DraftTreePlanner:
     def _drafts(self, side: Side, dist: Dist, node: PrefixNode) -> DraftTokens:
         width = self._drafting.width
         tokens = tuple(self._aggregator.draft_tokens(side, dist, self._weigh(node), node.position, width))
-        return DraftTokens(tokens, margin_class(self._margin(dist, tokens, node.position)))
-
-    def _margin(self, dist: Dist, tokens: tuple[int, ...], position: int) -> float:
-        """Score of the first draft less that of the second, nats."""
-        if len(tokens) < 2:
-            return math.inf
-        first, second = (max(dist.prob(token), 1e-300) for token in tokens[:2])
-        margin = math.log(first) - math.log(second)
-        if self._sampling.temperature > 0.0:
-            noise, next_noise = gumbel_of(self._sampling.seed, position, tokens[:2])
-            margin += noise - next_noise
-        return margin
+        return DraftTokens(tokens, margin_class(best_margin(dist, self._sampling, node.position, tokens)))
 
 
 def _cut_at_break_even(weights: list[float], seconds: Callable[[int], float], saved: float) -> int:

@@ -17,7 +17,7 @@ from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
-from paceline.strategies.base import Branch, Effect, Forward, Prune
+from paceline.strategies.base import Branch, Effect, Forward, Prune, Sampled, Scored
 from paceline.strategies.decoding.answered_rows import AnsweredRows
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 from paceline.strategies.decoding.rescoring import BranchMixer
@@ -110,7 +110,7 @@ class BranchDecoder:
         self._batch = (head,)
         self._mixer.start(self._branches, tuple(prefix), head)
         more = 0 if prefix or not branches else min(num_prompt_dists, len(branches[-1].prompt) - 1)
-        segments = _prompt_segments(branches, tuple(prefix), self._mixer.num_prefix_rows, more)
+        segments = prompt_segments(branches, tuple(prefix), self._mixer.num_prefix_rows, more)
         return self._forwards(segments, more, sampled=self._samples and not prefix)
 
     def commit_to(self, head: PrefixNode) -> list[Effect]:
@@ -258,7 +258,7 @@ class BranchDecoder:
         return self._path(node) if self._mixer.needs_path else ()
 
     def _path(self, node: PrefixNode) -> list[int]:
-        return _output_to(node, self._committed)
+        return output_to(node, self._committed)
 
     def _forwards(self, segments: Sequence[Segment], num_prompt_rows: int = 0, *, sampled: bool) -> list[Effect]:
         """num_prompt_rows: wanted rows of the last prompt's end, before the node's. sampled: by the engine."""
@@ -278,7 +278,7 @@ class BranchDecoder:
         return effects
 
 
-def _output_to(node: PrefixNode, committed: Sequence[int]) -> list[int]:
+def output_to(node: PrefixNode, committed: Sequence[int]) -> list[int]:
     """The output tokens from the answer's beginning to this node."""
     tokens: list[int] = []
     above: PrefixNode | None = node
@@ -288,7 +288,7 @@ def _output_to(node: PrefixNode, committed: Sequence[int]) -> list[int]:
     return [*committed[: node.position], *reversed(tokens)]
 
 
-def _prompt_segments(
+def prompt_segments(
     branches: Sequence[Branch], prefix: tuple[int, ...], num_prefix_rows: int, num_prompt_rows: int
 ) -> list[Segment]:
     """Every prompt with the prefix behind it. num_prefix_rows: of its end, wanted in a segment of their own.
@@ -308,3 +308,10 @@ def _prompt_segments(
 def _parent_row(node: PrefixNode) -> int:
     """The id of the row of the node's parent in the open tree; `ROOT` where that is decided."""
     return ROOT if node.parent is None or node.parent.row is None else node.parent.row
+
+
+def take_answer(decoder: BranchDecoder, answer: Scored | Sampled, now: float) -> Sequence[PrefixNode]:
+    """Take the answer to a forward, of whichever kind it asked for: the nodes that are complete by it."""
+    if isinstance(answer, Scored):
+        return decoder.scored(answer.ticket, answer.dists, now)
+    return decoder.sampled(answer.ticket, answer.rows, now)

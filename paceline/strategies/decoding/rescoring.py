@@ -187,7 +187,8 @@ class BranchMixer:
             assert node.parent is not None
             below.setdefault(node.parent, []).append(node)
         kept: set[PrefixNode] = set()
-        waiting = [head]
+        waiting = [node for node in below if node is not head and node not in drafts]  # drafted and admitted before
+        waiting.append(head)
         while waiting:
             node = waiting.pop()
             if node in below or leaves:

@@ -13,12 +13,12 @@ from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.registry import Aggregator, AggregatorName, PeerDist, make_aggregator
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.strategies.aggregate.exchange import DraftExchange
+from paceline.strategies.aggregate.exchange import MAX_PEER_PROBS, DraftExchange
 from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
 from paceline.wire.codec import decode, encode
 from paceline.wire.dist_codec import decode_head, encode_head
 from paceline.wire.messages import Drafts
-from paceline.wire.tree_codec import EncodedNodes, pack_nodes
+from paceline.wire.payloads.tree_codec import EncodedNodes, pack_nodes
 from tests.strategies.cases import VOCAB, point
 
 untimed = settings(deadline=None, max_examples=40)
@@ -240,3 +240,28 @@ def test_a_share_without_a_head_is_a_choice() -> None:
     node = PrefixTree(0).head
     node.set_peer(PeerDist(65, None), 0)
     assert node.peer_dist is not None and node.peer_dist.head is None
+
+
+def test_whole_distributions_of_a_large_vocabulary_are_held_up_to_a_limit_and_taken_again_as_the_head_moves() -> None:
+    """A peer that sends all it may send to every node does not decide how much memory an answer takes."""
+    vocab, nodes = 150_000, 40
+    rule = make_aggregator("mixture", SamplingParams(temperature=1.0, seed=3), vocab_size=vocab)
+    tree = PrefixTree(0)
+    receiver = DraftExchange("device", rule, vocab, tree)
+    whole = encode_head(Dist.dense(np.full(vocab, 1.0 / vocab)), precise=False)
+
+    def send(first: int, count: int) -> list[int]:
+        """A chain below the head, one node a message; the positions whose distributions are held."""
+        head = tree.head.position
+        for number in range(count):
+            parent = -1 if number == 0 else first + number - 1
+            level = EncodedNodes(head, first, 2, first + number, (parent,), (65 if number else 0,), None)
+            receiver.receive(Drafts(0, 0, pack_nodes(level), [whole]))
+        return [node.position for node in tree.head.subtree() if node.peer_dist is not None]
+
+    fits = MAX_PEER_PROBS // vocab
+    assert send(0, nodes) == list(range(fits))
+    for _ in range(5):
+        tree.advance(65)
+    receiver.forget_dead()
+    assert send(nodes, nodes) == list(range(5, 5 + fits)), "what is nearest to the head is taken first"

@@ -10,11 +10,9 @@ import pytest
 from paceline.core.aggregation.registry import AggregatorName
 from paceline.runtime.simulation import SimulatedSession, Simulation
 from paceline.strategies.aggregate.machine import Aggregate
-from paceline.strategies.aggregate.resync import MAX_IDLE_WAKES, MAX_SILENT_WAKES
 from paceline.strategies.base import (
     SIDES,
     Cancelled,
-    ClosePeer,
     Effect,
     Finish,
     Forward,
@@ -30,7 +28,7 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import DetailRequest, DraftLimits, Drafts, EvidenceWeight, SpeedReport, SyncState, Targets
-from paceline.wire.tree_codec import unpack_nodes
+from paceline.wire.payloads.tree_codec import unpack_nodes
 from tests.strategies import oracle
 from tests.strategies.cases import (
     BRANCHES,
@@ -46,7 +44,6 @@ from tests.strategies.cases import (
     decided,
     device,
     drafted,
-    dropped_after,
     engines,
     found,
     handed,
@@ -125,56 +122,12 @@ def test_drafts_may_come_before_the_targets_they_hang_on_in_any_order() -> None:
     assert targets == [65, 66, 67]
 
 
-# ---- a peer that is of no use ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("lives", [False, True], ids=["silent", "stuck"])
-@pytest.mark.parametrize("private", [False, True])
-def test_a_peer_that_brings_nothing_is_given_up_and_the_answer_goes_on(side: Side, lives: bool, private: bool) -> None:
-    hand = Hand(Aggregate, side, front=True, private=private)
-    hand.begin()
-
-    def between() -> None:
-        if lives:
-            hand.on(has(0))
-
-    wakes = dropped_after(hand, between)
-    assert wakes in ((MAX_IDLE_WAKES, MAX_IDLE_WAKES + 1) if lives else (MAX_SILENT_WAKES, MAX_SILENT_WAKES + 1))
-    assert not hand.emitted
-    hand.on(LinkLost())
-    hand.answer()
-    assert hand.tokens == [65] * 8
-    assert hand.finish.reason == "length" and hand.finish.stats["alone"] == 8
-
-
-def test_a_slow_search_or_engine_of_its_own_is_not_held_against_the_peer() -> None:
-    hand = device()
-    hand.on(Started(0.0))
-    for event in (has(0), found()):  # while it searches, and while its engine has not answered
-        hand.on(event)
-        for _ in range(2 * MAX_IDLE_WAKES):
-            hand.on(has(0))
-            assert not any(isinstance(effect, ClosePeer) for effect in hand.wake())
-
-
-def test_a_peer_that_helps_to_a_target_now_and_then_is_not_given_up() -> None:
-    hand = cloud(max_tokens=1000)
-    hand.begin()
-    for start in range(3):
-        for _ in range(MAX_IDLE_WAKES - 2):
-            hand.on(has(start))
-            assert not any(isinstance(effect, ClosePeer) for effect in hand.wake())
-        hand.on(decided(start, 65))
-        hand.answer()
-
-
+# ---- a peer that leaves ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("lost", [False, True], ids=["together", "alone"])
 def test_after_finish_comes_nothing(lost: bool) -> None:
     hand = device(max_tokens=2)
     hand.begin()
     if lost:
-        dropped_after(hand, lambda: None)
         hand.on(LinkLost())
     else:
         hand.on(*heard(0, 65, 65))

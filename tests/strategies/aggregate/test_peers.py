@@ -28,7 +28,7 @@ from paceline.wire.messages import (
     SyncState,
     Targets,
 )
-from paceline.wire.tree_codec import FOLLOWS, EncodedNodes, pack_nodes, unpack_nodes
+from paceline.wire.payloads.tree_codec import FOLLOWS, EncodedNodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import (
     CHAIN,
     PROMPT,
@@ -56,7 +56,7 @@ EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
 
 def known_until(hand: Hand) -> int:
     """Number of targets in the state that the machine sends when nothing happens."""
-    have = [message for _ in range(2) for message in says(hand.wake())][-1]
+    have = says(hand.wake_until(hand.now + 2.5))[-1]
     assert isinstance(have, SyncState)
     return have.targets
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from paceline.core.estimation.patience import SILENCE_S
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.runtime.simulation import Network, SimulatedSession, Simulation
 from paceline.strategies.base import SIDES, Branch, Cancelled, Emit, LinkLost, Side, other
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
+from tests.depth import DEPTH
 from tests.strategies import oracle
 from tests.strategies.cases import (
     BRANCHES,
@@ -30,33 +33,54 @@ from tests.strategies.cases import (
     manners,
     without_documents,
 )
-from tests.strategies.conformance.worlds import SHORT, Flapping, changing_speeds, harsh
+from tests.strategies.conformance.worlds import IN_ORDER, SHORT, Flapping, changing_speeds, harsh
 
-QUICK = 3  # seeds that also run in `make check`
+QUICK = 2  # seeds that also run in `make check`
 
 
-def every_manner(*, with_peer: bool | None = None) -> pytest.MarkDecorator:
-    """Parameters `strategy` and `manner`. with_peer: of both sides alone, or of one side alone."""
+def every_manner(*, with_peer: bool | None = None, half: int | None = None) -> pytest.MarkDecorator:
+    """Parameters `strategy` and `manner`. with_peer: of both sides alone, or of one side alone. half, 0 or 1: the first
+    manner of each strategy and this half of the others, for laws that take long; all at a greater depth."""
     found = {
         f"{strategy.name}, {name}": (strategy, manner)
         for strategy in STRATEGIES.values()
         if with_peer in (None, strategy.needs_peer)
-        for name, manner in manners(strategy).items()
+        for number, (name, manner) in enumerate(manners(strategy).items())
+        if half is None or DEPTH > 1 or number == 0 or number % 2 == half
     }
     return pytest.mark.parametrize(("strategy", "manner"), list(found.values()), ids=list(found))
 
 
 def every_seed(count: int) -> pytest.MarkDecorator:
     """Parameter `seeds`: the first few, and the rest, which are slow."""
-    rest = pytest.param(range(QUICK, count), marks=pytest.mark.slow)
+    rest = pytest.param(range(QUICK, count * DEPTH), marks=pytest.mark.slow)
     return pytest.mark.parametrize("seeds", [range(QUICK), rest], ids=["first seeds", "further seeds"])
+
+
+def deeper(every: int) -> int:
+    """Steps between two of which one is tried, at this depth."""
+    return max(1, every // DEPTH)
 
 
 EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
 EVERY_SAMPLING = pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
-EVERY_NETWORK = pytest.mark.parametrize(
-    "reorders", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["in order", "reordering"]
-)
+
+
+def front_and_network(front_in_order: Side) -> pytest.MarkDecorator:
+    """Parameters `front` and `reorders`: this front over a link in order, the other one over a link that reorders,
+    which is slow; at a greater depth all four combinations."""
+    fronts = SIDES if DEPTH > 1 else (front_in_order,)
+    in_order = [pytest.param(front, False, id=f"{front}, in order") for front in fronts]
+    fronts = SIDES if DEPTH > 1 else (other(front_in_order),)
+    slow = pytest.mark.slow
+    reordering = [pytest.param(front, True, id=f"{front}, reordering", marks=slow) for front in fronts]
+    return pytest.mark.parametrize(("front", "reorders"), [*in_order, *reordering])
+
+
+def settled(manner: Manner, sampling: SamplingParams) -> SamplingParams:
+    """Where only the distribution of the text is declared: with one token to sample from, so that there is one text.
+    Drafts are accepted, rejected and recovered all the same."""
+    return replace(sampling, top_k=1) if manner.only_in_distribution else sampling
 
 
 def reference(
@@ -99,6 +123,7 @@ def check_text(
     strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: Iterable[int], *, reorders: bool
 ) -> None:
     """The text equals its reference, whatever the delays and the speeds."""
+    sampling = settled(manner, sampling)
     expected = reference(strategy, front, sampling, manner)
     for seed in seeds:
         request = job(strategy, front, sampling, manner=manner)
@@ -117,6 +142,8 @@ def check_loss(
 
     every: steps between two kills; the first one varies with the parameters.
     """
+    every = deeper(every)
+    sampling = settled(manner, sampling)
 
     def world() -> Simulation:
         return Simulation(job(strategy, front, sampling, manner=manner, max_tokens=SHORT), engines(), network=network)
@@ -157,6 +184,69 @@ def check_flap(
             assert answer.tokens == reference(strategy, front, sampling, manner), f"seed {seed}"
 
 
+def check_mute(
+    strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seconds: float, *, every: int = 21
+) -> None:
+    """A peer that is mute for a while, from any step on: a pause is waited out, and changes no text. A longer silence
+    leaves the prefix; the front continues it alone, and both from where the peer is back, which is checked at every
+    step alone. every: as in `check_loss`.
+    """
+    sampling = settled(manner, sampling)
+
+    def world() -> Simulation:
+        request = job(strategy, front, sampling, manner=manner, max_tokens=SHORT)
+        forward = {front: 0.2, other(front): 0.1}  # so that a peer may be back before the answer has ended
+        return Simulation(request, engines(), network=IN_ORDER, forward=forward)
+
+    undisturbed = world()
+    whole = undisturbed.run().tokens
+    every = deeper(every)
+    first = 1 + random.Random(f"mute {manner} {front} {sampling}").randrange(every)
+    returned = 0
+    for step in range(first, undisturbed.events, every):
+        before: list[int] = []
+
+        def mute(world: Simulation, step: int = step, before: list[int] = before) -> None:
+            (link,) = world.links.values()
+            if world.events == step:
+                before[:] = world.front.tokens
+                link.mute()
+                world.clock.after(seconds, link.unmute)
+
+        played = world()
+        answer = played.run(mute)
+        assert answer.finished is not None and answer.finished.reason in ("stop", "length")
+        assert answer.tokens[: len(before)] == before, f"step {step}"
+        if not answer.passed_over:
+            assert answer.tokens == whole, f"step {step}"
+            continue
+        assert seconds > SILENCE_S, f"step {step}: {answer.passed_over}"
+        returned += played.session(other(front)).openings > 1
+        shared = next((at for at, pair in enumerate(zip(answer.tokens, whole, strict=False)) if len({*pair}) > 1), None)
+        assert _is_resumed(strategy, front, sampling, manner, answer.tokens, whole[:shared]), f"step {step}"
+    waits = strategy.text_of != front  # else the front writes by itself, and passes nobody over
+    assert every > 1 or returned or not waits or seconds <= SILENCE_S, "it was never back"
+
+
+def _is_resumed(
+    strategy: Strategy, front: Side, sampling: SamplingParams, manner: Manner, tokens: list[int], prefix: list[int]
+) -> bool:
+    """True if the text is a part of this prefix, a part of what the front continues alone, and the rest of both."""
+
+    def together_again(start: list[int]) -> list[int]:
+        if strategy.text_of == "cloud":
+            return alone("cloud", sampling, manner, SHORT, start)
+        how = oracle.REFERENCES[manner.rule]
+        return how(engines(), BRANCHES, sampling, SHORT, EOS, rescoring=manner.rescoring, prefix=start)
+
+    for kept in range(len(prefix) + 1):
+        by_itself = alone(front, sampling, manner, SHORT, prefix[:kept])
+        for back in range(kept, len(by_itself) + 1):
+            if tokens == together_again(by_itself[:back]) or (back == len(by_itself) and tokens == by_itself):
+                return True
+    return False
+
+
 class CutAndMend:
     """Cuts the link and mends it at once, up to three times, where the front could not decide a token in between."""
 
@@ -175,7 +265,7 @@ class CutAndMend:
 
 def check_return(strategy: Strategy, manner: Manner, front: Side, seeds: Iterable[int], network: Network) -> None:
     """A peer that is lost and back at once is taken in again, and the text is the undisturbed one."""
-    sampling = SAMPLINGS["sampled"]
+    sampling = settled(manner, SAMPLINGS["sampled"])
     expected = reference(strategy, front, sampling, manner)
     same = returned = 0
     for seed in seeds:
@@ -192,12 +282,16 @@ def check_return(strategy: Strategy, manner: Manner, front: Side, seeds: Iterabl
     assert returned > 1 and same > 0, (returned, same)
 
 
-def check_cancel(strategy: Strategy, manner: Manner, front: Side, network: Network, *, every: int = 4) -> None:
-    """An answer cancelled at any step is a prefix, and every sequence is released on both sides."""
+def check_cancel(strategy: Strategy, manner: Manner, front: Side, network: Network, *, every: int = 10) -> None:
+    """An answer cancelled at any step is a prefix, and every sequence is released on both sides.
+
+    every: steps between two cancellations; the first one varies with the parameters.
+    """
+    every = deeper(every)
     request = job(strategy, front, SAMPLINGS["greedy"], manner=manner, max_tokens=SHORT)
     undisturbed = Simulation(request, engines(), network=network)
     whole = undisturbed.run().tokens
-    for step in range(2, undisturbed.events, every):
+    for step in range(2 + random.Random(f"{manner} {front}").randrange(every), undisturbed.events, every):
 
         def cancel(world: Simulation, step: int = step) -> None:
             if world.events == step:
@@ -228,7 +322,7 @@ def check_without_documents(
     strategy: Strategy, manner: Manner, front: Side, empty: Side, seeds: Iterable[int], *, reorders: bool
 ) -> None:
     """A side without documents decides nothing where the text is of both."""
-    sampling = SAMPLINGS["sampled"]
+    sampling = settled(manner, SAMPLINGS["sampled"])
     branches = dict(BRANCHES) | {empty: without_documents(BRANCHES[empty])}
     expected = reference(strategy, front, sampling, manner, branches)
     for seed in seeds:

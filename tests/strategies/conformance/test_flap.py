@@ -5,39 +5,39 @@ from __future__ import annotations
 from paceline.runtime.simulation import Network
 from paceline.strategies.base import Side
 from paceline.strategies.strategy import Strategy
+from tests.depth import DEPTH
 from tests.strategies.cases import SAMPLINGS, Manner
 from tests.strategies.conformance.laws import (
     EVERY_FRONT,
-    EVERY_NETWORK,
     check_flap,
     check_return,
     every_manner,
     every_seed,
+    front_and_network,
 )
 
 
-@every_manner()
+@every_manner(half=1)
 @EVERY_FRONT
-@every_seed(12)
+@every_seed(4)
 def test_a_link_that_flaps_ends_in_a_whole_answer(
     strategy: Strategy, manner: Manner, front: Side, seeds: range
 ) -> None:
     check_flap(strategy, manner, front, SAMPLINGS["sampled"], seeds, reorders=False)
 
 
-@every_manner(with_peer=True)
+@every_manner(with_peer=True, half=0)
 @EVERY_FRONT
-@every_seed(12)
+@every_seed(4)
 def test_a_link_that_flaps_and_loses_messages_ends_in_a_whole_answer(
     strategy: Strategy, manner: Manner, front: Side, seeds: range
 ) -> None:
     check_flap(strategy, manner, front, SAMPLINGS["sampled"], seeds, reorders=True)
 
 
-@every_manner(with_peer=True)
-@EVERY_FRONT
-@EVERY_NETWORK
+@every_manner(with_peer=True, half=0)
+@front_and_network("device")
 def test_a_peer_that_returns_is_taken_in_again_and_the_text_stays(
     strategy: Strategy, manner: Manner, front: Side, reorders: bool
 ) -> None:
-    check_return(strategy, manner, front, range(6), Network((0.03, 0.08), reorders=reorders))
+    check_return(strategy, manner, front, range(6 * DEPTH), Network((0.03, 0.08), reorders=reorders))

@@ -8,6 +8,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.runtime.simulation import Network, Simulation
 from paceline.strategies.base import SIDES, Side
 from paceline.strategies.registry import STRATEGIES
+from tests.depth import DEPTH
 from tests.strategies.cases import MANNERS, engines, job
 from tests.strategies.conformance.laws import EVERY_FRONT, EVERY_SAMPLING, reference
 from tests.strategies.conformance.worlds import changing_speeds
@@ -22,7 +23,7 @@ NETWORKS = {
 @EVERY_SAMPLING
 @pytest.mark.parametrize(
     ("name", "seeds"),
-    [("in order", 2), pytest.param("reordering", 3, marks=pytest.mark.slow)],
+    [("in order", DEPTH), pytest.param("reordering", DEPTH, marks=pytest.mark.slow)],
     ids=list(NETWORKS),
 )
 def test_the_decision_goes_to_and_fro_and_changes_no_token(

@@ -7,12 +7,11 @@ import pytest
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.base import SIDES, Side
 from paceline.strategies.strategy import Strategy
+from tests.depth import DEPTH
 from tests.strategies.cases import Manner
 from tests.strategies.conformance.laws import (
     EVERY_FRONT,
-    EVERY_NETWORK,
     EVERY_SAMPLING,
-    QUICK,
     check_alone,
     check_lane_alone,
     check_repeats,
@@ -20,13 +19,14 @@ from tests.strategies.conformance.laws import (
     check_without_documents,
     every_manner,
     every_seed,
+    front_and_network,
 )
 
 
-@every_manner(with_peer=True)
+@every_manner(with_peer=True, half=0)
 @EVERY_FRONT
 @EVERY_SAMPLING
-@pytest.mark.parametrize("seeds", [range(QUICK)], ids=["first seeds"])
+@pytest.mark.parametrize("seeds", [range(DEPTH)], ids=["first seeds"])
 def test_text_equals_the_reference_over_a_link_in_order(
     strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: range
 ) -> None:
@@ -37,7 +37,7 @@ def test_text_equals_the_reference_over_a_link_in_order(
 @every_manner(with_peer=True)
 @EVERY_FRONT
 @EVERY_SAMPLING
-@every_seed(10)
+@every_seed(3)
 def test_text_equals_the_reference_where_messages_are_lost_repeated_and_reordered(
     strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: range
 ) -> None:
@@ -47,7 +47,7 @@ def test_text_equals_the_reference_where_messages_are_lost_repeated_and_reordere
 @every_manner(with_peer=False)
 @EVERY_FRONT
 @EVERY_SAMPLING
-@every_seed(70)
+@every_seed(10)
 def test_text_of_one_side_equals_the_reference(
     strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: range
 ) -> None:
@@ -66,19 +66,17 @@ def test_a_front_alone_names_itself_where_it_reads_a_document(strategy: Strategy
     check_lane_alone(strategy, manner, front)
 
 
-@every_manner()
-@EVERY_FRONT
-@EVERY_NETWORK
+@every_manner(half=1)
+@front_and_network("device")
 @pytest.mark.parametrize("empty", SIDES)
 def test_a_side_without_documents_has_no_say(
     strategy: Strategy, manner: Manner, front: Side, empty: Side, reorders: bool
 ) -> None:
     """In a mixture the other side decides; the front's own text where no peer takes part."""
-    check_without_documents(strategy, manner, front, empty, range(5 if reorders else 3), reorders=reorders)
+    check_without_documents(strategy, manner, front, empty, range(2), reorders=reorders)
 
 
-@every_manner()
-@EVERY_FRONT
-@EVERY_NETWORK
+@every_manner(half=0)
+@front_and_network("device")
 def test_a_run_repeats_exactly(strategy: Strategy, manner: Manner, front: Side, reorders: bool) -> None:
     check_repeats(strategy, manner, front, reorders=reorders)

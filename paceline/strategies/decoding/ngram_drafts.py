@@ -1,7 +1,7 @@
 """N-gram drafts for tree nodes whose distribution is not known yet (`core.drafting.ngram_drafter`).
 
 A distribution after a prefix is known only once the prefix has been computed, so from distributions alone a tree grows
-one level a forward. N-gram drafts let a forward go several levels deeper; `tree_planner` decides whether such rows pay.
+one level a forward. N-gram drafts let a tree go several levels deeper; the strategy decides whether such rows pay.
 """
 
 from __future__ import annotations

@@ -1,0 +1,297 @@
+"""The cloud's machine: verifies the device's chain in one forward a step, and writes the text.
+
+At each row the verifier decides the next target, and the machine goes on as long as the chain holds it. With
+*agreement* it never waits by default: without drafts it decodes, and a draft that comes late is of use where it
+continues what was decoded meanwhile. The other verifiers wait for drafts, and *rejection* for the tokens that the
+device draws in place of rejected ones; none waits for a device that has said that it drafts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.row import head as head_of
+from paceline.errors import RemoteProtocolError
+from paceline.strategies.base import (
+    Cancelled,
+    DraftModelLost,
+    Effect,
+    Emit,
+    Event,
+    Finish,
+    FinishReason,
+    FromDraftModel,
+    LinkBack,
+    LinkLost,
+    MachineConfig,
+    OpenPeer,
+    Received,
+    Retrieve,
+    Retrieved,
+    Sampled,
+    Scored,
+    Send,
+    Started,
+    TimerFired,
+    WakeAt,
+)
+from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
+from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.strategies.draft_verify.options import options_of
+from paceline.strategies.draft_verify.peer_chain import PeerChain
+from paceline.strategies.draft_verify.verifiers.base import Draft, LeftToDrafter, Outcome, Row
+from paceline.strategies.draft_verify.verifiers.choice import verifier_of
+from paceline.wire.dist_codec import encode_head
+from paceline.wire.messages import DistPayload
+from paceline.wire.payloads.varints import encode_tokens
+from paceline.wire.verify_messages import DraftChain, DraftsWithDists, Rejected, Verdict, VerdictRequest
+
+WAKE_INTERVAL_S: Final = 1.0
+MAX_ROWS: Final = 64  # drafts of one forward, however many a device sends
+MAX_VERDICT: Final = 1024  # targets of one message; a device that lacks more asks again
+TOP_IDS: Final = 32  # of a target's distribution, for logprobs at the device
+
+
+class TargetWriter:
+    """The cloud, which faces the client or not."""
+
+    def __init__(self, config: MachineConfig) -> None:
+        self._config = config
+        self._options = options_of(config)
+        self._verifier = verifier_of(config)
+        self._sends_dists = self._options.needs_dists and not config.faces_client
+        self._tree = PrefixTree(len(config.targets))
+        self._decoder = BranchDecoder(
+            config.sampling,
+            config.vocab_size,
+            rescoring=self._options.rescoring,
+            mask=config.mask,
+            eos_ids=config.eos_ids,
+            lazy=True,
+            samples=config.takes_tokens and not (self._options.needs_dists or self._verifier.reads_dists),
+        )
+        self._targets = list(config.targets)
+        self._dists: list[DistPayload] = []  # of the targets since `config.targets`, where verdicts carry them
+        self._chain = PeerChain()
+        self._epoch, self._linked = config.epoch, config.has_peer
+        self._now = 0.0
+        self._started = self._finished = self._ended = False
+        self._waiting = False  # for drafts, until the next wake-up at most
+        self._left: Dist | None = None  # head of the distribution of the next target, which the device draws
+        self._opened_at = len(config.targets)  # targets when the device was asked to take part
+        self._drafter_silent = False  # they did not come in that time; not waited for until the next ones do
+        self._progressed = False  # since the last wake-up
+        self._resent = False  # verdicts, since then: a few bytes that ask for all of them are answered once
+        self._verified = self._accepted = 0
+
+    def on(self, event: Event) -> Sequence[Effect]:
+        if self._finished:
+            return []
+        match event:
+            case Started(now):
+                self._started, self._now = True, now
+                opens = self._config.faces_client and self._linked
+                opening = [OpenPeer(tuple(self._targets), self._epoch)] if opens else []
+                return [Retrieve(), *opening, WakeAt(now + WAKE_INTERVAL_S)]
+            case Retrieved(branches, max_new_tokens):
+                return self._decoder.start(branches, self._targets, self._tree.head, max_new_tokens)
+            case Scored(now=now) | Sampled(now=now):
+                self._now = now
+                return self._verify() if take_answer(self._decoder, event, now) else []
+            case Received(message, now):
+                self._now = max(self._now, now)
+                return self._received(message) if self._linked and message.epoch == self._epoch else []
+            case TimerFired(now):
+                self._now = max(self._now, now)
+                effects = self._wake()
+                return effects if self._finished else [*effects, WakeAt(now + WAKE_INTERVAL_S)]
+            case LinkLost():
+                return self._lost()
+            case LinkBack():
+                return self._back()
+            case Cancelled(reason):
+                return [self._finish(reason)]
+            case FromDraftModel() | DraftModelLost():
+                return []  # it asks none
+
+    def _received(self, message: object) -> list[Effect]:
+        match message:
+            case DraftChain():
+                return self._take_drafts(message)
+            case VerdictRequest(start=start) if start <= len(self._targets) and not self._resent:
+                self._resent = True
+                return [self._verdict(max(start, len(self._config.targets)))]
+            case _:
+                return []
+
+    def _take_drafts(self, message: DraftChain) -> list[Effect]:
+        try:
+            drafts = self._verifier.received(message)
+        except RemoteProtocolError:
+            return []
+        self._drafter_silent = False
+        self._chain.receive(message, drafts)
+        recovered = message.recovered if isinstance(message, DraftsWithDists) else None
+        if self._left is None or recovered is None:
+            return self._verify() if self._waiting else []
+        if message.base != len(self._targets) + 1 or not self._left.prob(recovered) > 0.0:
+            return []
+        self._append(recovered, self._left)
+        self._left, self._progressed = None, True
+        self._ended = recovered in self._config.eos_ids
+        return self._compute()
+
+    def _wake(self) -> list[Effect]:
+        """Go on without drafts that were waited for. A sign of life for a device that has seen no target since the last
+        wake-up; it closes the session if it has finished, and its word of that was lost."""
+        progressed, self._progressed = self._progressed, False
+        self._resent = False
+        self._drafter_silent = self._drafter_silent or self._waiting
+        effects = self._verify() if self._waiting else []
+        alive = self._linked and not progressed and not self._config.faces_client
+        return [*effects, self._verdict(len(self._targets))] if alive else effects
+
+    def _lost(self) -> list[Effect]:
+        if not self._config.faces_client:
+            return [self._finish("cancelled")]
+        self._linked = False
+        return self._verify() if self._waiting else []
+
+    def _back(self) -> list[Effect]:
+        """Open a session with the device again: it drafts from the last target on."""
+        if self._linked or not self._config.faces_client:
+            return []
+        self._linked = True
+        if not self._started:
+            return []  # `Started` will open the session
+        self._epoch += 1
+        self._chain, self._opened_at = PeerChain(), len(self._targets)
+        return [OpenPeer(tuple(self._targets), self._epoch)]
+
+    # ---- a step -----------------------------------------------------------------------------------------------------
+    def _verify(self) -> list[Effect]:
+        """Take the accepted drafts and one token more, tell the device, and ask for the next forward."""
+        self._waiting = False
+        config, head = self._config, self._tree.head
+        first = len(self._targets)
+        lane = None if self._decoder.log_evidence is None else config.side
+        effects: list[Effect] = []
+        end: Emit | None = None
+        while not self._is_over(head) and (outcome := self._decide(head)) is not None:
+            if isinstance(outcome, LeftToDrafter):
+                self._left = outcome.head
+                break
+            token, final = outcome.token, outcome.final
+            if token in config.eos_ids:
+                self._append(token, final)
+                self._ended, end = True, Emit(token, final, lane)
+                break
+            if config.faces_client:
+                effects.append(Emit(token, final, lane))
+            head = self._append(token, final)
+            self._accepted += head.cached
+        if not any(child.cached for child in head.children.values()):  # else rows that drafts to come may lead to
+            self._decoder.pop_branch_dists()
+        self._progressed = self._progressed or len(self._targets) > first
+        if self._linked and (len(self._targets) > first or self._left is not None):
+            effects.append(self._verdict(first))
+        if self._is_over(head):
+            return [*effects, *self._end(end)]
+        return [*effects, *self._compute()]
+
+    def _decide(self, head: PrefixNode) -> Outcome | None:
+        """The next target, once its row is known, and where the verifier needs one a draft."""
+        row = Row(self._decoder, head, self._config.sampling)
+        if not self._verifier.needs_drafts:
+            return self._verifier.decide(row, None)
+        drafts = self._chain.below(self._targets) if self._linked else None
+        if not drafts and self._awaits(drafts):
+            row.final()  # kept, until they come
+            return None
+        return self._verifier.decide(row, drafts[0] if drafts else None)
+
+    def _awaits(self, drafts: Sequence[Draft] | None) -> bool:
+        """More drafts are on their way. drafts: that are there, none; None: none that follow the targets."""
+        if not (self._options.waits and self._linked) or self._drafter_silent or self._chain.idle:
+            return False
+        if self._verifier.needs_drafts and (not self._options.most or len(self._targets) == self._opened_at):
+            return False  # the first one does not wait for the device to have read the prompt
+        return not (drafts == [] and self._chain.ended)
+
+    def _append(self, token: int, final: Dist | None) -> PrefixNode:
+        """The next target. The end of the text has no row and moves no head."""
+        self._targets.append(token)
+        if self._sends_dists and final is not None:
+            self._dists.append(_payload(final, token))
+        return self._tree.head if token in self._config.eos_ids else self._tree.advance(token)
+
+    def _is_over(self, head: PrefixNode) -> bool:
+        return self._ended or head.position >= self._config.max_tokens or not self._decoder.fits(head.position)
+
+    def _end(self, end: Emit | None) -> list[Effect]:
+        """No more targets. The front finishes; a device that faces the client closes the session."""
+        if self._config.faces_client:
+            return [self._finish("stop" if self._ended else "length", end)]
+        is_whole = self._ended or len(self._targets) >= self._config.max_tokens
+        return [] if is_whole else [self._finish("length")]  # its context has ended, the answer has not
+
+    def _verdict(self, start: int) -> Send:
+        """The targets from there on, as many as fit a frame with their distributions."""
+        end = start + MAX_VERDICT
+        first = len(self._config.targets)
+        dists = self._dists[start - first : end - first]
+        documents = self._decoder.log_evidence is not None
+        tokens = encode_tokens(self._targets[start:end])
+        if self._left is None or end < len(self._targets):
+            return Send(Verdict(0, self._epoch, start, tokens, documents, dists))
+        head = encode_head(self._left, precise=self._options.needs_dists)
+        return Send(Rejected(0, self._epoch, start, tokens, documents, dists, head))
+
+    def _compute(self) -> list[Effect]:
+        """A forward of the rows that are missing and of the drafts below them, or a wait for drafts."""
+        decoder, head = self._decoder, self._tree.head
+        if not decoder.idle or self._is_over(head) or self._left is not None:
+            return []
+        drafts = self._chain.below(self._targets) if self._linked else []
+        if not drafts and self._awaits(drafts):
+            self._waiting = True
+            return []
+        self._waiting = False
+        effects = decoder.commit_to(head)
+        nodes = self._nodes(head, [draft.token for draft in drafts or []])
+        self._verified += len(nodes)
+        return [*effects, *decoder.append_rows([*decoder.missing_rows(head), *nodes], head, self._now)]
+
+    def _nodes(self, head: PrefixNode, drafts: Sequence[int]) -> list[PrefixNode]:
+        """The drafts as nodes below the head, up to one that cannot be a row."""
+        last = self._config.max_tokens - 1  # a longer prefix has no next token
+        most = min(MAX_ROWS if self._options.most else 0, self._decoder.spare_rows(self._decoder.missing_rows(head)))
+        nodes: list[PrefixNode] = []
+        node = head
+        for token in drafts[:most]:
+            if token in self._config.eos_ids or node.position >= last or not self._decoder.fits(node.position + 1):
+                break
+            node = node.child(token)
+            nodes.append(node)
+        return self._decoder.admitted(head, nodes)
+
+    def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
+        self._finished = True
+        stats = {
+            "forwards": float(self._decoder.forwards),
+            "rows": float(self._decoder.rows),
+            "drafted": float(self._verified),
+            "accepted": float(self._accepted),
+        }
+        return Finish(reason, stats, end)
+
+
+def _payload(final: Dist, token: int) -> DistPayload:
+    """The most probable ids of a target's distribution, renormalised, the target among them."""
+    kept = np.union1d(head_of(final, TOP_IDS).ids, np.array([token], dtype=np.int32))
+    places = np.flatnonzero(np.isin(final.ids, kept))
+    return encode_head(Dist(final.ids[places], final.probs[places] / final.probs.sum()), precise=True)

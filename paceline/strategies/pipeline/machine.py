@@ -1,0 +1,202 @@
+"""`pipeline` (FlowSpec): a draft tree flows through an engine that has several forwards under way.
+
+The tree is sent in segments, the best nodes first. When one comes back, the walk goes on from the last decided token
+through all that is known: at each node the target's own token is sampled with the common noise, so the text is
+`autoregressive`'s at any temperature, whatever was drafted. Then the tree is pruned to what hangs below the new head,
+rows under way included; it is expanded with a tree drafted from the new context, or, where nothing was accepted, with
+more nodes of the same; and the next segment is sent. Where nothing under way is left, all of it is dropped and a new
+tree begins. On an engine with one forward under way it is step-wise tree speculation.
+
+What the paper's stages do in lockstep happens here when an answer comes: empty segments need no place in the pipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from paceline.core.batching.segment import StepSize
+from paceline.core.drafting.growing_tree import GrowingTree, Node
+from paceline.strategies.base import (
+    Cancelled,
+    DraftModelLost,
+    Effect,
+    Emit,
+    Event,
+    Finish,
+    FinishReason,
+    FromDraftModel,
+    MachineConfig,
+    Retrieve,
+    Retrieved,
+    Sampled,
+    Scored,
+    Started,
+    TimerFired,
+    WakeAt,
+)
+from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS
+from paceline.strategies.decoding.drafter_feed import TreeDrafter
+from paceline.strategies.pipeline.growth import TreeGrowth
+from paceline.strategies.pipeline.options import PipelineOptions, options_of
+from paceline.strategies.pipeline.segments import Rows, SegmentDecoder
+from paceline.strategies.strategy import Strategy
+
+LEARN_DELAY_S: Final = 0.001  # before lessons compete with the engine's thread for the interpreter
+
+
+class Pipeline:
+    """Needs no peer and ignores every event about one."""
+
+    def __init__(self, config: MachineConfig, *, drafter: TreeDrafter | None = None) -> None:
+        """drafter: in place of its own, which drafts from a model where there is one, else from look-up tables."""
+        self._config = config
+        self._options: PipelineOptions = options_of(config)
+        self._tree = GrowingTree(len(config.targets))
+        self._decoder = SegmentDecoder(config, self._tree, rescoring=self._options.rescoring)
+        self._growth = TreeGrowth(config, self._options, self._tree, self._decoder, drafter)
+        self._max_under_way = self._options.segments or _segments_under_way(config.depth, self._options)
+        self._max_rows = max(1, min(self._options.drafting.rows, MAX_OPEN_ROWS))
+        self._started = False  # the prompts have been computed
+        self._stats = {"drafted": 0.0, "accepted": 0.0, "segments": 0.0}
+        self._finished = False
+
+    def on(self, event: Event) -> Sequence[Effect]:
+        if self._finished:
+            return []
+        match event:
+            case Started():
+                return [Retrieve()]
+            case Retrieved(branches, max_new_tokens):
+                self._decoder.num_top = 0  # of the prompt
+                started = self._decoder.start(branches, max_new_tokens)
+                return [*started, *self._growth.begin(branches, max_new_tokens)]
+            case Scored(ticket, dists, now, step, scored=scored):
+                return self._answered(ticket, dists, scored, now, step)
+            case Sampled(ticket, rows, now, step, scored=scored):
+                return self._answered(ticket, rows, scored, now, step)
+            case FromDraftModel(answer):
+                self._growth.model_answered(answer)
+                return self._fill(answer.now)
+            case DraftModelLost():
+                self._growth.model_lost()
+                return self._fill(None)
+            case TimerFired(now):
+                if self._growth.deadline is not None:
+                    return self._fill(now, waits=now < self._growth.deadline)
+                return [WakeAt(now)] if self._growth.learn() else []
+            case Cancelled(reason):
+                return [self._finish(reason)]
+            case _:
+                return []
+
+    # ---- a segment comes back ---------------------------------------------------------------------------------------
+    def _answered(
+        self, ticket: int, rows: Rows, scored: tuple[int, ...] | None, now: float, step: StepSize
+    ) -> Sequence[Effect]:
+        self._growth.answered(now, step)
+        if not self._decoder.answer(ticket, rows, scored):
+            return []
+        self._started = True
+        effects: list[Effect] = []
+        if self._options.prune or self._decoder.idle:
+            walked, reason, end = self._walk()
+            effects += walked
+            if reason is not None:
+                return [*effects, self._finish(reason, end)]
+        effects += self._fill(now)
+        return [*effects, WakeAt(now + LEARN_DELAY_S)] if self._growth.is_due else effects
+
+    def _walk(self) -> tuple[list[Effect], FinishReason | None, Emit | None]:
+        """Emit the target's tokens as far as they are known, one below the last known node included."""
+        config, tree, decoder = self._config, self._tree, self._decoder
+        effects: list[Effect] = []
+        output: list[int] = []
+        reason: FinishReason | None = None
+        end: Emit | None = None
+        lane = None if decoder.log_evidence is None else config.side
+        while tree.head.known:
+            if tree.head.position >= config.max_tokens:
+                reason = "length"
+                break
+            token, final = decoder.sample()
+            if token in config.eos_ids:
+                reason, end = "stop", Emit(token, final, lane)
+                break
+            effects.append(Emit(token, final, lane))
+            output.append(token)
+            drafted = token in tree.head.children
+            self._stats["accepted"] += drafted
+            head = decoder.advance(token)
+            self._growth.advance(token, drafted=drafted)
+            if head.position >= config.max_tokens or not decoder.fits(head.position):
+                reason = "length"
+                break
+        self._growth.read(output)
+        return effects, reason, end
+
+    # ---- segments are sent ------------------------------------------------------------------------------------------
+    def _fill(self, now: float | None, *, waits: bool = True) -> list[Effect]:
+        """Prune, then send segments until enough are under way. waits: for the draft model, where that pays."""
+        growth = self._growth
+        growth.deadline = None
+        effects = [] if now is None else growth.compute(now)
+        if not self._started or (not self._options.prune and not self._decoder.idle):
+            return effects  # naive: of one tree at a time
+        pruned = self._tree.commit()
+        effects += [] if pruned is None else self._decoder.prune(pruned)
+        while self._decoder.under_way < self._max_under_way:
+            nodes = self._next_segment(now if waits else None)
+            if not nodes:
+                break
+            growth.is_new_round = False
+            self._stats["segments"] += 1
+            self._stats["drafted"] += len(nodes)
+            effects += self._decoder.send(nodes)
+        effects += [] if now is None else growth.compute(now)
+        return effects if growth.deadline is None else [*effects, WakeAt(growth.deadline)]
+
+    def _next_segment(self, now: float | None) -> list[Node]:
+        """Waiting nodes, parents first: the head, or what is worth it. None while they wait for drafts; now: None if
+        they shall not."""
+        growth = self._growth
+        room = min(self._max_rows, MAX_OPEN_ROWS - self._tree.num_open_rows)
+        if room <= 0:
+            return []
+        if growth.holds():
+            return []
+        growth.expand(room)
+        if now is not None and growth.waits(room, now):
+            return []
+        while True:
+            chosen = self._tree.best(room, by_score=self._options.by_score)
+            worth = self._tree.head.row is None or sum(n.score for n in chosen) >= self._options.least_gain
+            if not chosen or not worth:
+                return []
+            admitted = self._decoder.admit(chosen)
+            if admitted:
+                return admitted
+
+    def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
+        self._finished = True
+        decoder = self._decoder
+        growth = self._growth
+        counted = {"rounds": growth.rounds, "draft_forwards": growth.draft_forwards}
+        counted |= {"forwards": decoder.answered, "rows": decoder.rows, "dropped": decoder.dropped}
+        return Finish(reason, {**self._stats, **{name: float(value) for name, value in counted.items()}}, end)
+
+
+def _segments_under_way(depth: int, options: PipelineOptions) -> int:
+    """One fewer than the engine asks for, which waits at its first stage: what it would hold is better chosen when the
+    stage is free, from what has come by then. All of a tree that is waited for as a whole."""
+    return max(1, depth - 1) if options.prune else depth
+
+
+pipeline = Strategy(
+    name="pipeline",
+    machine=Pipeline,
+    participants="one side",
+    text_of="front",
+    uses_draft_model=True,
+    options=PipelineOptions,
+)

@@ -1,0 +1,146 @@
+"""The drafter's chain and the verifier's copy of it agree, whatever becomes of drafts and messages."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.strategies.decoding.prefix_tree import PrefixTree
+from paceline.strategies.draft_verify.chain import Chain
+from paceline.strategies.draft_verify.early_verdicts import MAX_EARLY, MAX_EARLY_BYTES, EarlyVerdicts
+from paceline.strategies.draft_verify.peer_chain import PeerChain
+from paceline.strategies.draft_verify.verifiers.agreement import Agreement
+from paceline.strategies.draft_verify.verifiers.base import Draft
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.codec import decode, encode
+from paceline.wire.messages import DistPayload
+from paceline.wire.payloads.varints import encode_tokens
+from paceline.wire.verify_messages import MAX_CHAIN, DraftChain, Verdict
+
+AGREEMENT = Agreement(SamplingParams())
+
+
+def take(copy: PeerChain, message: DraftChain) -> None:
+    copy.receive(message, AGREEMENT.received(message))
+
+
+def below(copy: PeerChain, targets: list[int]) -> list[int] | None:
+    drafts = copy.below(targets)
+    return None if drafts is None else [draft.token for draft in drafts]
+
+
+def chain(base: int, offset: int, *tokens: int) -> DraftChain:
+    return DraftChain(0, 0, base, offset, encode_tokens(tokens))
+
+
+@given(st.integers(0, 2**32))
+def test_the_verifiers_copy_holds_a_beginning_of_what_follows_its_targets(seed: int) -> None:
+    """Random drafts, verdicts, losses, repetitions and reorderings: what the verifier reads below its targets is what
+    the drafter had below the same prefix, or nothing."""
+    draw = random.Random(seed)
+    tree, drafted = PrefixTree(0), Chain(0)
+    copy, targets, known = PeerChain(), [], 0
+    sent: list[DraftChain] = []
+    drafts_below: dict[tuple[int, ...], set[int]] = {}  # prefix -> tokens ever drafted after it
+    for _ in range(40):
+        action = draw.choice(("draft", "send", "deliver", "verify", "hear", "resend"))
+        if action == "draft":
+            last = drafted.nodes[-1] if drafted.nodes else tree.head
+            token = draw.randrange(3)
+            prefix = (*targets[:known], *(node.token for node in drafted.nodes))
+            drafts_below.setdefault(prefix, set()).add(token)
+            drafted.add(last.child(token), Draft(token), 0.0)
+        elif action == "send" and drafted.unsent:
+            sent.append(chain(drafted.base, drafted.sent, *(draft.token for draft in drafted.unsent)))
+            drafted.sent += len(drafted.unsent)
+        elif action == "resend":
+            drafted.resend(known)
+        elif action == "deliver" and sent:
+            take(copy, draw.choice(sent))
+        elif action == "verify":
+            known_below = below(copy, targets) or []
+            targets.append(known_below[0] if known_below and draw.random() < 0.7 else draw.randrange(3))
+        elif action == "hear" and known < len(targets):
+            drafted.advance(tree.advance(targets[known]))
+            known += 1
+        path = list(targets)
+        for token in below(copy, targets) or []:
+            assert token in drafts_below.get(tuple(path), set())
+            path.append(token)
+
+
+def test_drafts_that_continue_what_was_decoded_meanwhile_stay() -> None:
+    copy = PeerChain()
+    take(copy, chain(2, 0, 5, 6, 7))
+    assert below(copy, [1, 1]) == [5, 6, 7]
+    assert below(copy, [1, 1, 5]) == [6, 7]
+    assert below(copy, [1, 1, 9]) is None
+    assert below(copy, [1]) is None, "the drafter knows more than the verifier has: a lost epoch"
+
+
+def test_a_gap_is_dropped_and_an_end_is_known_until_more_comes() -> None:
+    copy = PeerChain()
+    take(copy, chain(0, 2, 8))
+    assert below(copy, []) == []
+    take(copy, chain(0, 0, 6, 7))
+    take(copy, chain(0, 2))
+    assert copy.ended
+    take(copy, chain(0, 2, 8))
+    assert below(copy, []) == [6, 7, 8] and not copy.ended
+
+
+def test_verdicts_wait_for_those_before_them_and_of_two_the_longer_counts() -> None:
+    early = EarlyVerdicts()
+    early.add(Verdict(0, 0, 2, encode_tokens([7]), False), 0)
+    assert early.pop(0) is None
+    early.add(Verdict(0, 0, 0, encode_tokens([5, 6]), False), 0)
+    early.add(Verdict(0, 0, 0, encode_tokens([5]), False), 0)
+    first = early.pop(0)
+    assert first is not None and first.tokens == encode_tokens([5, 6])
+    second = early.pop(2)
+    assert second is not None and second.start == 2
+    for start in range(MAX_EARLY + 10):
+        early.add(Verdict(0, 0, 100 + start, b"", False), 0)
+    assert early.pop(0) is None and len([1 for _ in iter(lambda: early.pop(10_000), None)]) == MAX_EARLY
+
+
+def test_verdicts_that_wait_have_a_limit_of_bytes_which_counts_their_distributions() -> None:
+    half = MAX_EARLY_BYTES // 2
+    early = EarlyVerdicts()
+    early.add(Verdict(0, 0, 10, bytes(half), False), 0)
+    early.add(Verdict(0, 0, 20, b"1", False, [DistPayload(bytes(half), b"")]), 0)
+    assert early.pop(20) is not None and early.pop(20) is None, "together they would be too many"
+    early.add(Verdict(0, 0, 20, b"1", False, [DistPayload(bytes(half), bytes(half - 1))]), 0)
+    early.add(Verdict(0, 0, 20, bytes(MAX_EARLY_BYTES), False), 0)  # replaces the other, so that its room counts
+    early.add(Verdict(0, 0, 0, bytes(2 * MAX_EARLY_BYTES), False), 0)  # it need not wait
+    taken = [early.pop(0), early.pop(20), early.pop(20)]
+    assert [None if each is None else len(each.tokens) for each in taken] == [
+        2 * MAX_EARLY_BYTES,
+        MAX_EARLY_BYTES,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "fault"),
+    [
+        (chain(0, 0, 300), "outside the vocabulary"),
+        (chain(0, MAX_CHAIN - 1, 1, 2), f"more than {MAX_CHAIN} tokens"),
+        (Verdict(0, 0, 0, encode_tokens([300]), False), "outside the vocabulary"),
+        (Verdict(0, 0, 2**31 - 1, encode_tokens([1, 1]), False), "positions beyond"),
+    ],
+)
+def test_faults_of_fields_are_told(message: DraftChain | Verdict, fault: str) -> None:
+    assert fault in (message.fault(257) or "")
+
+
+def test_a_drafted_token_of_a_real_vocabulary_takes_less_than_four_bytes() -> None:
+    """A chain of 15 with ids above 2**16, in an answer's middle, in the session of a link that is long up."""
+    message = DraftChain(1001, 0, 300, 0, encode_tokens(range(151_000, 151_015)))
+    frame = encode(message)
+    assert len(frame) / 15 < 4.0
+    assert decode(frame) == message and DraftChain in STRATEGIES["draft_verify"].messages

@@ -1,0 +1,248 @@
+"""The machine that serves, in virtual time: energy that it is told of, and budgets that hold in the long run.
+
+The bounds of specs 2.1, (i) and (ii) and monotonicity, hold for the served queue and choice
+(`tests/core/offloading/test_draft_length.py`); here they are checked of what the machine does with both.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.energy.values import Spent
+from paceline.core.offloading.draft_length import EnergyQueue, Objective, Unit
+from paceline.core.offloading.estimates import OffloadStats
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.fake.engine import FakeEngine
+from paceline.runtime.simulation import Network, SimulatedRequest, Simulation, Watts
+from paceline.strategies.base import Branch, Finish, MachineConfig
+from paceline.strategies.draft_verify.pace import Pace
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.verify_messages import VerifyOptions
+
+PROMPT = tuple(b"user: a story\nassistant: ")
+WATTS = Watts(compute=12.0, send=0.2)
+DRAFT_S, VERIFY_S, BYTES_S = 0.0154, 0.1, 50_000.0
+IN_STEPS = VerifyOptions(rescoring=False, waits=True, overlap=False)
+
+
+@dataclass
+class Written:
+    tokens: int = 0
+    joules: float = 0.0  # of drafting, as the machine counted it
+    seconds: float = 0.0
+    texts: list[tuple[int, ...]] = field(default_factory=list)
+
+
+def write(
+    how: VerifyOptions,
+    queue: EnergyQueue | None,
+    *,
+    answers: int,
+    tokens: int = 120,
+    stats: OnlineStats | None = None,
+    watts: Watts | None = WATTS,
+) -> Written:
+    """Answers one after another at temperature 1, with what was learnt before and one debt."""
+    stats = stats or OnlineStats(offload=OffloadStats(queue=queue))
+    engines = {"cloud": FakeEngine(seed=1, spread=0.3), "device": FakeEngine(seed=1, spread=0.4)}
+    before, written = stats.offload.joules, Written()
+    for seed in range(answers):
+        config = MachineConfig(
+            "device", True, SamplingParams(temperature=1.0, seed=seed), tokens, frozenset(), 257, how, stats=stats
+        )
+        request = SimulatedRequest(
+            STRATEGIES["draft_verify"],
+            "device",
+            replace(config, needs_dists=False, energy=queue),
+            {side: (Branch(PROMPT, None),) for side in engines},
+        )
+        world = Simulation(
+            request,
+            engines,
+            network=Network((0.01, 0.01), bandwidth=BYTES_S),
+            forward={"cloud": VERIFY_S, "device": DRAFT_S},
+            watts={} if watts is None else {"device": watts},
+            seed=seed,
+        )
+        front = world.run()
+        written.tokens += len(front.tokens)
+        written.seconds += world.now
+        written.texts.append(tuple(front.tokens))
+    written.joules = stats.offload.joules - before
+    return written
+
+
+@pytest.mark.parametrize("how", [IN_STEPS, VerifyOptions(rescoring=False)], ids=["in steps", "beside decoding"])
+@pytest.mark.parametrize("budget", [0.1, 0.3])
+def test_the_joules_a_token_stay_within_the_budget_in_the_long_run(how: VerifyOptions, budget: float) -> None:
+    """Within 2 %, with acceptance, times and joules learnt live; and the sample path keeps bound (i) all the while."""
+    queue = EnergyQueue(budget, per="token", weight=None if budget > 0.1 else 0.05)
+    stats = OnlineStats(offload=OffloadStats(queue=queue))
+    first = write(how, queue, answers=3, stats=stats)
+    owed = queue.backlog
+    assert first.joules - budget * first.tokens <= owed + 1e-6
+    rest = write(how, queue, answers=10, stats=stats)
+    assert rest.joules - budget * rest.tokens <= queue.backlog - owed + 1e-6
+    assert 0.5 * budget <= rest.joules / rest.tokens <= 1.02 * budget, "and a budget is there to be used"
+
+
+@pytest.mark.parametrize("objective", ["per_step", "renewal"])
+def test_the_joules_a_step_stay_within_the_papers_budget(objective: Objective) -> None:
+    queue = Steps(0.6, weight=0.05)
+    how = replace_options(IN_STEPS, objective=objective)
+    stats = OnlineStats(offload=OffloadStats(queue=queue))
+    write(how, queue, answers=3, stats=stats)
+    queue.count, queue.sum = 0, 0.0
+    write(how, queue, answers=8, stats=stats)
+    assert queue.count > 100 and queue.sum / queue.count <= 1.02 * 0.6
+
+
+class Steps(EnergyQueue):
+    """A queue that counts its steps, and holds its own bound after every one of them."""
+
+    count, sum = 0, 0.0
+
+    def add(self, joules: float, tokens: float = 0.0) -> None:
+        before = self.backlog
+        super().add(joules, tokens)
+        assert self.backlog - before >= joules - self.allowance(tokens) - 1e-9
+        self.count, self.sum = self.count + 1, self.sum + joules
+
+
+def replace_options(options: VerifyOptions, **fields: object) -> VerifyOptions:
+    return VerifyOptions(**({name: getattr(options, name) for name in options.__struct_fields__} | fields))  # type: ignore[arg-type]
+
+
+def test_no_budget_changes_the_text() -> None:
+    plain = write(VerifyOptions(rescoring=False), None, answers=2, tokens=60).texts
+    for budget in (0.0, 0.1):
+        for how in (IN_STEPS, VerifyOptions(rescoring=False, objective="renewal")):
+            queue = EnergyQueue(budget, backlog=1.0, per="token", weight=0.05)
+            assert write(how, queue, answers=2, tokens=60).texts == plain
+
+
+def test_without_a_budget_energy_is_counted_and_changes_nothing() -> None:
+    told, untold = (write(VerifyOptions(rescoring=False), None, answers=1, watts=watts) for watts in (WATTS, None))
+    assert told.seconds == untold.seconds and told.joules > 0.0 == untold.joules
+
+
+def test_a_budget_of_nothing_ends_drafting() -> None:
+    queue = EnergyQueue(0.0, per="token", weight=0.01)
+    stats = OnlineStats(offload=OffloadStats(queue=queue))
+    write(IN_STEPS, queue, answers=2, stats=stats)
+    spent = stats.offload.joules
+    write(IN_STEPS, queue, answers=2, stats=stats)
+    assert stats.offload.joules - spent <= 0.05 * spent
+
+
+def test_the_session_reports_all_that_its_forwards_and_messages_took() -> None:
+    engines = {"cloud": FakeEngine(seed=1, spread=0.3), "device": FakeEngine(seed=1, spread=0.4)}
+    config = MachineConfig("device", True, SamplingParams(seed=1), 40, frozenset(), 257, IN_STEPS, needs_dists=False)
+    request = SimulatedRequest(
+        STRATEGIES["draft_verify"], "device", config, {side: (Branch(PROMPT, None),) for side in engines}
+    )
+    world = Simulation(request, engines, network=Network(bandwidth=1_000.0), watts={"device": WATTS})
+    front = world.run()
+    use, other = front.energy.use, world.session("cloud").energy.use
+    assert other is None and use is not None and isinstance(front.finished, Finish)
+    forwards = world.hosts["device"].steps.steps
+    assert use.computed.joules == pytest.approx(12.0 * 0.01 * forwards)
+    sent = sum(each.num_bytes for each in world.messages if each.sender == "device")
+    assert use.sent.joules == pytest.approx(0.2 * sent / 1_000.0)
+
+
+# ---- the loops, step by step ----------------------------------------------------------------------------------------
+def begun(pace: Pace) -> int:
+    """Drafts of the step that would begin now."""
+    tried = copy.deepcopy(pace)
+    return tried._intended if tried.begin(0, 0.0154, None) else 0
+
+
+@pytest.mark.parametrize("per", ["step", "token"])
+@pytest.mark.parametrize("objective", ["per_step", "renewal"])
+def test_a_higher_debt_never_drafts_more_and_a_higher_weight_never_less(per: Unit, objective: Objective) -> None:
+    """The choice depends on debt ÷ weight alone."""
+    lengths = {}
+    for ratio in (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e4):
+        found = set()
+        for weight in (1.0, 10.0, 100.0):
+            queue = EnergyQueue(0.2, ratio * weight, per=per, weight=weight)
+            stats = OffloadStats(steps=1, examined=1000, queue=queue)
+            stats.throughput.add(3, 0.3)
+            pace = Pace(replace_options(IN_STEPS, objective=objective), stats)
+            pace.tell(Spent(0.185, 0.0, 0))
+            pace.computed(0.0154)
+            found.add(begun(pace))
+        assert len(found) == 1
+        lengths[ratio] = found.pop()
+    assert list(lengths.values()) == sorted(lengths.values(), reverse=True)
+    assert lengths[0.0] > lengths[1e4]
+
+
+def test_told_joules_replace_power_times_seconds() -> None:
+    stats = OffloadStats(compute_w=12.0, send_w=0.2, queue=EnergyQueue(0.5))
+    pace = Pace(VerifyOptions(), stats)
+    pace.tell(Spent(7.0, 0.1, 100))
+    pace.computed(None)  # the prompt: no budget counts it, but sending the opening is part of the answer
+    assert pace.begin(0, 0.02, 1_000.0)
+    pace.tell(Spent(2.0, 0.0, 0))
+    pace.computed(1.0)
+    pace.end(500, 1_000.0)
+    assert stats.joules == pytest.approx(2.1)
+    pace.tell(Spent(0.0, 0.3, 500))
+    assert stats.energy.forward_j == pytest.approx(2.0) and stats.energy.byte_j is not None
+    pace.finish()
+    assert stats.joules == pytest.approx(2.4)
+
+
+def test_a_verifier_that_takes_no_drafts_does_not_break_a_budget_for_which_they_seem_to_earn() -> None:
+    """Each accepted draft would earn 0.25 J and costs 0.185 J; none is ever examined, so acceptance stays a guess."""
+    queue = EnergyQueue(0.25, per="token", weight=None)
+    stats = OffloadStats(queue=queue)
+    pace, spent = Pace(IN_STEPS, stats), []
+    for number in range(3_000):
+        before = stats.joules
+        if pace.begin(0, DRAFT_S, None):
+            while not pace.complete:
+                pace.tell(Spent(0.185, 0.0, 0))
+                pace.computed(DRAFT_S)
+                assert pace.admits(0.0)
+            pace.end(10, None)
+        pace.verified(VERIFY_S)
+        pace.came(0.1 * number, 1)
+        spent.append(stats.joules - before)
+    assert sum(spent[1_000:]) / 2_000 <= 1.02 * queue.budget
+
+
+def test_a_step_without_drafts_pays_off_a_debt() -> None:
+    queue = EnergyQueue(1.0, backlog=50_000.0, weight=1.0)
+    stats = OffloadStats(steps=1, examined=1000, compute_w=12.0, queue=queue)
+    pace = Pace(IN_STEPS, stats)
+    assert not pace.begin(0, 0.1, None)
+    assert queue.backlog == pytest.approx(49_999.0)
+    per_token = EnergyQueue(1.0, backlog=50.0, per="token")
+    Pace(IN_STEPS, stats, per_token).came(1.0, 3)
+    assert per_token.backlog == pytest.approx(47.0)
+
+
+def test_what_is_computed_between_two_steps_is_part_of_the_next() -> None:
+    stats = OffloadStats(compute_w=10.0)
+    pace = Pace(VerifyOptions(), stats)
+    pace.computed(1.0)
+    assert pace.begin(0, 0.02, None)
+    pace.computed(1.0)
+    pace.end(0, None)
+    assert stats.joules == pytest.approx(20.0)
+
+
+def test_the_live_rate_is_tokens_over_seconds_of_verdicts() -> None:
+    stats = OffloadStats()
+    pace = Pace(VerifyOptions(), stats)
+    assert stats.throughput.rate == 0.0 and stats.throughput.round_s == 1.0
+    for number in range(1, 2_001):
+        pace.came(0.1 * number, 1 + number % 2)
+    assert stats.throughput.rate == pytest.approx(15.0, rel=0.02) and stats.throughput.round_s == pytest.approx(0.1)

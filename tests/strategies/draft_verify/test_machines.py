@@ -1,0 +1,118 @@
+"""Both machines by hand: what a peer that breaks rules can lead them to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.strategies.base import (
+    Branch,
+    ClosePeer,
+    Effect,
+    Emit,
+    Forward,
+    LinkLost,
+    MachineConfig,
+    Received,
+    Retrieved,
+    Scored,
+    Send,
+    Started,
+)
+from paceline.strategies.draft_verify.drafter import Drafter
+from paceline.strategies.draft_verify.target_writer import MAX_ROWS, TargetWriter
+from paceline.wire.messages import DraftLimits
+from paceline.wire.payloads.varints import encode_tokens
+from paceline.wire.verify_messages import MAX_CHAIN, DraftChain, Verdict, VerifyOptions
+from tests.strategies.cases import EOS, PROMPT, VOCAB, point
+
+FOUND = Retrieved((Branch(PROMPT, None),), None)
+
+
+class OnlyA:
+    """A constraint that lets 65 follow, and nothing else."""
+
+    def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:  # noqa: ARG002  # a mask's signature
+        allowed = np.zeros(VOCAB, dtype=np.bool_)
+        allowed[65] = True
+        return allowed
+
+
+def config(side: str, **fields: object) -> MachineConfig:
+    given = {"has_peer": True, "needs_dists": True, "options": VerifyOptions(rescoring=False)} | fields
+    return MachineConfig(side, side == "device", SamplingParams(temperature=0.0), 400, EOS, VOCAB, **given)  # type: ignore[arg-type]
+
+
+def verdict(start: int, *tokens: int) -> Received:
+    return Received(Verdict(0, 0, start, encode_tokens(tokens), False))
+
+
+def emitted(effects: Sequence[Effect]) -> list[int]:
+    return [effect.token for effect in effects if isinstance(effect, Emit)]
+
+
+def test_a_cloud_that_breaks_the_form_is_dropped_at_its_first_such_token_and_nothing_of_it_is_written() -> None:
+    device = Drafter(config("device", mask=OnlyA()))
+    device.on(Started(0.0))
+    device.on(FOUND)
+    effects = device.on(verdict(0, 65, 66, 65))
+    assert emitted(effects) == [65] and any(isinstance(effect, ClosePeer) and effect.fault for effect in effects)
+    assert emitted(device.on(verdict(1, 66, 66))) == []
+    assert 66 not in emitted(device.on(LinkLost()))
+
+
+def test_a_device_that_sends_many_drafts_gets_no_wider_forward() -> None:
+    cloud = TargetWriter(config("cloud"))
+    cloud.on(Started(0.0))
+    (prefill,) = cloud.on(FOUND)
+    assert isinstance(prefill, Forward)
+    cloud.on(Received(DraftChain(0, 0, 0, 0, encode_tokens([65] * MAX_CHAIN))))
+    effects = scored(cloud, prefill)
+    (forward,) = [effect for effect in effects if isinstance(effect, Forward)]
+    assert len(forward.segment.tokens) == 1 + MAX_ROWS
+
+
+def test_without_room_for_rows_of_drafts_none_are_verified() -> None:
+    options = VerifyOptions(rescoring=False, drafting=DraftLimits(width=1, rows=1, ahead=0))
+    cloud = TargetWriter(config("cloud", options=options))
+    cloud.on(Started(0.0))
+    (prefill,) = cloud.on(FOUND)
+    assert isinstance(prefill, Forward)
+    cloud.on(Received(DraftChain(0, 0, 0, 0, encode_tokens([65, 65, 65]))))
+    (forward,) = [effect for effect in scored(cloud, prefill) if isinstance(effect, Forward)]
+    assert forward.segment.tokens == (65,)
+
+
+def scored(machine: TargetWriter, forward: Forward) -> Sequence[Effect]:
+    return machine.on(Scored(forward.ticket, (point(65),), 0.1))
+
+
+def test_a_cloud_that_waits_for_drafts_decodes_on_once_there_are_none_until_some_come() -> None:
+    cloud = TargetWriter(config("cloud", options=VerifyOptions(rescoring=False, waits=True)))
+    cloud.on(Started(0.0))
+    (prefill,) = cloud.on(FOUND)
+    assert isinstance(prefill, Forward)
+    assert forwards(scored(cloud, prefill)) == [], "it waits"
+    (first,) = forwards(cloud.on(Received(DraftChain(0, 0, 1, 0, b""))))
+    (second,) = forwards(scored(cloud, first))
+    (third,) = forwards(scored(cloud, second))
+    assert forwards(cloud.on(Received(DraftChain(0, 0, 2, 0, encode_tokens([66]))))) == []
+    assert forwards(scored(cloud, third)) == [], "drafts of another text: it waits for those that follow its own"
+    assert len(forwards(cloud.on(Received(DraftChain(0, 0, 4, 0, encode_tokens([65])))))) == 1
+
+
+def forwards(effects: Sequence[Effect]) -> list[Forward]:
+    return [effect for effect in effects if isinstance(effect, Forward)]
+
+
+def test_a_device_that_drafts_nothing_says_so_once() -> None:
+    device = Drafter(config("device", options=VerifyOptions(rescoring=False, waits=True, most=0)))
+    device.on(Started(0.0))
+    prefill = [effect for effect in device.on(FOUND) if isinstance(effect, Forward)]
+    device.on(Scored(prefill[0].ticket, (point(65),), 0.1))
+    said = [device.on(verdict(place, 65)) for place in range(3)]
+    chains = [effect.message for effects in said for effect in effects if isinstance(effect, Send)]
+    assert len(chains) <= 1 and all(isinstance(chain, DraftChain) and not chain.tokens for chain in chains)

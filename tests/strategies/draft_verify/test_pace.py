@@ -1,0 +1,137 @@
+"""How much a step drafts, by what steps have cost and given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.core.offloading.draft_length import EnergyQueue
+from paceline.core.offloading.estimates import OffloadStats
+from paceline.strategies.draft_verify.pace import FIRST_EXAMINED, PROBE_STEPS, Pace
+from paceline.wire.verify_messages import VerifyOptions
+
+SURE, UNSURE = 0.01, 3.0  # nats
+
+
+def drafted(pace: Pace, nats: float = SURE, *, ahead: int = 0, draft_s: float = 0.02, rtt: float | None = None) -> int:
+    """Drafts of one step whose distributions all have this entropy."""
+    if not pace.begin(ahead, draft_s, None, rtt):
+        return 0
+    count = 0
+    while not pace.complete and pace.admits(nats):
+        count += 1
+    pace.end(4 * count, None)
+    return count
+
+
+def experienced(**fields: Any) -> OffloadStats:
+    """Past the first drafts, and in the middle between two looks beyond the gate."""
+    return OffloadStats(steps=1, examined=1000, **fields)
+
+
+def within_budget(least: int = 0) -> Pace:
+    return Pace(VerifyOptions(least=least), experienced(queue=EnergyQueue(1.2), compute_w=12.0))
+
+
+def test_within_a_budget_sure_drafts_are_many_and_unsure_ones_stop_the_step() -> None:
+    assert drafted(within_budget()) > 3
+    assert drafted(within_budget(), UNSURE) == 0
+    assert drafted(within_budget(least=1), UNSURE) == 1, "the paper drafts at least one"
+
+
+def test_without_a_budget_unsure_drafts_cost_nothing() -> None:
+    assert drafted(Pace(VerifyOptions(), experienced()), UNSURE) == VerifyOptions().most
+
+
+def test_at_first_and_now_and_then_a_step_ignores_the_gate() -> None:
+    """Else a model that is unsure and right would never be found out."""
+    stats = OffloadStats(queue=EnergyQueue(1.2), compute_w=12.0)
+    pace = Pace(VerifyOptions(), stats)
+    assert drafted(pace, UNSURE) > 3
+    for _ in range(FIRST_EXAMINED):
+        pace.examined(SURE, accepted=True)
+    looks = [drafted(pace, UNSURE) > 1 for _ in range(2 * PROBE_STEPS)]
+    assert sum(looks) == 2
+
+
+def test_a_step_that_loses_its_prefix_teaches_nothing_about_how_far_chains_get() -> None:
+    stats = OffloadStats()
+    pace = Pace(VerifyOptions(), stats)
+    assert pace.begin(0, 0.02, None)
+    pace.cancel()
+    assert stats.estimates.reach(0) == 1.0 and not pace.open
+
+
+def test_drafting_takes_no_time_of_a_verifier_that_does_not_wait() -> None:
+    """A device too slow for drafts in steps drafts beside the cloud's decoding."""
+    assert drafted(Pace(VerifyOptions(waits=True), experienced()), draft_s=10.0) == 0
+    assert drafted(Pace(VerifyOptions(), experienced()), draft_s=10.0) == VerifyOptions().most
+
+
+def test_a_fixed_step_ignores_both_loops() -> None:
+    assert drafted(Pace(VerifyOptions(fixed=True, most=7), OffloadStats()), UNSURE) == 7
+
+
+def test_drafts_that_are_never_accepted_are_tried_now_and_then_alone() -> None:
+    stats = OffloadStats(queue=EnergyQueue(1.2), compute_w=12.0)
+    pace = Pace(VerifyOptions(), stats)
+    for _ in range(300):
+        pace.examined(SURE, accepted=False)
+        stats.estimates.add_verification(0.1)
+    steps = [drafted(pace) for _ in range(2 * PROBE_STEPS)]
+    assert sorted(set(steps)) == [0, 1] and sum(steps) == 2
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_cloud_that_waits_decodes_alone_where_that_is_faster_than_drafts_and_is_asked_for_no_more(
+    overlap: bool,
+) -> None:
+    """By round trip: a token a forward, without one, or several a forward with one. What is left out is still compared
+    with the targets now and then."""
+    stats = experienced()
+    for number in range(300):
+        stats.estimates.add_examined(accepted=number % 4 > 0)
+    pace = Pace(VerifyOptions(waits=True, overlap=overlap), stats)
+    for rtt, streams in ((0.3, True), (0.01, False)):
+        for _ in range(100):
+            stats.estimates.add_verification(rtt + 0.03)
+        steps = [(drafted(pace, draft_s=0.005, rtt=rtt), pace.looks) for _ in range(2 * PROBE_STEPS)]
+        assert all((count == 0) is streams for count, _ in steps)
+        assert sum(looks for _, looks in steps) == (2 if streams else 0)
+
+
+def test_what_a_token_takes_without_drafts_is_measured_between_such_tokens_alone() -> None:
+    stats = experienced()
+    pace = Pace(VerifyOptions(waits=True), stats)
+    for now, tokens, streamed in ((0.0, 1, False), (0.5, 1, True), (0.9, 4, True), (1.0, 1, True), (3.0, 5, False)):
+        pace.came(now, tokens, streamed=streamed)
+    assert stats.estimates.streamed_s(None) == pytest.approx(0.1)
+
+
+def test_a_spent_budget_drafts_less() -> None:
+    rich = experienced(compute_w=12.0, queue=EnergyQueue(1.2))
+    poor = experienced(compute_w=12.0, queue=EnergyQueue(1.2, backlog=10_000.0))
+    assert drafted(Pace(VerifyOptions(least=1), poor)) == 1 < drafted(Pace(VerifyOptions(least=1), rich))
+
+
+def test_energy_is_what_was_computed_and_sent() -> None:
+    stats = OffloadStats(compute_w=12.0, send_w=0.2, queue=EnergyQueue(0.5))
+    pace = Pace(VerifyOptions(), stats)
+    assert pace.begin(0, 0.02, 1000.0)
+    pace.computed(0.1)
+    pace.end(500, 1000.0)
+    assert stats.joules == pytest.approx(12.0 * 0.1 + 0.2 * 0.5)
+    assert stats.queue is not None and stats.queue.backlog == pytest.approx(stats.joules - 0.5)
+
+
+def test_drafting_ahead_of_a_verdict_stops_where_it_is_hardly_wanted() -> None:
+    stats = OffloadStats()
+    for _ in range(200):
+        stats.estimates.add_examined(accepted=False)
+        stats.estimates.add_examined(accepted=True)
+    pace = Pace(VerifyOptions(gate=False), stats)  # half of the drafts are accepted
+    assert pace.begin(1, 0.001, None)
+    pace.cancel()
+    assert not pace.begin(4, 0.001, None)
+    assert not Pace(VerifyOptions(overlap=False), stats).begin(1, 0.001, None)
