@@ -1,41 +1,32 @@
-"""One schema for flags, `PACELINE_*` variables and a TOML file, resolved once at start-up.
+"""Settings of the programs that answer: one schema for flags, variables and files, with the checks of each value.
 
-Precedence: flag > environment > file > default. An unknown key is an error that names the nearest known one.
-The file (`paceline.toml` in the working directory, or `--config`) has keys that both programs read, and the tables
-`[server]` and `[agent]` for one of them. A folder named for both programs (by a variable, or by a key outside the
-tables) is split: each side uses its own subfolder, so that the two never share files.
-`paceline.commands.options` makes the flags from the same fields.
-
-pydantic-settings is not used: it neither reports where a value came from nor rejects an unknown variable. Knows nothing
-of models, stores or the network: whether a model exists is checked by the engine.
+`paceline.settings_sources` resolves them once at start-up, `paceline.commands.options` makes the flags from the same
+fields. Knows nothing of models, stores or the network: whether a model exists is checked by the engine.
 """
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
+import re
 import socket
-import tomllib
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from paceline.core.energy.values import MeterName
 from paceline.core.permission import MayAsk
 from paceline.core.side import Side
-from paceline.errors import ConfigError
-from paceline.side_folders import FOLDERS, own_folder
+from paceline.local_users import is_loopback
 
 PREFIX = "PACELINE_"
-DEFAULT_FILE = Path("paceline.toml")
+ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,40}://[^/\s]{1,255}")
 SECRETS = frozenset({"api_keys", "code"})
 DERIVED = frozenset({"state_dir", "docs_dir", "embedder", "device"})  # their default depends on the machine or a field
 
-Origins = Mapping[str, str]  # field name -> where its value came from, in words
+ENCRYPT = "encrypt documents, stored responses and look-up tables on the disk, at the next start and for good"
 
 
 def state_home(side: Side) -> Path:
@@ -44,22 +35,16 @@ def state_home(side: Side) -> Path:
     return Path(base) / "paceline" / side
 
 
-def is_loopback(host: str) -> bool:
-    """True if only this machine can reach the host. Names other than localhost are not looked up and give False."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-class NodeSettings(BaseModel):
-    """Settings of both programs. Frozen; paths are absolute; relations between fields have been checked."""
+class ProgramSettings(BaseModel):
+    """Settings of one program. Frozen; paths are absolute; relations between fields have been checked."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
     table: ClassVar[str]  # this program's table in the file
     side: ClassVar[Side]
+
+
+class NodeSettings(ProgramSettings):
+    """Settings of both programs that answer."""
 
     model: str = Field("demo", description="demo, fake, a Hugging Face name, or a directory with safetensors")
     name: str | None = Field(None, description="name the model is served under; default: the model's own")
@@ -115,16 +100,40 @@ class NodeSettings(BaseModel):
         description="addresses or networks of reverse proxies in front, whose X-Forwarded-For says which address a "
         "request counts for; default: none, and a proxy's address counts for all behind it",
     )
+    local_users: Literal["own", "any"] = Field(
+        "own", description="users of this machine let in while no key is required: any, or own, that is its and root"
+    )
+    allowed_origins: tuple[str, ...] = Field(
+        (),
+        description="origins let in likewise, as chrome-extension://ID, besides local pages and app://; default: none",
+    )
     emulate: str | None = Field(
         None,
         description="emulated link: rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01, and pace of the engine: "
         "forward=60ms,row=0.5ms; default: both as they are",
+    )
+    energy_meter: MeterName = Field(
+        "auto",
+        description="where the energy of answers is read: rapl (processors), nvml (an NVIDIA GPU), battery; power or "
+        "workload: modelled from the settings below; off; auto: what this machine measures, else modelled",
+    )
+    compute_watts: float = Field(
+        12.0, gt=0, le=100_000, description="power while the engine computes, W, where it is not measured"
+    )
+    send_watts: float = Field(0.2, ge=0, le=100_000, description="power while this side sends, W")
+    compute_gflops: float | None = Field(
+        None,
+        gt=0,
+        le=1e9,
+        description="speed of the engine, 10^9 operations a second; energy is then modelled by the operations of each "
+        "step; default: by its seconds",
     )
     document_kv_mib: int = Field(
         2048,
         ge=0,
         description="MiB of disk at most for the KV of documents, kept so that each is computed once; 0: none is kept",
     )
+    encrypt_documents: bool = Field(False, description=ENCRYPT)
     responses_mib: int = Field(
         256, ge=1, le=1 << 20, description="MiB of responses that are kept at most; the oldest go first"
     )
@@ -142,7 +151,7 @@ class NodeSettings(BaseModel):
     repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="likewise; default: the model's, or 1")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
 
-    @field_validator("api_keys", "trusted_proxies", mode="before")
+    @field_validator("api_keys", "trusted_proxies", "allowed_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """Split lists at commas, as a variable holds several."""
@@ -160,6 +169,13 @@ class NodeSettings(BaseModel):
             except ValueError:
                 raise ValueError(f"{each[:80]!r} is not an address or a network such as 10.0.0.0/8") from None
         return value
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(ORIGIN.fullmatch(each) for each in value):
+            raise ValueError("each must be an origin such as chrome-extension://ID")
+        return tuple(map(str.lower, value))
 
     @field_validator("state_dir", "docs_dir")
     @classmethod
@@ -189,6 +205,41 @@ class ServerSettings(NodeSettings):
         le=36_500,
         description="days without a link after which a device must be enrolled again; 0: it never must",
     )
+
+    stages: tuple[str, ...] = Field(
+        (),
+        description="spread the model over stages, each with a span of its layers: 3 starts three processes here, "
+        "local:2 one on each of two GPUs, HOST:PORT,HOST:PORT uses running ones (`paceline stage`); default: none",
+    )
+    stage_format: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="number format of hidden rows between stages; auto: the model's, so that texts are the same"
+    )
+
+    draft_model: str | None = Field(
+        None,
+        description="small model that drafts for the strategy pipeline, in this process: demo, fake, a Hugging Face "
+        "name or a directory, with the vocabulary of model; default: none, drafts come from look-up tables",
+    )
+    draft_kv_mib: int | None = Field(
+        None, ge=1, description="MiB of KV cache of the draft model; default: as kv_mib, of what is left then"
+    )
+
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _stage_list(cls, value: object) -> object:
+        if isinstance(value, int):
+            value = str(value)
+        parts = [value] if isinstance(value, str) else value
+        if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
+            return tuple(each.strip() for part in parts for each in part.split(",") if each.strip())
+        return value
+
+    @model_validator(mode="after")
+    def _stageable(self) -> Self:
+        paced = any(part.split("=")[0].strip() in ("forward", "row") for part in (self.emulate or "").split(","))
+        if self.stages and (self.model == "fake" or self.backend == "hf" or paced):
+            raise ValueError("stages cannot be combined with model fake, backend hf, or an emulated pace of the engine")
+        return self
 
     @model_validator(mode="after")
     def _renewable(self) -> Self:
@@ -227,6 +278,7 @@ class AgentSettings(NodeSettings):
         description="let the cloud's clients ask for privacy 'open': what the model predicts from this device's "
         "documents, though never their text, may then go to the cloud",
     )
+    encrypt_documents: bool = Field(True, description=ENCRYPT)
     cloud_may_ask: str | None = Field(
         None,
         description="whether this device reads its private documents for clients of the cloud: off, on, or names of "
@@ -237,6 +289,15 @@ class AgentSettings(NodeSettings):
         30, ge=1, le=100_000, description="answers for clients of the cloud that this device joins in a minute"
     )
     cloud_asks_per_hour: int = Field(300, ge=1, le=1_000_000, description="likewise in an hour")
+    energy_per_token: float | None = Field(
+        None,
+        ge=0,
+        le=1_000_000,
+        description="energy budget of drafting for the cloud, J a token of the answer, in the mean; default: none",
+    )
+    energy_per_step: float | None = Field(
+        None, ge=0, le=1_000_000, description="likewise J a step of drafts, as in the paper; not together"
+    )
     insecure: bool = Field(False, description="allow an unencrypted link to a server on another machine")
 
     @field_validator("cloud_may_ask")
@@ -255,6 +316,15 @@ class AgentSettings(NodeSettings):
         return value.rstrip("/")
 
     @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        budgets = self.energy_per_token, self.energy_per_step
+        if None not in budgets:
+            raise ValueError("energy_per_token and energy_per_step cannot be set together: leave one out")
+        if budgets != (None, None) and self.energy_meter == "off":
+            raise ValueError("an energy budget needs an energy_meter other than off")
+        return self
+
+    @model_validator(mode="after")
     def _encrypted(self) -> Self:
         url = urlsplit(self.cloud or "")
         if self.cloud and url.scheme in ("http", "ws") and not is_loopback(url.hostname or "") and not self.insecure:
@@ -266,126 +336,3 @@ class AgentSettings(NodeSettings):
 
 
 SCHEMAS: tuple[type[NodeSettings], ...] = (ServerSettings, AgentSettings)
-Settings = TypeVar("Settings", bound=NodeSettings)
-
-
-def resolve(
-    cls: type[Settings], flags: Mapping[str, object], env: Mapping[str, str], file: Path | None = None
-) -> tuple[Settings, Origins]:
-    """Resolve the settings, and the origin of each field's value.
-
-    `flags` may hold None for flags not given. `file` None: $PACELINE_CONFIG, else `paceline.toml` if there is one.
-    Raises ConfigError with a sentence that names the key, its origin and what would be accepted.
-    """
-    if file is None and env.get(f"{PREFIX}CONFIG"):
-        file = Path(env[f"{PREFIX}CONFIG"])
-    values: dict[str, object] = {}
-    origins = dict.fromkeys(cls.model_fields, "default")
-    shared, own = _from_file(cls, file)
-    for_both: dict[str, bool] = {}
-    sources = ((shared, True), (own, False), (_from_env(cls, env), True), (_from_flags(cls, flags), False))
-    for source, is_for_both in sources:  # later ones win
-        for key, (value, origin) in source.items():
-            values[key], origins[key], for_both[key] = value, origin, is_for_both
-    for key in FOLDERS:
-        if for_both.get(key):
-            values[key] = own_folder(cls.side, key, values[key], origins[key])
-    try:
-        return cls.model_validate(values), origins
-    except ValidationError as error:
-        raise ConfigError(_sentence(error, origins)) from None
-
-
-def describe(settings: NodeSettings, origins: Origins) -> list[str]:
-    """One line per setting for the start of the log: name, value and origin, secrets masked."""
-    width = max(len(key) for key in type(settings).model_fields)
-    return [
-        f"{key:<{width}} = {_shown(key, getattr(settings, key))}  ({origins[key]})"
-        for key in type(settings).model_fields
-    ]
-
-
-def field_default(key: str, info: FieldInfo) -> str | None:
-    """The default as `--help` shows it; None where the description names it."""
-    if key in DERIVED or info.default in (None, (), False):
-        return None
-    return str(info.default)
-
-
-def _shown(key: str, value: object) -> str:
-    if key in SECRETS and value:
-        return f"({len(value)} set)" if isinstance(value, tuple) else "(set)"
-    if value is None or value == ():
-        return "(none)"
-    return str(value)
-
-
-_Source = dict[str, tuple[object, str]]  # field -> (value, origin)
-
-
-def _from_flags(cls: type[NodeSettings], flags: Mapping[str, object]) -> _Source:
-    _refuse_unknown(flags, set(cls.model_fields), "flag")
-    return {
-        key: (value, f"flag --{key.replace('_', '-')}") for key, value in flags.items() if value not in (None, [], ())
-    }
-
-
-def _from_env(cls: type[NodeSettings], env: Mapping[str, str]) -> _Source:
-    """Read variables; those of the other program are allowed, since both may share one environment. Empty: not set."""
-    ours = {key.removeprefix(PREFIX).lower(): key for key in env if key.startswith(PREFIX)}
-    ours.pop("config", None)
-    _refuse_unknown(ours, _known(), "environment variable", spelt=lambda key: f"{PREFIX}{key.upper()}")
-    return {
-        key: (env[name], f"environment {name}") for key, name in ours.items() if key in cls.model_fields and env[name]
-    }
-
-
-def _from_file(cls: type[NodeSettings], file: Path | None) -> tuple[_Source, _Source]:
-    """Read the file: (keys for both programs, keys of this program's table)."""
-    path = file or DEFAULT_FILE
-    if file is None and not path.is_file():
-        return {}, {}
-    try:
-        with path.open("rb") as stream:
-            content = tomllib.load(stream)
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}") from None
-    own: _Source = {}
-    tables = {schema.table: content.pop(schema.table, {}) for schema in SCHEMAS}
-    _refuse_unknown(content, _known() | set(tables), f"key in {path}")
-    shared: _Source = {key: (value, f"file {path}") for key, value in content.items() if key in cls.model_fields}
-    for schema in SCHEMAS:
-        table = tables[schema.table]
-        if not isinstance(table, dict):
-            raise ConfigError(f"{schema.table} in {path} must be a table: [{schema.table}]")
-        _refuse_unknown(table, set(schema.model_fields), f"key in [{schema.table}] of {path}")
-        if schema is cls:
-            own = {key: (value, f"file {path} [{schema.table}]") for key, value in table.items()}
-    return shared, own
-
-
-def _known() -> set[str]:
-    return {key for schema in SCHEMAS for key in schema.model_fields}
-
-
-def _refuse_unknown(
-    keys: Iterable[str], known: set[str], what: str, spelt: Callable[[str], str] = lambda key: key
-) -> None:
-    for key in keys:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)  # 0: always name one
-            raise ConfigError(f"unknown {what} {spelt(key)}: did you mean {spelt(near[0])}?")
-
-
-def _sentence(error: ValidationError, origins: Origins) -> str:
-    """Describe the first validation error that does not follow from another."""
-    faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
-    fault = faults[0]
-    message = fault["msg"].removeprefix("Value error, ")
-    if not fault["loc"]:
-        return message
-    key = str(fault["loc"][0])
-    shown = "(hidden)" if key in SECRETS else repr(fault["input"])
-    return f"{key} = {shown} ({origins[key]}) cannot be used: {message[:1].lower()}{message[1:]}"

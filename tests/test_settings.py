@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, ServerSettings, describe, is_loopback, resolve
+from paceline.local_users import is_loopback
+from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, ServerSettings
+from paceline.settings_sources import describe, resolve
+from paceline.stage_settings import StageSettings
 
 PORTS = st.integers(0, 65_535)
 
@@ -267,3 +270,18 @@ def test_a_device_may_not_be_away_too_long_before_its_key_is_renewed() -> None:
         assert resolve(ServerSettings, days | {"device_days": allowed}, {})[0].device_days == allowed
     with pytest.raises(ConfigError, match="credential_hours"):
         resolve(ServerSettings, days | {"device_days": 1.0}, {})
+
+
+def test_a_stage_is_set_by_variables_and_its_table_and_leaves_the_others_alone(tmp_path: Path) -> None:
+    text = "threads = 2\n[stage]\nlayers = '0:3'\nserver = 'http://127.0.0.1:1'\n[server]\nstages = '2'"
+    env = {"PACELINE_LISTEN": "10.0.0.7:8010", "PACELINE_STAGES": "3"}
+    settings, origins = resolve(StageSettings, {}, env, written(tmp_path, text))
+    assert (settings.span, settings.listen, settings.threads) == ((0, 3), "10.0.0.7:8010", 2)
+    assert origins["layers"].endswith("[stage]") and origins["listen"] == "environment PACELINE_LISTEN"
+    assert resolve(ServerSettings, {}, env, written(tmp_path, text))[0].stages == ("3",)
+
+
+@pytest.mark.parametrize("layers", ["3", "3:3", "a:4", "-1:4"])
+def test_layers_of_a_stage_are_a_span(layers: str) -> None:
+    with pytest.raises(ConfigError, match=r"layers = .* cannot be used: give FIRST:STOP"):
+        resolve(StageSettings, {"layers": layers}, {})

@@ -5,6 +5,7 @@
 - `preparation`: from a request to a session that is ready to run
 - `peers`: links of a node and the sessions that peers open
 - `resources`: engine, tokenizer, documents, n-gram tables, grammars and statistics of a side
+- `compiling`: constraints of requests compiled on threads
 - `embeddings`: text embeddings for clients
 - `garbage`: garbage collection while serving
 - `simulation`: two sides on a virtual clock and network

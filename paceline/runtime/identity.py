@@ -1,4 +1,4 @@
-"""Ed25519 keys, and handshakes with nonces from the operating system. The protocol is `paceline.wire.handshake`."""
+"""Ed25519 keys, and handshakes with nonces from the operating system. The protocol is in `paceline.wire.identity`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from paceline.wire.fields import NONCE_BYTES
-from paceline.wire.handshake import CloudHandshake, DeviceHandshake
+from paceline.wire.identity.handshake import CloudHandshake, DeviceHandshake
 from paceline.wire.identity_messages import Introduction
 from paceline.wire.signing import Signer
 

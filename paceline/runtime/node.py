@@ -14,13 +14,15 @@ from typing import Self
 
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
 from paceline.core.shares import Shares
-from paceline.engine.base import LoadedModel, ModelInfo
+from paceline.engine.base import Engine, ModelInfo, ServedModel
 from paceline.errors import ConfigError, EngineLost, PacelineError, RequestError
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.runtime.asking.gate import CloudAsks
 from paceline.runtime.embeddings import TextEmbedder
+from paceline.runtime.energy.debt_file import SAVE_S
+from paceline.runtime.energy.side import SideEnergy
 from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentPrefiller
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
 from paceline.runtime.engine_loop.worker import EngineWorker
@@ -49,7 +51,7 @@ class Node:
     def __init__(
         self,
         side: Side,
-        model: LoadedModel,
+        model: ServedModel,
         store: DocumentStore | None,
         *,
         served_name: str | None = None,
@@ -62,6 +64,8 @@ class Node:
         tables: TableStore | None = None,
         timed: bool = False,
         limits: StepLimits = DEFAULT_LIMITS,
+        energy: SideEnergy | None = None,
+        draft_engine: Engine | None = None,
     ) -> None:
         """sampling: defaults of requests, before those the model recommends.
 
@@ -69,7 +73,8 @@ class Node:
         with a cloud. open_to_peer: a device sends distributions of its documents if the cloud's client requests it.
         asks: the gate for sessions that a cloud opens at a device, closed with the node; None: none is admitted.
         tables: n-grams for drafts, saved at the end; None: kept in memory only. timed: measure forwards before the
-        first answer. limits: of the engine's steps.
+        first answer. limits: of the engine's steps. energy: None: nothing is known of it. draft_engine: see
+        `Resources`.
         """
         self._resources = Resources(
             side,
@@ -81,6 +86,8 @@ class Node:
             kv=kv,
             tables=tables,
             limits=limits,
+            energy=energy,
+            draft_engine=draft_engine,
         )
         self._clients: set[ClientSession] = set()
         self._asks = asks or CloudAsks()
@@ -103,6 +110,8 @@ class Node:
             self._library = await asyncio.to_thread(Library, resources.store, resources.side)
             self._library.start()
             self._run(self._watch_removals(resources.store))
+        if resources.energy.kept is not None:
+            self._run(self._keep_debt(resources.energy))
         if resources.prefiller is not None:
             self._run(self._prefill_documents(resources.prefiller))
         return self
@@ -129,6 +138,11 @@ class Node:
             except ConfigError as error:  # the disk; the next request fails for it too
                 log.warning("removed documents cannot be looked for: %s", error)
             await asyncio.sleep(WATCH_S)
+
+    async def _keep_debt(self, energy: SideEnergy) -> None:
+        while True:
+            await asyncio.sleep(SAVE_S)
+            await asyncio.to_thread(energy.save)
 
     async def _prefill_documents(self, prefiller: DocumentPrefiller) -> None:
         """Prefill the KV of new documents while no answer is being written."""
@@ -168,6 +182,11 @@ class Node:
     def num_documents(self) -> int:
         store = self._resources.store
         return 0 if store is None else store.count()
+
+    @property
+    def decode_s(self) -> float | None:
+        """Seconds of a forward of one row, as measured at the start; None if unknown."""
+        return self._resources.decode_s
 
     @property
     def num_answers(self) -> int:
@@ -225,9 +244,8 @@ class Node:
             raise RequestError("This side keeps no documents and has no embedder.", status=404, param="model")
         return await self._embedder.embed(texts)
 
-    async def prepare(self, request: GenerateRequest) -> ClientSession:
-        owner = request.owner
-        if not self._shares.take(owner, alone=not owner):
+    def check_room(self, owner: str) -> None:
+        if not self._shares.has_room(owner, alone=not owner):
             raise RequestError(
                 f"This server is writing {self._shares.taken} answers of {MAX_ANSWERS} at most, and "
                 f"{self._shares.held(owner)} of them for this key. Please try again in {RETRY_AFTER_S} s.",
@@ -235,6 +253,11 @@ class Node:
                 type="rate_limit_error",
                 code="rate_limit_exceeded",
             )
+
+    async def prepare(self, request: GenerateRequest) -> ClientSession:
+        owner = request.owner
+        self.check_room(owner)
+        self._shares.force(owner)
         self._preparing += 1
         egress = Egress()
         try:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import msgspec
 
+from paceline.core.estimation.patience import PeerRecord
 from paceline.core.permission import MayAsk
-from paceline.core.shares import Shares
+from paceline.core.shares import Allowances, Shares
 from paceline.engine.grammar.compiler import DeferredMask
 from paceline.errors import PacelineError, RemoteProtocolError, RequestError
-from paceline.rag.records import Passage
+from paceline.rag.records import Passage, Selection
 from paceline.runtime.asking.gate import Ask, CloudAsks
-from paceline.runtime.engine_loop.memory import claim
+from paceline.runtime.engine_loop.memory import LONG_ANSWER, claim
 from paceline.runtime.link.connection import Link
 from paceline.runtime.resources import Background, Resources
 from paceline.runtime.service import GenerateRequest
@@ -38,6 +40,7 @@ log = logging.getLogger("paceline.node")
 
 MAX_PEER_SESSIONS = 1024
 MAX_SESSIONS_PER_PEER = 64  # a device has few users; a cloud joins as many of its answers with one device
+MAX_PEER_TOKENS = 1 << 18  # of one peer's sessions together; where memory is shorter, they wait for their turns
 MAX_PASSAGES = 64  # limit of a peer's `top_k_documents`
 _LIMITS = DraftLimits()  # upper bounds of the limits a peer sends, because rows cost this side memory and time
 
@@ -64,6 +67,9 @@ class Peers:
         self._links: dict[str, Link] = {}
         self._sessions: dict[PeerSession, Link] = {}
         self._shares = Shares(MAX_PEER_SESSIONS, most=MAX_SESSIONS_PER_PEER)  # of peers, in `_sessions`
+        self._records: dict[str, PeerRecord] = {}  # by the peer's name: one that links anew stays who it is
+        self._tokens = Allowances(MAX_PEER_TOKENS)  # of peers, by session
+        self._counted: dict[PeerSession, int] = {}  # tokens of each session that are part of that
         self._searches = SearchServer()
 
     def __len__(self) -> int:
@@ -75,6 +81,10 @@ class Peers:
 
     def link(self, name: str | None) -> Link | None:
         return None if name is None else self._links.get(name)
+
+    def record(self, name: str) -> PeerRecord:
+        """What is remembered of answers with this peer."""
+        return self._records.setdefault(name, PeerRecord())
 
     def peer_for(self, request: GenerateRequest) -> tuple[str | None, Link | None]:
         """Peer of an answer: the request's device, else the only linked peer if any may take part."""
@@ -162,6 +172,7 @@ class Peers:
             raise PacelineError(f"the options of '{strategy.name}' cannot be read: {error}") from error
         if (refusal := strategy.accepts(opening, options)) is not None:
             raise PacelineError(refusal)
+        self._resources.energy.queue(options)  # refuses a budget that this side cannot keep
         return strategy, msgspec.structs.replace(options, drafting=_clamp(options.drafting))
 
     def _session(
@@ -182,11 +193,13 @@ class Peers:
         )
 
         def retrieve(session: PeerSession) -> None:
-            self._run(self._retrieve(session, opening, mask, ask))
+            self._run(self._retrieve(session, peer, opening, mask, ask))
 
         def closed(session: PeerSession) -> None:
             if self._sessions.pop(session, None) is not None:
                 self._shares.give_back(peer)
+                if session in self._counted:
+                    self._tokens.give_back(peer, self._counted.pop(session))
             if ask is not None:
                 ask.end(session.outcome, session.egress)
 
@@ -198,7 +211,7 @@ class Peers:
         return session
 
     async def _retrieve(
-        self, session: PeerSession, opening: OpenSession, mask: DeferredMask | None, ask: Ask | None
+        self, session: PeerSession, peer: str, opening: OpenSession, mask: DeferredMask | None, ask: Ask | None
     ) -> None:
         resources, positions = self._resources, self._resources.max_positions
         if ask is not None:
@@ -210,7 +223,7 @@ class Peers:
                 return
         if mask is not None and opening.constraint is not None:
             try:
-                mask.keep(await resources.mask(constraint_from_wire(opening.constraint)))
+                mask.keep(await resources.mask(constraint_from_wire(opening.constraint), f"peer:{peer}"))
             except RequestError as error:
                 session.refuse(str(error))
                 return
@@ -218,13 +231,15 @@ class Peers:
                 log.exception("a peer's constraint could not be compiled")
                 session.refuse("its constraint cannot be kept here")
                 return
+        salt = await self._salt(peer, opening)  # before the search
         messages = [{"role": message.role, "content": message.content} for message in opening.messages]
+        reads = resources.side in STRATEGIES[opening.strategy].joins_with_documents
         try:
             prompts = await build_prompts(
                 messages,
                 resources.store,
                 resources.tokenizer,
-                k=min(opening.top_k_documents, MAX_PASSAGES),
+                k=min(opening.top_k_documents, MAX_PASSAGES) if reads else 0,
                 max_prompt=positions - min(opening.max_tokens, positions // 2) - len(opening.targets),
                 kv=resources.prefiller,
             )
@@ -243,9 +258,26 @@ class Peers:
         if share is None or not share.drafts:
             session.fail(PacelineError("the engine's memory is too short for it"))
             return
+        if session not in self._sessions:
+            return  # it has ended meanwhile
+        # What a session needs at once: its prompts, and a short answer. Longer ones take turns and preempt each other.
+        tokens = sum(rows) + len(rows) * min(opening.max_tokens, LONG_ANSWER)
+        if not self._tokens.take(peer, tokens):
+            session.refuse("it is busy with others of this side")
+            return
+        self._counted[session] = tokens
         found = RetrievedPassages(0, self._to_wire(prompts.passages))
         max_new_tokens = min(positions - prompts.longest, len(opening.targets) + share.tokens)
-        session.retrieved(prompts.branches, max_new_tokens, found, prompts.prefixes, claim=share.rows)
+        session.retrieved(prompts.branches, max_new_tokens, found, prompts.prefixes, claim=share.rows, salt=salt)
+
+    async def _salt(self, peer: str, opening: OpenSession) -> str | None:
+        """Within which KV of a peer's session is shared: by a device's answers that it says may, and by an answer with
+        itself where its link was lost. A device shares none: the time of an answer would tell its cloud what it has
+        read before."""
+        if self._resources.side == "device" or not opening.cache_key:
+            return None
+        _, removals = await asyncio.to_thread(self._resources.documents, Selection())
+        return f"peer {removals} {peer} {opening.cache_key.hex()}"
 
     def _to_wire(self, passages: Sequence[Passage]) -> list[RetrievedPassage]:
         """Passages as sent to the peer: of a device's, only that there are any."""

@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from paceline.errors import RequestError
 from paceline.rag.records import Passage, Selection
+from paceline.runtime.energy.side import SideEnergy
 from paceline.runtime.engine_loop.memory import claim_or_refuse
 from paceline.runtime.link.connection import Link
 from paceline.runtime.lookup_tables.document_tables import Lifetime
@@ -21,7 +23,15 @@ from paceline.runtime.sessions.client import ClientSession, PreparedRequest
 from paceline.runtime.sessions.egress import Egress
 from paceline.runtime.sessions.prompts import PromptSet, build_prompts, raw_prompt, too_long
 from paceline.runtime.sessions.remote_search import RemoteSearch
-from paceline.runtime.sessions.routing import candidates, choose, peer_barred, peer_missing, routing_context
+from paceline.runtime.sessions.routing import (
+    VERIFIED,
+    StrategyChoice,
+    candidates,
+    choose,
+    peer_barred,
+    peer_missing,
+    routing_context,
+)
 from paceline.strategies.base import other
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import RoutingContext, Strategy
@@ -70,7 +80,7 @@ class Preparation:
         found = candidates(context)
         if found[0].missing and request.on_loss != "continue":
             raise peer_missing(other(side))
-        mask = None if request.constraint is None else await resources.mask(request.constraint)
+        mask = None if request.constraint is None else await resources.mask(request.constraint, request.owner)
         prompts = await self._prompts(request, selection)
         # The query is sent only for a request whose options, constraint and conversation have been accepted here.
         peer_passages = await self._search.for_answer(request, link, egress, expected=self._expects_peer)
@@ -80,6 +90,7 @@ class Preparation:
             prompts = await self._prompts(request, selection, peer_passages)
         choice = choose(found, replace(context, passages=len(prompts.passages)))
         strategy, options = STRATEGIES[choice.strategy], choice.options
+        _check_budget(request, choice, resources.energy if side == "device" else None)
         if strategy.needs_peer and side == "device":
             prompts = prompts.without_relevance()  # as where the cloud's client asks, so that the text is the same
         limit = self._limit(request, prompts)
@@ -87,7 +98,9 @@ class Preparation:
         if not share.drafts:
             options = without_drafts(options)
         link = self._peers.link(name)  # it may have changed meanwhile
+        draft_claim = resources.draft_claim(strategy, prompts.branches, share.tokens)
         complete = not choice.missing and peer_passages is not None
+        salt = f"{removals} {request.owner}"
         prepared = PreparedRequest(
             request=request,
             side=side,
@@ -95,22 +108,25 @@ class Preparation:
             reason=choice.reason,
             prompts=prompts,
             max_new_tokens=resources.max_positions - prompts.longest,
-            opening=opening_for(request, strategy.name, options, share.tokens),
+            opening=opening_for(request, strategy.name, options, share.tokens, resources.cache_key(salt)),
             missing=None if complete else f"{other(side)}_{'refused' if barred else 'missing'}",
             peer_name=name if strategy.needs_peer else None,
             mask=mask,
             claim=share.rows,
-            salt=f"{removals} {request.owner}",
+            salt=salt,
+            draft_claim=draft_claim or 0,
         )
         table = resources.table(request.owner, _lifetime(request, prompts, strategy), removals)
         config = replace(
             resources.config(strategy, options, request.sampling, share.tokens, table=table, faces_client=True),
-            waits_for_peer=request.on_loss == "pause",
+            waits_for_peer=request.on_loss != "continue",
+            peer_record=None if link is None or name is None else self._peers.record(name),
             private=request.privacy != "open",
             rtt=None if link is None else link.rtt,
             bandwidth=None if link is None else link.bandwidth,
             mask=mask,
             needs_dists=request.top_logprobs is not None,
+            draft_positions=resources.draft_positions if draft_claim is not None else 0,
         )
         session = ClientSession(
             strategy.machine(config),
@@ -119,6 +135,7 @@ class Preparation:
             resources.tokenizer,
             link if strategy.needs_peer else None,
             closed,
+            resources.drafts if draft_claim is not None else None,
         )
         session.egress = egress
         return session
@@ -127,16 +144,27 @@ class Preparation:
         self, request: GenerateRequest, name: str | None, link: Link | None, own_documents: int, barred: str = ""
     ) -> RoutingContext:
         peer = None if link is None else link.peer
+        resources = self._resources
         return routing_context(
             request,
-            self._resources.side,
+            resources.side,
             expected=self._expects_peer or name is not None or request.device is not None,
             linked=link is not None and link.accepting,
             barred=barred,
             common=() if link is None else link.strategies,
             own_documents=own_documents,
             peer_documents=0 if peer is None else peer.documents,
+            num_weights=resources.info.num_weights,
+            peer_weights=0 if peer is None else peer.num_weights,
+            decode_s=resources.decode_s,
+            peer_decode_s=None if peer is None else self._verified_s(request) or (1e-6 * peer.decode_us or None),
         )
+
+    def _verified_s(self, request: GenerateRequest) -> float | None:
+        """Seconds a token of recent answers that the cloud has verified for this device; None without any."""
+        strategy = STRATEGIES[VERIFIED]
+        stats = self._resources.stats(strategy, strategy.options(), request.sampling)
+        return stats.offload.pace.recent(asyncio.get_running_loop().time())
 
     async def _prompts(
         self, request: GenerateRequest, selection: Selection, peer_passages: Sequence[Passage] = ()
@@ -166,6 +194,35 @@ class Preparation:
         return min(request.max_tokens or self._max_tokens_default or room, room)
 
 
+def _check_budget(request: GenerateRequest, choice: StrategyChoice, energy: SideEnergy | None) -> None:
+    """Raises RequestError for an energy budget that the chosen strategy, or this device, does not keep. energy: of this
+    device; None at the cloud, whose device refuses for itself."""
+    if request.options.get("joules_per_token") is None and request.options.get("joules_per_step") is None:
+        return
+    budget = choice.options.energy_budget
+    if budget is None:
+        raise RequestError(
+            f"An energy budget is kept by the strategy 'draft_verify' alone, and '{choice.strategy}' is to write "
+            f"({choice.reason}).",
+            param="paceline.energy",
+            code="energy_budget_not_kept",
+        )
+    if energy is None:
+        return
+    if energy.meter is None:
+        raise RequestError(
+            "This device neither measures nor models its energy: its setting energy_meter is off.",
+            param="paceline.energy",
+            code="energy_budget_not_kept",
+        )
+    if energy.budget is not None and energy.budget[1] != budget[1]:
+        raise RequestError(
+            f"This device's own energy budget is in joules a {energy.budget[1]}: name joules_per_{energy.budget[1]}.",
+            param="paceline.energy",
+            code="energy_budget_not_kept",
+        )
+
+
 def _lifetime(request: GenerateRequest, prompts: PromptSet, strategy: Strategy) -> Lifetime:
     """What the rows that the answer teaches may outlive. A conversation with earlier answers may hold the text of
     documents even where none is found."""
@@ -176,7 +233,7 @@ def _lifetime(request: GenerateRequest, prompts: PromptSet, strategy: Strategy) 
 
 
 def opening_for(
-    request: GenerateRequest, strategy: str, options: Options, max_tokens: int
+    request: GenerateRequest, strategy: str, options: Options, max_tokens: int, cache_key: bytes
 ) -> Callable[[int, tuple[int, ...], int], OpenSession]:
     """The opening of the peer's session as a function of session number, targets and epoch."""
     conversation = [ChatMessage(message["role"], message["content"]) for message in request.messages]
@@ -198,6 +255,7 @@ def opening_for(
             epoch=epoch,
             constraint=constraint,
             asker=request.asker,
+            cache_key=cache_key,
         )
 
     return opening

@@ -6,6 +6,8 @@ Knows no request and no link. All methods belong to the event loop of the node.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 
@@ -15,18 +17,20 @@ from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.constraint import Constraint, Mask
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults, SamplingParams
-from paceline.engine.base import LoadedModel
-from paceline.engine.grammar.compiler import GrammarCompiler
+from paceline.engine.base import Engine, ServedModel
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.records import Selection
 from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.compiling import CompilingThreads
+from paceline.runtime.energy.side import SideEnergy
 from paceline.runtime.engine_loop.calibration import PREFIX, Timed, forward_times
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
+from paceline.runtime.engine_loop.memory import claim
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.lookup_tables.document_tables import DocumentTables, Lifetime, over
 from paceline.runtime.lookup_tables.store import TableStore
-from paceline.strategies.base import MachineConfig, Side
+from paceline.strategies.base import Branch, MachineConfig, Side
 from paceline.strategies.strategy import Strategy
 from paceline.wire.messages import Options
 
@@ -37,7 +41,7 @@ class Resources:
     def __init__(
         self,
         side: Side,
-        model: LoadedModel,
+        model: ServedModel,
         store: DocumentStore | None,
         run: Background,
         *,
@@ -46,37 +50,55 @@ class Resources:
         kv: DocumentKvStore | None = None,
         tables: TableStore | None = None,
         limits: StepLimits = DEFAULT_LIMITS,
+        energy: SideEnergy | None = None,
+        draft_engine: Engine | None = None,
     ) -> None:
-        """sampling: defaults before those the model recommends. tables: None keeps n-grams in memory only."""
+        """sampling: defaults before those the model recommends. tables: None keeps n-grams in memory only.
+        draft_engine: of the draft model, whose vocabulary must be the model's."""
+        self.energy = energy or SideEnergy()
         info = model.engine.info
         self.side: Side = side
         self.info = replace(info, name=served_name or info.name, sampling=sampling.over(info.sampling))
         self.tokenizer = model.tokenizer
         self.vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)
         self.block_size = model.engine.block_size
-        self.worker = EngineWorker(model.engine, limits)
+        self.worker = EngineWorker(model.engine, limits, meter=self.energy.meter, send_w=self.energy.send_w)
+        self.drafts = None if draft_engine is None else EngineWorker(draft_engine, limits)
+        self._draft_info = None if draft_engine is None else (draft_engine.info, draft_engine.block_size)
         self.store = store
         self.prefiller = None if kv is None or store is None else DocumentPrefiller(kv, store, self.worker, model)
-        self._grammars = GrammarCompiler(model.tokenizer)
+        self._compiling = CompilingThreads(model.tokenizer)
         self._tables = tables or TableStore(None, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
         self._document_tables = DocumentTables()
         self._shrinking: asyncio.Task[None] | None = None  # writes tables to their files
         self._stats: dict[tuple[str, str, bool], OnlineStats] = {}
         self._times: Sequence[Timed] = ()
+        self._cache_secret = secrets.token_bytes(32)
         self._run = run
 
     async def start(self, *, timed: bool) -> None:
         """Start the engine's thread. timed: measure forwards before the first answer."""
-        await asyncio.to_thread(self._grammars.warm)  # now, because it holds the GIL for about a second
+        await self._compiling.start()
         await self.worker.start()
+        if self.drafts is not None:
+            await self.drafts.start()
         if timed:
             self._times = await forward_times(self.worker)
 
     async def stop(self) -> None:
         await self.worker.stop()
+        await self._compiling.stop()
+        if self.drafts is not None:
+            await self.drafts.stop()
         if self.prefiller is not None:
             await asyncio.to_thread(self.prefiller.close)
         await asyncio.to_thread(self._tables.save)
+        await asyncio.to_thread(self.energy.save)
+
+    @property
+    def decode_s(self) -> float | None:
+        """Seconds of a forward of one row, as measured at the start; None if unknown."""
+        return min((seconds for rows, seconds in self._times if rows == 1), default=None)
 
     @property
     def max_positions(self) -> int:
@@ -99,13 +121,18 @@ class Resources:
         """The number of selected documents, and of removals so far. Reads the disk: on any thread."""
         return (0, 0) if self.store is None else (self.store.count(selection), self.store.removals())
 
+    def cache_key(self, salt: str) -> bytes:
+        """16 bytes by which the cloud recognises answers that may share KV. They tell nothing of the salt, and the same
+        salt has others after a restart."""
+        return hashlib.blake2b(salt.encode(), key=self._cache_secret, digest_size=16).digest()
+
     def forget_removed(self, removals: int) -> None:
         """Erase from memory what was learnt of documents before so many removals."""
         self._document_tables.erase_older(removals)
 
-    async def mask(self, constraint: Constraint) -> Mask:
-        """Compile a constraint, on a thread: it may take half a second. Raises RequestError for an unsupported one."""
-        return await asyncio.to_thread(self._grammars.mask, constraint)
+    async def mask(self, constraint: Constraint, owner: str) -> Mask:
+        """A mask for one answer of this owner, see `CompilingThreads.mask`."""
+        return await self._compiling.mask(constraint, owner)
 
     def stats(self, strategy: Strategy, options: Options, sampling: SamplingParams) -> OnlineStats:
         """Statistics of earlier answers of the same kind."""
@@ -114,6 +141,22 @@ class Resources:
             self._stats[kind] = OnlineStats()
             self._stats[kind].begin(self._times, PREFIX)
         return self._stats[kind]
+
+    def draft_claim(self, strategy: Strategy, branches: Sequence[Branch], max_tokens: int) -> int | None:
+        """Rows of the draft model's KV that an answer of these prompts claims, 0 where that has no bound; None: it
+        drafts without that model."""
+        if self.drafts is None or self._draft_info is None or not strategy.uses_draft_model:
+            return None
+        prompts = [len(branch.prompt) for branch in branches]
+        info, block_size = self._draft_info
+        room = info.max_positions - max(prompts)
+        share = claim(self.drafts.capacity, block_size, prompts, min(max_tokens, room)) if room > 0 else None
+        return None if share is None or not share.drafts else share.rows
+
+    @property
+    def draft_positions(self) -> int:
+        """Context of the draft model; 0 without one."""
+        return 0 if self._draft_info is None else self._draft_info[0].max_positions
 
     def config(
         self,
@@ -125,7 +168,8 @@ class Resources:
         table: LookupTable,
         faces_client: bool,
     ) -> MachineConfig:
-        """Machine configuration with the fields that this side, the strategy and the sampling parameters determine."""
+        """Machine configuration with the fields that this side, the strategy and the sampling parameters determine.
+        Raises PacelineError for an energy budget that this side cannot keep."""
         return MachineConfig(
             side=self.side,
             faces_client=faces_client,
@@ -137,6 +181,8 @@ class Resources:
             has_peer=strategy.needs_peer,
             stats=self.stats(strategy, options, sampling),
             table=table,
+            energy=self.energy.queue(options) if self.side == "device" else None,
+            depth=self.worker.steps.depth,
         )
 
 

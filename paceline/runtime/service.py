@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.energy.values import EnergyUse
 from paceline.core.sampling.constraint import Constraint
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import ModelInfo
@@ -108,6 +109,7 @@ class GenerationResult:
     citations: tuple[Citation, ...] = ()
     found: tuple[Citation, ...] = ()  # all passages of this side's prompts, whether they decided a token or not
     stats: Mapping[str, float] = field(default_factory=dict)
+    energy: Mapping[Side, EnergyUse] = field(default_factory=dict)  # of the sides whose energy is known here
     end: Logprobs | None = None  # of the token that ended the answer, if one did and logprobs are requested
 
 
@@ -184,6 +186,10 @@ class Service(Protocol):
 
     async def embed(self, texts: Sequence[str]) -> Embeddings:
         """Embed texts. Raises RequestError where there is no embedder or a text is too long."""
+
+    def check_room(self, owner: str) -> None:
+        """Raises RequestError (429) where `prepare` would refuse any request of this owner now: what must be refused is
+        not read first."""
 
     async def prepare(self, request: GenerateRequest) -> Generation:
         """Check, retrieve, tokenize and admit. Raises RequestError before anything has started."""

@@ -27,6 +27,7 @@ from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelt
 from paceline.runtime.sessions.client import ClientSession
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
+from paceline.wire.identity_messages import Introduction
 from tests.runtime.link.test_connection import Pipe, pipes
 from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
 
@@ -75,11 +76,12 @@ class Bench:
     pipes_in_use: tuple[Pipe, Pipe] | None = None
     links: tuple[Link, Link] | None = None
     may_ask: MayAsk = EVERYBODY  # as the device tells its cloud
+    introduction: Introduction = CLOUD  # the cloud's, but for its tokenizer and strategies
 
     async def link(self, tasks: asyncio.TaskGroup) -> None:
         self.pipes_in_use = left, right = pipes()
         vocab = ByteTokenizer().vocab_size
-        ours, theirs = (known_as(each, ByteTokenizer().fingerprint, STRATEGIES) for each in (DEVICE, CLOUD))
+        ours, theirs = (known_as(each, ByteTokenizer().fingerprint, STRATEGIES) for each in (DEVICE, self.introduction))
         ours = msgspec.structs.replace(ours, asked_by=None if self.may_ask.names is None else [*self.may_ask.names])
         device = Link(left, device_end(ours), vocab_size=vocab, on_up=lambda link: self.device.on_link(link, "cloud"))
         cloud = Link(
@@ -106,7 +108,12 @@ class Bench:
 
 @asynccontextmanager
 async def nodes(
-    *, gated: tuple[Side, ...] = (), linked: bool = True, max_positions: int = 4096, may_ask: MayAsk = EVERYBODY
+    *,
+    gated: tuple[Side, ...] = (),
+    linked: bool = True,
+    max_positions: int = 4096,
+    may_ask: MayAsk = EVERYBODY,
+    introduction: Introduction = CLOUD,
 ) -> AsyncIterator[tuple[Bench, asyncio.TaskGroup]]:
     engines: dict[Side, GatedEngine] = {"cloud": GatedEngine(1, max_positions), "device": GatedEngine(2, max_positions)}
     for side, engine in engines.items():
@@ -117,7 +124,7 @@ async def nodes(
         Node("device", models["device"], None, asks=open_gate(may_ask)),
     )
     async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
-        bench = Bench(cloud, device, engines, may_ask=may_ask)
+        bench = Bench(cloud, device, engines, may_ask=may_ask, introduction=introduction)
         if linked:
             await bench.link(tasks)
         try:

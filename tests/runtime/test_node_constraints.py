@@ -56,7 +56,7 @@ async def test_an_answer_continues_without_a_peer_that_cannot_enforce_its_constr
         def fails(_: Constraint) -> Mask:
             raise error
 
-        monkeypatch.setattr(bench.cloud._resources._grammars, "mask", fails)
+        monkeypatch.setattr(bench.cloud._resources._compiling._grammars, "mask", fails)
         with caplog.at_level(logging.WARNING):
             text, done = await collect(await bench.device.prepare(YES))
         assert f"refused: {said}" in caplog.text
@@ -80,7 +80,7 @@ async def test_an_answer_that_stops_before_its_constraint_is_satisfied_ends_with
             return False
 
     async with nodes(linked=False) as (bench, _):
-        monkeypatch.setattr(bench.device._resources._grammars, "mask", lambda _: DeadEndMask())
+        monkeypatch.setattr(bench.device._resources._compiling._grammars, "mask", lambda _: DeadEndMask())
         text, done = await collect(await bench.device.prepare(YES))
         assert (text, done.reason) == ("AAA", "length")
 

@@ -23,6 +23,7 @@ from paceline.runtime.node import Node
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions import client as client_module
 from paceline.strategies.aggregate import machine as aggregate_module
+from paceline.strategies.decoding import peer_watch
 from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession
 from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, nodes, open_gate
@@ -188,11 +189,14 @@ async def test_concurrent_requests_are_admitted_one_by_one(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("on_loss", ["continue", "fail", "pause"])
-async def test_a_silent_peer_counts_as_lost(on_loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregate_module, "WAKE_INTERVAL_S", 0.01)
+async def test_a_peer_without_a_word_counts_as_lost(on_loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregate_module, "LISTEN_S", 0.01)
+    monkeypatch.setattr(peer_watch, "LONGEST_FIRST_S", 0.05)
     monkeypatch.setattr(client_module, "PAUSE_S", 0.01)
     async with nodes() as (bench, _):
         silence_cloud(bench)
+        (name,) = bench.device._peers._links
+        bench.device._peers.record(name).first_s = 0.05
         request = replace(REQUEST, max_tokens=4, sampling=ENDLESS)
         if on_loss == "fail":
             session = await bench.device.prepare(replace(request, on_loss="fail"))

@@ -66,3 +66,21 @@ async def test_a_peer_has_so_many_sessions_and_its_further_answers_are_written_a
         _, third = await collect(await bench.device.prepare(REQUEST))
         assert third.degraded is None, "the place is free again"
         bench.cloud._peers._shares.check()
+
+
+async def test_sessions_of_a_peer_have_so_many_tokens_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with nodes() as (bench, _):
+        tokens = bench.cloud._peers._tokens
+        monkeypatch.setattr(tokens, "most", 1000)
+        words = ({"role": "user", "content": "x" * 1100},)
+        endless = SamplingParams(temperature=1.0, logit_bias={256: -100.0})
+        first = await bench.device.prepare(replace(REQUEST, messages=words, max_tokens=2000, sampling=endless))
+        events = first.run()  # kept, or it would be ended
+        await anext(events)
+        assert first.link is not None and tokens.held("laptop") > 1000, "one session may be of any size"
+        _, second = await collect(await bench.device.prepare(REQUEST))
+        assert second.degraded == "cloud_refused" and second.completion_tokens > 0
+        await first.aclose()
+        _, third = await collect(await bench.device.prepare(REQUEST))
+        assert third.degraded is None, "the tokens are given back"
+        assert sum(bench.cloud._peers._counted.values()) == tokens.held("laptop") < 1000

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
+from paceline.runtime.simulation import Accelerator, Network, SimulatedRequest, Simulation, StepCost
 from paceline.runtime.simulation.clock import VirtualClock
 from paceline.runtime.simulation.network import SimulatedLink
 from paceline.strategies.autoregressive import Autoregressive
@@ -258,3 +258,16 @@ def test_an_answer_that_never_ends_is_reported() -> None:
     mute = Strategy("mute", Mute, "one side", "front")
     with pytest.raises(AssertionError, match="has not ended"):
         Simulation(job(mute, "cloud", SAMPLINGS["greedy"]), engines()).run()
+
+
+def test_hosts_that_share_an_accelerator_take_turns_and_its_steps_add_up() -> None:
+    """Both sides of `draft_verify`; the cloud's steps go behind the device's."""
+    request = job(STRATEGIES["draft_verify"], "cloud", SAMPLINGS["sampled"])
+    shared = Accelerator(last="cloud")
+    cost = {"cloud": StepCost(1.0, 0.125, 0.25), "device": StepCost(0.5)}
+    world = Simulation(request, engines(), forward=cost, accelerators={"cloud": shared, "device": shared})
+    apart = Simulation(request, engines(), forward=cost)
+    assert world.run().tokens == apart.run().tokens
+    assert 0.0 < shared.busy_s <= world.now, "never two steps at once"
+    assert world.now > apart.now, "steps that ran beside each other wait for each other"
+    assert cost["cloud"].seconds(rows=4, sequences=2) == 2.0

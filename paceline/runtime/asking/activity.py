@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.core.printable import printable
 from paceline.sqlite import connect, speaking, transaction
 
 FILE = "asking.sqlite"
@@ -200,8 +201,3 @@ def _activity(row: tuple[int, float, str, str, str, int, int, str, str, int, str
         tokens,
         outcome,
     )
-
-
-def printable(text: str) -> str:
-    """The text without signs that would move a terminal's cursor or end a line."""
-    return "".join(char if char.isprintable() else " " for char in text)

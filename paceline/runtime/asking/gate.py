@@ -18,9 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from paceline.core.permission import NOBODY, MayAsk
+from paceline.core.printable import printable
 from paceline.errors import PacelineError
 from paceline.rag.prompt import query_of
-from paceline.runtime.asking.activity import ActivityLog, Question, printable
+from paceline.runtime.asking.activity import ActivityLog, Question
 from paceline.runtime.asking.limits import HOUR_S, AskCounter, AskLimits
 from paceline.runtime.asking.refusals import Refusals
 from paceline.runtime.sessions.egress import Egress

@@ -3,6 +3,7 @@
 - `worker`: the thread and its queues
 - `executor`: segments to scheduled forward passes and answers, without the thread
 - `requests`: what callers ask for
+- `answers`: what they get: tokens sampled in one pass of a step, or distributions
 - `in_flight`: batches under way
 - `engine_memory`: memory of the engine as the scheduler uses it
 - `sequence_records`: what each sequence holds, to compute it again after a preemption

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Segment
-from paceline.engine.base import LoadedModel, ModelInfo
+from paceline.engine.base import ModelInfo, ServedModel
 from paceline.errors import EngineError, PacelineError
-from paceline.rag.document_kv import DocumentKvStore, KvKey, text_hash
+from paceline.rag.document_kv import DocumentKvStore, KvKey
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
@@ -33,20 +33,20 @@ _MAX_PENDING_BYTES = 1 << 29  # of rows waiting to be written; beyond, they are 
 _ANY_QUESTION = ({"role": "user", "content": "?"},)  # preamble and document do not depend on the question
 
 
-def kv_key(model: ModelInfo, passage: Passage, tokens: tuple[int, ...]) -> KvKey:
-    """Key of a passage's KV. tokens: the preamble and the tokens of the passage that the prompt contains."""
-    return KvKey(_text_hash(passage), f"{model.fingerprint} {model.dtype} {model.backend}", tokens)
+def kv_key(files: DocumentKvStore, model: ModelInfo, passage: Passage, tokens: tuple[int, ...]) -> KvKey:
+    """Key of a passage's KV in these files. tokens: preamble, and passage as far as the prompt contains it."""
+    return KvKey(_text_hash(files, passage), f"{model.fingerprint} {model.dtype} {model.backend}", tokens)
 
 
-def _text_hash(passage: Passage) -> str:
-    return text_hash(passages_text(passage), passage.collection)
+def _text_hash(files: DocumentKvStore, passage: Passage) -> str:
+    return files.text_hash(passages_text(passage), passage.collection)
 
 
 class DocumentPrefiller:
     """`prefix` may be called on any thread, all else on the event loop only. Close after the worker."""
 
     def __init__(
-        self, files: DocumentKvStore, documents: DocumentStore, worker: EngineWorker, model: LoadedModel
+        self, files: DocumentKvStore, documents: DocumentStore, worker: EngineWorker, model: ServedModel
     ) -> None:
         info = model.engine.info
         self._files = files
@@ -65,7 +65,7 @@ class DocumentPrefiller:
 
     def prefix(self, passage: Passage, tokens: tuple[int, ...]) -> StoredPrefix:
         """Prefix of prompts about this passage: with its stored KV, or with a callback that stores it once computed."""
-        key = kv_key(self._info, passage, tokens)
+        key = kv_key(self._files, self._info, passage, tokens)
         rows = self._files.get(key)
         if rows is not None:
             return StoredPrefix(tokens, rows)
@@ -100,7 +100,7 @@ class DocumentPrefiller:
         after = 0
         while page := self._documents.passages(after, _PAGE):
             after = page[-1].chunk_id
-            texts.update(map(_text_hash, page))
+            texts.update(_text_hash(self._files, passage) for passage in page)
         return texts
 
     def _missing(self, page: list[Passage]) -> list[Passage]:
@@ -108,7 +108,7 @@ class DocumentPrefiller:
         stored = self._files.groups()
         missing: dict[str, Passage] = {}
         for passage in page:
-            group = kv_key(self._info, passage, ()).group
+            group = kv_key(self._files, self._info, passage, ()).group
             if group not in stored:
                 missing.setdefault(group, passage)
         return list(missing.values())
@@ -161,7 +161,7 @@ class DocumentPrefiller:
         except PacelineError:  # the chat template has no place for documents
             return None
         tokens = (*preamble, *document)
-        return kv_key(self._info, passage, tokens) if 0 < len(tokens) < self._info.max_positions else None
+        return kv_key(self._files, self._info, passage, tokens) if 0 < len(tokens) < self._info.max_positions else None
 
     def _write_ahead(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> bool:
         """Write, unless other KV would have to be removed for it; then False."""

@@ -6,24 +6,22 @@ Run by `worker.EngineWorker` on a thread in real time, by `runtime.simulation` i
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.batching.groups import Group
 from paceline.core.batching.pending import RECOMPUTED
 from paceline.core.batching.scheduler import ScheduledSegment, Scheduler, SchedulerOutput
 from paceline.core.batching.segment import Batch, SeqId, StepSize
-from paceline.engine.base import AsyncEngine, Engine, Logits, SampleRequest, SequenceEngine
+from paceline.core.energy.meters import StepMeter
+from paceline.engine.base import AsyncEngine, Engine, Logits, SequenceEngine
 from paceline.engine.immediate import runner_of
 from paceline.errors import EngineError, EngineLost
+from paceline.runtime.engine_loop.answers import Answers, Done, answers_of, done_of, rows_ahead
 from paceline.runtime.engine_loop.engine_memory import EngineMemory
 from paceline.runtime.engine_loop.in_flight import InFlight
-from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, Rows, SequenceOp
+from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, SequenceOp
 
 log = logging.getLogger("paceline.engine")
-
-Answers = list[tuple[Answer, Rows | EngineError]]
-Done = tuple[Answer, SampleRequest | tuple[Logits, ...] | EngineError]  # what to answer: sampled, or distributions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,7 @@ class StepLimits:
 
 
 DEFAULT_LIMITS = StepLimits()
+LEAST_ROWS = 64  # of a step of a pipeline at most, however many stages it has
 TICK_S = 1.0  # longer than round trips: an answer that waits for its peer for so long no longer keeps its KV memory
 _NOTHING = SchedulerOutput((), ())
 
@@ -49,12 +48,17 @@ class StepExecutor:
     lost fails everything, what is submitted later included.
     """
 
-    def __init__(self, engine: Engine | AsyncEngine, limits: StepLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, engine: Engine | AsyncEngine, limits: StepLimits = DEFAULT_LIMITS, meter: StepMeter | None = None
+    ) -> None:
+        """meter: of the steps' energy; never raises."""
         self.engine: SequenceEngine = engine
+        self._meter = meter
         runner = runner_of(engine)
         self.notify = runner.notify
         self._in_flight = InFlight(runner)
-        self._scheduler = Scheduler(limits.rows, limits.sequences, block_size=engine.block_size)
+        rows = _rows_per_step(limits, runner.depth)
+        self._scheduler = Scheduler(rows, limits.sequences, block_size=engine.block_size)
         self._next_key = 0
         self._requests: dict[int, ForwardRequest] = {}
         self._parts: dict[int, list[Logits]] = {}  # results so far of segments that the scheduler has chunked
@@ -79,6 +83,11 @@ class StepExecutor:
         return self._scheduler.idle and not self._in_flight
 
     @property
+    def depth(self) -> int:
+        """Steps that should be under way so that no part of the engine waits."""
+        return self._in_flight.depth
+
+    @property
     def preemptions(self) -> int:
         """Groups whose rows were released for others, so far."""
         return self._scheduler.preemptions
@@ -91,6 +100,12 @@ class StepExecutor:
     def tick(self) -> None:
         """`TICK_S` have passed. To be called while groups are `short`."""
         self._scheduler.tick()
+
+    def took(self, seconds: float) -> None:
+        """Record the time of the last `run`, s, by which chunks of prompts beside answers are limited. Ignored with
+        several batches under way, whose times overlap."""
+        if not self._in_flight:
+            self._scheduler.took(seconds)
 
     def submit(self, item: SequenceOp | ForwardRequest) -> None:
         if self.lost is not None:
@@ -134,6 +149,8 @@ class StepExecutor:
         if self.lost is not None:
             return _NOTHING if self._refused else None
         scheduled = self._scheduler.schedule(self._memory) if self._in_flight.has_room else None
+        if self._meter is not None and scheduled is not None and not self._in_flight:
+            self._meter.begin()
         self.free_rows = self.engine.free_rows()
         return _NOTHING if scheduled is None and self._in_flight.is_ready else scheduled
 
@@ -160,7 +177,7 @@ class StepExecutor:
         if self.lost is not None:
             return []  # in the first half of this step
         try:
-            self._in_flight.submit(chunks)
+            self._in_flight.submit(chunks, lambda chunk: rows_ahead(self._requests.get(chunk.key), chunk))
         except EngineLost as error:
             return self._give_up(error)
         except EngineError as error:
@@ -197,60 +214,30 @@ class StepExecutor:
         self.rows += num_rows
         self.last = StepSize(num_rows, len(step.chunks))
         done: list[Done] = []
+        computed: list[tuple[ForwardRequest, int]] = []  # with the rows of the step that were theirs
         scored = output.scored or (None,) * len(step.chunks)
         for chunk, logits, rows in zip(step.chunks, output.logits, scored, strict=True):
             request = self._requests.get(chunk.key)
             if request is None:
                 continue  # cancelled under way, or computed again for nobody
+            computed.append((request, len(chunk.segment.tokens)))
             if logits:
                 self._parts[chunk.key].append(logits)
             if chunk.final:
                 request.scored = rows
-                done += self._done(request, tuple(self._parts[chunk.key]))
+                done += done_of(request, tuple(self._parts[chunk.key]))
                 self._forget(chunk.key)
-        return self._answers(done)
-
-    @staticmethod
-    def _done(request: ForwardRequest, parts: tuple[Logits, ...]) -> list[Done]:
-        """What to answer to a request that has run; nothing while other branches of its join have not."""
-        if request.join is not None:
-            if request.scored is not None:
-                return [(request.answer, EngineError("rows of a mixture were pruned while they were computed"))]
-            joined = request.join.add(request.branch, parts)
-            return [] if joined is None else [(request.join.answer, joined)]
-        if request.sampling is None or not parts:
-            return [(request.answer, parts)]
-        sampling = request.sampling
-        if request.scored is not None:
-            sampling = tuple(sampling[row] for row in request.scored)
-        rows = sampling[-sum(map(len, parts)) :]  # rows of a cached prefix are not computed
-        return [(request.answer, SampleRequest((parts,), rows))]
+        answers = answers_of(self.engine, done)  # before the meter is read: a GPU computes until its tokens are
+        if self._meter is not None:
+            energy = self._meter.end([chunk.segment for chunk in step.chunks])
+            for request, own_rows in computed:
+                request.energy = request.energy.plus(energy.share(own_rows, num_rows))
+        return answers
 
     def check(self) -> None:
         """Assert the invariants of the engine and of what is known of it."""
         self._memory.check()
         self._scheduler.check()
-
-    def _answers(self, done: list[Done]) -> Answers:
-        """Rows of the forwards that are complete: sampled in one pass, or as distributions."""
-        rows = iter(self._sample([wanted for _, wanted in done if isinstance(wanted, SampleRequest)]))
-        answers: Answers = []
-        for answer, wanted in done:
-            if isinstance(wanted, SampleRequest):
-                answers.append((answer, next(rows)))
-            else:
-                answers.append((answer, wanted if isinstance(wanted, EngineError) else _dists(wanted)))
-        return answers
-
-    def _sample(self, requests: Sequence[SampleRequest]) -> Sequence[Rows | EngineError]:
-        """A fault, such as logits that are not numbers, fails its own request only."""
-        try:
-            return self.engine.sample(requests) if requests else ()
-        except Exception as fault:
-            if len(requests) > 1:
-                return [found for request in requests for found in self._sample([request])]
-            log.exception("rows could not be sampled")
-            return [EngineError(f"the model's scores are unusable: {fault}")]
 
     def _fail(self, chunks: tuple[ScheduledSegment, ...], error: EngineError) -> Answers:
         """Fail these segments and the pending ones of their sequences."""
@@ -274,9 +261,7 @@ class StepExecutor:
         return self._requests.pop(key)
 
 
-def _dists(parts: tuple[Logits, ...]) -> Rows | EngineError:
-    try:
-        return tuple(dist for part in parts for dist in part.dists())
-    except Exception as fault:  # a GPU reports late what went wrong in the forward
-        log.exception("distributions could not be read")
-        return EngineError(f"the model's scores are unusable: {fault}")
+def _rows_per_step(limits: StepLimits, depth: int) -> int:
+    """Rows of one step at most. A pipeline has several under way, so that the chunks of one prompt keep all of its
+    stages at work: together they have as many rows as the one step of another engine."""
+    return limits.rows if depth == 1 else min(limits.rows, max(LEAST_ROWS, limits.rows // (depth - 1)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.core.batching.scheduler import ScheduledSegment
 from paceline.core.batching.segment import Batch, SeqId
-from paceline.engine.base import BatchRunner, Output, Ticket
+from paceline.core.sampling.row import RowSampling
+from paceline.engine.base import BatchRunner, Output, SamplesAhead, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +31,29 @@ class InFlight:
         return bool(self._steps)
 
     @property
+    def depth(self) -> int:
+        return self._runner.depth
+
+    @property
     def has_room(self) -> bool:
-        return len(self._steps) < self._runner.depth
+        return len(self._steps) < self.depth
 
     @property
     def is_ready(self) -> bool:
         """The oldest batch has run."""
         return bool(self._steps) and self._runner.is_ready(self._steps[0].ticket)
 
-    def submit(self, chunks: tuple[ScheduledSegment, ...]) -> None:
-        """Raises EngineError for a batch that the engine refuses."""
+    def submit(
+        self,
+        chunks: tuple[ScheduledSegment, ...],
+        rows_of: Callable[[ScheduledSegment], tuple[RowSampling, ...] | None],
+    ) -> None:
+        """rows_of: how the wanted rows of a chunk will be sampled, where that is known. Raises EngineError for a batch
+        that the engine refuses."""
         ticket = self._runner.submit(Batch(tuple(chunk.segment for chunk in chunks)))
         self._steps.append(Step(ticket, chunks))
+        if isinstance(self._runner, SamplesAhead):
+            self._runner.sample_ahead(ticket, [rows_of(chunk) for chunk in chunks])
 
     def pop(self) -> Step:
         return self._steps.popleft()

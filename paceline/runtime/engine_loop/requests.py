@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from paceline.core.aggregation.branches import BranchMixture
 from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import Segment, SeqId
+from paceline.core.energy.values import NONE, Energy
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
 from paceline.engine.base import Logits, SampleRequest
@@ -60,6 +61,7 @@ class ForwardRequest:
     salt: str | None = None  # owner within which the KV of a prompt is shared; None: it is not
     join: BranchJoin | None = None  # with the forwards of other branches, in place of `sampling`
     branch: int = 0  # its number in `join`
+    energy: Energy = NONE  # its share of the steps that computed it, by rows; set before the answer
     cached_rows: int = 0  # first rows of a prompt that were not computed; set before the answer
     scored: tuple[int, ...] | None = None  # wanted rows that are in the answer; None: none was pruned under way
 

@@ -17,10 +17,13 @@ from typing import cast
 
 from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import Segment, SeqId, StepSize
+from paceline.core.energy.answer import AnswerEnergy
+from paceline.core.energy.meters import StepMeter
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import AsyncEngine, Engine
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, TICK_S, Answers, StepExecutor, StepLimits
+from paceline.runtime.engine_loop.answers import Answers
+from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, TICK_S, StepExecutor, StepLimits
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, Rows, SequenceOp
 
@@ -38,8 +41,17 @@ class EngineWorker:
     run.
     """
 
-    def __init__(self, engine: Engine | AsyncEngine, limits: StepLimits = DEFAULT_LIMITS) -> None:
-        self.steps = StepExecutor(engine, limits)  # its counters may be read on any thread
+    def __init__(
+        self,
+        engine: Engine | AsyncEngine,
+        limits: StepLimits = DEFAULT_LIMITS,
+        *,
+        meter: StepMeter | None = None,
+        send_w: float = 0.0,
+    ) -> None:
+        """meter: of the steps' energy, read on the thread. send_w: power of this side while it sends, W."""
+        self.steps = StepExecutor(engine, limits, meter)  # its counters may be read on any thread
+        self._meter_name, self._send_w = "" if meter is None else meter.name, send_w
         self.answered = StepSize()  # size of the step whose answer is being delivered; on the loop
         self.capacity = engine.free_rows()  # rows of KV in all; None without a bound
         self.lost = asyncio.Event()  # the engine is, see `StepExecutor.lost`; every request fails from then on
@@ -81,8 +93,12 @@ class EngineWorker:
         self._next_group += 1
         return Group(self._next_group, rows, priority, line, owner)
 
+    def account(self) -> AnswerEnergy:
+        """An account of the energy of one answer."""
+        return AnswerEnergy(self._meter_name, self._send_w)
+
     def submit(self, request: ForwardRequest) -> None:
-        """Its `cached_rows` is known when it is answered."""
+        """Its `cached_rows` and `energy` are known when it is answered."""
         self._submit(request)
 
     def forward(self, segment: Segment, answer: Answer, prefix: StoredPrefix | None = None) -> None:
@@ -174,6 +190,7 @@ class EngineWorker:
             started = time.perf_counter()
             answers = self.steps.run(scheduled)
             seconds = time.perf_counter() - started
+            self.steps.took(seconds)
             if answers:
                 with self._changed:
                     self._delivering += 1

@@ -14,11 +14,11 @@ from paceline.runtime.link.keys import Authenticator, KeyKeeper, KeyStore, KeyWo
 from paceline.runtime.link.transport import CLOSE_TIMEOUT_S, Transport, TransportClosed
 from paceline.wire.close_codes import CloseCode, clip
 from paceline.wire.effects import Connected, Deliver, Disconnected, Effect, KeyEffect, Transmit, WakeAt
-from paceline.wire.handshake import Handshake
+from paceline.wire.identity.handshake import Handshake
+from paceline.wire.identity.renewal import CloudRenewal
 from paceline.wire.identity_messages import Introduction
 from paceline.wire.link import LinkMachine
 from paceline.wire.messages import CloseSession, OpenSession, SessionFrame
-from paceline.wire.renewal import CloudRenewal
 
 log = logging.getLogger("paceline.link")
 
@@ -108,10 +108,8 @@ class Link:
 
     # ---- sessions ---------------------------------------------------------------------------------------------------
     def open_session(self, handler: SessionHandler) -> int:
-        """Allocate a session number; its OpenSession must be sent before the next is allocated.
-
-        Raises LinkClosed when the link takes no new sessions.
-        """
+        """Allocate a session number; its OpenSession must be sent before the next is allocated. Raises LinkClosed when
+        the link takes no new sessions."""
         if not self.accepting:
             raise LinkClosed(self.close_reason or "the link takes no new sessions now")
         session = self._machine.sessions.allocate()
@@ -139,6 +137,11 @@ class Link:
         if isinstance(message, CloseSession):
             self._handlers.pop(message.session, None)
         return next((len(effect.data) for effect in effects if isinstance(effect, Transmit)), 0)
+
+    def listen(self) -> float:
+        """Time without any frame of the peer, s; asks for one where none has come. See `LinkMachine.listen`."""
+        self._apply(self._machine.listen(asyncio.get_running_loop().time()))
+        return self._machine.silence
 
     # ---- lifecycle --------------------------------------------------------------------------------------------------
     async def run(self) -> None:

@@ -13,10 +13,9 @@ from typing import Protocol
 from paceline.errors import PacelineError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Authenticate, Effect, KeepKey, KeyEffect, MakeKey, SettleKey
-from paceline.wire.handshake import Claim
+from paceline.wire.identity.renewal import CloudRenewal, DeviceRenewal
 from paceline.wire.link import LinkMachine
-from paceline.wire.renewal import CloudRenewal, DeviceRenewal
-from paceline.wire.signing import Signer
+from paceline.wire.signing import Claim, Signer
 
 log = logging.getLogger("paceline.link")
 

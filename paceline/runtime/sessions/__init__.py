@@ -4,6 +4,7 @@
 - `prompts`: retrieval and the prompts of the branches
 - `driver`: execution of a machine's effects through `Ports`
 - `base`: the session of a machine on a real engine, link and clock; `PeerSession` for a peer's client
+- `draft_model`: its sequences on the draft model's engine
 - `client`: the session that faces a client
 - `output_text`: tokens to final text and logprobs
 - `prompt_logprobs`: log-probabilities of prompt tokens

@@ -7,16 +7,19 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import msgspec
 
 from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import SeqId
+from paceline.core.energy.values import Energy
 from paceline.errors import EngineError, LinkClosed, PacelineError
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.engine_loop.requests import Rows, SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.dialer import Link
+from paceline.runtime.sessions.draft_model import DraftModelPorts
 from paceline.runtime.sessions.driver import Driver, answered, requests
 from paceline.runtime.sessions.egress import Egress
 from paceline.strategies.base import (
@@ -46,16 +49,20 @@ log = logging.getLogger("paceline.session")
 class Session(ABC):
     """Ports shared by both kinds of session. Every method is called on one event loop."""
 
-    def __init__(self, machine: Machine, worker: EngineWorker, salt: str | None) -> None:
-        """salt: KV of its prompts is shared with answers of the same salt alone, which are those of one owner until a
-        document is removed. None: with none."""
+    def __init__(
+        self, machine: Machine, worker: EngineWorker, salt: str | None, drafts: EngineWorker | None = None
+    ) -> None:
+        """drafts: of the draft model, for machines that are told of one. salt: KV of its prompts is shared with answers
+        of the same salt alone, which are those of one owner until a document is removed. None: with none."""
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._driver = Driver(machine, self)
+        self._drafts = None if drafts is None else DraftModelPorts(drafts, self)
+        self._driver = Driver(machine, self, drafts=self._drafts)
         self._prefixes: Sequence[StoredPrefix] = ()  # stored prefixes of its prompts
         self._group: Group | None = None  # of its sequences, once their claim of memory is known
         self._salt = salt
+        self._energy = worker.account()
         self._cached = 0  # tokens of a prompt that were not computed, the most of all branches
         self.link: Link | None = None
         self._number: int | None = None  # session number on `link`
@@ -69,6 +76,15 @@ class Session(ABC):
             log.exception("a session failed")
             self.fail(PacelineError(f"the answer cannot go on: {error}"))
 
+    @property
+    def finished(self) -> bool:
+        """The machine has ended."""
+        return self._driver.finished
+
+    @property
+    def salt(self) -> str | None:
+        return self._salt
+
     def fail(self, error: PacelineError) -> None:
         """End the session without the machine."""
         log.warning("an answer ended early: %s", error)
@@ -81,13 +97,17 @@ class Session(ABC):
 
     def forward(self, forward: Forward) -> None:
         def answer(result: Rows | EngineError) -> None:
+            cached = [each.cached_rows for each in submitted]
+            spent = self._energy.compute(reduce(Energy.plus, (each.energy for each in submitted)))
+            scored = submitted[0].scored
+            submitted.clear()  # they refer to this function: without the cycle their stored KV is let go of at once
             if self._driver.finished:
                 return
-            self._cached = max(self._cached, *(each.cached_rows for each in submitted))
+            self._cached = max(self._cached, *cached)
             if isinstance(result, EngineError):
                 self.fail(result)
             else:
-                self.deliver(answered(forward, result, self._loop.time(), self._worker.answered))
+                self.deliver(answered(forward, result, self._loop.time(), self._worker.answered, spent, scored))
 
         submitted = requests(forward, answer)
         for each in submitted:
@@ -111,8 +131,13 @@ class Session(ABC):
         self._timer = self._loop.call_at(time, self._timer_fired)
 
     def _timer_fired(self) -> None:
-        measured = (None, None) if self.link is None else (self.link.rtt, self.link.bandwidth)
-        self.deliver(TimerFired(self._loop.time(), *measured))
+        now, link = self._loop.time(), self.link
+        measured = TimerFired(now) if link is None else TimerFired(now, link.rtt, link.bandwidth, self._listen(link))
+        self.deliver(measured)
+
+    def _listen(self, link: Link) -> float:  # noqa: ARG002  # of the side that faces the client
+        """Time without a sign of life on the link, s."""
+        return 0.0
 
     @abstractmethod
     def emit(self, token: Emit) -> None: ...
@@ -122,6 +147,9 @@ class Session(ABC):
 
     @abstractmethod
     def open_peer(self, targets: tuple[int, ...], epoch: int) -> None: ...
+
+    @abstractmethod
+    def pass_over(self, reason: str) -> None: ...
 
     @abstractmethod
     def close_peer(self, fault: str) -> None: ...
@@ -134,7 +162,12 @@ class Session(ABC):
         if self.link is None:
             return
         with contextlib.suppress(LinkClosed):  # the node calls `link_lost` on each of its sessions
-            self.egress.sent(message, self.link.send(message))
+            self._sent(message, self.link.send(message))
+
+    def _sent(self, message: SessionFrame, num_bytes: int) -> None:
+        """Count a message for the report, and the energy of sending it."""
+        self.egress.sent(message, num_bytes)
+        self._energy.send(num_bytes, None if self.link is None else self.link.bandwidth)
 
     def _end(self, reason: str) -> None:
         """Close the session with the peer and cancel the timer."""
@@ -144,6 +177,7 @@ class Session(ABC):
             self._post(CloseSession(self._number, reason))
             self.link.detach(self._number)
         self.link, self._number = None, None
+        self._prefixes = ()  # each is an open file, and the session is garbage in a cycle
         if self.egress:
             log.info("sent to the other side for an answer: %s", self.egress)
 
@@ -162,7 +196,7 @@ class PeerSession(Session):
         owner: str = "",
     ) -> None:
         """owner: whose turns in the engine's steps it takes."""
-        super().__init__(machine, worker, None)  # the peer's clients cannot be told apart, so they share no KV
+        super().__init__(machine, worker, None)
         self.link, self._number = link, number
         self._retrieve = retrieve
         self._closed = closed
@@ -183,10 +217,12 @@ class PeerSession(Session):
         prefixes: Sequence[StoredPrefix] = (),
         *,
         claim: int = 0,
+        salt: str | None = None,
     ) -> None:
-        """Give the machine its branches and send the passages. claim: KV rows of all branches together."""
+        """Give the machine its branches and send the passages. claim: KV rows of all branches together. salt: see
+        `Session`."""
         if not self._driver.finished and self._number is not None:
-            self._prefixes = prefixes
+            self._prefixes, self._salt = prefixes, salt
             self._group = self._worker.group(claim, line=(id(self.link), self._number), owner=self._turns_of)
             self._post(msgspec.structs.replace(found, session=self._number))
             self.deliver(Retrieved(tuple(branches), room))
@@ -232,6 +268,9 @@ class PeerSession(Session):
 
     def open_peer(self, targets: tuple[int, ...], epoch: int) -> None:
         raise AssertionError(f"only the side that faces the client opens a session: {len(targets)}, {epoch}")
+
+    def pass_over(self, reason: str) -> None:
+        raise AssertionError(f"only the side that faces the client passes its peer over: {reason}")
 
     def close_peer(self, fault: str) -> None:
         raise AssertionError(f"only the side that faces the client gives its peer up: {fault}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from paceline.core.batching.groups import Group
+from paceline.core.printable import printable
 from paceline.core.sampling.constraint import Mask
 from paceline.engine.base import TextModel
 from paceline.errors import LinkClosed, LinkError, PacelineError
@@ -58,6 +59,7 @@ class PreparedRequest:
     mask: Mask | None = None  # of the request's constraint
     claim: int = 0  # KV rows of all branches together
     salt: str | None = None  # of its KV; None: shared with no other answer
+    draft_claim: int = 0  # likewise of the draft model's KV
 
 
 class ClientSession(Session):
@@ -74,10 +76,14 @@ class ClientSession(Session):
         tokenizer: TextModel,
         link: Link | None,
         closed: Callable[[ClientSession], None],
+        drafts: EngineWorker | None = None,
     ) -> None:
-        super().__init__(machine, worker, prepared.salt)
-        self.prepared = prepared
-        self._prefixes = prepared.prompts.prefixes
+        """drafts: of the draft model, where the machine is told of one."""
+        super().__init__(machine, worker, prepared.salt, drafts)
+        if self._drafts is not None:
+            self._drafts.claim(prepared.draft_claim)
+        self._prefixes = prepared.prompts.prefixes  # here alone: let go of at the end
+        self.prepared = replace(prepared, prompts=replace(prepared.prompts, prefixes=()))
         self._citations = prepared.prompts.citations(prepared.side)
         self._group: Group = worker.group(prepared.claim, prepared.request.priority, owner=prepared.request.owner)
         self.link = link
@@ -123,13 +129,19 @@ class ClientSession(Session):
         try:
             if self.link is None:
                 raise LinkClosed("the link was lost before the session was opened")
+            self._leave_session()
             self._number = self.link.open_session(self._received)
             self._group = replace(self._group, line=(id(self.link), self._number))
             opening = self.prepared.opening(self._number, targets, epoch)
-            self.egress.sent(opening, self.link.send(opening))
+            self._sent(opening, self.link.send(opening))
         except LinkError as error:  # closed, too many sessions, or a conversation too long for a frame
             log.info("the %s cannot take part: %s", other(self.prepared.side), error)
             self.link_lost(returns=isinstance(error, LinkClosed))
+
+    def pass_over(self, reason: str) -> None:
+        peer = other(self.prepared.side)
+        log.warning("the %s is passed over: %s", peer, reason)
+        self._degraded = self._degraded or f"{peer}_lost"
 
     def close_peer(self, fault: str) -> None:
         log.warning("the %s is given up: %s", other(self.prepared.side), fault or "it takes too long")
@@ -145,7 +157,7 @@ class ClientSession(Session):
                     for passage in passages
                 )
             case CloseSession(_, reason):
-                reason = "".join(char if char.isprintable() else " " for char in reason[:MAX_REFUSAL])
+                reason = printable(reason[:MAX_REFUSAL])
                 log.warning("the %s left an answer: %s", other(self.prepared.side), reason)
                 self.link_lost(
                     returns=False, refusal=reason.removeprefix(REFUSED) if reason.startswith(REFUSED) else ""
@@ -160,9 +172,8 @@ class ClientSession(Session):
 
         returns: `link_back` may follow; without it a pause fails at once. refusal: why the peer does not take part.
         """
-        if self.link is not None and self._number is not None:
-            self.egress.sent(CloseSession(self._number, ""), self.link.detach(self._number))
-        self.link, self._number = None, None
+        self._leave_session()
+        self.link = None
         on_loss, peer = self.prepared.request.on_loss, other(self.prepared.side)
         if on_loss == "fail" or (on_loss == "pause" and not returns):
             how = f"refuses to take part ({refusal})" if refusal else "was lost"
@@ -175,6 +186,11 @@ class ClientSession(Session):
         else:
             self._degraded = self._degraded or f"{peer}_{'refused' if refusal else 'lost'}"
         self.deliver(LinkLost())
+
+    def _leave_session(self) -> None:
+        if self.link is not None and self._number is not None:
+            self._sent(CloseSession(self._number, ""), self.link.detach(self._number))
+        self._number = None
 
     def link_back(self, link: Link) -> None:
         if self.link is None and not (self._driver.finished or self._faulty):
@@ -192,6 +208,9 @@ class ClientSession(Session):
     def _end(self, reason: str) -> None:
         super()._end(reason)
         self._cancel_pause()
+
+    def _listen(self, link: Link) -> float:
+        return link.listen()
 
     # ---- ports ------------------------------------------------------------------------------------------------------
     def retrieve(self) -> None:
@@ -217,7 +236,9 @@ class ClientSession(Session):
 
     def _logprobs(self, token: Emit) -> Logprobs | None:
         top = self.prepared.request.top_logprobs
-        return None if top is None or token.dist is None else logprobs_of(self._tokenizer, token.token, token.dist, top)
+        if top is None or token.dist is None:
+            return None
+        return logprobs_of(self._tokenizer, token.token, token.dist, top, rest=token.rest)
 
     def _put_text(self, text: str) -> None:
         if not text and not self._pending_logprobs:
@@ -244,6 +265,7 @@ class ClientSession(Session):
                 citations=self._cited(),
                 found=self._citations,
                 stats={**finish.stats, "cached_tokens": self._cached, **self.egress.stats()},
+                energy={} if (use := self._energy.use) is None else {prepared.side: use},
                 end=None if self._stopped or finish.end is None else self._logprobs(finish.end),
             )
         )

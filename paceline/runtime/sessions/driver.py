@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from paceline.core.batching.segment import SeqId, StepSize
+from paceline.core.energy.values import NOT_KNOWN, Spent
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import SampledRow
 from paceline.runtime.engine_loop.requests import Answer, BranchJoin, ForwardRequest, Rows
@@ -22,7 +23,9 @@ from paceline.strategies.base import (
     Finish,
     Forward,
     Machine,
+    OnDraftModel,
     OpenPeer,
+    PassOver,
     Prune,
     Retrieve,
     Sampled,
@@ -33,8 +36,8 @@ from paceline.strategies.base import (
 from paceline.wire.messages import SessionMessage
 
 
-class Ports(Protocol):
-    """Engine, link, clock and client of a driver. Results return through `Driver.deliver`, at once or later."""
+class EnginePorts(Protocol):
+    """One engine of a driver. Results return through `Driver.deliver`, at once or later."""
 
     def allocate(self) -> SeqId:
         """A sequence name that is unused on this engine."""
@@ -46,11 +49,19 @@ class Ports(Protocol):
 
     def release(self, seq: SeqId) -> None: ...
 
+
+class Ports(EnginePorts, Protocol):
+    """Engine, link, clock and client of a driver. Results return as of `EnginePorts`."""
+
     def retrieve(self) -> None: ...
 
     def send(self, message: SessionMessage) -> None: ...
 
-    def open_peer(self, targets: tuple[int, ...], epoch: int) -> None: ...
+    def open_peer(self, targets: tuple[int, ...], epoch: int) -> None:
+        """Open a session with the peer, in place of an earlier one of this answer."""
+
+    def pass_over(self, reason: str) -> None:
+        """The answer goes on without the peer, see `PassOver`."""
 
     def close_peer(self, fault: str) -> None:
         """Close the session with the peer and deliver `LinkLost`. fault: of the peer, see `ClosePeer`."""
@@ -63,11 +74,18 @@ class Ports(Protocol):
         """Called once, after all sequences have been released."""
 
 
-def answered(forward: Forward, rows: Rows, now: float, step: StepSize) -> Scored | Sampled:
-    """The event that answers a `Forward`."""
+def answered(
+    forward: Forward,
+    rows: Rows,
+    now: float,
+    step: StepSize,
+    spent: Spent = NOT_KNOWN,
+    scored: tuple[int, ...] | None = None,
+) -> Scored | Sampled:
+    """The event that answers a `Forward`. scored: as in `ForwardRequest`."""
     if forward.sampling is None:
-        return Scored(forward.ticket, cast("tuple[Dist, ...]", rows), now, step)
-    return Sampled(forward.ticket, cast("tuple[SampledRow, ...]", rows), now, step)
+        return Scored(forward.ticket, cast("tuple[Dist, ...]", rows), now, step, spent, scored)
+    return Sampled(forward.ticket, cast("tuple[SampledRow, ...]", rows), now, step, spent, scored)
 
 
 def requests(forward: Forward, answer: Answer) -> list[ForwardRequest]:
@@ -82,11 +100,20 @@ def requests(forward: Forward, answer: Answer) -> list[ForwardRequest]:
 class Driver:
     """Delivers events one at a time: a result that a port returns at once waits until the earlier effects are done."""
 
-    def __init__(self, machine: Machine, ports: Ports, *, observe: Callable[[Event], None] | None = None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        ports: Ports,
+        *,
+        drafts: EnginePorts | None = None,
+        observe: Callable[[Event], None] | None = None,
+    ) -> None:
+        """drafts: the draft model's engine, for machines that are told of one."""
         self._machine = machine
         self._ports = ports
         self._observe = observe
-        self._seqs: dict[SeqId, SeqId] = {}  # the machine's names -> the engine's
+        self._sequences = _Sequences(ports)
+        self._drafts = None if drafts is None else _Sequences(drafts)
         self._events: deque[Event] = deque()
         self._running = False
         self._abandoned = False
@@ -122,19 +149,21 @@ class Driver:
     def _execute(self, effect: Effect) -> None:
         ports = self._ports
         match effect:
-            case Forward(ticket, segment, sampling, others, mixture):
-                segments = [each.with_seq(self._seq(each.seq)) for each in (segment, *others)]
-                ports.forward(Forward(ticket, segments[0], sampling, tuple(segments[1:]), mixture))
+            case Forward() | Prune():
+                self._sequences.execute(effect)
+            case OnDraftModel(inner):
+                assert self._drafts is not None, "a machine asks a draft model that there is not"
+                self._drafts.execute(inner)
             case Emit():
                 ports.emit(effect)
             case Send(message):
                 ports.send(message)
-            case Prune(seq, keep, live):
-                ports.prune(self._seq(seq), keep, live)
             case Retrieve():
                 ports.retrieve()
             case OpenPeer(targets, epoch):
                 ports.open_peer(targets, epoch)
+            case PassOver(reason):
+                ports.pass_over(reason)
             case ClosePeer(fault):
                 ports.close_peer(fault)
             case WakeAt(time):
@@ -144,12 +173,33 @@ class Driver:
                 self._release()
                 ports.finish(effect)
 
-    def _seq(self, local: SeqId) -> SeqId:
-        if local not in self._seqs:
-            self._seqs[local] = self._ports.allocate()
-        return self._seqs[local]
-
     def _release(self) -> None:
-        for seq in self._seqs.values():
+        self._sequences.release()
+        if self._drafts is not None:
+            self._drafts.release()
+
+
+class _Sequences:
+    """A machine's sequences on one engine."""
+
+    def __init__(self, ports: EnginePorts) -> None:
+        self._ports = ports
+        self._names: dict[SeqId, SeqId] = {}  # the machine's -> the engine's
+
+    def execute(self, effect: Forward | Prune) -> None:
+        match effect:
+            case Forward(ticket, segment, sampling, others, mixture):
+                segments = [each.with_seq(self._name(each.seq)) for each in (segment, *others)]
+                self._ports.forward(Forward(ticket, segments[0], sampling, tuple(segments[1:]), mixture))
+            case Prune(seq, keep, live):
+                self._ports.prune(self._name(seq), keep, live)
+
+    def release(self) -> None:
+        for seq in self._names.values():
             self._ports.release(seq)
-        self._seqs.clear()
+        self._names.clear()
+
+    def _name(self, local: SeqId) -> SeqId:
+        if local not in self._names:
+            self._names[local] = self._ports.allocate()
+        return self._names[local]

@@ -40,9 +40,9 @@ def token_logprob(tokenizer: TextModel, token: int, prob: float, mass: float) ->
 
 
 def logprobs_of(
-    tokenizer: TextModel, token: int, dist: Dist, top: int
+    tokenizer: TextModel, token: int, dist: Dist, top: int, *, rest: float = 0.0
 ) -> tuple[TokenLogprob, tuple[TokenLogprob, ...]]:
-    """Logprobs of the chosen token and of the `top` most probable ones in its distribution."""
-    mass = float(dist.probs.sum())
+    """Logprobs of the chosen token and of the `top` most probable ones in its distribution. rest: see `Emit`."""
+    mass = float(dist.probs.sum()) + rest
     chosen = token_logprob(tokenizer, token, dist.prob(token), mass)
     return chosen, tuple(token_logprob(tokenizer, other, prob, mass) for other, prob in dist.top(top))

@@ -37,6 +37,8 @@ log = logging.getLogger("paceline.session")
 
 SEARCH: Final = "search"  # in place of a strategy
 TIMEOUT_S: Final = 5.0  # for the cloud's reply
+LISTEN_S: Final = 0.25  # between two looks at the link meanwhile
+MAX_SILENCE_S: Final = 1.5  # of the link: a cloud that searches for long is heard
 CACHE_S: Final = 10.0  # for which an outcome is reused for the same query
 MAX_CACHED: Final = 256  # outcomes
 MAX_SEARCHES: Final = 32  # at once, of all devices: they share the thread pool
@@ -100,7 +102,7 @@ class RemoteSearch:
     async def passages(self, link: Link, query: str, count: int, egress: Egress) -> tuple[Passage, ...]:
         """Search the cloud for at most `count` passages; `egress` counts the bytes sent.
 
-        Raises LinkError where the cloud refuses, is lost, or takes longer than TIMEOUT_S.
+        Raises LinkError where the cloud refuses, is lost or mute, or takes longer than TIMEOUT_S.
         """
         loop = asyncio.get_running_loop()
         self._cache = {key: entry for key, entry in self._cache.items() if entry[0] > loop.time()}
@@ -146,9 +148,13 @@ async def _search(link: Link, query: str, count: int, egress: Egress) -> tuple[P
         opening = search_opening(number, query, count)
         egress.sent(opening, link.send(opening))
         async with asyncio.timeout(TIMEOUT_S):
-            return await answered
+            while not answered.done():
+                await asyncio.wait({answered}, timeout=LISTEN_S)
+                if not answered.done() and link.listen() > MAX_SILENCE_S + (link.rtt or 0.0):
+                    raise TimeoutError
+            return answered.result()
     except TimeoutError:
-        raise LinkClosed(f"nothing was heard for {TIMEOUT_S:g} s") from None
+        raise LinkClosed("nothing was heard in time") from None
     finally:
         answered.cancel()  # no caller waits for it any more
         lost.cancel()

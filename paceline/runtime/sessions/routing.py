@@ -18,6 +18,7 @@ from paceline.wire.messages import DEFAULT_OPTIONS, Options
 
 AUTO = "auto"
 ALONE = "lookup_tree"  # without a second side
+VERIFIED = "draft_verify"  # the cloud's text, where nothing private is in the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,17 @@ def _search_missing(context: RoutingContext) -> bool:
     return searches and context.expected and not context.linked
 
 
+def _verifying_gains(context: RoutingContext) -> bool:
+    """A device's cloud has a larger model, and is no slower with it than the device is alone. It is asked after
+    retrieval whether something private was found. At a cloud the text would be the same: there drafting on a device
+    saves forwards only where the cloud waits for drafts, and then costs time."""
+    if context.side == "cloud" or VERIFIED not in context.common:
+        return False
+    if context.decode_s is None or context.peer_decode_s is None:
+        return False
+    return context.peer_weights > context.num_weights > 0 and context.peer_decode_s <= context.decode_s
+
+
 BARRED = Rule(lambda c: bool(c.barred), ALONE, "the {peer} is not asked: {barred}", lambda c: c.expected)
 AUTO_RULES: tuple[Rule, ...] = (
     Rule(lambda c: c.raw_prompt, ALONE, "raw tokens are continued by one side alone"),
@@ -70,6 +82,9 @@ AUTO_RULES: tuple[Rule, ...] = (
     BARRED,
     Rule(lambda c: not c.linked and c.expected, ALONE, "the {peer} is not linked", _always),
     Rule(lambda c: not c.linked, ALONE, "no {peer} takes part"),
+    Rule(
+        _verifying_gains, VERIFIED, "nothing private is in the context, and the {peer}'s model is larger and no slower"
+    ),
     Rule(lambda c: "aggregate" not in c.common, ALONE, "the {peer} does not know 'aggregate'", _always),
     Rule(lambda c: c.documents == 0, ALONE, "the request wants no documents"),
     Rule(lambda c: c.own_documents + c.peer_documents == 0, ALONE, "neither side has documents"),
@@ -101,6 +116,10 @@ def routing_context(
     common: Sequence[str] = (),
     own_documents: int = 0,
     peer_documents: int = 0,
+    num_weights: int = 0,
+    peer_weights: int = 0,
+    decode_s: float | None = None,
+    peer_decode_s: float | None = None,
 ) -> RoutingContext:
     return RoutingContext(
         side=side,
@@ -118,6 +137,10 @@ def routing_context(
         common=tuple(common),
         own_documents=own_documents,
         peer_documents=peer_documents,
+        num_weights=num_weights,
+        peer_weights=peer_weights,
+        decode_s=decode_s,
+        peer_decode_s=peer_decode_s,
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Protocol
 
 import msgspec
 
 from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import SeqId
+from paceline.core.energy.values import Energy
 from paceline.core.side import SIDES
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.requests import Rows, SequenceOp
@@ -22,11 +24,13 @@ from paceline.runtime.simulation.network import SimulatedLink
 from paceline.strategies.base import (
     Branch,
     Cancelled,
+    DraftModelLost,
     Effect,
     Emit,
     Event,
     Finish,
     Forward,
+    FromDraftModel,
     LinkBack,
     LinkLost,
     Machine,
@@ -98,8 +102,9 @@ class SimulatedSession:
         exchange: Exchange,
         peer: str | None,
         link: SimulatedLink | None,
+        drafts: SimulatedHost | None = None,
     ) -> None:
-        """link: to the peer's host."""
+        """link: to the peer's host. drafts: runs the draft model of this one."""
         self.request, self.host, self.peer, self.link = request, host, peer, link
         self.side = request.side_of(host.name)
         self.faces_client = host.name == request.front
@@ -108,7 +113,9 @@ class SimulatedSession:
         self.finished: Finish | None = None
         self.openings = 0  # machines started here
         self.refusal: str | None = None  # of the last opening
+        self.passed_over: list[str] = []  # why this front went on without its peer, each time
         self.egress = Egress()
+        self.energy = host.account()
         self._clock = clock
         self._exchange = exchange
         self._machine: Machine | None = None
@@ -117,6 +124,7 @@ class SimulatedSession:
         self._number: int | None = None  # of the session with the peer
         self._timer = 0
         self._live: set[SeqId] = set()
+        self._drafts = None if drafts is None else SimulatedDrafts(drafts, self)
 
     @property
     def ended(self) -> bool:
@@ -136,15 +144,17 @@ class SimulatedSession:
         linked, network = self.link is not None and self.link.up, None if self.link is None else self.link.network
         config = replace(
             config,
+            depth=self.host.steps.depth,
             side=self.side,
             faces_client=self.faces_client,
             has_peer=linked and self.request.strategy.needs_peer,
             rtt=None if network is None else network.rtt,
-            bandwidth=None if network is None else network.bandwidth,
+            bandwidth=None if self.link is None else self.link.bandwidth(self.host.name),
+            draft_positions=0 if self._drafts is None else self._drafts.positions,
         )
         self.openings += 1
         self._machine = self.request.strategy.machine(config)
-        self._driver = Driver(self._machine, self)
+        self._driver = Driver(self._machine, self, drafts=self._drafts)
         self._group = None
         self._driver.deliver(Started(self._clock.now))
 
@@ -221,13 +231,16 @@ class SimulatedSession:
 
         def answer(result: Rows | EngineError) -> None:
             assert not isinstance(result, EngineError), result
+            spent = self.energy.compute(reduce(Energy.plus, (each.energy for each in submitted)))
             if driver is not None and driver is self._driver:
-                driver.deliver(answered(forward, result, self._clock.now, self.host.steps.last))
+                scored = submitted[0].scored
+                driver.deliver(answered(forward, result, self._clock.now, self.host.steps.last, spent, scored))
 
         claim = self.request.claims.get(self.host.name)
         if self._group is None and claim is not None:
             self._group = self.host.group(claim, None if self._number is None else (self.link, self._number))
-        for request in requests(forward, answer):
+        submitted = requests(forward, answer)
+        for request in submitted:
             request.group = self._group
             self.host.submit(request)
 
@@ -273,6 +286,9 @@ class SimulatedSession:
         )
         self._exchange.post(self, self.peer, opening)
 
+    def pass_over(self, reason: str) -> None:
+        self.passed_over.append(reason)
+
     def close_peer(self, fault: str) -> None:  # noqa: ARG002  # a link of the simulator stays up
         self._close("cancelled")
         self.deliver_later(LinkLost())
@@ -283,9 +299,12 @@ class SimulatedSession:
 
         def fire() -> None:
             if timer == self._timer and driver is not None and driver is self._driver:
-                network = None if self.link is None else self.link.network
-                known = (None, None) if network is None else (network.rtt, network.bandwidth)
-                driver.deliver(TimerFired(self._clock.now, *known))
+                now, link = self._clock.now, self.link
+                if link is None:
+                    driver.deliver(TimerFired(now))
+                else:
+                    bandwidth = link.bandwidth(self.host.name)
+                    driver.deliver(TimerFired(now, link.network.rtt, bandwidth, link.silence))
 
         self._clock.at(time, fire)
 
@@ -301,7 +320,52 @@ class SimulatedSession:
         self.finished = finish
         self._close(finish.reason)
 
+    @property
+    def driver(self) -> Driver | None:
+        """Of the machine that runs now."""
+        return self._driver
+
+    @property
+    def now(self) -> float:
+        return self._clock.now
+
     def _close(self, reason: str) -> None:
         if self._number is not None and self.peer is not None:
             self._exchange.post(self, self.peer, CloseSession(self._number, reason))
         self._number = None
+
+
+class SimulatedDrafts:
+    """A session's sequences on the host of its draft model. Implements `driver.EnginePorts`."""
+
+    def __init__(self, host: SimulatedHost, session: SimulatedSession) -> None:
+        self._host, self._session = host, session
+
+    @property
+    def positions(self) -> int:
+        return self._host.steps.engine.info.max_positions
+
+    def allocate(self) -> SeqId:
+        return self._host.allocate()
+
+    def forward(self, forward: Forward) -> None:
+        session, driver, host = self._session, self._session.driver, self._host
+
+        def answer(result: Rows | EngineError) -> None:
+            if driver is None or driver is not session.driver:
+                return
+            if isinstance(result, EngineError):
+                driver.deliver(DraftModelLost())
+                return
+            scored = submitted[0].scored
+            driver.deliver(FromDraftModel(answered(forward, result, session.now, host.steps.last, scored=scored)))
+
+        submitted = requests(forward, answer)
+        for request in submitted:
+            host.submit(request)
+
+    def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:
+        self._host.submit(SequenceOp.prune(seq, keep, live))
+
+    def release(self, seq: SeqId) -> None:
+        self._host.submit(SequenceOp.release(seq))

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from paceline.engine.base import Engine
 from paceline.runtime.simulation.clock import VirtualClock
-from paceline.runtime.simulation.host import SimulatedHost, StepTime
+from paceline.runtime.simulation.host import Accelerator, SimulatedHost, StepTime, Watts
 from paceline.runtime.simulation.network import Network, SimulatedLink
 from paceline.runtime.simulation.session import SimulatedRequest, SimulatedSession
+from paceline.runtime.simulation.stages import StageTimes
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import OpenSession, SessionFrame
 
@@ -41,11 +42,20 @@ class Simulation:
         network: Network | None = None,
         links: Mapping[tuple[str, str], Network] | None = None,
         forward: Mapping[str, StepTime] | None = None,
+        stages: Mapping[str, StageTimes] | None = None,
+        drafts: Mapping[str, tuple[Engine, StepTime]] | None = None,
         search: Mapping[str, float] | None = None,
+        watts: Mapping[str, Watts] | None = None,
         linked: bool = True,
+        accelerators: Mapping[str, Accelerator] | None = None,
+        airbytes: Callable[[SessionFrame], float | None] | None = None,
     ) -> None:
         """engines: one a host. network: of every link that `links` does not name by its two hosts, in either order.
-        forward, search: times of a host's forward passes and retrievals, see `SimulatedHost`."""
+        forward, search, watts: times of a host's forward passes and retrievals and its powers, see `SimulatedHost`.
+        stages: of hosts whose engine is cut into stages, in place of `forward`. drafts: by host, its draft
+        model and the time of a forward pass of that. accelerators: by host, those that hosts
+        share. airbytes: size on the links of a message in another encoding than the program's; None: the program's."""
+        self._airbytes = airbytes
         self.requests = (requests,) if isinstance(requests, SimulatedRequest) else tuple(requests)
         self.random = random.Random(seed)
         self.clock = VirtualClock()
@@ -53,9 +63,20 @@ class Simulation:
         self.messages: list[SentMessage] = []  # also those that a link has lost
         self.hosts = {
             name: SimulatedHost(
-                self.clock, name, engine, forward=(forward or {}).get(name, 0.01), search=(search or {}).get(name, 0.0)
+                self.clock,
+                name,
+                engine,
+                forward=(forward or {}).get(name, 0.01),
+                stages=(stages or {}).get(name),
+                search=(search or {}).get(name, 0.0),
+                watts=(watts or {}).get(name),
+                accelerator=(accelerators or {}).get(name),
             )
             for name, engine in engines.items()
+        }
+        self._drafts = {
+            name: SimulatedHost(self.clock, f"{name}'s draft model", engine, forward=seconds)
+            for name, (engine, seconds) in (drafts or {}).items()
         }
         given = {frozenset(pair): conditions for pair, conditions in (links or {}).items()}
         self.links: dict[frozenset[str], SimulatedLink] = {}
@@ -77,6 +98,7 @@ class Simulation:
                 self,
                 routes.get(name),
                 self.links[frozenset((name, routes[name]))] if name in routes else None,
+                self._drafts.get(name),
             )
             for name in dict.fromkeys((request.front, *routes))
         }
@@ -103,10 +125,13 @@ class Simulation:
         """Messages by the names of their structs."""
         return Counter(type(each.message).__name__ for each in self.messages)
 
-    def run(self, before: Callable[[Simulation], None] | None = None, *, limit: float = 100_000.0) -> SimulatedSession:
+    def run(
+        self, before: Callable[[Simulation], None] | None = None, *, limit: float = 100_000.0, checks: bool = True
+    ) -> SimulatedSession:
         """Play until every machine has ended, and check that no sequence is left. Returns `front`.
 
-        before: called ahead of each event; may cut, mend, kill, cancel and change speeds.
+        before: called ahead of each event; may cut, mend, kill, cancel and change speeds. checks: every engine's
+        invariants after each event, which takes most of the time where there are many hosts.
         """
         for request, answer in zip(self.requests, self.answers, strict=True):
             if request.start > 0.0:
@@ -119,20 +144,24 @@ class Simulation:
                 before(self)
             self.clock.advance()
             assert self.now < limit, f"no end after {self.now} s and {len(self.front.tokens)} tokens"
-            for host in self.hosts.values():
+            for host in self._engines if checks else ():
                 host.steps.engine.check()
         for answer in self.answers:
             assert answer.finished is not None, "nothing is left to happen, and an answer has not ended"
-        for host in self.hosts.values():
+        for host in self._engines:
             host.check_released()
         return self.front
+
+    @property
+    def _engines(self) -> list[SimulatedHost]:
+        return [*self.hosts.values(), *self._drafts.values()]
 
     @property
     def _ended(self) -> bool:
         return (
             all(answer.finished is not None for answer in self.answers)
             and all(session.ended for sessions in self._sessions for session in sessions.values())
-            and all(host.idle for host in self.hosts.values())
+            and all(host.idle for host in self._engines)
         )
 
     # ---- the links --------------------------------------------------------------------------------------------------
@@ -195,4 +224,7 @@ class Simulation:
             self._by_number[arrived.session][receiver].receive(arrived)
 
         link = self.links[frozenset((sender.host.name, receiver))]
-        link.carry(sender.host.name, len(data), arrive, reliable=isinstance(message, OpenSession))
+        airbytes = None if self._airbytes is None else self._airbytes(message)
+        reliable = isinstance(message, OpenSession)
+        sender.energy.send(len(data), link.bandwidth(sender.host.name))
+        link.carry(sender.host.name, len(data), arrive, reliable=reliable, airbytes=airbytes)

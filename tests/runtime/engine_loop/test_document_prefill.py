@@ -34,7 +34,8 @@ from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
-from paceline.settings import AgentSettings, resolve
+from paceline.settings import AgentSettings
+from paceline.settings_sources import resolve
 from paceline.strategies.base import SIDES, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.engine.checkpoints import save
@@ -423,11 +424,13 @@ def test_a_program_stores_kv_beside_its_documents_by_default(tmp_path: Path) -> 
     with open_store(settings) as store:
         store.add_text("a.md", "A text.", zone="device")
         rows = rows_of(BEGIN)
-        key = kv_key(FakeEngine().info, store.passages(0, 1)[0], BEGIN)
-        files = open_kv(settings)
-        assert files is not None and files.put(key, rows)
-        assert (settings.docs_dir / FOLDER / key.file).is_file()
+        files = open_kv(settings, store)
+        assert files is not None
+        key = kv_key(files, FakeEngine().info, store.passages(0, 1)[0], BEGIN)
+        assert files.put(key, rows)
+        (file,) = (settings.docs_dir / FOLDER).iterdir()
+        assert file.suffix == ".aes" and b"A text." not in file.read_bytes(), "a device encrypts it"
         store.remove("a.md")
         assert files.get(key) is None
-    without, _ = resolve(AgentSettings, flags | {"document_kv_mib": 0}, {})
-    assert open_kv(without) is None
+        without, _ = resolve(AgentSettings, flags | {"document_kv_mib": 0}, {})
+        assert open_kv(without, store) is None

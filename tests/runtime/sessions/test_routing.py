@@ -31,6 +31,36 @@ def test_auto_uses_both_sides_where_there_are_documents() -> None:
     assert choice.reason == "the cloud is linked and the two sides hold 5 documents"
 
 
+LARGER = replace(
+    LINKED, common=(*COMMON, "draft_verify"), num_weights=5, peer_weights=70, decode_s=0.03, peer_decode_s=0.03
+)
+
+
+@pytest.mark.parametrize("changes", [{}, {"documents": 0}, {"own_documents": 0}, {"logprobs": True}])
+def test_auto_has_a_larger_cloud_verify_where_nothing_private_was_found(changes: dict[str, object]) -> None:
+    context = replace(LARGER, **changes)  # type: ignore[arg-type]  # any of its fields
+    choice = choose(candidates(context), replace(context, passages=0))
+    assert choice.strategy == "draft_verify"
+    assert choice.reason == "nothing private is in the context, and the cloud's model is larger and no slower"
+
+
+def test_auto_keeps_what_is_private_and_what_verifying_would_not_gain() -> None:
+    assert chosen(LARGER).strategy == "aggregate", "a passage of its own was found"
+    for change in (
+        {"peer_weights": 5},
+        {"num_weights": 0},
+        {"peer_decode_s": 0.031},
+        {"peer_decode_s": None},
+        {"decode_s": None},
+        {"common": COMMON},
+    ):
+        context = replace(LARGER, documents=0, **change)  # type: ignore[arg-type]  # any of its fields
+        assert choose(candidates(context), replace(context, passages=0)).strategy == "lookup_tree"
+    assert chosen(LARGER, side="cloud").strategy == "aggregate"
+    for privacy in ("answer-private", "local-only"):
+        assert chosen(LARGER, documents=0, privacy=privacy).strategy == "lookup_tree"
+
+
 @pytest.mark.parametrize(
     ("context", "reason"),
     [

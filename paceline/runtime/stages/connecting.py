@@ -1,0 +1,214 @@
+"""Connections to stages: TLS with a certificate made at the start, whose fingerprint the handshake's signatures cover.
+
+Nobody issues certificates and none is stored: who the other end is, is proved by Ed25519 keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import hashlib
+import secrets
+import ssl
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+from paceline.core.printable import printable
+from paceline.errors import LinkClosed, RemoteProtocolError
+from paceline.runtime.identity import verify
+from paceline.runtime.stages.channel import Channel
+from paceline.wire.close_codes import CloseCode, sentence
+from paceline.wire.fields import NONCE_BYTES, Frame
+from paceline.wire.signing import Claim, Signer
+from paceline.wire.stages.handshake import DiallerHandshake, ListenerHandshake, Purpose
+from paceline.wire.stages.messages import Answered, Codec, Refused, StageChallenge, StageHello, StageProof
+from paceline.wire.stages.pipe import LENGTH_BYTES, Bulk, Pipe
+
+OPEN_S = 5.0  # for the connection and its handshake together
+MAX_HANDSHAKE_BYTES = 4096
+NOT_YOURS = "this key may not dial this stage"
+_DAYS = 36_500
+
+_HANDSHAKE = Codec(StageHello, StageChallenge, StageProof, Answered, Refused)
+
+M = TypeVar("M", bound=Frame)
+Admit = Callable[[Claim], Awaitable[bytes | CloseCode]]  # the stage's public key, or why it is not one of ours
+MayDial = Callable[[Purpose, bytes], str | None]  # why the holder of this key may not, in words
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A listener's context and the fingerprint of what it shows."""
+
+    context: ssl.SSLContext
+    fingerprint: bytes
+
+    @staticmethod
+    def fresh() -> Certificate:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "paceline stage")])
+        now = datetime.datetime.now(datetime.UTC)
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=2))  # clocks differ
+            .not_valid_after(now + datetime.timedelta(days=_DAYS))
+            .sign(key, hashes.SHA256())
+        )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        with tempfile.TemporaryDirectory() as folder:  # of mode 0700; the context reads files only
+            file = Path(folder) / "stage.pem"
+            private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            file.write_bytes(private + made.public_bytes(Encoding.PEM))
+            context.load_cert_chain(file)
+        return Certificate(context, hashlib.sha256(made.public_bytes(Encoding.DER)).digest())
+
+
+def dialling_context() -> ssl.SSLContext:
+    """Accepts any certificate: the handshake tells whose it is."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """HOST:PORT. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 <= int(port) <= 65_535:
+        raise ValueError(f"{address[:80]!r} is not an address such as 10.0.0.7:8010")
+    return host.strip("[]"), int(port)
+
+
+async def dial_stage(
+    address: str, key: Signer, purpose: Purpose, admit: Admit, pipe: Callable[[], Pipe]
+) -> tuple[Channel, str, bytes]:
+    """A channel to the stage that listens there, its name and its public key.
+
+    Raises LinkClosed with a sentence if it cannot be reached, is none of ours, or refuses.
+    """
+    try:
+        host, port = split_address(address)
+        async with asyncio.timeout(OPEN_S):
+            reader, writer = await asyncio.open_connection(host, port, ssl=dialling_context())
+    except (OSError, TimeoutError, ValueError) as error:
+        raise LinkClosed(f"cannot reach a stage at {address}: {str(error) or 'no answer in time'}") from error
+    try:
+        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        hand = DiallerHandshake(key, purpose, nonce=_nonce(), binding=hashlib.sha256(shown).digest(), verify=verify)
+        talk = _Talk(reader, writer)
+        async with asyncio.timeout(OPEN_S):
+            await talk.say(hand.hello)
+            challenge = await talk.hear(StageChallenge)
+            found = await admit(hand.challenged(challenge))
+            if isinstance(found, CloseCode):
+                raise LinkClosed(f"the stage at {address} is not let in: {sentence(found, '')}")
+            await talk.say(hand.prove(challenge))
+            await talk.hear(Answered)
+    except (OSError, TimeoutError, RemoteProtocolError, LinkClosed) as error:
+        writer.transport.abort()
+        raise LinkClosed(f"no link to the stage at {address}: {str(error) or 'no answer in time'}") from error
+    return Channel(reader, writer, pipe()), challenge.name, found
+
+
+class Arrival(asyncio.Protocol):
+    """A connection that has just been accepted. It is plain and unread, so it can be counted before TLS begins."""
+
+    def __init__(self, arrived: Callable[[asyncio.Transport], None]) -> None:
+        self._arrived = arrived
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()  # what comes is for TLS
+        self._arrived(transport)
+
+
+async def accept(
+    transport: asyncio.Transport,
+    *,
+    key: Signer,
+    name: str,
+    certificate: Certificate,
+    may_dial: MayDial,
+    pipe: Callable[[Purpose], Pipe],
+) -> tuple[Channel, Purpose]:
+    """A channel to whoever has dialled, once it has proved a key that may. Raises LinkClosed, the connection broken."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    try:
+        tls = await loop.start_tls(
+            transport, protocol, certificate.context, server_side=True, ssl_handshake_timeout=OPEN_S
+        )
+    except OSError as error:
+        transport.abort()
+        raise LinkClosed(str(error) or "no TLS in time") from error
+    if tls is None:  # broken meanwhile
+        raise LinkClosed("the other end closed the connection")
+    protocol.connection_made(tls)
+    writer = asyncio.StreamWriter(tls, protocol, reader, loop)
+    hand = ListenerHandshake(key, name, nonce=_nonce(), binding=certificate.fingerprint, verify=verify)
+    talk = _Talk(reader, writer)
+    try:
+        async with asyncio.timeout(OPEN_S):
+            hello = await talk.hear(StageHello)
+            await talk.say(hand.greeted(hello))
+            proof = await talk.hear(StageProof)
+            why_not = may_dial(hello.purpose, hello.key) if hand.proved(proof) else NOT_YOURS
+            if why_not is not None:
+                await talk.say(Refused(why_not))
+                raise LinkClosed(f"refused: {why_not}")
+            await talk.say(Answered(0))
+    except (OSError, TimeoutError, RemoteProtocolError, LinkClosed) as error:
+        writer.transport.abort()
+        raise LinkClosed(str(error) or "no answer in time") from error
+    return Channel(reader, writer, pipe(hello.purpose)), hello.purpose
+
+
+class _Talk:
+    """Messages before the channel. Reads no byte behind the frame it waits for."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._pipe = Pipe(_HANDSHAKE, max_message=MAX_HANDSHAKE_BYTES)
+
+    async def say(self, message: Frame) -> None:
+        self._pipe.send(message)
+        frame = self._pipe.next_frame()
+        assert frame is not None
+        self._writer.write(frame)
+        await self._writer.drain()
+
+    async def hear(self, kind: type[M]) -> M:
+        found: list[Frame | Bulk] = []
+        wanted = LENGTH_BYTES
+        try:
+            while not found:
+                found = self._pipe.received(await self._reader.readexactly(wanted))
+                wanted = self._pipe.missing
+        except asyncio.IncompleteReadError as error:
+            raise LinkClosed("the other end closed the connection") from error
+        message = found[0]
+        if isinstance(message, Refused):
+            raise LinkClosed(f"refused: {printable(message.reason)}")
+        if not isinstance(message, kind):
+            raise RemoteProtocolError("another message", close_code=CloseCode.UNEXPECTED_MESSAGE)
+        return message
+
+
+def _nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)

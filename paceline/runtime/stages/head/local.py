@@ -1,0 +1,168 @@
+"""Stages that their head starts itself, as processes of this machine.
+
+Each has a key of its own, made for one process and passed to it over its standard input; a stage ends when that is
+closed, so none outlives its head.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.errors import LinkClosed
+from paceline.runtime.identity import PrivateKey
+from paceline.settings import PREFIX
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.signing import Claim
+
+log = logging.getLogger("paceline.stages")
+
+READY = "paceline stage: listening on "  # how a stage's line about its address begins
+CREDENTIAL = ("--credential", "-")
+START_S = 120.0
+PAUSES_S = (0.0, 1.0, 3.0, 10.0, 30.0)  # before a start, by how many have failed one after the other
+STOP_S = 10.0  # a process with torch takes seconds to end
+
+
+@dataclass(frozen=True, slots=True)
+class StageCredential:
+    """What a stage needs to be let in: its name, its key, and the key of its head."""
+
+    name: str
+    key: PrivateKey = field(repr=False)
+    head_key: bytes
+
+    def to_line(self) -> str:
+        """One line, for the standard input of a stage."""
+        seed, head = (base64.b64encode(each).decode() for each in (self.key.seed, self.head_key))
+        return json.dumps({"name": self.name, "key": seed, "head_key": head})
+
+    @staticmethod
+    def from_line(line: str) -> StageCredential:
+        """Raises ValueError."""
+        try:
+            found = json.loads(line)
+            name, seed, head = found["name"], found["key"], found["head_key"]
+            return StageCredential(
+                str(name), PrivateKey(base64.b64decode(seed, validate=True)), base64.b64decode(head, validate=True)
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError("not the credential of a stage") from error
+
+
+class LocalPlace:
+    """A stage of this machine. Its process is started when its address is asked for and it does not run."""
+
+    def __init__(
+        self,
+        name: str,
+        head_key: bytes,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        model: Path | None = None,
+    ) -> None:
+        """arguments: of `paceline stage`. environment: besides this process's. model: the folder that it will read;
+        where that is gone, no process is started to find out."""
+        self.name = name
+        self.process: asyncio.subprocess.Process | None = None
+        self._head_key = head_key
+        self._arguments = tuple(arguments)
+        self._environment = dict(environment or {})
+        self._key = PrivateKey.generate()
+        self._address = ""
+        self._reading: asyncio.Task[None] | None = None
+        self._model = model
+        self._failed = 0  # starts, one after the other
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failed > 0
+
+    @property
+    def is_started_here(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return self.name
+
+    def admits(self, claim: Claim) -> bytes | CloseCode:
+        return self._key.public_key if claim.proves(self._key.public_key) else CloseCode.BAD_CREDENTIAL
+
+    async def address(self) -> str:
+        if self.process is None or self.process.returncode is not None:
+            await asyncio.sleep(PAUSES_S[min(self._failed, len(PAUSES_S) - 1)])
+            try:
+                await self._start()
+            except LinkClosed:
+                self._failed += 1
+                raise
+            self._failed = 0
+        return self._address
+
+    async def _start(self) -> None:
+        if self._model is not None and not (self._model / "config.json").is_file():
+            raise LinkClosed(f"{self.name} could not be started: there is no model in {self._model} any more")
+        self._key = PrivateKey.generate()
+        # What is set for stages elsewhere, or for the head, is not for this one.
+        command = (sys.executable, "-m", "paceline", "stage", *self._arguments, "--config", os.devnull, *CREDENTIAL)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        process = self.process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment | self._environment,
+            start_new_session=True,  # Ctrl-C reaches the head alone, which then ends its stages
+        )
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(f"{StageCredential(self.name, self._key, self._head_key).to_line()}\n".encode())
+            with suppress(ConnectionError):  # it has ended already: its code says more
+                await process.stdin.drain()
+            async with asyncio.timeout(START_S):
+                while line := (await process.stdout.readline()).decode("utf-8", "replace"):
+                    if line.startswith(READY):
+                        self._address = line.removeprefix(READY).strip()
+                        self._reading = asyncio.create_task(_pass_on(process.stdout))
+                        return
+        except (OSError, TimeoutError) as error:
+            process.kill()
+            raise LinkClosed(f"{self.name} could not be started: {str(error) or 'it took too long'}") from error
+        code = await process.wait()
+        raise LinkClosed(f"{self.name} could not be started: its process ended with code {code}; this log says why")
+
+    async def stop(self) -> None:
+        """End the process by closing its input; kill it if that is not enough."""
+        if self._reading is not None:
+            self._reading.cancel()
+        process = self.process
+        if process is None or process.returncode is not None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        process = self.process
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def _pass_on(output: asyncio.StreamReader) -> None:
+    while line := await output.readline():
+        log.info("%s", line.decode("utf-8", "replace").rstrip())

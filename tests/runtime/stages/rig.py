@@ -1,0 +1,138 @@
+"""Stages on threads of this process, and in processes, with their head: real connections, keys made for one test."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+from paceline.core.sampling.sampler import NO_DEFAULTS
+from paceline.engine.loader import EngineOptions, fingerprint
+from paceline.engine.stages.measure import num_layers
+from paceline.engine.stages.stage import load_stage
+from paceline.runtime.identity import PrivateKey
+from paceline.runtime.stages.head.members import FixedPlace, Members, Place, Standing
+from paceline.runtime.stages.head.pipeline import RemotePipeline
+from paceline.runtime.stages.process.stage_server import StageServer
+from paceline.runtime.stages.process.stage_worker import StageWorker
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.signing import Claim
+
+Span = tuple[int, int]
+FLOAT32 = EngineOptions(dtype="float32")
+
+
+@dataclass
+class Stage:
+    """A stage of this process, on a loop of its own."""
+
+    directory: Path
+    span: Span | None
+    head_key: bytes
+    options: EngineOptions
+    port: int = 0
+    key: PrivateKey = field(default_factory=PrivateKey.generate)
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or f"stage {self.span}"
+        ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._live(ready)), daemon=True)
+        self._thread.start()
+        assert ready.wait(120)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def _live(self, ready: threading.Event) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        load = partial(load_stage, self.directory, options=self.options)
+        self.server = StageServer(
+            lambda outlet: StageWorker(load, outlet),
+            key=self.key,
+            name=self.name,
+            head_key=self.head_key,
+            model=(fingerprint(self.directory), num_layers(self.directory)),
+        )
+        if self.span is not None:
+            self.server.worker.load(*self.span)
+        listening = await self.server.listen("127.0.0.1", self.port)
+        self.port = listening.sockets[0].getsockname()[1]
+        ready.set()
+        await self._end.wait()
+        listening.close()
+        self.server.close()
+        await asyncio.to_thread(self.server.worker.join)
+        await asyncio.sleep(0)
+
+    def break_off(self) -> None:
+        """As when the process dies: every connection is cut, nothing listens any more."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end.set)
+            self._thread.join()
+
+
+def known_keys(keys: dict[str, bytes]) -> Callable[[Claim], object]:
+    async def admit(claim: Claim) -> bytes | CloseCode:
+        key = keys.get(claim.device)
+        return key if key is not None and claim.proves(key) else CloseCode.BAD_CREDENTIAL
+
+    return admit
+
+
+@dataclass
+class Rig:
+    head: PrivateKey
+    stages: list[Stage]
+    pipeline: RemotePipeline
+    keys: dict[str, bytes]
+
+
+def open_pipeline(
+    directory: Path,
+    places: Sequence[Place],
+    head: PrivateKey,
+    keys: dict[str, bytes],
+    standing: Standing | None = None,
+) -> RemotePipeline:
+    make = partial(
+        Members,
+        places,
+        key=head,
+        admit=known_keys(keys),
+        fingerprint=fingerprint(directory),
+        format=None,
+        standing=standing,
+    )
+    return RemotePipeline(make, directory.name, NO_DEFAULTS)
+
+
+def even_spans(layers: int, count: int) -> list[Span]:
+    cuts = [layers * number // count for number in range(count + 1)]
+    return list(pairwise(cuts))
+
+
+@contextmanager
+def rig(
+    directory: Path, spans: Sequence[Span], *, options: EngineOptions = FLOAT32, spares: Sequence[Span | None] = ()
+) -> Iterator[Rig]:
+    head = PrivateKey.generate()
+    stages = [
+        Stage(directory, span, head.public_key, options, name=f"s{i}") for i, span in enumerate((*spans, *spares))
+    ]
+    keys = {stage.name: stage.key.public_key for stage in stages}
+    try:
+        pipeline = open_pipeline(directory, [FixedPlace(stage.address) for stage in stages], head, keys)
+        try:
+            yield Rig(head, stages, pipeline, keys)
+        finally:
+            pipeline.close()
+    finally:
+        for stage in stages:
+            stage.break_off()

@@ -1,0 +1,132 @@
+"""Strangers at a stage's port, garbage, and a second head: the pipeline that runs is not disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline.models
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.engine.loader import EngineOptions
+from paceline.errors import ConfigError
+from paceline.runtime.identity import PrivateKey, verify
+from paceline.runtime.stages.connecting import dialling_context
+from paceline.runtime.stages.head.members import FixedPlace
+from paceline.runtime.stages.process import stage_server
+from paceline.wire.stages.handshake import DiallerHandshake
+from paceline.wire.stages.messages import Codec, StageChallenge
+from paceline.wire.stages.pipe import Pipe
+from tests.runtime.stages.rig import Rig, even_spans, open_pipeline, rig
+
+DEMO = Path(paceline.models.__file__).parent / "device"  # of six layers
+OPTIONS = EngineOptions(dtype="float32", kv_rows=512)
+GARBAGE = b"\x00\x00\x00\x05\x00hello" + bytes(range(256))
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Rig]:
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(stage_server, "STRANGERS_PER_ADDRESS", 8)
+        with rig(DEMO, even_spans(6, 2), options=OPTIONS) as found:
+            yield found
+
+
+def still_runs(made: Rig) -> None:
+    """On the links that it had before."""
+    pipeline = made.pipeline
+    assert len(pipeline.collect(pipeline.submit(Batch((Segment(SeqId(1), 0, (5, 6)),)))).dists[0]) == 1
+    pipeline.release(SeqId(1))
+    pipeline.check()
+    assert pipeline.losses == 0
+
+
+def is_hung_up(connection: socket.socket) -> bool:
+    """Waits for the other end, whatever it says before."""
+    connection.settimeout(60)
+    with suppress(ConnectionError, ssl.SSLError):
+        while connection.recv(4096):
+            pass
+    return True
+
+
+def test_a_crowd_of_strangers_is_cut_and_the_pipeline_goes_on(made: Rig) -> None:
+    port = made.stages[0].port
+    crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+    try:
+        assert all(is_hung_up(each) for each in crowd[:32]), "the oldest are cut for the newest"
+        assert len(made.stages[0].server.strangers) <= 8
+        still_runs(made)
+        with pytest.raises(ConfigError, match="not let in"):  # an honest end is heard in the crowd
+            open_pipeline(DEMO, [FixedPlace(made.stages[0].address)], PrivateKey.generate(), {})
+    finally:
+        for each in crowd:
+            each.close()
+
+
+def frame(pipe: Pipe) -> bytes:
+    data = pipe.next_frame()
+    assert data is not None
+    return data
+
+
+@pytest.mark.parametrize("point", ["plain", "hello", "proof", "linked"])
+def test_garbage_closes_its_own_connection_alone(made: Rig, point: str) -> None:
+    """Before TLS, in place of the first message, of the second, and (of an owner of the head's key) on the link."""
+    address = ("127.0.0.1", made.stages[1].port)
+    plain = socket.create_connection(address)
+    if point == "plain":
+        plain.sendall(GARBAGE)
+        assert is_hung_up(plain)
+        plain.close()
+        return still_runs(made)
+    with dialling_context().wrap_socket(plain) as connection:
+        if point != "hello":
+            pipe = Pipe(Codec(StageChallenge))
+            hand = DiallerHandshake(PrivateKey.generate(), "rows", nonce=bytes(32), binding=bytes(32), verify=verify)
+            pipe.send(hand.hello)
+            connection.sendall(frame(pipe))
+            found: list[object] = []
+            while not found:
+                found = list(pipe.received(connection.recv(4096)))
+            challenge = found[0]
+            assert isinstance(challenge, StageChallenge)
+            if point == "linked":  # with a key that proves itself and may not dial: garbage behind the proof
+                pipe.send(hand.prove(challenge))
+                connection.sendall(frame(pipe) + GARBAGE)
+        with suppress(OSError):  # it may have hung up already
+            connection.sendall(GARBAGE)
+        assert is_hung_up(connection)
+    still_runs(made)
+
+
+def test_a_stage_is_not_taken_from_a_pipeline_that_runs(made: Rig) -> None:
+    """By another server with the same key, which would take it back for ever."""
+    with pytest.raises(ConfigError, match="belongs to a pipeline that runs already"):
+        open_pipeline(DEMO, [FixedPlace(stage.address) for stage in made.stages], made.head, made.keys)
+    still_runs(made)
+
+
+def test_garbage_of_the_head_ends_the_link_and_it_links_again(made: Rig) -> None:
+    """Last of these: it counts as a loss."""
+    channel = made.pipeline.members.order[0].channel
+    assert channel is not None
+
+    async def spoil() -> None:
+        channel._writer.write(GARBAGE)
+
+    loop = made.pipeline._head._loop
+    assert loop is not None
+    asyncio.run_coroutine_threadsafe(spoil(), loop).result()
+    pipeline = made.pipeline
+    while not pipeline.losses:
+        pipeline.collect(pipeline.submit(Batch((Segment(SeqId(2), pipeline.length(SeqId(2)), (5,)),))))
+    assert len(pipeline.collect(pipeline.submit(Batch((Segment(SeqId(3), 0, (5, 6)),)))).dists[0]) == 1
+    pipeline.check()

@@ -1,0 +1,97 @@
+"""Answers of two linked sides where the cloud's model is in stages: their texts are those with its model whole."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline.models
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import LoadedModel, ServedModel
+from paceline.engine.loader import EngineOptions, load_model
+from paceline.runtime.link.connection import Link
+from paceline.runtime.node import Node
+from paceline.runtime.service import GenerateRequest, GenerationResult
+from paceline.strategies.registry import STRATEGIES
+from tests.runtime.link.test_connection import pipes
+from tests.runtime.stages.rig import even_spans, rig
+from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
+
+DEMO = Path(paceline.models.__file__).parent / "device"  # of six layers
+QUESTION = ({"role": "user", "content": "What is the capital of France?"},)
+
+
+@pytest.fixture(scope="module")
+def whole() -> LoadedModel:
+    torch.set_num_threads(1)
+    return load_model(DEMO, dtype="float32", kv_rows=4096)
+
+
+def requests() -> list[GenerateRequest]:
+    return [
+        GenerateRequest(QUESTION, SamplingParams(temperature=warmth, seed=7), 10, strategy=strategy, owner="anna")
+        for strategy in ("aggregate", "draft_verify", "lookup_tree", "pipeline", "autoregressive")
+        for warmth in (0.0, 0.9)
+    ]
+
+
+async def answered(node: Node, request: GenerateRequest) -> tuple[str, str, str | None]:
+    """Its text, the strategy that wrote it, and what it lacked."""
+    session = await node.prepare(request)
+    text, done = "", None
+    async for event in session.run():
+        if isinstance(event, GenerationResult):
+            done = event
+        else:
+            text += event.text
+    assert done is not None
+    return text, done.strategy, done.degraded
+
+
+async def texts(cloud_model: ServedModel, device_model: LoadedModel) -> list[tuple[str, str, str | None]]:
+    """Of every request, asked at the device."""
+    tokenizer = device_model.tokenizer
+    async with (
+        asyncio.timeout(300),
+        Node("cloud", cloud_model, None) as cloud,
+        Node("device", device_model, None) as device,
+        asyncio.TaskGroup() as tasks,
+    ):
+        left, right = pipes()
+        ours, theirs = (known_as(each, tokenizer.fingerprint, STRATEGIES) for each in (DEVICE, CLOUD))
+        links = (
+            Link(
+                left,
+                device_end(ours),
+                vocab_size=tokenizer.vocab_size,
+                on_up=lambda link: device.on_link(link, "cloud"),
+            ),
+            Link(
+                right,
+                cloud_end(theirs),
+                authenticate=admit,
+                vocab_size=tokenizer.vocab_size,
+                on_up=lambda link: cloud.on_link(link, "laptop"),
+            ),
+        )
+        for link in links:
+            tasks.create_task(link.run())
+        for link in links:
+            await link.up.wait()
+        found = [await answered(device, request) for request in requests()]
+        await links[0].close()
+        await links[1].closed.wait()
+    return found
+
+
+@pytest.mark.anyio
+async def test_a_target_in_stages_changes_no_text(whole: LoadedModel) -> None:
+    device = load_model(DEMO, dtype="float32", kv_rows=4096)
+    expected = await texts(whole, device)
+    assert all(text and degraded is None for text, _, degraded in expected), expected
+    with rig(DEMO, even_spans(6, 2), options=EngineOptions(dtype="float32", kv_rows=4096)) as made:
+        assert await texts(ServedModel(made.pipeline, whole.tokenizer), device) == expected
+        await asyncio.to_thread(made.pipeline.check)

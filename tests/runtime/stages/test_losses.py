@@ -1,0 +1,387 @@
+"""Stages that are lost: others take their place, or answers fail with a sentence; strangers are not let in."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+
+import paceline.models
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.sampling.row import RowSampling
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import Engine, SampleRequest
+from paceline.engine.loader import EngineOptions, load_engine
+from paceline.errors import ConfigError, EngineError, LinkClosed
+from paceline.runtime.identity import PrivateKey
+from paceline.runtime.stages import connecting
+from paceline.runtime.stages.channel import Channel
+from paceline.runtime.stages.connecting import dial_stage
+from paceline.runtime.stages.head import members, recovery
+from paceline.runtime.stages.head.local import LocalPlace
+from paceline.runtime.stages.head.members import FixedPlace, Member, Members
+from paceline.runtime.stages.process import stage_worker
+from paceline.runtime.stages.process.stage_server import failure_of
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.signing import Claim
+from paceline.wire.stages.messages import About, Answered, Codec, Describe, Failed, NeighbourLost, StagePing
+from paceline.wire.stages.pipe import Pipe
+from paceline.wire.stages.sampling import BatchDone
+from tests.engine.trials import assert_same, scratch
+from tests.runtime.stages.rig import Rig, Stage, even_spans, open_pipeline, rig
+
+DEMO = Path(paceline.models.__file__).parent / "device"
+OPTIONS = EngineOptions(dtype="float32", kv_rows=2048)
+
+
+@pytest.fixture(scope="module")
+def whole() -> Engine:
+    torch.set_num_threads(1)
+    return load_engine(DEMO, OPTIONS._replace(backend="paged"), name="whole")
+
+
+def chain(seq: int, start: int, tokens: tuple[int, ...]) -> Batch:
+    return Batch((Segment(SeqId(seq), start, tokens, logits="all"),))
+
+
+def begin(made: Rig) -> None:
+    """Two sequences, one with an open tree whose root was committed by a prune."""
+    pipeline = made.pipeline
+    pipeline.collect(pipeline.submit(chain(1, 0, (5, 6, 7))))
+    pipeline.collect(pipeline.submit(chain(2, 0, (8, 9))))
+    tree = Segment(SeqId(2), 2, (11, 12, 13), (-1, 0, 1), "all", (0, 1, 2))
+    pipeline.collect(pipeline.submit(Batch((tree,))))
+    pipeline.prune(SeqId(2), (0,), (1, 2), 2)
+
+
+def go_on(made: Rig, whole: Engine) -> None:
+    pipeline = made.pipeline
+    assert_same(pipeline.collect(pipeline.submit(chain(1, 3, (3,)))).dists[0], scratch(whole, (5, 6, 7, 3))[3:])
+    tree = Segment(SeqId(2), 5, (20, 21), (0, 2), "all", (3, 4))
+    found = pipeline.collect(pipeline.submit(Batch((tree,)))).dists[0]
+    assert_same(found[:1], scratch(whole, (8, 9, 11, 20))[3:])
+    assert_same(found[1:], scratch(whole, (8, 9, 11, 12, 13, 21))[5:])
+    pipeline.check()
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_spare_takes_the_place_of_a_lost_stage_and_answers_go_on(place: int, whole: Engine) -> None:
+    spans = even_spans(6, 3)
+    with rig(DEMO, spans, options=OPTIONS, spares=[None]) as made:
+        begin(made)
+        pipeline = made.pipeline
+        under_way = pipeline.submit(chain(3, 0, (1, 2)))
+        made.stages[place].break_off()
+        behind = pipeline.submit(chain(3, 2, (4,)))
+        found = [*pipeline.collect(under_way).dists[0], *pipeline.collect(behind).dists[0]]
+        assert_same(found, scratch(whole, (1, 2, 4)))
+        go_on(made, whole)
+        assert pipeline.losses == 1
+
+
+def test_rows_that_were_scored_and_not_sampled_are_computed_again(whole: Engine) -> None:
+    rows = (RowSampling(SamplingParams(temperature=0.0), 0, 2048),)
+    with rig(DEMO, even_spans(6, 2), options=OPTIONS, spares=[None]) as made:
+        pipeline = made.pipeline
+        batch = Batch((Segment(SeqId(1), 0, (5, 6)),))
+        output = pipeline.collect(pipeline.submit(batch))
+        made.stages[1].break_off()
+        (found,) = pipeline.sample([SampleRequest((output.logits,), rows)])
+        assert found[0].token == scratch(whole, (5, 6))[1].argmax()
+        assert_same(output.dists[0], scratch(whole, (5, 6))[1:])
+
+
+def test_without_anybody_answers_fail_within_seconds_and_the_stage_may_come_back(
+    whole: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "PATIENCE_S", 0.5)
+    with rig(DEMO, even_spans(6, 2), options=OPTIONS) as made:
+        pipeline = made.pipeline
+        begin(made)
+        lost = made.stages[1]
+        lost.break_off()
+        with pytest.raises(EngineError, match=r"stage 2 of 2, layers 3:6.*cannot reach"):
+            pipeline.collect(pipeline.submit(chain(1, 3, (3,))))
+        with pytest.raises(EngineError, match="cannot run now"):
+            pipeline.submit(chain(7, 0, (3,)))
+        for seq in (1, 2):
+            pipeline.release(SeqId(seq))
+        made.stages.append(
+            Stage(DEMO, (3, 6), made.head.public_key, OPTIONS, port=lost.port, key=lost.key, name=lost.name)
+        )
+        while True:
+            try:
+                ticket = pipeline.submit(chain(9, 0, (5, 6)))
+                break
+            except EngineError:
+                time.sleep(0.05)
+        assert_same(pipeline.collect(ticket).dists[0], scratch(whole, (5, 6)))
+        pipeline.release(SeqId(9))
+        pipeline.check()
+        assert pipeline.free_rows() == 2048
+
+
+def test_stages_that_do_not_fit_together_are_refused_with_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"do not have all 6 layers.*0:3, 4:6"), rig(DEMO, [(0, 3), (4, 6)]):
+        pass
+
+
+def test_a_stage_whose_key_is_not_known_is_not_let_in() -> None:
+    key = PrivateKey.generate()
+    stage = Stage(DEMO, (0, 6), key.public_key, OPTIONS, name="s0")
+    try:
+        with pytest.raises(ConfigError, match="not let in"):
+            open_pipeline(DEMO, [FixedPlace(stage.address)], key, {"s0": PrivateKey.generate().public_key})
+    finally:
+        stage.break_off()
+
+
+@pytest.mark.parametrize("purpose", ["head", "rows"])
+def test_a_stranger_is_refused_by_a_stage(purpose: str) -> None:
+    stage = Stage(DEMO, (0, 6), PrivateKey.generate().public_key, OPTIONS, name="s0")
+
+    async def admit(claim: Claim) -> bytes | CloseCode:
+        return stage.key.public_key if claim.proves(stage.key.public_key) else CloseCode.BAD_CREDENTIAL
+
+    async def dial() -> None:
+        await dial_stage(stage.address, PrivateKey.generate(), purpose, admit, lambda: Pipe(Codec(StagePing)))  # type: ignore[arg-type]
+
+    try:
+        with pytest.raises(LinkClosed, match="may not dial"):
+            asyncio.run(dial())
+    finally:
+        stage.break_off()
+
+
+class NeverAgain:
+    """A place whose stage can be reached once; starting it again takes for ever."""
+
+    is_started_here = True
+    has_failed = False
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.asked = 0
+
+    async def address(self) -> str:
+        self.asked += 1
+        if self.asked > 1:
+            await asyncio.Event().wait()
+        return self.where
+
+    async def stop(self) -> None:
+        return
+
+    async def kill(self) -> None:
+        return
+
+
+def test_a_pipeline_ends_while_a_stage_is_being_started_again() -> None:
+    key = PrivateKey.generate()
+    stages = [Stage(DEMO, span, key.public_key, OPTIONS, name=f"s{span}") for span in even_spans(6, 2)]
+    places = [NeverAgain(stage.address) for stage in stages]
+    try:
+        pipeline = open_pipeline(DEMO, places, key, {stage.name: stage.key.public_key for stage in stages})
+        stages[1].break_off()
+        while places[1].asked < 2:
+            time.sleep(0.01)
+        pipeline.close()
+        assert pipeline.losses == 1
+    finally:
+        for stage in stages:
+            stage.break_off()
+
+
+@pytest.mark.anyio
+async def test_a_stage_that_answers_something_else_counts_as_lost() -> None:
+    member = Member(FixedPlace("127.0.0.1:1"))
+
+    class Confused:
+        closed = False
+
+        def send(self, message: Describe) -> None:
+            assert member.heard(Answered(message.request))
+
+    member.channel = cast(Channel, Confused())
+    with pytest.raises(LinkClosed, match="answered something else"):
+        await member.ask(Describe(1, True), 60.0, About)
+
+
+def test_a_stranger_who_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "OPEN_S", 0.1)
+    stage = Stage(DEMO, None, PrivateKey.generate().public_key, OPTIONS)
+    try:
+        with socket.create_connection(("127.0.0.1", stage.port)) as silent:
+            assert silent.recv(1) == b""
+    finally:
+        stage.break_off()
+
+
+def test_rows_that_one_stage_has_imported_are_imported_again_when_another_is_lost(whole: Engine) -> None:
+    tokens = (5, 6, 7)
+    with rig(DEMO, even_spans(6, 2), options=OPTIONS, spares=[None]) as made:
+        pipeline = made.pipeline
+        pipeline.collect(pipeline.submit(chain(1, 0, tokens)))
+        rows = pipeline.export_kv(SeqId(1), tokens)
+        held = threading.Event()
+        made.stages[1].server.worker.call(lambda: cast(None, held.wait(60)))
+        importing = threading.Thread(target=pipeline.import_kv, args=(SeqId(2), rows))
+        importing.start()
+        asked = pipeline._head.under_way.requests
+        with pipeline._head.changed:
+            while not any(request.answer is not None for request in asked.values()):
+                pipeline._head.changed.wait()
+        held.set()
+        made.stages[1].break_off()
+        importing.join()
+        found = pipeline.collect(pipeline.submit(chain(2, 3, (8,)))).dists[0]
+        assert_same(found, scratch(whole, (*tokens, 8))[3:])
+        pipeline.check()
+
+
+def test_a_link_that_is_lost_while_the_stages_are_being_linked_is_made_again(
+    whole: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The neighbour tells of it when the head does not count the pipeline as whole yet."""
+    link, attempts = Members.link, 0
+
+    async def torn(self: Members) -> None:
+        nonlocal attempts
+        await link(self)
+        attempts += 1
+        if attempts == 2:
+            self._heard(self.order[0], NeighbourLost(self.epoch, "the stage behind: it was cut"))
+
+    monkeypatch.setattr(Members, "link", torn)
+    with rig(DEMO, even_spans(6, 2), options=OPTIONS, spares=[None]) as made:
+        begin(made)
+        made.stages[1].break_off()
+        go_on(made, whole)
+        assert attempts == 3
+
+
+def test_a_stage_that_comes_back_with_other_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "PATIENCE_S", 0.5)
+    with rig(DEMO, even_spans(6, 2), options=OPTIONS) as made:
+        lost = made.stages[1]
+        lost.break_off()
+        other = OPTIONS._replace(dtype="bfloat16")
+        made.stages.append(
+            Stage(DEMO, (3, 6), made.head.public_key, other, port=lost.port, key=lost.key, name=lost.name)
+        )
+        pipeline = made.pipeline
+        with pipeline._head.changed:
+            while "numbers in bfloat16" not in (pipeline._head.gone or ""):
+                pipeline._head.changed.wait(0.05)
+        with pytest.raises(EngineError, match=r"stage 2 of 2.*has numbers in bfloat16.*the others have float32"):
+            pipeline.submit(chain(1, 0, (3,)))
+
+
+class CannotStart(NeverAgain):
+    """A place whose process ends as soon as it is started again."""
+
+    @property
+    def has_failed(self) -> bool:  # type: ignore[override]  # here it changes
+        return self.asked > 1
+
+    async def address(self) -> str:
+        self.asked += 1
+        if self.asked > 1:
+            raise LinkClosed("local stage 2 could not be started: there is no model any more")
+        return self.where
+
+
+def test_answers_do_not_wait_for_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "PATIENCE_S", 0.5)  # `START_PATIENCE_S` is longer than a test may take
+    monkeypatch.setattr(recovery, "START_PATIENCE_S", 3600.0)
+    key = PrivateKey.generate()
+    stages = [Stage(DEMO, span, key.public_key, OPTIONS, name=f"s{span}") for span in even_spans(6, 2)]
+    try:
+        places = [CannotStart(stage.address) for stage in stages]
+        pipeline = open_pipeline(DEMO, places, key, {stage.name: stage.key.public_key for stage in stages})
+        stages[1].break_off()
+        with pytest.raises(EngineError, match=r"stage 2 of 2, layers 3:6: local stage 2 could not be started"):
+            pipeline.collect(pipeline.submit(chain(1, 0, (3,))))
+        pipeline.close()
+    finally:
+        for stage in stages:
+            stage.break_off()
+
+
+@pytest.mark.anyio
+async def test_no_process_is_started_whose_model_is_gone(tmp_path: Path) -> None:
+    place = LocalPlace("local stage 1", bytes(32), (), model=tmp_path)
+    with pytest.raises(LinkClosed, match=r"there is no model in .* any more"):
+        await place.address()
+    assert place.has_failed and place.process is None
+
+
+@pytest.mark.anyio
+async def test_a_process_that_ends_at_once_has_failed() -> None:
+    place = LocalPlace("local stage 1", bytes(32), ("--layers", "none"))
+    with pytest.raises(LinkClosed, match="its process ended with code 2"):
+        await place.address()
+    assert place.has_failed
+
+
+def test_what_is_too_large_to_be_sent_is_answered_by_a_failure() -> None:
+    assert failure_of(Answered(3), "too large") == Failed(3, "too large")
+    done = failure_of(BatchDone(1, 2, [None], [1], [None], None), "too large")
+    assert done == BatchDone(1, 2, [], [], [], "too large")
+
+
+def test_a_stage_answers_a_request_that_it_cannot_carry_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(stage_worker, "export_rows", broken)
+    with rig(DEMO, [(0, 6)], options=OPTIONS) as made:
+        pipeline = made.pipeline
+        pipeline.collect(pipeline.submit(chain(1, 0, (5, 6))))
+        with pytest.raises(EngineError, match="no room"):
+            pipeline.export_kv(SeqId(1), (5, 6))
+        pipeline.check()
+
+
+def test_a_stage_whose_key_is_revoked_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "STANDING_S", 0.02)
+    monkeypatch.setattr(recovery, "PATIENCE_S", 0.5)
+    keys: dict[str, bytes] = {}
+
+    async def standing(name: str, key: bytes) -> CloseCode | None:
+        return None if keys.get(name) == key else CloseCode.REVOKED
+
+    key = PrivateKey.generate()
+    stage = Stage(DEMO, (0, 6), key.public_key, OPTIONS, name="s0")
+    try:
+        keys["s0"] = stage.key.public_key
+        pipeline = open_pipeline(DEMO, [FixedPlace(stage.address)], key, keys, standing)
+        pipeline.collect(pipeline.submit(chain(1, 0, (5, 6))))
+        del keys["s0"]
+        with pipeline._head.changed:
+            while pipeline._head.gone is None:
+                pipeline._head.changed.wait(0.05)
+        with pytest.raises(EngineError, match="not let in"):
+            pipeline.submit(chain(2, 0, (3,)))
+        pipeline.close()
+    finally:
+        stage.break_off()
+
+
+def test_an_end_is_no_loss(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where it waits for processes to end, while the closed connections are noticed."""
+
+    async def stop(_: FixedPlace) -> None:
+        for _turn in range(200):
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(FixedPlace, "stop", stop)
+    with rig(DEMO, even_spans(6, 2), options=OPTIONS) as made:
+        made.pipeline.collect(made.pipeline.submit(chain(1, 0, (5, 6))))
+    assert made.pipeline.losses == 0 and not caplog.records

@@ -1,0 +1,139 @@
+"""Energy of answers of two linked nodes: reported in every strategy, and budgets kept or refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.core.energy.meters import PowerMeter, WorkloadMeter
+from paceline.core.offloading.draft_length import Unit
+from paceline.core.offloading.workload import ModelShape
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import LoadedModel
+from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.errors import RequestError
+from paceline.runtime.energy.debt_file import DebtFile
+from paceline.runtime.energy.side import SideEnergy
+from paceline.runtime.node import Node
+from paceline.runtime.service import GenerateRequest
+from paceline.strategies.registry import STRATEGIES
+from tests.runtime.test_node import Bench, GatedEngine, collect, open_gate
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = GenerateRequest(
+    messages=({"role": "user", "content": "Where is the key?"},),
+    sampling=SamplingParams(temperature=1.0, seed=5),
+    max_tokens=24,
+    strategy="draft_verify",
+)
+SHAPE = ModelShape(layers=2, hidden=64, inner=256)
+
+
+def modelled(budget: tuple[float, Unit] | None = None, kept: DebtFile | None = None) -> SideEnergy:
+    """Joules by operations: no clock, so every run has the same."""
+    meter = WorkloadMeter("workload", SHAPE, flops_per_s=1e6, watts=12.0)
+    return SideEnergy(meter, send_w=0.2, budget=budget, kept=kept)
+
+
+@asynccontextmanager
+async def linked(device: SideEnergy | None = None, cloud: SideEnergy | None = None) -> AsyncIterator[Bench]:
+    engines = {"cloud": GatedEngine(1), "device": GatedEngine(2)}
+    for engine in engines.values():
+        engine.open = True
+    models = {side: LoadedModel(engine, ByteTokenizer()) for side, engine in engines.items()}
+    nodes = (
+        Node("cloud", models["cloud"], None, energy=cloud),
+        Node("device", models["device"], None, energy=device, asks=open_gate()),
+    )
+    async with asyncio.timeout(120), nodes[0], nodes[1], asyncio.TaskGroup() as tasks:
+        bench = Bench(*nodes, engines)  # type: ignore[arg-type]  # sides by name
+        await bench.link(tasks)
+        try:
+            yield bench
+        finally:
+            assert bench.links is not None
+            await bench.links[0].close()
+            await bench.links[1].closed.wait()
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+async def test_every_strategy_reports_the_joules_of_the_side_that_faces_the_client(strategy: str) -> None:
+    async with linked(modelled(), modelled()) as bench:
+        for node in (bench.device, bench.cloud):
+            _, done = await collect(await node.prepare(replace(REQUEST, strategy=strategy)))
+            assert done.strategy == strategy and list(done.energy) == [node.side]
+            use = done.energy[node.side]
+            assert use.meter == "workload" and (use.computed.source, use.sent.source) == ("modelled", "modelled")
+            tokens, prompt = done.completion_tokens, done.prompt_tokens
+            least = SHAPE.flops(prompt - done.stats["cached_tokens"], 0) * 12.0 / 1e6  # type: ignore[arg-type]
+            assert use.computed.joules >= least > 0.0 and tokens > 0
+
+
+async def test_answers_that_share_batches_have_shares_and_a_meter_by_seconds_is_measured() -> None:
+    seconds = 0.0
+
+    def clock() -> float:
+        nonlocal seconds
+        seconds += 1.0
+        return seconds
+
+    energy = SideEnergy(PowerMeter("battery", lambda: 2.0, clock, measured=True))
+    node = Node("device", LoadedModel(FakeEngine(seed=1), ByteTokenizer()), None, energy=energy)
+    async with node:
+        asked = [replace(REQUEST, strategy="autoregressive", sampling=SamplingParams(seed=seed)) for seed in range(4)]
+        done = [await each for each in [asyncio.ensure_future(collect(await node.prepare(one))) for one in asked]]
+        steps = node.load().steps
+    uses = [result.energy["device"] for _, result in done]
+    assert all(use.computed.measured and use.computed.joules > 0.0 for use in uses)
+    assert sum(use.joules for use in uses) <= 2.0 * 2 * steps, "no joule is counted twice"
+
+
+async def test_without_a_meter_nothing_is_reported_and_no_budget_is_kept() -> None:
+    async with linked() as bench:
+        _, done = await collect(await bench.device.prepare(REQUEST))
+        assert done.energy == {}
+        with pytest.raises(RequestError, match="neither measures nor models") as refused:
+            await bench.device.prepare(replace(REQUEST, options={"joules_per_token": 0.1}))
+        assert refused.value.param == "paceline.energy"
+        _, done = await collect(await bench.cloud.prepare(replace(REQUEST, options={"joules_per_token": 0.1})))
+        assert done.degraded == "device_refused" and "energy_meter is off" in done.strategy_reason
+
+
+@pytest.mark.parametrize("strategy", ["auto", "lookup_tree", "autoregressive", "aggregate"])
+async def test_a_budget_is_refused_where_another_strategy_writes(strategy: str) -> None:
+    async with linked(modelled()) as bench:
+        for options in ({"joules_per_token": 0.1}, {"joules_per_step": 0.0}):
+            with pytest.raises(RequestError, match="kept by the strategy 'draft_verify' alone") as refused:
+                await bench.device.prepare(replace(REQUEST, strategy=strategy, options=options))
+            assert (refused.value.param, refused.value.code) == ("paceline.energy", "energy_budget_not_kept")
+
+
+async def test_a_budget_in_another_unit_than_the_devices_own_is_refused_at_the_device() -> None:
+    async with linked(modelled((1.2, "step"))) as bench:
+        with pytest.raises(RequestError, match="name joules_per_step"):
+            await bench.device.prepare(replace(REQUEST, options={"joules_per_token": 0.1}))
+        await collect(await bench.device.prepare(replace(REQUEST, options={"joules_per_step": 0.1})))
+
+
+async def test_the_debt_of_a_device_grows_over_requests_of_both_sides_and_is_there_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    """The text never depends on it."""
+    debts, texts = [0.0], []
+    for _ in range(2):
+        energy = modelled((0.0, "token"), DebtFile(tmp_path))
+        assert energy.debt.joules == debts[-1]
+        async with linked(energy) as bench:
+            for node in (bench.device, bench.cloud):
+                text, done = await collect(await node.prepare(REQUEST))
+                texts.append(text)
+                assert done.strategy == "draft_verify"
+            debts.append(energy.debt.joules)
+    assert debts[0] < debts[1] <= debts[2] and len(set(texts)) == 1
