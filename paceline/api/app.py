@@ -17,23 +17,24 @@ from starlette.responses import Response
 from paceline import __version__
 from paceline.api.chat.endpoint import ChatEndpoint
 from paceline.api.completions.endpoint import CompletionsEndpoint
+from paceline.api.description import ApiDescription
 from paceline.api.embeddings.endpoint import EmbeddingsEndpoint
-from paceline.api.http.admission import MAX_ACTIVE, AdmissionControl, AdmissionMiddleware
 from paceline.api.http.auth import Keyring
-from paceline.api.http.doors import DoorLimits
 from paceline.api.http.errors import http_failure
+from paceline.api.http.limits.admission import MAX_ACTIVE, AdmissionControl, AdmissionMiddleware
+from paceline.api.http.limits.doors import DoorLimits
 from paceline.api.http.sse import KEEP_ALIVE_S
 from paceline.api.metrics import Metrics
 from paceline.api.models import Catalog
-from paceline.api.openapi import ApiDescription
 from paceline.api.responses.endpoint import ResponsesEndpoint
-from paceline.api.responses.event_log import EventLog
-from paceline.api.responses.event_writer import DEFAULT_RETENTION, Retention
-from paceline.api.responses.replay import close_interrupted
+from paceline.api.responses.event_log.log import EventLog
+from paceline.api.responses.event_log.replay import close_interrupted
+from paceline.api.responses.event_log.writer import DEFAULT_RETENTION, Retention
 from paceline.api.routes import allowed, register
 from paceline.api.vector_stores.endpoint import VectorStoresEndpoint
 from paceline.api.vector_stores.files import FilesEndpoint
 from paceline.runtime.service import Service
+from paceline.sealing.seal import PLAIN, Seal
 
 
 def create_app(
@@ -46,13 +47,14 @@ def create_app(
     keep_alive: float = KEEP_ALIVE_S,
     max_active: int = MAX_ACTIVE,
     limits: DoorLimits | None = None,
+    seal: Seal = PLAIN,
 ) -> FastAPI:
     """Make the application. Raises ConfigError when the folder `state` cannot be used.
 
     `keyring`: the keys that are let in; without any key, all requests are (see `http.auth.check_exposure`).
     `documents`: passages per side where the request sets none. `keep_alive`: s of silence before a comment is sent.
     `state`: the folder that stores responses; None: in memory. `retention`: limits on stored responses.
-    `max_active`: POSTs at a time. `limits`: on strangers.
+    `max_active`: POSTs at a time. `limits`: on strangers. `seal`: of stored responses.
     `app.state` holds `admission`, the table `routes`, and `closers`, which are awaited when the server ends.
     """
     admission = AdmissionControl(keyring, max_active, limits)
@@ -68,7 +70,7 @@ def create_app(
     def texts(chunk_ids: Collection[int]) -> Mapping[int, str]:
         return {} if service.library is None else service.library.passages(chunk_ids)
 
-    event_log = EventLog(state, close_interrupted, retention, texts=texts)
+    event_log = EventLog(state, close_interrupted, retention, texts=texts, seal=seal)
     responses = ResponsesEndpoint(service, event_log, admission, documents=documents, keep_alive=keep_alive)
     app.state.closers.append(responses.close)
     for endpoints in (

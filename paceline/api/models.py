@@ -12,7 +12,7 @@ from dataclasses import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.http.admission import AdmissionControl
+from paceline.api.http.limits.admission import AdmissionControl
 from paceline.api.http.strict_json import encode_json
 from paceline.api.routes import Route
 from paceline.engine.base import ModelInfo

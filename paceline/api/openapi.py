@@ -2,13 +2,12 @@
 
 Request bodies come from the pydantic models of the routes. Answers in OpenAI's shapes come from the types of the
 official client, without its texts; they allow additional fields, and so ours. The schema of a stream is that of one
-event, as in OpenAPI 3.2; its `contentSchema` holds for all data but `[DONE]`. The WebSocket of the link is in
-`link.md`.
+event, as in OpenAPI 3.2; its data is `[DONE]` or JSON as `contentSchema` says. The WebSocket of the link is in
+`link.md`. Importing this takes a second, for the official client's types: `description` does so when it is asked.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,13 +18,9 @@ from openai import types as official
 from openai.pagination import SyncCursorPage, SyncPage
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
-from starlette.requests import Request
-from starlette.responses import Response
 
-from paceline.api.http.strict_json import encode_json
 from paceline.api.routes import Route
 
-PATH = "/openapi.json"
 OFFICIAL = "openai."  # prefix of the official client's shapes, some of whose names are also ours
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")  # Starlette's, with or without a converter
 _LIST = re.compile(r"(SyncPage|SyncCursorPage)\[([\w.]+)\]")
@@ -64,29 +59,6 @@ class Error(BaseModel):
     """Every answer that reports an error."""
 
     error: ErrorBody
-
-
-class ApiDescription:
-    """The route that serves this document. Open to any key: the document says nothing of models or documents."""
-
-    def __init__(self) -> None:
-        self._document: bytes | None = None  # JSON, made for the first request since it takes a moment
-
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route(
-                method="GET",
-                path=PATH,
-                endpoint=self.show,
-                summary="Describe this interface, as OpenAPI 3.1.",
-                scope=None,
-            ),
-        )
-
-    async def show(self, request: Request) -> Response:
-        if self._document is None:
-            self._document = encode_json(await asyncio.to_thread(describe, request.app))
-        return Response(self._document, media_type="application/json")
 
 
 def describe(app: FastAPI) -> Json:
@@ -178,8 +150,8 @@ def _responses(route: Route, refs: Mapping[Described, Json]) -> Json:
     schema = {"schema": refs[route.response, "serialization"]} if route.response else {}
     content: Json = {route.media_type: schema}
     if route.stream is not None:
-        data: Json = {"type": "string", "contentMediaType": "application/json"}
-        data["contentSchema"] = refs[route.stream, "serialization"]
+        encoded = {"contentMediaType": "application/json", "contentSchema": refs[route.stream, "serialization"]}
+        data: Json = {"type": "string", "anyOf": [{"const": "[DONE]"}, encoded]}
         event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
         content["text/event-stream"] = {"schema": event}
     answers: Json = {"200": {"description": "As asked.", "headers": _headers(200), "content": content}}

@@ -131,6 +131,9 @@ class ScriptedService:
     def strategies(self) -> Sequence[str]:
         return ("autoregressive", "aggregate")
 
+    def check_room(self, owner: str) -> None:
+        """There is room for everybody."""
+
     async def prepare(self, request: GenerateRequest) -> Generation:
         script = self.script
         try:

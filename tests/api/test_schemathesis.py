@@ -88,3 +88,16 @@ def test_no_request_makes_the_server_fail_and_answers_are_as_described(
         case.validate_response(response, checks=checks)
 
     exchange()
+
+
+@pytest.mark.parametrize("route", ["completions", "chat/completions", "responses"])
+def test_every_event_of_a_stream_is_as_described(server: tuple[str, requests.Session], route: str) -> None:
+    """Requests that are drawn at random seldom have a stream in answer."""
+    url, session = server
+    asked = {"prompt": "hi", "input": "hi", "messages": [{"role": "user", "content": "hi"}]}
+    field = {"completions": "prompt", "chat/completions": "messages", "responses": "input"}[route]
+    body = {"model": "fake", "stream": True, "paceline": {"report": True}, field: asked[field]}
+    case = OPERATIONS[f"POST /v1/{route}"].Case(body=body, media_type="application/json")
+    response = case.call(base_url=url, session=session, timeout=WAIT)
+    assert response.status_code == 200 and "data: " in response.text
+    case.validate_response(response, checks=CHECKS)

@@ -46,6 +46,7 @@ class ChatEndpoint:
         )
 
     async def __call__(self, request: Request) -> Response:
+        self._service.check_room(request.state.identity.key)
         body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
         call = chat_call(body, self._service, request.state.identity, documents=self._documents)
         model = chat_model(self._service, call.model)

@@ -15,6 +15,7 @@ from paceline.api.chat.request import ChatCall
 from paceline.api.http import sse
 from paceline.api.http.errors import Failure
 from paceline.api.http.strict_json import encode_json
+from paceline.core.energy.values import EnergyUse
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, TextDelta, TokenLogprob
 from paceline.strategies.base import Side
 
@@ -245,6 +246,18 @@ def report(call: Reporting, done: GenerationResult) -> Json | None:
             for one in done.citations
         ],
         "stats": dict(done.stats),
+        "energy": {side: _energy(use, done.completion_tokens) for side, use in done.energy.items()},
+    }
+
+
+def _energy(use: EnergyUse, tokens: int) -> Json:
+    """The energy of an answer at one side, as JSON. The joules of sent bytes are always modelled."""
+    return {
+        "meter": use.meter,
+        "joules": use.joules,
+        "joules_per_token": use.joules / tokens if tokens else None,
+        "computed": {"joules": use.computed.joules, "source": use.computed.source},
+        "sent": {"joules": use.sent.joules, "source": use.sent.source},
     }
 
 

@@ -47,7 +47,9 @@ def generation_of(
             "aggregator": extension.aggregator or "",
             "drafting": DRAFT_MODES[extension.drafts],
             "rescoring": extension.rescoring,
-        },
+            "verifier": extension.verifier,
+        }
+        | ({} if extension.energy is None else extension.energy.model_dump(exclude_none=True)),
         owner=identity.key,
     )
 

@@ -6,12 +6,14 @@ openai-openapi 2.3.0, CreateChatCompletionRequest.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from paceline.api.http.validation import Schema
 from paceline.core.aggregation.registry import AggregatorName
+from paceline.core.offloading.draft_length import Objective
+from paceline.core.verification.names import VerifierName
 from paceline.runtime.service import DraftMode, OnLoss
 from paceline.strategies.strategy import Privacy
 
@@ -33,6 +35,7 @@ StoreIds = Annotated[list[StoreId], Field(min_length=1, max_length=MAX_SEARCHED)
 JsonObject = dict[str, object]  # a JSON schema, unchecked
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Probability = Annotated[float, Field(ge=0, le=1)]
+Joules = Annotated[float, Field(ge=0, le=1_000_000)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
@@ -48,6 +51,22 @@ class StreamOptions(Schema):
     include_usage: bool = False
 
 
+class EnergyFields(Schema):
+    """Energy budget of the device's drafting; see docs/energy.md."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    joules_per_token: Joules | None = None
+    joules_per_step: Joules | None = None
+    objective: Objective | None = None
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        if self.joules_per_token is not None and self.joules_per_step is not None:
+            raise ValueError("joules_per_token and joules_per_step cannot be named together")
+        return self
+
+
 class Extension(Schema):
     """All fields that Paceline adds to OpenAI's API."""
 
@@ -61,7 +80,9 @@ class Extension(Schema):
     aggregator: AggregatorName | None = None
     drafts: DraftMode = "tree"
     rescoring: bool = True
+    verifier: VerifierName = "agreement"  # of `draft_verify`
     on_device_loss: OnLoss = "continue"
+    energy: EnergyFields | None = None
     report: bool = False
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
 from paceline.errors import ConfigError
-from paceline.settings import is_loopback
+from paceline.local_users import is_loopback
 
 KEY_ID_LENGTH = 24  # hexadecimal digits: 96 bits, enough against collisions
 

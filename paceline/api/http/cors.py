@@ -1,17 +1,23 @@
 """CORS headers, and the hosts and origins accepted without keys (WHATWG Fetch, 3.3).
 
 With keys any page may send requests, since it needs a key. Without keys any page a user visits could read private
-documents through the loopback address, so only pages of this machine are accepted, and applications with a scheme of
-their own. The origin is not enough: with DNS rebinding, a page whose name points to this machine after it was loaded
-sends same-origin requests, without an `Origin`. So the host it names must be this machine, too.
+documents through the loopback address, so only pages of this machine are accepted, the schemes under which desktop and
+mobile applications load their own pages, and the origins of a setting. Browser extensions and editors' webviews, which
+run what others wrote, have schemes too: they are named in that setting or refused.
+
+The origin is not enough: with DNS rebinding, a page whose name points to this machine after it was loaded sends
+same-origin requests, without an `Origin`. So the host it names must be this machine, too.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
-from paceline.settings import is_loopback
+from paceline.local_users import is_loopback
+
+APPLICATIONS = frozenset({"app", "capacitor", "ionic", "tauri"})  # no page that was loaded from elsewhere has these
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -28,9 +34,11 @@ def is_local_host(host: str | None) -> bool:
     return named is not None and _is_local(named[1].lower())
 
 
-def is_local_origin(origin: str) -> bool:
-    """True if an origin is a page of this machine or an application (`app://…`). `null` is neither: a sandboxed frame
-    of any page sends it."""
+def is_local_origin(origin: str, allowed: Collection[str] = ()) -> bool:
+    """True if an origin is a page of this machine, an application (`app://…`) or one of those allowed besides. `null`
+    is none of them: a sandboxed frame of any page sends it."""
+    if origin.lower() in allowed:
+        return True
     try:
         url = urlsplit(origin)
         host = url.hostname or ""
@@ -38,7 +46,7 @@ def is_local_origin(origin: str) -> bool:
         return False
     if url.scheme in ("http", "https"):
         return _is_local(host)
-    return bool(url.scheme) and origin != "null"
+    return url.scheme in APPLICATIONS
 
 
 def _is_local(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Multipart bodies: one file, which is spooled to disk, and a few fields.
+"""Multipart bodies: one file, whose bytes go where they are to be kept as they come, and a few fields.
 
 Not handled: several files in one body; resuming an interrupted upload.
 """
@@ -9,9 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import BinaryIO
 
-from starlette.datastructures import UploadFile
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.types import Receive
@@ -19,7 +18,7 @@ from starlette.types import Receive
 from paceline.api.http.body import ClientGoneError
 from paceline.errors import RequestError
 from paceline.rag.parsing.kinds import MAX_FILE_BYTES
-from paceline.rag.store.files import too_large
+from paceline.rag.store.arrivals import Arrival, too_large
 
 MAX_FIELDS = 16  # besides the file
 MAX_FIELD = 4096  # bytes
@@ -31,22 +30,45 @@ TIMEOUT = 1800.0  # s for a whole body
 @dataclass(frozen=True, slots=True)
 class Upload:
     name: str  # as the client sent it
-    content: BinaryIO  # at position 0; closed with the upload
-    num_bytes: int
     fields: dict[str, str]  # the last of each name
 
 
-@contextlib.asynccontextmanager
-async def read_upload(request: Request, field: str = "file") -> AsyncIterator[Upload]:
-    """Raises RequestError: 400 for any other form, 413 beyond MAX_FILE_BYTES, 408 when it arrives too slowly."""
+class _FormParser(MultiPartParser):
+    """Starlette's parser, with a file other than its temporary one. A form has one file at most."""
+
+    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None], arrival: Arrival) -> None:
+        super().__init__(headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD)
+        self._arrival = arrival
+
+    def on_headers_finished(self) -> None:
+        super().on_headers_finished()
+        part = self._current_part
+        if part.file is not None:
+            part.file.file.close()
+            part.file = UploadFile(
+                file=self._arrival,  # type: ignore[arg-type]  # it has what `UploadFile` calls here
+                size=0,
+                filename=part.file.filename,
+                headers=part.file.headers,
+            )
+
+
+def least_bytes(request: Request) -> int:
+    """Bytes of a file that the request announces at least. Raises RequestError 413 beyond MAX_FILE_BYTES."""
     declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared[:20]) > MAX_FILE_BYTES + _MAX_OVERHEAD:
+    announced = int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
+    if announced > MAX_FILE_BYTES + _MAX_OVERHEAD:
         raise too_large()
+    return max(0, announced - _MAX_OVERHEAD)
+
+
+@contextlib.asynccontextmanager
+async def read_upload(request: Request, arrival: Arrival, field: str = "file") -> AsyncIterator[Upload]:
+    """Write the file of a form to `arrival`. Raises RequestError: 400 for any other form, 413 beyond MAX_FILE_BYTES,
+    408 when it arrives too slowly, and what `Arrival.write` raises."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         raise RequestError("Send the file as multipart/form-data.", code="invalid_content_type")
-    parser = MultiPartParser(
-        request.headers, _parts(request.receive), max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD
-    )
+    parser = _FormParser(request.headers, _parts(request.receive), arrival)
     try:
         async with asyncio.timeout(TIMEOUT):
             form = await parser.parse()
@@ -60,10 +82,8 @@ async def read_upload(request: Request, field: str = "file") -> AsyncIterator[Up
         file = form.get(field)
         if not isinstance(file, UploadFile):
             raise RequestError(f"The form has no file in the field {field}.", param=field)
-        if (file.size or 0) > MAX_FILE_BYTES:
-            raise too_large()
         fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
-        yield Upload(file.filename or "", file.file, file.size or 0, fields)
+        yield Upload(file.filename or "", fields)
     finally:
         await form.close()
 

@@ -17,11 +17,12 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from paceline.api.http.admission import AdmissionControl
-from paceline.api.http.doors import Doors
-from paceline.api.http.log_storms import Seldom, quieten
-from paceline.api.http.timeouts import HttpConnection
+from paceline.api.http.limits.admission import AdmissionControl
+from paceline.api.http.limits.doors import Doors
+from paceline.api.http.limits.timeouts import HttpConnection
+from paceline.api.http.logs import quieten
 from paceline.errors import ConfigError
 from paceline.runtime.garbage import freeze_heap
 from paceline.runtime.link.transport import MAX_QUEUED_FRAMES
@@ -64,13 +65,14 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def configure_logging(level: str) -> None:
-    """Log to stderr; of uvicorn, httpx and bm25s warnings only."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").addFilter(Seldom())
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it ignores the root logger's level
+class LinkSocket(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket, which decodes no text. The link has none and closes at the first; uvicorn logs an error with
+    a traceback for each that is not UTF-8, and for one that is followed by a close frame another."""
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text":
+            self.frames = [b""]
+        super().send_receive_event_to_app()
 
 
 class HttpServer(uvicorn.Server):
@@ -86,7 +88,7 @@ class HttpServer(uvicorn.Server):
                 app,
                 loop="asyncio",
                 http=connection,  # type: ignore[arg-type]  # uvicorn calls it, and asks for no class
-                ws="websockets-sansio",
+                ws=LinkSocket,
                 lifespan="off",
                 log_config=None,
                 access_log=False,

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from paceline.api.chat.schema import MAX_MESSAGES
 from paceline.api.http.body import MAX_BODY
-from paceline.api.responses.event_log import EventLog
-from paceline.api.responses.event_store import ENDS
+from paceline.api.responses.event_log.log import EventLog
+from paceline.api.responses.event_log.replay import close_interrupted
+from paceline.api.responses.event_log.store import ENDS
 from paceline.api.responses.events import Json
-from paceline.api.responses.replay import close_interrupted
 from paceline.api.responses.schema import ResponseRequest
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest, Generation, Service

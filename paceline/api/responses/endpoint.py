@@ -19,18 +19,18 @@ from starlette.responses import Response
 
 from paceline.api.chat.output import summary
 from paceline.api.chat.request import ChatCall, chat_call
-from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import read_body, while_connected
+from paceline.api.http.limits.admission import AdmissionControl
 from paceline.api.http.pagination import PageQuery, answer, listing, parse_query
 from paceline.api.http.strict_json import decode_object, encode_json
 from paceline.api.http.validation import parse
 from paceline.api.responses.context import conversation_of, prepare
-from paceline.api.responses.event_log import EventLog
-from paceline.api.responses.event_store import ENDS, ResponseRecord
+from paceline.api.responses.event_log.log import EventLog
+from paceline.api.responses.event_log.replay import close_interrupted, replay
+from paceline.api.responses.event_log.store import ENDS, ResponseRecord
 from paceline.api.responses.events import Json, ResponseEvents, Search
 from paceline.api.responses.items import input_items
-from paceline.api.responses.replay import close_interrupted, replay
 from paceline.api.responses.request import as_written, chat_body, check, first_state, search_of
 from paceline.api.responses.runs import Run, Runs
 from paceline.api.responses.schema import DeletedResponse, ResponseRequest, RetrieveQuery

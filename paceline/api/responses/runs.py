@@ -11,13 +11,13 @@ import logging
 from collections.abc import Sequence
 
 from paceline.api.generation.fan_in import GenerationFanIn
-from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.errors import Failure, failure_of
+from paceline.api.http.limits.admission import AdmissionControl
 from paceline.api.http.strict_json import encode_json
-from paceline.api.responses.event_log import EventLog
-from paceline.api.responses.event_store import ResponseRecord
+from paceline.api.responses.event_log.live_events import LiveEvents
+from paceline.api.responses.event_log.log import EventLog
+from paceline.api.responses.event_log.store import ResponseRecord
 from paceline.api.responses.events import Event, Json, ResponseEvents
-from paceline.api.responses.live_events import LiveEvents
 from paceline.api.responses.passages import stored_form
 from paceline.core.shares import Shares
 from paceline.errors import PacelineError, RequestError

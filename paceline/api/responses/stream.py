@@ -12,7 +12,7 @@ from paceline.api.http import sse
 from paceline.api.http.body import ClientGoneError, while_connected
 from paceline.api.http.errors import failure_of
 from paceline.api.http.strict_json import encode_json
-from paceline.api.responses.event_log import EventReader
+from paceline.api.responses.event_log.log import EventReader
 from paceline.errors import PacelineError
 
 

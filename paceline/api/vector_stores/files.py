@@ -7,22 +7,26 @@ CreateFileRequest and OpenAIFile.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Annotated, Literal, get_args
+from urllib.parse import quote
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, Response, StreamingResponse
 
-from paceline.api.http.multipart import read_upload
+from paceline.api.http.multipart import least_bytes, read_upload
 from paceline.api.http.pagination import FilesQuery, answer, listing, parse_query
 from paceline.api.http.validation import Schema
 from paceline.api.routes import Route
 from paceline.api.vector_stores.search import library_of
 from paceline.errors import RequestError
+from paceline.rag.store.arrivals import Arrival
 from paceline.rag.store.files import StoredFile, missing
 from paceline.rag.store.library import Library
 from paceline.runtime.service import Service
 
+_PIECE = 1 << 20  # bytes
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
@@ -94,12 +98,15 @@ class FilesEndpoint:
     async def create(self, request: Request) -> Response:
         library = library_of(self._service)
         owner: str = request.state.identity.key
-        with library.uploads.receiving(owner):
-            return answer(_object(await self._stored_upload(library, owner, request)))
+        arrival = await asyncio.to_thread(library.uploads.receive, owner, least_bytes(request))
+        try:
+            return answer(_object(await self._stored_upload(library, arrival, request)))
+        finally:
+            await asyncio.to_thread(arrival.close)
 
     @staticmethod
-    async def _stored_upload(library: Library, owner: str, request: Request) -> StoredFile:
-        async with read_upload(request) as upload:
+    async def _stored_upload(library: Library, arrival: Arrival, request: Request) -> StoredFile:
+        async with read_upload(request, arrival) as upload:
             purpose = upload.fields.get("purpose")
             if purpose is None:
                 raise RequestError("The field purpose is required.", param="purpose")
@@ -111,7 +118,7 @@ class FilesEndpoint:
                     code="unsupported_parameter",
                     param="expires_after",
                 )
-            return await asyncio.to_thread(library.upload, owner, upload.name, purpose, upload.content)
+            return await asyncio.to_thread(library.uploads.keep, arrival, upload.name, purpose)
 
     async def list_files(self, request: Request) -> Response:
         query = parse_query(FilesQuery, request.query_params)
@@ -127,6 +134,8 @@ class FilesEndpoint:
         stored = await self._stored(library, request)
         path = library.uploads.path(stored.id)
         try:
+            if path is None:
+                return await self._opened(library, stored)
             status = await asyncio.to_thread(path.stat)
         except FileNotFoundError:  # it has just been deleted
             raise missing("file", stored.id) from None
@@ -137,6 +146,23 @@ class FilesEndpoint:
             filename=stored.name,
             headers={"x-content-type-options": "nosniff"},
         )
+
+    @staticmethod
+    async def _opened(library: Library, stored: StoredFile) -> Response:
+        """The content of an encrypted file, which is checked as a whole before its first byte is sent; given whole,
+        whatever range a client asks for."""
+        document = await asyncio.to_thread(library.uploads.open, stored.id)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            with document:
+                while piece := document.read(_PIECE):
+                    yield piece
+
+        response = StreamingResponse(pieces(), media_type="application/octet-stream")
+        response.headers["content-length"] = str(stored.num_bytes)
+        response.headers["content-disposition"] = f"attachment; filename*=utf-8''{quote(stored.name, safe='')}"
+        response.headers["x-content-type-options"] = "nosniff"
+        return response
 
     async def delete(self, request: Request) -> Response:
         file_id = request.path_params["file_id"]

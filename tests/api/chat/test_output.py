@@ -129,6 +129,7 @@ def test_a_report_has_lanes_strategy_and_citations(http: httpx.Client, service: 
         "degraded": None,
         "citations": [{"side": "device", "document": "Ärzte & notes.md", "passage": "", "score": 0.75}],
         "stats": {"accepted": 1.0},
+        "energy": {},
     }
     assert chunks[-1]["paceline"] == reported
     assert whole(http, paceline={"report": True})["paceline"] == reported

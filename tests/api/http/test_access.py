@@ -12,9 +12,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from paceline import local_users
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring, StoredKey, check_exposure, parse_keys
 from paceline.api.http.cors import is_local_host
+from paceline.api.http.limits.doors import DoorLimits
 from paceline.errors import ConfigError
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
@@ -172,15 +174,55 @@ def test_answers_errors_and_streams_name_the_origin(keyed: tuple[ScriptedService
     assert response.status_code == 401 and "access-control-allow-origin" in response.headers
 
 
+EXTENSIONS = ("chrome-extension://abcdef", "moz-extension://12-34", "vscode-webview://x", "file://", "custom://x")
+
+
 def test_without_keys_only_pages_of_this_machine_may_ask(url: str, service: ScriptedService) -> None:
     for origin in ("http://localhost:3000", "http://127.0.0.1:8001", "http://[::1]:1", "app://obsidian.md"):
         assert preflight(url, origin).status_code == 204
         assert request("POST", url + CHAT, json=BODY, headers={"origin": origin}).status_code == 200
     service.requests.clear()
-    for origin in ("https://evil.example", "http://localhost.evil.example", "null", "http://[", ""):
+    for origin in ("https://evil.example", "http://localhost.evil.example", "null", "http://[", "", *EXTENSIONS):
         assert preflight(url, origin).status_code == 403
         fault(request("POST", url + CHAT, json=BODY, headers={"origin": origin}), 403)
     assert not service.requests
+
+
+def test_an_extension_may_ask_where_its_origin_is_allowed() -> None:
+    allowed = DoorLimits(origins=frozenset({"chrome-extension://abcdef"}))
+    with running(create_app(ScriptedService(), keyring=Keyring({}), limits=allowed)) as url:
+        for origin in ("chrome-extension://abcdef", "Chrome-Extension://ABCDEF"):
+            assert preflight(url, origin).status_code == 204
+        assert preflight(url, "chrome-extension://abcdeg").status_code == 403
+
+
+def test_without_keys_only_the_user_who_started_it_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert local_users.can_tell(), "tests run on Linux"
+    monkeypatch.setattr(local_users, "_welcome", lambda: {local_users.os.geteuid() + 1})
+    for limits, keys, status in (
+        (DoorLimits(), {}, 403),
+        (DoorLimits(every_user=True), {}, 200),
+        (DoorLimits(), {"sk-open": None}, 200),
+    ):
+        with running(create_app(ScriptedService(), keyring=Keyring(keys), limits=limits)) as url:
+            with client_of(url, "sk-open") as http:
+                for _ in range(2):
+                    answer = http.get("/v1/models")
+                    assert answer.status_code == status
+            assert request("GET", url + "/healthz").status_code == 200, "open to all in any case"
+            if status == 403:
+                assert fault(answer, 403)["code"] == "user_not_allowed"
+
+
+def test_a_connection_is_its_own_users_until_it_is_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname()):
+            server = listener.accept()[0]
+            near, far = server.getpeername(), server.getsockname()
+            assert local_users.user_of(near, far) == local_users.os.geteuid() and local_users.is_own_user(near, far)
+        with server:
+            assert local_users.user_of(near, far) is None
+            assert not local_users.is_own_user(near, far), "nobody hears the answer, but a request may delete"
 
 
 LOCAL_HOSTS = ["127.0.0.1:8001", "127.9.9.9", "localhost", "LOCALHOST:80", "app.localhost:8001", "[::1]:8001", "[::1]"]

@@ -14,7 +14,7 @@ from websockets.sync.client import connect
 
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
-from paceline.api.http.timeouts import HttpConnection
+from paceline.api.http.limits.timeouts import HttpConnection
 from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, running
 
 ONE = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -28,7 +28,7 @@ def address(monkeypatch: pytest.MonkeyPatch, service: ScriptedService) -> Iterat
 
     async def echo(websocket: WebSocket) -> None:
         await websocket.accept()
-        await websocket.send_text(await websocket.receive_text())
+        await websocket.send_bytes(await websocket.receive_bytes())
 
     app.add_api_websocket_route("/echo", echo)
     with running(app) as url:
@@ -126,5 +126,5 @@ def test_a_websocket_has_no_limit_on_the_head(address: tuple[str, int]) -> None:
     with connect(f"ws://{address[0]}:{address[1]}/echo", proxy=None, ping_interval=None) as websocket:
         with socket.create_connection(address, WAIT) as silent:
             assert is_closed(silent, WAIT)
-        websocket.send("still here")
-        assert websocket.recv(WAIT) == "still here"
+        websocket.send(b"still here")
+        assert websocket.recv(WAIT) == b"still here"

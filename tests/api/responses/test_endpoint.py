@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from paceline.api.responses.event_store import EventStore
+from paceline.api.responses.event_log.store import EventStore
 from paceline.errors import ConfigError, LinkClosed, RequestError
 from paceline.runtime.service import TextDelta, TokenLogprob
 from tests.api.responses.test_events import CALL
@@ -376,7 +376,7 @@ def test_a_disk_that_refuses_ends_the_answer_and_not_the_server(
         assert streamed.status_code == 200 and "Hello" not in streamed.text
         assert streamed.text.startswith('event: error\ndata: {"type":"error","code":"server_error"')
         whole = post(http)
-        assert whole.status_code == 500 and "could not be stored" in whole.json()["error"]["message"]
+        assert whole.status_code == 503 and "cannot use its files" in whole.json()["error"]["message"]
         assert post(http, store=False).json()["status"] == "completed"
     assert service.script.ended.wait()
     assert post(http).json()["status"] == "completed"

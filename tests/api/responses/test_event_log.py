@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.api.responses import event_writer
-from paceline.api.responses.event_log import EventLog, EventReader
-from paceline.api.responses.event_store import FILE, EventRow, EventStore, ResponseRecord, fair_share
-from paceline.api.responses.event_writer import Retention
-from paceline.api.responses.live_events import TAIL_ROWS, LiveEvents
-from paceline.api.responses.replay import close_interrupted
+from paceline.api.responses.event_log import writer as event_writer
+from paceline.api.responses.event_log.live_events import TAIL_ROWS, LiveEvents
+from paceline.api.responses.event_log.log import EventLog, EventReader
+from paceline.api.responses.event_log.replay import close_interrupted
+from paceline.api.responses.event_log.store import FILE, EventRow, EventStore, ResponseRecord, fair_share
+from paceline.api.responses.event_log.writer import Retention
 from paceline.errors import ConfigError, PacelineError
+from paceline.sealing.seal import PLAIN, Seal, StoreSeal
 
 pytestmark = pytest.mark.anyio
 
@@ -53,9 +54,15 @@ async def written(
     return live
 
 
+@pytest.fixture(params=[PLAIN, StoreSeal.new(bytes(32))], ids=["plain", "sealed"])
+def seal(request: pytest.FixtureRequest) -> Seal:
+    found: Seal = request.param
+    return found
+
+
 @pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[EventLog]:
-    made = EventLog(tmp_path, close_interrupted)
+async def log(tmp_path: Path, seal: Seal) -> AsyncIterator[EventLog]:
+    made = EventLog(tmp_path, close_interrupted, seal=seal)
     yield made
     made.close()
 
@@ -141,10 +148,10 @@ async def test_a_response_that_is_not_stored_leaves_nothing(log: EventLog, tmp_p
     assert all(b"secret" not in file.read_bytes() for file in tmp_path.iterdir())
 
 
-async def test_a_deleted_response_is_in_no_file(log: EventLog, tmp_path: Path) -> None:
+async def test_a_deleted_response_is_in_no_file(log: EventLog, seal: Seal, tmp_path: Path) -> None:
     await written(log, "a", *["very secret"] * 100)
     await written(log, "b", "public")
-    assert any(b"very secret" in file.read_bytes() for file in tmp_path.iterdir())
+    assert any(b"very secret" in file.read_bytes() for file in tmp_path.iterdir()) is not seal.is_on
     await log.delete("a")
     assert await log.find("a") is None and await log.find("b") is not None
     assert all(b"very secret" not in file.read_bytes() for file in tmp_path.iterdir())

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -123,37 +122,3 @@ def server(state: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str]
     finally:
         process.kill()
         process.communicate(timeout=WAIT)
-
-
-def test_a_killed_server_keeps_its_responses_and_marks_the_interrupted_one(tmp_path: Path) -> None:
-    body = {"model": "fake", "input": "Hi", "stream": True, "background": True, "max_output_tokens": 500, "seed": 1}
-    with server(tmp_path, "--emulate", "forward=20ms") as (process, http):
-        finished = http.post(
-            "/v1/responses", json=body | {"stream": False, "background": False, "max_output_tokens": 3}
-        )
-        with http.stream("POST", "/v1/responses", json=body) as answer:
-            before = read(answer, 12, extra=20)
-            process.kill()
-            process.wait(WAIT)
-    with server(tmp_path) as (_, http):
-        path = f"/v1/responses/{before[0]['response']['id']}"
-        query = {"stream": "true", "starting_after": before[-1]["sequence_number"]}
-        after = events_in(http.get(path, params=query).content)
-        assert [event["sequence_number"] for event in [*before, *after]] == list(range(len(before) + len(after)))
-        response = http.get(path).json()
-        assert after[-1]["type"] == "response.failed" and after[-1]["response"] == response
-        assert response["status"] == "failed" and response["error"]["code"] == "server_error"
-        assert "the server was restarted" in response["error"]["message"].lower()
-        deltas = [event["delta"] for event in [*before, *after] if event["type"] == "response.output_text.delta"]
-        assert deltas and response["output"][0]["content"][0]["text"] == "".join(deltas)
-        assert http.get(f"/v1/responses/{finished.json()['id']}").json() == finished.json()
-
-
-def test_a_stopped_server_ends_background_responses_first(tmp_path: Path) -> None:
-    with server(tmp_path, "--emulate", "forward=5ms") as (process, http):
-        body = {"model": "fake", "input": "Hi", "background": True, "max_output_tokens": 50, "seed": 1}
-        made = http.post("/v1/responses", json=body).json()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT) == 0
-    with server(tmp_path) as (_, http):
-        assert http.get(f"/v1/responses/{made['id']}").json()["status"] in ("completed", "incomplete")

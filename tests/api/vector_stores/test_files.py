@@ -13,8 +13,9 @@ import httpx
 import openai
 import pytest
 
-from paceline.api.http import multipart as uploads
 from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store import arrivals
+from paceline.rag.store import files as files_module
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.strategies.base import Side
@@ -236,7 +237,7 @@ def test_empty_and_binary_files_are_kept_as_they_are(ann: openai.OpenAI) -> None
 def test_a_file_beyond_the_limit_is_refused_and_leaves_nothing(
     raw: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "MAX_FILE_BYTES", 100_000)
+    monkeypatch.setattr(arrivals, "MAX_FILE_BYTES", 100_000)
     before = raw.get("/v1/files").json()["data"]
     for size in (100_001, 300_000):  # found when the file is complete; found by content-length
         answer = raw.post("/v1/files", files={"file": ("x", b"x" * size)}, data={"purpose": "batch"})
@@ -247,6 +248,36 @@ def test_a_file_beyond_the_limit_is_refused_and_leaves_nothing(
     assert answer.status_code == 413
     assert raw.post("/v1/files", files={"file": ("x", b"x" * 100_000)}, data={"purpose": "batch"}).status_code == 200
     assert len(raw.get("/v1/files").json()["data"]) == len(before) + 1
+
+
+def test_an_upload_beside_another_is_refused_before_its_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_module, "MAX_OWNED_BYTES", 3_000_000)
+    head = b'--b\r\ncontent-disposition: form-data; name="file"; filename="x"\r\n\r\n'
+    form = "content-type: multipart/form-data; boundary=b"
+    refusals: list[bytes] = []
+
+    def arrived() -> int:
+        return sum(path.stat().st_size for path in (tmp_path / "files").glob("*.part"))
+
+    def body(address: tuple[str, int]) -> Iterator[bytes]:
+        yield head
+        yield from [b"x" * 100_000] * 20
+        while arrived() < 1_900_000:  # its bytes are where they are to stay, and nowhere else
+            pass
+        with socket.create_connection(address, timeout=WAIT) as other:
+            other.sendall(f"POST /v1/files HTTP/1.1\r\nhost: x\r\n{form}\r\ncontent-length: 2000000\r\n".encode())
+            other.sendall(b"connection: close\r\nauthorization: Bearer ann\r\n\r\n")
+            refusals.append(b"".join(iter(lambda: other.recv(65_536), b"")))  # head and body may come apart
+        yield b"\r\n--b--\r\n"
+
+    for service in opened(tmp_path):
+        with serving(service, KEYS) as url, client_of(url, "ann") as raw:
+            address = urlsplit(url)
+            headers = dict([form.split(": ")])
+            answer = raw.post("/v1/files", headers=headers, content=body((address.hostname or "", address.port or 0)))
+    assert answer.status_code == 400, "it has no purpose"
+    assert b"limit_exceeded" in refusals[0]
+    assert not arrived()
 
 
 def test_an_upload_that_is_cut_off_leaves_nothing(raw: httpx.Client, library_url: str) -> None:

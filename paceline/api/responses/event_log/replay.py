@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from paceline.api.http.errors import Failure
 from paceline.api.http.strict_json import encode_json
-from paceline.api.responses.event_store import ENDS, EventRow
+from paceline.api.responses.event_log.store import ENDS, EventRow
 from paceline.api.responses.events import Json, failed
 
 RESTARTED = Failure(500, "The server was restarted before this response was finished.", "server_error")

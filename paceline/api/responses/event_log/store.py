@@ -1,28 +1,34 @@
 """Rows of the event log in SQLite: the schema and all statements. Synchronous; one thread at a time.
 
 The primary key of an event is (response, sequence), so no number is written twice; no statement changes an event. (Only
-the migration from version 1 does, which stored passages of documents in last events.)
+two at start-up do: the migration from version 1, which stored passages of documents in last events, and encryption.)
 `synchronous = NORMAL`: a commit survives the death of the process; a power cut may lose the last commits.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import math
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from paceline import sqlite
+from paceline.api.responses.event_log import sealing as event_sealing
+from paceline.api.responses.event_log.sealing import RowSealing
 from paceline.api.responses.passages import without_passages
 from paceline.errors import ConfigError
+from paceline.sealing.seal import PLAIN, DamagedError, Seal
 
 FILE = "responses.sqlite"
-VERSION = 2  # PRAGMA user_version
+VERSION = 3  # PRAGMA user_version
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})  # types of last events
 ROWS_PER_STATEMENT = 500  # one statement is one turn at the interpreter's lock; SQLite takes 32,766 parameters
 _SCHEMA = (
@@ -40,6 +46,7 @@ _SCHEMA = (
         type TEXT NOT NULL,
         data BLOB NOT NULL,  -- JSON
         PRIMARY KEY (response, sequence)) WITHOUT ROWID""",
+    event_sealing.SCHEMA,
 )
 # Covering indexes for sweeps: in the table `ended` and `bytes` come after the request, so that reading them there reads
 # the whole file. (SQLite needs `ended` among the columns even of an index that is limited by it.) Older files have the
@@ -70,7 +77,20 @@ class ResponseRecord:
     request: bytes  # JSON
 
 
+class _Output(msgspec.Struct):
+    output: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Last(msgspec.Struct):
+    """The part of an event that `EventStore.output` reads."""
+
+    response: _Output = msgspec.field(default_factory=_Output)
+
+
 StoredEvent = tuple[str, int, str, bytes]  # response, sequence, type, data
+
+_decode_last = msgspec.json.Decoder(_Last).decode
+_log = logging.getLogger("paceline.api")
 
 
 def fair_share(held: Iterable[int], room: int) -> int:
@@ -93,18 +113,50 @@ def _remove_passages(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE events SET data = ? WHERE response = ? AND sequence = ?", (without, *end))
 
 
+def _prepare(connection: sqlite3.Connection, file: Path | None) -> int:
+    """Make or migrate the tables. Returns the version that was found; 0: none. Raises ConfigError for a later one."""
+    with sqlite.transaction(connection):
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            for statement in _SCHEMA:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        elif version in (1, 2):
+            if version == 1:
+                _remove_passages(connection)
+            connection.execute(event_sealing.SCHEMA)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        elif version != VERSION:
+            raise ConfigError(
+                f"{file} was written by another version of Paceline (format {version}, this one reads "
+                f"{VERSION}). Use that version, or remove the file: it holds past responses only."
+            )
+        for statement in _INDEXES:
+            connection.execute(statement)
+    return int(version)
+
+
 class EventStore:
     """One SQLite connection, and the lock file that shows other processes that the log is in use."""
 
-    def __init__(self, directory: Path | None) -> None:
-        """`directory` None: in memory. Raises ConfigError when the file cannot be used."""
+    def __init__(self, directory: Path | None, seal: Seal = PLAIN) -> None:
+        """`directory` None: in memory. `seal`: of what is written from now on; what is there in plain text is encrypted
+        now, unless another process has the log open. Raises ConfigError when the file cannot be used."""
         self._file = None if directory is None else directory / FILE
         self._lock: int | None = None
         self.alone = True  # no other process has the file open: an unfinished response was interrupted
         try:
             with self._readable_errors():
                 self._connection = self._open()
+                try:
+                    self._rows = RowSealing(self._connection, seal)
+                    if seal.is_on and self.alone:
+                        self._encrypt()
+                except BaseException:
+                    self._connection.close()
+                    raise
         except OSError as error:
+            self._unlock()
             raise ConfigError(f"The state folder {directory} cannot be used: {error}. Choose another.") from error
         except BaseException:
             self._unlock()
@@ -119,28 +171,21 @@ class EventStore:
             self._hold(self._file.with_suffix(".lock"))
         try:
             connection.execute("PRAGMA synchronous = NORMAL")
-            with sqlite.transaction(connection):
-                version = connection.execute("PRAGMA user_version").fetchone()[0]
-                if version == 0:
-                    for statement in _SCHEMA:
-                        connection.execute(statement)
-                    connection.execute(f"PRAGMA user_version = {VERSION}")
-                elif version == 1:
-                    _remove_passages(connection)
-                    connection.execute(f"PRAGMA user_version = {VERSION}")
-                elif version != VERSION:
-                    raise ConfigError(
-                        f"{self._file} was written by another version of Paceline (format {version}, this one reads "
-                        f"{VERSION}). Use that version, or remove the file: it holds past responses only."
-                    )
-                for statement in _INDEXES:
-                    connection.execute(statement)
+            version = _prepare(connection, self._file)
             if version == 1:
                 sqlite.checkpoint(connection)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _encrypt(self) -> None:
+        """Encrypt what is stored in plain text. SQLite overwrites what it replaces (`secure_delete`)."""
+        with sqlite.transaction(self._connection):
+            count = self._rows.encrypt_all()
+        sqlite.checkpoint(self._connection)  # also after a kill between the two
+        if count:
+            _log.info("%d stored responses are encrypted now", count)
 
     def _hold(self, file: Path) -> None:
         """Find out whether another process has the log open, and hold the lock that shows it this one."""
@@ -175,13 +220,11 @@ class EventStore:
     ) -> None:
         """Write everything in one transaction. `ended`: responses with the bytes of their events."""
         with self._readable_errors(), sqlite.transaction(self._connection):
-            if begun:
-                self._connection.executemany(
-                    "INSERT INTO responses (id, owner, created, previous, request) VALUES (?, ?, ?, ?, ?)",
-                    [(one.id, one.owner, one.created, one.previous, one.request) for one in begun],
-                )
-            for start in range(0, len(events), ROWS_PER_STATEMENT):
-                part = events[start : start + ROWS_PER_STATEMENT]
+            for one in begun:
+                self._begin(one)
+            sealed = self._rows.seal_events(events)
+            for start in range(0, len(sealed), ROWS_PER_STATEMENT):
+                part = sealed[start : start + ROWS_PER_STATEMENT]
                 values = ",".join(["(?,?,?,?)"] * len(part))
                 parameters = [value for event in part for value in event]
                 self._connection.execute(f"INSERT INTO events VALUES {values}", parameters)
@@ -191,11 +234,20 @@ class EventStore:
                     [(size, response) for response, size in ended],
                 )
 
+    def _begin(self, one: ResponseRecord) -> None:
+        key, box = self._rows.make_key(one.id)
+        self._connection.execute(
+            "INSERT INTO responses (id, owner, created, previous, request) VALUES (?, ?, ?, ?, ?)",
+            (one.id, one.owner, one.created, one.previous, self._rows.seal_request(box, one.request)),
+        )
+        self._rows.keep(one.id, key)
+
     def delete(self, response: str) -> None:
-        """Delete a response with its events, and overwrite their pages in the file."""
+        """Delete a response with its events and its key, and overwrite their pages in the file."""
         with self._readable_errors():
             self._connection.execute("DELETE FROM responses WHERE id = ?", (response,))
             sqlite.checkpoint(self._connection)
+        self._rows.forget()
 
     def sweep(self, *, before: float, abandoned: Sequence[str] = ()) -> None:
         """Delete the responses that ended and are older than `before`, and the `abandoned` ones."""
@@ -207,6 +259,7 @@ class EventStore:
                 count += self._delete(abandoned)
             if count:
                 sqlite.checkpoint(self._connection)
+                self._rows.forget()
 
     def shrink(self, max_bytes: int) -> None:
         """Delete the oldest responses of the owners above the fair share, until the rest fits into `max_bytes`.
@@ -220,6 +273,7 @@ class EventStore:
                 )
                 self._delete(self._oldest(held, fair_share(held.values(), max_bytes)))
             sqlite.checkpoint(self._connection)
+            self._rows.forget()
 
     def _oldest(self, held: dict[str, int], cap: int) -> list[str]:
         """The oldest responses of each owner whose deletion leaves it at most `cap` bytes."""
@@ -254,7 +308,10 @@ class EventStore:
             found = self._connection.execute(
                 "SELECT id, owner, created, previous, request FROM responses WHERE id = ?", (response,)
             ).fetchone()
-        return None if found is None else ResponseRecord(*found)
+            if found is None:
+                return None
+            record = ResponseRecord(*found)
+            return replace(record, request=self._rows.open_request(self._rows.box(response), record.request))
 
     def read(self, response: str, after: int, limit: int) -> list[EventRow]:
         """The first `limit` events whose sequence number is above `after`."""
@@ -263,27 +320,28 @@ class EventStore:
                 "SELECT sequence, type, data FROM events WHERE response = ? AND sequence > ? ORDER BY sequence LIMIT ?",
                 (response, after, limit),
             )
-            return [EventRow(*row) for row in rows]
+            return self._opened(response, rows)
+
+    def _opened(self, response: str, rows: Iterable[tuple[int, str, bytes]]) -> list[EventRow]:
+        """Raises DamagedError."""
+        box = self._rows.box(response)
+        return [EventRow(sequence, kind, self._rows.open_event(box, sequence, data)) for sequence, kind, data in rows]
 
     def last(self, response: str) -> EventRow | None:
         with self._readable_errors():
-            row = self._connection.execute(
+            rows = self._connection.execute(
                 "SELECT sequence, type, data FROM events WHERE response = ? ORDER BY sequence DESC LIMIT 1", (response,)
-            ).fetchone()
-        return None if row is None else EventRow(*row)
+            )
+            opened = self._opened(response, rows)
+        return opened[0] if opened else None
 
     def output(self, response: str) -> tuple[str, str] | None:
-        """The type of the last event, and the JSON of the output if that event holds the response.
+        """The type of the last event, and the JSON of the output if that event holds the response, else "".
 
-        The rest of the event, which may be many times as long, is not read into Python.
+        Of the rest of the event, which may be many times as long, no objects are made.
         """
-        with self._readable_errors():
-            row = self._connection.execute(
-                """SELECT type, coalesce(json_extract(CAST(data AS TEXT), '$.response.output'), '') FROM events
-                WHERE response = ? ORDER BY sequence DESC LIMIT 1""",
-                (response,),
-            ).fetchone()
-        return None if row is None else (row[0], row[1])
+        row = self.last(response)
+        return None if row is None else (row.type, bytes(_decode_last(row.data).response.output).decode())
 
     def is_unfinished(self, response: str) -> bool:
         with self._readable_errors():
@@ -305,7 +363,11 @@ class EventStore:
             return 0
         interrupted = self.unfinished()
         for response in interrupted:
-            rows = self.read(response, -1, -1)
+            try:
+                rows = self.read(response, -1, -1)
+            except DamagedError as error:
+                _log.warning("a stored response is left as it is: %s", error)
+                rows = []
             more = close(rows) if rows else []
             size = sum(len(row.data) for row in (*rows, *more))
             self.write([], [(response, *row) for row in more], [(response, size)])

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
-from paceline.api.responses.event_store import EventRow, ResponseRecord
+from paceline.api.responses.event_log.store import EventRow, ResponseRecord
 from paceline.errors import PacelineError
 
 TAIL_ROWS = 256  # committed rows of a running response kept in memory; a reader further behind reads the file

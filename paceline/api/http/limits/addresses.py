@@ -1,8 +1,7 @@
 """The address behind a connection or a request, as limits by address count it.
 
 Behind a reverse proxy all connections have the proxy's address. Only where it is named as trusted is its header
-`X-Forwarded-For` believed: anyone can send one. An IPv6 address counts as its network of 64 bits, since every customer
-of a provider has at least one of those.
+`X-Forwarded-For` believed: anyone can send one.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
+from paceline.core.strangers import counted_address, parsed_address
+
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _MAX_HOPS = 16  # of proxies one behind the other
 
 
@@ -23,36 +23,20 @@ def networks(entries: Iterable[str]) -> tuple[Network, ...]:
 
 
 def is_trusted(peer: str, trusted: Sequence[Network]) -> bool:
-    address = _parsed(peer)
+    address = parsed_address(peer)
     return address is not None and any(address in network for network in trusted)
 
 
 def client_address(peer: str, headers: Iterable[tuple[bytes, bytes]], trusted: Sequence[Network]) -> str:
     """The address that a request counts for. `peer`: of its connection; empty where it has none."""
     if not is_trusted(peer, trusted):
-        return counted(peer)
+        return counted_address(peer)
     values = b",".join(value for name, value in headers if name == b"x-forwarded-for")
     hops = values.decode("latin-1").split(",")
     for hop in hops[: -_MAX_HOPS - 1 : -1]:  # each proxy appends the address that it was reached from
-        if _parsed(hop.strip()) is None:
+        if parsed_address(hop.strip()) is None:
             break
         peer = hop.strip()
         if not is_trusted(peer, trusted):
             break
-    return counted(peer)
-
-
-def counted(address: str) -> str:
-    """An address, or the network that stands for it."""
-    parsed = _parsed(address)
-    if parsed is not None and parsed.version == 6:
-        return str(ipaddress.ip_network((parsed, 64), strict=False))
-    return str(parsed or "")
-
-
-def _parsed(address: str) -> _Address | None:
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return None
-    return parsed.ipv4_mapped or parsed if isinstance(parsed, ipaddress.IPv6Address) else parsed
+    return counted_address(peer)

@@ -2,18 +2,18 @@
 
 A connection belongs to a stranger until a key on it is accepted (any request, where none is required) or a device's
 credential. So silent connections, half heads, bodies of open routes and unadmitted WebSockets are counted together,
-by address and in all. Beyond the limit of its address, the stranger that has been there longest is cut; beyond that of
-all, the longest there of the address that has most of them: an honest sender becomes known at once, or comes from
-another address than the crowd. Knows neither HTTP nor sockets.
+by address and in all (`core.strangers`). Knows neither HTTP nor sockets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
-from paceline.api.http.addresses import Network, client_address, counted, is_trusted
+from paceline.api.http.limits.addresses import Network, client_address, is_trusted
 from paceline.core.shares import Shares
+from paceline.core.strangers import Strangers, counted_address
 
 STRANGERS_PER_ADDRESS = 512
 GRACE_S = 0.25  # until a new connection counts: one whose head is here already is known before
@@ -21,10 +21,13 @@ GRACE_S = 0.25  # until a new connection counts: one whose head is here already 
 
 @dataclass(frozen=True, slots=True)
 class DoorLimits:
-    """`trusted`: reverse proxies whose word on the sender's address is taken."""
+    """`trusted`: reverse proxies whose word on the sender's address is taken. Where no key is required: `origins`,
+    those let in besides `cors`'s own; `every_user`, whether other users of this machine are let in, too."""
 
     strangers_per_address: int = STRANGERS_PER_ADDRESS
     trusted: tuple[Network, ...] = ()
+    origins: frozenset[str] = frozenset()
+    every_user: bool = False
 
     def address_of(self, scope: object) -> str:
         """The address that a request counts for, by its ASGI scope."""
@@ -36,15 +39,23 @@ class DoorLimits:
 class Visitor:
     """One connection, from its beginning to `gone`. Belongs to the event loop."""
 
-    def __init__(self, doors: Doors, peer: str, abort: Callable[[], None]) -> None:
-        """abort: break the connection at once."""
+    def __init__(
+        self, doors: Doors, peer: str, abort: Callable[[], None], own_user: Callable[[], bool] = lambda: True
+    ) -> None:
+        """abort: break the connection at once. own_user: whether it is of this program's user; asked once at most."""
         self.abort = abort
         self.known = False
         # A trusted proxy may open as many connections as it likes before it says for whom.
-        self.address = None if is_trusted(peer, doors.limits.trusted) else counted(peer)
+        self.address = None if is_trusted(peer, doors.limits.trusted) else counted_address(peer)
+        self._is_own_user = own_user
         self._doors = doors
         self._owner: str | None = None  # whose share the connection is part of
         self._gone = False
+
+    @cached_property
+    def is_own_user(self) -> bool:
+        """The connection comes from the user who runs this program, or from root. For a keyless server."""
+        return self._is_own_user()
 
     def linger(self) -> None:
         """Some time has passed: count it if it is still a stranger's."""
@@ -103,8 +114,7 @@ class Doors:
         self.limits = limits
         self.max_strangers = max(1, max_connections // 2)
         self.shares = Shares(max_connections)  # of owners, in connections
-        self._strangers: set[Visitor] = set()
-        self._by_address: dict[str | None, dict[Visitor, None]] = {}  # the oldest first
+        self._strangers: Strangers[Visitor] = Strangers(limits.strangers_per_address, self.max_strangers)
 
     @property
     def num_strangers(self) -> int:
@@ -112,32 +122,14 @@ class Doors:
 
     def come(self, visitor: Visitor) -> None:
         """Count a stranger, and cut another if that is one too many."""
-        self._strangers.add(visitor)
-        same = self._by_address.setdefault(visitor.address, {})
-        same[visitor] = None
-        if visitor.address is not None and len(same) > self.limits.strangers_per_address:
-            self._cut(next(iter(same)))
-        if len(self._strangers) > self.max_strangers:
-            most = max(self._by_address.values(), key=len)
-            self._cut(next(iter(most)))
+        for each in self._strangers.come(visitor, visitor.address):
+            each.abort()
 
     def leave(self, visitor: Visitor) -> bool:
         """False if it was not counted."""
-        if visitor not in self._strangers:
-            return False
-        self._strangers.discard(visitor)
-        same = self._by_address[visitor.address]
-        del same[visitor]
-        if not same:
-            del self._by_address[visitor.address]
-        return True
-
-    def _cut(self, visitor: Visitor) -> None:
-        self.leave(visitor)
-        visitor.abort()
+        return self._strangers.leave(visitor)
 
     def check(self) -> None:
         self.shares.check()
-        by_address = {visitor for same in self._by_address.values() for visitor in same}
-        assert by_address == self._strangers and all(self._by_address.values())
+        self._strangers.check()
         assert all(not visitor.known and not visitor._gone for visitor in self._strangers)

@@ -1,7 +1,7 @@
 """The append-only log of each response's events: events are committed before they are sent, and sent from the log.
 
 A live stream, a resumed one and a retrieval read the same rows, so that each event reaches a reader exactly once and in
-order, however often its connection broke. Writing is done by one thread (`event_writer`), with the events of many
+order, however often its connection broke. Writing is done by one thread (`writer`), with the events of many
 responses in one transaction. A response that is not to be stored has the same log in memory, for its only reader.
 Passages of documents are stored as references (`passages`) and filled in when rows are read.
 """
@@ -16,11 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from paceline.api.responses.event_store import ENDS, EventRow, EventStore, ResponseRecord
-from paceline.api.responses.event_writer import DEFAULT_RETENTION, Append, EventWriter, Retention
-from paceline.api.responses.live_events import LiveEvents
+from paceline.api.responses.event_log.live_events import LiveEvents
+from paceline.api.responses.event_log.store import ENDS, EventRow, EventStore, ResponseRecord
+from paceline.api.responses.event_log.writer import DEFAULT_RETENTION, Append, EventWriter, Retention
 from paceline.api.responses.passages import Texts, filled
 from paceline.errors import PacelineError
+from paceline.sealing.seal import PLAIN, Seal
 
 MAX_UNCOMMITTED = 1024  # rows of one response that may wait for the disk before `append` waits
 PAGE_ROWS = 256  # read from the file at a time
@@ -83,13 +84,15 @@ class EventLog:
         retention: Retention = DEFAULT_RETENTION,
         *,
         texts: Texts = _no_texts,
+        seal: Seal = PLAIN,
     ) -> None:
-        """`directory` None: in memory. `repair`: from the rows of an interrupted response, the rows that end it.
+        """`directory` None: in memory. `seal`: see `EventStore`.
+        `repair`: from the rows of an interrupted response, the rows that end it.
         `texts`: of passages that stored rows refer to; called on any thread.
 
         Raises ConfigError when the folder cannot be used.
         """
-        self._store = EventStore(directory)
+        self._store = EventStore(directory, seal)
         self._repair = repair
         self._texts = texts
         self._retention = retention

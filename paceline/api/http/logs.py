@@ -1,6 +1,7 @@
-"""One line a minute where a log would have thousands: what strangers cause must not fill a disk.
+"""The log: what strangers say forges no line of it, and what they cause does not fill a disk.
 
-uvicorn logs every request beyond its limit, and asyncio every `accept` of a backlog when descriptors run out.
+Every line goes through `OneLine`, whoever wrote it, so that no caller has to think of it. uvicorn logs every request
+beyond its limit, and asyncio every `accept` of a backlog when descriptors run out: of those one line a minute is left.
 """
 
 from __future__ import annotations
@@ -9,12 +10,43 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
+
+from paceline.core.printable import printable
 
 PAUSE_S = 60.0
 _MAX_MESSAGES = 256  # remembered at once
 
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_INDENT = "    "  # of a traceback, so that no line of it passes for one of the log
+
 _log = logging.getLogger("paceline.api")
+
+
+def configure_logging(level: str) -> None:
+    """Log to stderr; of uvicorn, httpx and bm25s warnings only."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLine(_FORMAT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(Seldom())
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it ignores the root logger's level
+
+
+class OneLine(logging.Formatter):
+    """A record is one line of printable characters; the lines of its traceback are indented."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # as logging has it
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(  # noqa: N802  # as logging has it
+        self,
+        ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
+    ) -> str:
+        return "\n".join(_INDENT + printable(line) for line in super().formatException(ei).splitlines())
 
 
 class Seldom(logging.Filter):

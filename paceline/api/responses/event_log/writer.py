@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from paceline.api.responses.event_store import EventRow, EventStore, ResponseRecord, StoredEvent
-from paceline.api.responses.live_events import LiveEvents
-from paceline.errors import PacelineError
+from paceline.api.responses.event_log.live_events import LiveEvents
+from paceline.api.responses.event_log.store import EventRow, EventStore, ResponseRecord, StoredEvent
+from paceline.errors import PacelineError, StorageError
 
 SWEEP_INTERVAL_S = 3600.0  # between two deletions of responses that are too old
 ABANDONED_S = 86_400.0  # beyond `max_age`, s: until then another process may still be writing an unfinished response
@@ -179,7 +179,8 @@ class EventWriter:
             self._store.write(begun, events, ended)
         except Exception as error:  # of any kind: the thread goes on, and the readers get the failure
             _log.error("the log of responses cannot be written: %s", error)
-            failure = PacelineError("The answer could not be stored, so it was not sent.")
+            full = isinstance(error, StorageError) and error.full
+            failure = StorageError("The answer could not be stored, so it was not sent.", full=full)
             for append in appends:
                 append.live.lost = True
         self._deliver(appends, failure)

@@ -7,6 +7,7 @@ nothing, or one byte a minute, would keep its connection for ever; so would one 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import h11
@@ -14,7 +15,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from paceline.api.http.doors import GRACE_S, Doors, Visitor
+from paceline.api.http.limits.doors import GRACE_S, Doors, Visitor
+from paceline.local_users import is_own_user
 from paceline.runtime.link.transport import CONNECTION
 
 HEAD_S = 5.0  # for a whole head; browsers open connections in advance, and replace them when they are closed
@@ -52,7 +54,8 @@ class HttpConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        self._visitor = Visitor(self._doors, self.client[0] if self.client else "", transport.abort)
+        own_user = partial(is_own_user, self.client, self.server)
+        self._visitor = Visitor(self._doors, self.client[0] if self.client else "", transport.abort, own_user)
         self.app_state[CONNECTION] = self._visitor
         if len(self.connections) > self._max_connections:
             transport.abort()

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.api.http.auth import Identity, Keyring
 from paceline.api.http.body import ClientGoneError, within
 from paceline.api.http.cors import Headers, answer_headers, is_local_host, is_local_origin, preflight_headers
-from paceline.api.http.doors import DoorLimits, Visitor
 from paceline.api.http.errors import RETRY_AFTER_S, Failure, failure_of, unauthorized
+from paceline.api.http.limits.doors import DoorLimits, Visitor
 from paceline.core.shares import Shares
 from paceline.errors import PacelineError
 from paceline.runtime.link.transport import CONNECTION
@@ -150,7 +150,7 @@ class AdmissionMiddleware:
         headers = dict(scope["headers"])
         origin = headers.get(b"origin")
         if not self.admission.keyring.required:
-            foreign = self._foreign(scope["path"], _text(headers.get(b"host")), _text(origin))
+            foreign = self._foreign(scope, _text(headers.get(b"host")), _text(origin))
             if foreign is not None:
                 await foreign.response()(scope, receive, exchange.send)
                 return
@@ -174,21 +174,31 @@ class AdmissionMiddleware:
         else:
             await self._admitted(scope, receive, exchange, identity.key)
 
-    def _foreign(self, path: str, host: str | None, origin: str | None) -> Failure | None:
-        """Why a server without keys refuses this host or origin. Open routes are served under any host name: they need
-        no key anyway, and devices reach them through a proxy."""
-        if path not in self.admission.open_paths and not is_local_host(host):
+    def _foreign(self, scope: Scope, host: str | None, origin: str | None) -> Failure | None:
+        """Why a server without keys refuses this host, origin or user of the machine. Open routes are served to any
+        user under any host name: they need no key anyway, and devices reach them through a proxy."""
+        limits, is_open = self.admission.limits, scope["path"] in self.admission.open_paths
+        if not is_open and not is_local_host(host):
             return Failure(
                 403,
                 "A server that has no keys answers to localhost and loopback addresses only, and was asked by another "
                 "name: make a key, and it answers to any.",
                 code="host_not_allowed",
             )
-        if origin is not None and not is_local_origin(origin):
+        if origin is not None and not is_local_origin(origin, limits.origins):
             return Failure(
                 403,
-                "Pages of other machines may not use a server that has no keys: make one, and they may.",
+                "Pages of other machines and browser extensions may not use a server that has no keys: make one, and "
+                "they may, or start it with this one in --allowed-origins.",
                 code="origin_not_allowed",
+            )
+        visitor: Visitor | None = scope["state"].get(CONNECTION)
+        if not is_open and not limits.every_user and visitor is not None and not visitor.is_own_user:
+            return Failure(
+                403,
+                "A server that has no keys answers the user who started it, and this request comes from another user "
+                "of the machine: make a key, or start it with --local-users any.",
+                code="user_not_allowed",
             )
         return None
 

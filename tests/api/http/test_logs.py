@@ -1,0 +1,49 @@
+"""Lines of the log and of the terminal, written from what strangers say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from paceline.core.printable import printable, printable_json, printable_lines
+
+FORGED = "bye\n2026-01-01 00:00:00,000 CRITICAL paceline.node: forged\r\x1b[2K\x9b1A\u202eend\u2028"
+
+# A program that logs as the server does, also an exception of a stranger's making.
+LOGS = f"""
+import logging
+from paceline.api.http.logs import configure_logging
+
+configure_logging("info")
+log = logging.getLogger("paceline.node")
+log.warning("the device left an answer: %s", {FORGED!r})
+try:
+    raise ValueError({FORGED!r})
+except ValueError:
+    log.exception("a session failed")
+"""
+
+
+def test_what_a_stranger_says_forges_no_line_of_the_log() -> None:
+    done = subprocess.run([sys.executable, "-c", LOGS], capture_output=True, text=True, timeout=60, check=True)
+    lines = done.stderr.split("\n")
+    begun = [line for line in lines if line and not line.startswith("    ")]
+    assert [line.split(" ")[2] for line in begun] == ["WARNING", "ERROR"]
+    assert all(line.isprintable() for line in lines)
+    assert any("Traceback" in line for line in lines)
+
+
+def test_a_text_on_one_line_has_nothing_that_moves_a_cursor() -> None:
+    assert printable(FORGED).isprintable() and len(printable(FORGED)) == len(FORGED)
+    assert printable("naïve 東京 🙂") == "naïve 東京 🙂"
+
+
+@pytest.mark.parametrize("sign", ["\x1b", "\x9b", "\r", "\x7f", "\x00", "\u2028"])
+def test_lines_and_json_for_a_terminal_control_nothing(sign: str) -> None:
+    assert printable_lines(f"a{sign}\n\tb") == "a\n\tb"
+    value = {"text": f"a{sign}\n\tb\u200d"}
+    shown = printable_json(json.dumps(value, indent=2, ensure_ascii=False))
+    assert sign not in shown and json.loads(shown) == value
