@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.core.printable import printable_json
 from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import given_secret
 
@@ -55,7 +56,7 @@ def chat(
         if as_json:
             for _ in conversation.ask(asked):
                 pass
-            typer.echo(json.dumps(conversation.answer.as_json(), indent=2, ensure_ascii=False))
+            typer.echo(printable_json(json.dumps(conversation.answer.as_json(), indent=2, ensure_ascii=False)))
         elif asked:
             _answer(conversation, asked, Screen())
         else:

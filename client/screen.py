@@ -5,10 +5,11 @@ Control characters in a model's text, which could control the terminal, are left
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from rich.console import Console
+
+from paceline.core.printable import printable_lines
 
 from .conversation import Answer
 
@@ -19,7 +20,6 @@ DEGRADED = {
     "device_missing": "no device took part",
     "cloud_missing": "the cloud took no part",
 }
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Screen:
@@ -62,4 +62,4 @@ class Screen:
             return None
 
     def _write(self, text: str, style: str, end: str = "\n") -> None:
-        self._console.print(_CONTROL.sub("", text), style=style, end=end, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable_lines(text), style=style, end=end, markup=False, highlight=False, soft_wrap=True)

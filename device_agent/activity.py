@@ -14,9 +14,11 @@ from typing import Annotated
 import typer
 
 from paceline.commands.options import Config, Json
+from paceline.core.printable import printable, printable_json
 from paceline.runtime.asking.activity import FILE, Activity, ActivityLog
 from paceline.runtime.asking.answers import permission
-from paceline.settings import AgentSettings, resolve
+from paceline.settings import AgentSettings
+from paceline.settings_sources import resolve
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="the agent's state; default: as for agent")]
 
@@ -38,10 +40,10 @@ def activity(
         with closing(ActivityLog(settings.state_dir)) as log:
             entries = log.recent(last)
     if as_json:
-        typer.echo(json.dumps([asdict(entry) for entry in entries], indent=2, ensure_ascii=False))
+        typer.echo(printable_json(json.dumps([asdict(entry) for entry in entries], indent=2, ensure_ascii=False)))
         return
     for entry in entries:
-        typer.echo("  ".join(_columns(entry)))
+        typer.echo(printable("  ".join(_columns(entry))))
     if not entries:
         may_ask, origin = permission(settings)
         typer.echo(f"the cloud has asked nothing yet; it may ask: {may_ask} ({origin})", err=True)

@@ -9,21 +9,25 @@ import typer
 
 from paceline.commands.groups import devices_group
 from paceline.commands.options import options
-from paceline.settings import AgentSettings, Origins, describe
+from paceline.settings import AgentSettings
+from paceline.settings_sources import Origins, describe
+from paceline.stage_settings import StageSettings
 
 from .activity import activity
 from .consent import ask_owner
+from .stage import EXAMPLE, stage
 
 
 def register(app: typer.Typer) -> None:
     example = "Example: paceline agent --cloud https://example.org --code -"
     app.command(epilog=example)(options(AgentSettings)(agent))
+    app.command(epilog=EXAMPLE)(options(StageSettings)(stage))
     devices_group(app).command(epilog="Example: paceline devices activity --last 50 --json")(activity)
 
 
 def agent(settings: AgentSettings, origins: Origins) -> None:
     """Serve this device's model and private documents, together with a cloud if one is given."""
-    from paceline.api.http.server import configure_logging
+    from paceline.api.http.logs import configure_logging
 
     from .program import run  # torch is imported here, not for `paceline --help`
 

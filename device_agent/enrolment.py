@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from paceline.core.printable import printable
 from paceline.errors import ConfigError, LinkClosed
+from paceline.local_users import is_loopback
 from paceline.runtime.identity import PrivateKey, verify
-from paceline.settings import is_loopback
-from paceline.wire.close_codes import printable
-from paceline.wire.enrolment import (
+from paceline.wire.fields import NONCE_BYTES
+from paceline.wire.identity.enrolment import (
     BY_CODE,
     BY_DEVICE,
     CodeSecrets,
@@ -25,7 +26,6 @@ from paceline.wire.enrolment import (
     code_secrets,
     request_bytes,
 )
-from paceline.wire.fields import NONCE_BYTES
 from paceline.wire.messages import VERSION
 
 from .credentials import Credential

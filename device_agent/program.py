@@ -72,6 +72,7 @@ async def run(settings: AgentSettings) -> None:
             state=settings.state_dir,
             retention=retention_of(settings),
             limits=door_limits(settings),
+            seal=opened.seal,
         )
         return app, None if cloud is None else cloud.keep_linked
 

@@ -8,10 +8,11 @@ from fastapi import FastAPI
 
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
-from paceline.api.http.doors import DoorLimits
-from paceline.api.responses.event_writer import DEFAULT_RETENTION, Retention
+from paceline.api.http.limits.doors import DoorLimits
+from paceline.api.responses.event_log.writer import DEFAULT_RETENTION, Retention
 from paceline.api.routes import register
 from paceline.runtime.service import Service
+from paceline.sealing.seal import PLAIN, Seal
 
 from . import links
 from .devices import Registry
@@ -29,9 +30,12 @@ def create_server(
     state: Path | None = None,
     retention: Retention = DEFAULT_RETENTION,
     limits: DoorLimits | None = None,
+    seal: Seal = PLAIN,
 ) -> FastAPI:
     """Build the application. The keywords: see `create_app`."""
-    app = create_app(service, keyring=keyring, documents=documents, state=state, retention=retention, limits=limits)
+    app = create_app(
+        service, keyring=keyring, documents=documents, state=state, retention=retention, limits=limits, seal=seal
+    )
     register(app, EnrolEndpoint(registry, live.key).routes())
     app.add_api_websocket_route(links.PATH, live.serve)
     return app

@@ -9,14 +9,15 @@ import os
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from paceline.commands.groups import devices_group
 from paceline.commands.options import Config, Json, options
 from paceline.errors import ConfigError
-from paceline.settings import Origins, ServerSettings, describe, resolve
+from paceline.settings import ServerSettings
+from paceline.settings_sources import Origins, describe, resolve
 
 from .devices import CODE_LIFE_S, Registry
 from .keys import Keys
@@ -44,7 +45,7 @@ def register(app: typer.Typer) -> None:
 
 def serve(settings: ServerSettings, origins: Origins) -> None:
     """Serve the cloud's model and public documents, alone or together with devices."""
-    from paceline.api.http.server import configure_logging
+    from paceline.api.http.logs import configure_logging
 
     from .program import run  # torch is imported here, not for `paceline --help`
 
@@ -56,31 +57,37 @@ def serve(settings: ServerSettings, origins: Origins) -> None:
 
 def add_device(
     name: Annotated[str, typer.Argument(help="what the device is called here")],
+    role: Annotated[
+        Literal["device", "stage"], typer.Option(help="stage: for `paceline stage`, of a model spread over machines")
+    ] = "device",
     state_dir: StateDir = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Make a one-time code that lets one device in under this name. It holds for ten minutes."""
-    code = _registry(state_dir, config).add(name)
+    code = _registry(state_dir, config).add(name, role)
     if as_json:
         typer.echo(json.dumps({"device": name, "code": code, "expires_in_s": CODE_LIFE_S}))
         return
     typer.echo(code)
-    typer.echo(
-        "At the device, within ten minutes: paceline agent --cloud URL --code -   (it asks for the code)", err=True
-    )
+    command = "paceline agent --cloud URL" if role == "device" else "paceline stage --server URL"
+    typer.echo(f"At the {role}, within ten minutes: {command} --code -   (it asks for the code)", err=True)
 
 
 def list_devices(state_dir: StateDir = None, config: Config = None, as_json: Json = False) -> None:
     """List the devices and whether they may link."""
     devices = _registry(state_dir, config).devices()
     if as_json:
-        rows = [{"device": device.name, "state": device.state, "since": device.since} for device in devices]
+        rows = [
+            {"device": device.name, "state": device.state, "since": device.since, "role": device.role}
+            for device in devices
+        ]
         typer.echo(json.dumps(rows, indent=2))
         return
     for device in devices:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(device.since))
-        typer.echo(f"{device.name:<24} {device.state:<8} {'until' if device.state == 'waiting' else 'since'} {when}")
+        since = "until" if device.state == "waiting" else "since"
+        typer.echo(f"{device.name:<24} {device.state:<8} {since} {when}{' stage' if device.role == 'stage' else ''}")
     if not devices:
         typer.echo("no devices yet: add one with `paceline devices add NAME`", err=True)
 

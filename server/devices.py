@@ -19,7 +19,7 @@ from typing import Literal
 from paceline.errors import ConfigError, RequestError
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.enrolment import (
+from paceline.wire.identity.enrolment import (
     ALPHABET,
     BY_CODE,
     BY_DEVICE,
@@ -30,8 +30,7 @@ from paceline.wire.enrolment import (
     answer_mac,
     code_secrets,
 )
-from paceline.wire.handshake import Claim
-from paceline.wire.signing import Signer
+from paceline.wire.signing import Claim, Signer
 
 from .state import StateFile
 
@@ -39,6 +38,7 @@ FILE = "devices.sqlite"
 CODE_LIFE_S = 600.0
 MAX_TRIES = 5  # wrong proofs until a code is void
 DAY_S = 86_400.0
+Role = Literal["device", "stage"]  # of an application's device, or of a stage of this server's model
 AWAY_DAYS = 30.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SCHEMA = """
@@ -48,7 +48,8 @@ CREATE TABLE IF NOT EXISTS identities (
     former_key BLOB,  -- the one before the last renewal, to recognise copies by
     enrolled_at REAL NOT NULL,  -- s since 1970
     renewed_at REAL NOT NULL,  -- when `key` was stored
-    revoked_at REAL
+    revoked_at REAL,
+    role TEXT NOT NULL DEFAULT 'device'
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS enrolment_codes (
     name TEXT PRIMARY KEY,  -- one open code per device
@@ -56,12 +57,15 @@ CREATE TABLE IF NOT EXISTS enrolment_codes (
     key BLOB NOT NULL,  -- public key derived from the rest: 59 bits, valid for ten minutes
     mac_key BLOB NOT NULL,  -- likewise, by which the server proves that it issued the code
     expires_at REAL NOT NULL,
-    tries INTEGER NOT NULL
+    tries INTEGER NOT NULL,
+    role TEXT NOT NULL DEFAULT 'device'
 ) WITHOUT ROWID;
 """
+_TABLES = ("identities", "enrolment_codes")
+_ADD_ROLE = "ALTER TABLE {} ADD COLUMN role TEXT NOT NULL DEFAULT 'device'"  # of files before there were stages
 # Before protocol version 6 devices had passwords, and the tables other names. The names of the devices are kept.
 _MIGRATION = """
-INSERT OR IGNORE INTO identities SELECT name, NULL, NULL, enrolled_at, enrolled_at, revoked_at FROM devices;
+INSERT OR IGNORE INTO identities SELECT name, NULL, NULL, enrolled_at, enrolled_at, revoked_at, 'device' FROM devices;
 DROP TABLE devices;
 DROP TABLE IF EXISTS codes;
 """
@@ -77,6 +81,7 @@ class Device:
     name: str
     state: Literal["waiting", "enrolled", "revoked", "outdated"]
     since: float  # s since 1970; of a waiting device, the end of its code's validity
+    role: Role = "device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +108,16 @@ class Registry:
         self._away_s = away_days * DAY_S
         self._now = now
         with self._file.reading() as rows:
+            without = [table for table in _TABLES if not _has_role(rows, table)]
             outdated = rows.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'devices'").fetchone()
+        for table in without:
+            self._add_role(table)
         if outdated:
             self._migrate()
 
     # ---- the owner's side -------------------------------------------------------------------------------------------
-    def add(self, name: str) -> str:
-        """Issue a one-time code for a device of this name, replacing an unused one.
+    def add(self, name: str, role: Role = "device") -> str:
+        """Issue a one-time code for a device, or a stage, of this name, replacing an unused one.
 
         An enrolled name may be added again: its key stays valid until the new code is used. Raises ConfigError for an
         invalid name.
@@ -118,22 +126,25 @@ class Registry:
         groups = ["".join(secrets.choice(ALPHABET) for _ in range(GROUP_LETTERS)) for _ in range(GROUPS)]
         code = "-".join(groups)
         derived = code_secrets(code)
-        row = (name, derived.id, PrivateKey(derived.seed).public_key, derived.mac_key, self._now() + CODE_LIFE_S)
+        key, expires_at = PrivateKey(derived.seed).public_key, self._now() + CODE_LIFE_S
         with self._file.changing() as rows:
             rows.execute("DELETE FROM enrolment_codes WHERE expires_at <= ?", (self._now(),))
-            rows.execute("INSERT OR REPLACE INTO enrolment_codes VALUES (?, ?, ?, ?, ?, 0)", row)
+            rows.execute(
+                "INSERT OR REPLACE INTO enrolment_codes VALUES (?, ?, ?, ?, ?, 0, ?)",
+                (name, derived.id, key, derived.mac_key, expires_at, role),
+            )
         return code
 
     def devices(self) -> list[Device]:
         """List all devices by name."""
         with self._file.reading() as rows:
             devices = {row[0]: _device(*row) for row in rows.execute(_DEVICES)}
-            for name, expires in rows.execute(
-                "SELECT name, expires_at FROM enrolment_codes WHERE expires_at > ? AND tries < ?",
+            for name, expires, role in rows.execute(
+                "SELECT name, expires_at, role FROM enrolment_codes WHERE expires_at > ? AND tries < ?",
                 (self._now(), MAX_TRIES),
             ):
                 if name not in devices or devices[name].state != "enrolled":
-                    devices[name] = Device(name, "waiting", expires)
+                    devices[name] = Device(name, "waiting", expires, role)
         return [devices[name] for name in sorted(devices)]
 
     def revoke(self, name: str) -> bool:
@@ -155,12 +166,12 @@ class Registry:
             with self._file.changing() as rows:  # one try at a time: of two with the right code the first wins
                 row = rows.execute(_OPEN_CODE, (request.code_id, self._now(), MAX_TRIES)).fetchone()
                 if row is not None and verify(row[1], request.code_signature, request.signed(BY_CODE)):
-                    name, _, mac_key = row
+                    name, _, mac_key, role = row
                     now = self._now()
                     rows.execute("DELETE FROM enrolment_codes WHERE name = ?", (name,))
                     rows.execute(
-                        "INSERT OR REPLACE INTO identities VALUES (?, ?, NULL, ?, ?, NULL)",
-                        (name, request.key, now, now),
+                        "INSERT OR REPLACE INTO identities VALUES (?, ?, NULL, ?, ?, NULL, ?)",
+                        (name, request.key, now, now, role),
                     )
                     answer = answer_bytes(request, name, server_key.public_key)
                     return EnrolmentAnswer(
@@ -176,17 +187,19 @@ class Registry:
             param="code_id",
         )
 
-    def recognise(self, claim: Claim) -> bytes | CloseCode:
-        """The public key that proves a device's claim, or why it may not link."""
+    def recognise(self, claim: Claim, role: Role = "device") -> bytes | CloseCode:
+        """The public key that proves a device's claim, or why it may not link. A key serves the role that it was
+        enrolled for. Keys of stages are not renewed, and stages are never away too long."""
         with self._file.reading() as rows:
             row = rows.execute(
-                "SELECT key, former_key, renewed_at, revoked_at FROM identities WHERE name = ?", (claim.device,)
+                "SELECT key, former_key, renewed_at, revoked_at FROM identities WHERE name = ? AND role = ?",
+                (claim.device, role),
             ).fetchone()
         key, former_key, renewed_at, revoked_at = row or (None, None, 0.0, None)
         if key is not None and claim.proves(key):
             if revoked_at is not None:
                 return CloseCode.REVOKED
-            away = self._away_s > 0 and self._now() - renewed_at > self._away_s
+            away = role == "device" and self._away_s > 0 and self._now() - renewed_at > self._away_s
             return CloseCode.AWAY_TOO_LONG if away else bytes(key)
         if former_key is not None and claim.proves(former_key):
             return CloseCode.KEY_REPLACED
@@ -223,6 +236,11 @@ class Registry:
         with self._file.reading() as rows:
             return rows.execute(_OPEN_CODE, (request.code_id, self._now(), MAX_TRIES)).fetchone() is not None
 
+    def _add_role(self, table: str) -> None:
+        with self._file.changing() as rows:
+            if not _has_role(rows, table):  # another process may have been first
+                rows.execute(_ADD_ROLE.format(table))
+
     def _migrate(self) -> None:
         try:
             with self._file.changing() as rows:
@@ -233,14 +251,18 @@ class Registry:
             raise ConfigError(f"The device registry {self.path} cannot be brought up to date: {error}.") from error
 
 
-_OPEN_CODE = "SELECT name, key, mac_key FROM enrolment_codes WHERE id = ? AND expires_at > ? AND tries < ?"
-_DEVICES = "SELECT name, key IS NULL, enrolled_at, revoked_at FROM identities"
+_OPEN_CODE = "SELECT name, key, mac_key, role FROM enrolment_codes WHERE id = ? AND expires_at > ? AND tries < ?"
+_DEVICES = "SELECT name, key IS NULL, enrolled_at, revoked_at, role FROM identities"
 
 
-def _device(name: str, outdated: bool, enrolled_at: float, revoked_at: float | None) -> Device:
+def _has_role(rows: sqlite3.Connection, table: str) -> bool:
+    return any(column[1] == "role" for column in rows.execute(f"PRAGMA table_info({table})"))
+
+
+def _device(name: str, outdated: bool, enrolled_at: float, revoked_at: float | None, role: Role) -> Device:
     if revoked_at is not None:
-        return Device(name, "revoked", revoked_at)
-    return Device(name, "outdated" if outdated else "enrolled", enrolled_at)
+        return Device(name, "revoked", revoked_at, role)
+    return Device(name, "outdated" if outdated else "enrolled", enrolled_at, role)
 
 
 def check_name(name: str) -> None:

@@ -15,13 +15,13 @@ from typing import Protocol
 
 from starlette.websockets import WebSocket
 
+from paceline.errors import StorageError
 from paceline.runtime.identity import cloud_handshake
 from paceline.runtime.link.dialer import Link, serve_websocket
 from paceline.runtime.link.emulation import Emulation
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.handshake import Claim
 from paceline.wire.identity_messages import Introduction
-from paceline.wire.signing import Signer
+from paceline.wire.signing import Claim, Signer
 
 from .devices import Registry
 
@@ -120,7 +120,7 @@ class Links:
                 refusal, live.renewed_at = await asyncio.to_thread(
                     self._registry.standing, device, live.link.renewal.present
                 )
-            except sqlite3.Error as error:
+            except (sqlite3.Error, StorageError) as error:
                 self._unread = True  # to be read again
                 await self._failed(error)
                 return
@@ -129,7 +129,7 @@ class Links:
                 await live.link.close(refusal)
         self._failing_since = None
 
-    async def _failed(self, error: sqlite3.Error) -> None:
+    async def _failed(self, error: sqlite3.Error | StorageError) -> None:
         """The registry could not be read: after a while nobody stays on the word of what it said before."""
         now = asyncio.get_running_loop().time()
         if self._failing_since is None:

@@ -17,6 +17,7 @@ from paceline.settings import ServerSettings
 
 from .app import create_server
 from .devices import Registry
+from .draft_model import opened_draft
 from .identity import server_key
 from .keys import Keys
 from .links import Links
@@ -52,11 +53,17 @@ async def run(settings: ServerSettings) -> None:
                 state=settings.state_dir,
                 retention=retention_of(settings),
                 limits=door_limits(settings),
+                seal=opened.seal,
             )
             return app, live.watch
 
         with closing(_listen(settings, keyring)) as listener:
-            await run_node(settings, listener, CLOUD, compose)
+            stages = None
+            if settings.stages:
+                from .stages import opened_stages  # with torch, which a server of the fake model does without
+
+                stages = opened_stages(settings, key, registry)
+            await run_node(settings, listener, CLOUD, compose, open_engine=stages, open_draft=opened_draft(settings))
     _log.info("stopped")
 
 

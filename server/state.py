@@ -12,13 +12,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from paceline import sqlite
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, StorageError
 
 
 class StateFile:
     def __init__(self, path: Path, schema: str, what: str) -> None:
         """Create the file if needed. Raises ConfigError when it cannot be used; `what` names the file in its text."""
         self.path = path
+        self._what = what
         try:
             with self.reading() as rows:
                 rows.executescript(schema)
@@ -28,9 +29,17 @@ class StateFile:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Open a connection for one thread at a time. Two statements may read different versions of the file."""
-        with closing(sqlite.connect(self.path)) as rows:
-            yield rows
+        """Open a connection for one thread at a time. Two statements may read different versions of the file.
+
+        Raises StorageError, with advice, for a file that is damaged or cannot be used.
+        """
+        try:
+            with sqlite.speaking(self.path, f"a {self._what}"), closing(sqlite.connect(self.path)) as rows:
+                yield rows
+        except StorageError as error:
+            if isinstance(error.__cause__, sqlite3.IntegrityError):
+                raise error.__cause__ from None  # of a statement, which its caller expects
+            raise
 
     @contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:

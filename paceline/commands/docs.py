@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from paceline.commands.options import Config, Json
+from paceline.core.printable import printable, printable_json, printable_lines
 from paceline.errors import ConfigError
-from paceline.settings import AgentSettings, ServerSettings, resolve
+from paceline.settings import AgentSettings, ServerSettings
+from paceline.settings_sources import resolve
 
 if TYPE_CHECKING:
     from paceline.rag.records import IngestResult, Progress
@@ -69,7 +71,7 @@ def add(
         return
     for result in results:
         size = f", {_counted(result.num_chunks, 'chunk')}" if result.num_chunks else ""
-        typer.echo(f"{result.status:<9} {result.name}{size}{f' ({result.note})' if result.note else ''}")
+        typer.echo(printable(f"{result.status:<9} {result.name}{size}{f' ({result.note})' if result.note else ''}"))
 
 
 def list_(
@@ -86,7 +88,7 @@ def list_(
         _write_json(rows)
         return
     for row in rows:
-        typer.echo(f"{row.id}  {_counted(row.num_chunks, 'chunk'):>10}  {row.name}")
+        typer.echo(printable(f"{row.id}  {_counted(row.num_chunks, 'chunk'):>10}  {row.name}"))
     typer.echo(_counted(len(rows), "document"), err=True)
 
 
@@ -106,7 +108,7 @@ def search(
         _write_json(passages)
         return
     for passage in passages:
-        typer.echo(f"{passage.score:.3f}  {passage.document}\n{_indented(passage.text)}")
+        typer.echo(f"{passage.score:.3f}  {printable(passage.document)}\n{printable_lines(_indented(passage.text))}")
     if not passages:
         typer.echo("nothing is similar enough", err=True)
 
@@ -160,7 +162,9 @@ def opened(
     if settings.docs_dir.exists() and not settings.docs_dir.is_dir():
         raise ConfigError(f"{settings.docs_dir} is not a folder: give the store's folder with --store")
     embed_with = load_embedder(settings.embedder)
-    with DocumentStore.open(settings.docs_dir, embed_with, side=side, reindex=again) as documents:
+    with DocumentStore.open(
+        settings.docs_dir, embed_with, side=side, reindex=again, encrypt=settings.encrypt_documents
+    ) as documents:
         yield documents
 
 
@@ -183,7 +187,8 @@ def add_with_progress(
 
 
 def _write_json(rows: Iterable[object]) -> None:
-    typer.echo(json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False))  # type: ignore[call-overload]  # dataclasses all
+    text = json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False)  # type: ignore[call-overload]  # dataclasses all
+    typer.echo(printable_json(text))
 
 
 def _counted(number: int, noun: str) -> str:

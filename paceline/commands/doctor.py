@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from paceline.commands import doctor_checks as checks
-from paceline.settings import SCHEMAS, resolve
+from paceline.settings import SCHEMAS
+from paceline.settings_sources import resolve
 
 
 def register(app: typer.Typer) -> None:

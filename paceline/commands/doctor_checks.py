@@ -60,6 +60,8 @@ def run(nodes: tuple[NodeSettings, ...]) -> Iterator[Check]:
         subjects += [
             (f"{node.side} state", lambda node=node: state_directory(node.state_dir)),  # type: ignore[misc]  # bound now
             (f"{node.side} disk", lambda node=node: disk(node.state_dir)),  # type: ignore[misc]  # likewise
+            (f"{node.side} at rest", lambda node=node: at_rest(node)),  # type: ignore[misc]  # likewise
+            (f"{node.side} energy", lambda node=node: energy(node)),  # type: ignore[misc]  # likewise
             (f"{node.side} port", lambda node=node: port(node.host, node.port)),  # type: ignore[misc]  # likewise
         ]
         if isinstance(node, AgentSettings):
@@ -150,7 +152,9 @@ def documents() -> Found:
         parser.parse_bytes("page.html", b"<p>a bicycle race")
         if parser.has_network:
             return "warn", "parsed in a process of their own, which this machine leaves with access to the network"
-    return "ok", "parsed in a process of their own, without network"
+        if parser.has_files:
+            return "warn", "parsed in a process of their own, which may read your files: this kernel has no Landlock"
+    return "ok", "parsed in a process of their own, without network and without access to your files"
 
 
 def demo_model(directory: Path) -> Found:
@@ -173,6 +177,37 @@ def state_directory(directory: Path) -> Found:
     if mode & 0o077:
         return "warn", f"{directory} can be read by others (mode {mode:o}): run `chmod 700 {directory}`"
     return "ok", f"{directory}, mode {mode:o}"
+
+
+def at_rest(settings: NodeSettings) -> Found:
+    """Say whether documents and answers are to be encrypted on the disk, and where their keys lie."""
+    from paceline.sealing.answers import answers_key
+    from paceline.sealing.store_key import StoreKey, system_keyring
+
+    if not settings.encrypt_documents:
+        return (
+            "ok",
+            f"documents and responses stay as they are on the disk: {settings.docs_dir} (encrypt_documents)",
+        )
+    where, answers = StoreKey(settings.docs_dir), answers_key(settings.state_dir)
+    if where.path.exists():
+        where.read()
+        answers.read()
+        return "ok", (
+            f"documents and stored responses are encrypted; {where.path} and {answers.path} hold the keys, or say "
+            "where in the keyring they are"
+        )
+    place = "the system's keyring" if system_keyring() is not None else str(where.path)
+    return "ok", f"documents and stored responses will be encrypted, with keys as in {place}"
+
+
+def energy(settings: NodeSettings) -> Found:
+    """Say where the energy of answers is read. The model is not loaded: what it is modelled by is told at start-up."""
+    from paceline.bootstrap import energy_meter
+
+    if settings.energy_meter == "workload":
+        return "ok", f"modelled by operations, at {settings.compute_gflops or 0.0:g} GFLOP/s (compute_gflops)"
+    return "ok", energy_meter(settings, None).text
 
 
 def port(host: str, number: int) -> Found:

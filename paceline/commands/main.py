@@ -13,6 +13,7 @@ import typer
 
 from paceline import __version__
 from paceline.commands import bench, demo, docs, doctor, tables
+from paceline.core.printable import printable_lines
 from paceline.errors import PacelineError
 
 GROUP = "paceline.commands"
@@ -79,4 +80,4 @@ def _root(version: Version = False) -> None:  # noqa: ARG001  # handled by its c
 
 
 def _print_error(sentence: str) -> None:
-    typer.echo(f"paceline: {sentence}", err=True)
+    typer.echo(f"paceline: {printable_lines(sentence)}", err=True)

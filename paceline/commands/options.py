@@ -19,9 +19,10 @@ from typing import Annotated, TypeVar, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from paceline.settings import PREFIX, NodeSettings, Origins, field_default, resolve
+from paceline.settings import PREFIX, ProgramSettings
+from paceline.settings_sources import Origins, field_default, resolve
 
-Settings = TypeVar("Settings", bound=NodeSettings)
+Settings = TypeVar("Settings", bound=ProgramSettings)
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; default: paceline.toml")]
 Json = Annotated[bool, typer.Option("--json", help="write JSON to standard output")]
 

@@ -39,9 +39,9 @@ def command(*arguments: str) -> list[str]:
 
 
 def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Environment without the user's own settings, which must not change the demonstration."""
+    """Environment without the user's own settings and keyring: these must not change the demonstration, nor it them."""
     kept = {key: value for key, value in env.items() if not key.startswith(PREFIX)}
-    return kept | {"PYTHONUNBUFFERED": "1"}
+    return kept | {"PYTHONUNBUFFERED": "1", "PYTHON_KEYRING_BACKEND": "keyring.backends.null.Keyring"}
 
 
 def free_port(preferred: int, host: str = "127.0.0.1") -> int:

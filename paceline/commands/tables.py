@@ -15,7 +15,8 @@ import typer
 
 from paceline.commands.options import Config, Json
 from paceline.errors import ConfigError
-from paceline.settings import AgentSettings, NodeSettings, ServerSettings, resolve
+from paceline.settings import AgentSettings, NodeSettings, ServerSettings
+from paceline.settings_sources import resolve
 
 Side = Annotated[Literal["cloud", "device"], typer.Option("--side", help="whose state directory is meant")]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="default: that of the side's settings")]
@@ -76,7 +77,8 @@ def warm(
 
 def list_(side: Side = "cloud", state_dir: StateDir = None, config: Config = None, as_json: Json = False) -> None:
     """List the tables: bases first, then those of owners."""
-    from paceline.runtime.lookup_tables.store import FOLDER, table_files
+    from paceline.runtime.lookup_tables.store import FOLDER
+    from paceline.runtime.lookup_tables.table_files import table_files
 
     files = table_files(_settings(side, state_dir, config).state_dir / FOLDER)
     if as_json:
@@ -102,7 +104,8 @@ def erase(
 
     A running program forgets what it holds of them too, as soon as they ask again, and at the latest when it ends.
     """
-    from paceline.runtime.lookup_tables.store import FOLDER, mark_erased, table_files
+    from paceline.runtime.lookup_tables.store import FOLDER, mark_erased
+    from paceline.runtime.lookup_tables.table_files import remove_table, table_files
 
     if not (owners or every or base):
         raise ConfigError("name the owners whose tables are to be erased, or give --all or --base")
@@ -113,7 +116,7 @@ def erase(
     erased = dict.fromkeys(owners or (), False)
     for each in files:
         if (each.kind == "base" and base) or (each.kind == "owner" and (every or each.owner in erased)):
-            each.path.unlink(missing_ok=True)
+            remove_table(each.path)
             erased[each.owner or "(base)"] = True
     if as_json:
         typer.echo(json.dumps(erased, indent=2, ensure_ascii=False))

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from paceline.commands import doctor_checks as checks
 from paceline.commands.main import build
 from paceline.errors import ConfigError
-from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, resolve
+from paceline.settings import SCHEMAS, AgentSettings, NodeSettings
+from paceline.settings_sources import resolve
 
 EXPECTED = {"python", "packages", "torch", "processor", "memory", "embedder", "demo cloud model", "demo device model"}
 

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from paceline.commands.options import options
 from paceline.errors import ConfigError
-from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, Origins, describe
+from paceline.settings import SCHEMAS, AgentSettings, NodeSettings
+from paceline.settings_sources import Origins, describe
 
 
 def app_of(schema: type[NodeSettings]) -> typer.Typer:

@@ -27,8 +27,15 @@ from paceline.api.http.auth import Keyring
 from paceline.errors import ConfigError, RequestError
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.enrolment import ALPHABET, EnrolmentRequest, answer_bytes, answer_mac, code_secrets, normalised
-from paceline.wire.handshake import Claim
+from paceline.wire.identity.enrolment import (
+    ALPHABET,
+    EnrolmentRequest,
+    answer_bytes,
+    answer_mac,
+    code_secrets,
+    normalised,
+)
+from paceline.wire.identity.handshake import Claim
 from server.commands import register
 from server.devices import CODE_LIFE_S, MAX_TRIES, EnrolmentAnswer, Registry
 from server.enrolment import PATH
@@ -354,7 +361,7 @@ def test_a_registry_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "devices.sqlite").write_text("this is no database at all, but long enough to be one" * 40)
     for state_dir in (tmp_path / "file", tmp_path):
-        with pytest.raises(ConfigError, match="--state-dir"):
+        with pytest.raises(ConfigError, match=r"choose another folder|--state-dir"):
             Registry(state_dir)
 
 

@@ -140,7 +140,7 @@ def test_what_cannot_be_a_key_is_a_sentence(keys: Keys, arguments: dict[str, obj
 
 def test_a_file_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "keys.sqlite").write_text("no database at all, but long enough to be mistaken for one" * 40)
-    with pytest.raises(ConfigError, match="--state-dir"):
+    with pytest.raises(ConfigError, match="choose another folder"):
         Keys(tmp_path)
 
 

@@ -24,7 +24,7 @@ from paceline.runtime.identity import PrivateKey, device_handshake, verify
 from paceline.runtime.link.dialer import Link
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode
-from paceline.wire.handshake import Claim
+from paceline.wire.identity.handshake import Claim
 from paceline.wire.identity_messages import Challenge, Welcome
 from paceline.wire.link import LinkMachine
 from paceline.wire.messages import SUBPROTOCOL

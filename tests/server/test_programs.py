@@ -130,3 +130,11 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
         listen("127.0.0.1", listener.getsockname()[1])
     with pytest.raises(ConfigError, match="this machine"):
         listen("192.0.2.1.invalid", 0)
+
+
+@pytest.mark.parametrize("program", ["paceline.server.program", "paceline.device_agent.program"])
+def test_a_program_starts_without_libraries_that_it_may_not_need(program: str) -> None:
+    """torch takes seconds and 200 MB, which the fake model does without; the official client's types take a second."""
+    code = f"import sys, {program}; print({{'openai', 'torch', 'transformers'}} & {{*sys.modules}} or 'none')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.strip() == "none"

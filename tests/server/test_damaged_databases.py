@@ -1,0 +1,82 @@
+"""A damaged database is one sentence that names the file, whichever it is and whoever opens it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paceline.api.responses.event_log.store import EventStore
+from paceline.commands.main import build
+from paceline.errors import PacelineError
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+from server.devices import Registry
+from server.keys import Keys
+
+PROGRAMS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "keys.sqlite": (("serve",), ("keys", "list"), ("keys", "create", "new"), ("keys", "revoke", "old")),
+    "devices.sqlite": (("serve",), ("devices", "list"), ("devices", "add", "new"), ("devices", "revoke", "old")),
+    "docs/documents.sqlite": (("serve",), ("agent",), ("docs", "list"), ("docs", "search", "old"), ("docs", "add")),
+    "responses.sqlite": (("serve",), ("agent",)),
+}
+CASES = [(file, program) for file, programs in PROGRAMS.items() for program in programs]
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    state = tmp_path_factory.mktemp("sample")
+    Keys(state).create("old")
+    Registry(state).add("old")
+    EventStore(state).close()
+    with DocumentStore.open(state / "docs", HashEmbedder()) as store:
+        store.add_text("old.txt", "An old text.", zone="device")
+    return state
+
+
+def run(state: Path, program: tuple[str, ...]) -> None:
+    where: tuple[str, ...] = ("--state-dir", str(state))
+    if program[0] == "docs":
+        note = state / "note.md"
+        note.write_text("A note.")
+        program = (*program, str(note)) if program[1] == "add" else program
+        where = ("--store", str(state / "docs"), "--embedder", "hash")
+    elif program[0] in ("serve", "agent"):
+        if program[0] == "serve" and not (state / "docs" / "documents.sqlite").read_bytes().startswith(b"no"):
+            shutil.rmtree(state / "docs")  # a device's
+        where = (*where, "--model", "fake", "--port", "0")
+    build()([*program, *where], standalone_mode=False)
+
+
+def assert_sentence(error: PacelineError, file: Path) -> None:
+    said = str(error)
+    assert str(file) in said and "\n" not in said and "Traceback" not in said, said
+    assert "damaged" in said or "is not a" in said, said
+
+
+@pytest.mark.parametrize(("file", "program"), CASES, ids=lambda case: case if isinstance(case, str) else " ".join(case))
+def test_a_file_that_is_no_database_is_told(sample: Path, tmp_path: Path, file: str, program: tuple[str, ...]) -> None:
+    state = tmp_path / "state"
+    shutil.copytree(sample, state)
+    (state / file).write_bytes(b"no database at all\n" * 1000)
+    with pytest.raises(PacelineError) as caught:
+        run(state, program)
+    assert_sentence(caught.value, state / file)
+
+
+@pytest.mark.parametrize(
+    ("file", "program"),
+    [case for case in CASES if case[1][0] not in ("serve", "agent")],
+    ids=lambda case: case if isinstance(case, str) else " ".join(case),
+)
+def test_a_database_whose_pages_are_gone_is_told(
+    sample: Path, tmp_path: Path, file: str, program: tuple[str, ...]
+) -> None:
+    state = tmp_path / "state"
+    shutil.copytree(sample, state)
+    data = (state / file).read_bytes()
+    (state / file).write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
+    with pytest.raises(PacelineError) as caught:
+        run(state, program)
+    assert_sentence(caught.value, state / file)

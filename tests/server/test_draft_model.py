@@ -1,0 +1,77 @@
+"""The setting `draft_model`: which models are let in, and what a node does with one."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from paceline.core.batching.segment import SeqId
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import LoadedModel
+from paceline.engine.fake.engine import FakeEngine, fake_model
+from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.errors import ConfigError
+from paceline.runtime.node import Node
+from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.settings import ServerSettings
+from server.draft_model import opened_draft
+
+REQUEST = GenerateRequest(
+    messages=({"role": "user", "content": "Where is the key?"},),
+    sampling=SamplingParams(temperature=1.0, seed=5),
+    max_tokens=30,
+    strategy="pipeline",
+)
+
+
+def test_none_is_loaded_unless_it_is_named(tmp_path: Path) -> None:
+    assert opened_draft(ServerSettings(state_dir=tmp_path)) is None
+
+
+def test_a_draft_model_of_the_same_vocabulary_is_loaded(tmp_path: Path) -> None:
+    load = opened_draft(ServerSettings(model="fake", draft_model="fake:3", state_dir=tmp_path))
+    assert load is not None
+    assert isinstance(load(fake_model()), FakeEngine)
+
+
+def test_another_vocabulary_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    load = opened_draft(ServerSettings(draft_model="fake", state_dir=tmp_path))
+    assert load is not None
+
+    class Other(ByteTokenizer):
+        @property
+        def fingerprint(self) -> str:
+            return "another"
+
+    with pytest.raises(ConfigError, match=r"The draft model fake cannot draft for demo: its vocabulary has"):
+        load(LoadedModel(FakeEngine(), Other()))
+
+
+@pytest.mark.anyio
+async def test_an_answer_is_the_same_with_a_draft_model_which_is_released() -> None:
+    texts: list[str] = []
+    for draft in (None, FakeEngine(seed=1, spread=0.3), FakeEngine(capacity_rows=8)):
+        model = LoadedModel(FakeEngine(seed=1, spread=0.3), ByteTokenizer())
+        async with Node("cloud", model, None, draft_engine=draft) as node:
+            text, result = await answer(node)
+        texts.append(text)
+        drafted = draft is not None and draft.free_rows() is None
+        assert (result.stats["draft_forwards"] > 0) == drafted, "one without memory for the answer is not asked"
+        if draft is not None:
+            draft.check()
+            assert not any(draft.length(SeqId(seq)) for seq in range(1, 9))
+    assert len(set(texts)) == 1
+
+
+async def answer(node: Node) -> tuple[str, GenerationResult]:
+    session = await node.prepare(REQUEST)
+    text = ""
+    async with aclosing(session.run()) as events:  # type: ignore[type-var]  # it is a generator
+        async for event in events:
+            if isinstance(event, TextDelta):
+                text += event.text
+            else:
+                return text, event
+    raise AssertionError("no result")

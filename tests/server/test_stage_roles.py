@@ -1,0 +1,64 @@
+"""Stages in the registry of devices: enrolled alike, with a role that is theirs alone."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from device_agent.enrolment import _request
+from paceline.runtime.identity import PrivateKey, verify
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.identity.enrolment import code_secrets
+from paceline.wire.signing import Claim
+from server.devices import FILE, Registry, Role
+
+DAY_S = 86_400.0
+
+
+def enrolled(registry: Registry, name: str, role: Role) -> PrivateKey:
+    key = PrivateKey.generate()
+    answer = registry.enrol(_request(code_secrets(registry.add(name, role)), key), PrivateKey(b"s" * 32))
+    assert answer.device == name
+    return key
+
+
+def claim(name: str, key: PrivateKey) -> Claim:
+    return Claim(name, (key.sign(b"said"),), b"said", verify)
+
+
+def test_a_key_opens_what_it_was_enrolled_for_and_nothing_else(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    stage, device = enrolled(registry, "rack1", "stage"), enrolled(registry, "phone", "device")
+    assert registry.recognise(claim("rack1", stage), "stage") == stage.public_key
+    assert registry.recognise(claim("phone", device)) == device.public_key
+    assert registry.recognise(claim("rack1", stage)) is CloseCode.BAD_CREDENTIAL
+    assert registry.recognise(claim("phone", device), "stage") is CloseCode.BAD_CREDENTIAL
+    assert registry.recognise(claim("rack1", device), "stage") is CloseCode.BAD_CREDENTIAL
+
+
+def test_a_stage_is_never_away_too_long_and_may_be_revoked(tmp_path: Path) -> None:
+    now = [1_000_000.0]
+    registry = Registry(tmp_path, away_days=30, now=lambda: now[0])
+    key = enrolled(registry, "rack1", "stage")
+    now[0] += 400 * DAY_S
+    assert registry.recognise(claim("rack1", key), "stage") == key.public_key
+    assert registry.revoke("rack1")
+    assert registry.recognise(claim("rack1", key), "stage") is CloseCode.REVOKED
+
+
+def test_a_registry_from_before_there_were_stages_keeps_its_devices(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    key = enrolled(registry, "phone", "device")
+    open_code = registry.add("tablet")
+    with closing(sqlite3.connect(tmp_path / FILE)) as rows:
+        for table in ("identities", "enrolment_codes"):
+            rows.execute(f"ALTER TABLE {table} DROP COLUMN role")
+        rows.commit()
+    again = Registry(tmp_path)
+    assert again.recognise(claim("phone", key)) == key.public_key
+    tablet = PrivateKey.generate()
+    again.enrol(_request(code_secrets(open_code), tablet), PrivateKey(b"s" * 32))
+    assert again.recognise(claim("tablet", tablet)) == tablet.public_key
+    stage = enrolled(again, "rack1", "stage")
+    assert again.recognise(claim("rack1", stage), "stage") == stage.public_key
