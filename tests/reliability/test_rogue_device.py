@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,10 +17,12 @@ from device_agent.cloud import Cloud
 from device_agent.credentials import Credentials
 from paceline.commands.processes import Children, command, free_port
 from paceline.engine.fake.engine import fake_model
+from paceline.errors import LinkClosed
 from paceline.runtime.link.connection import Link
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.identity_messages import Introduction
 from paceline.wire.messages import EvidenceWeight, OpenSession, SessionFrame, Targets
+from tests.reliability.conftest import Figure
 
 pytestmark = pytest.mark.anyio
 
@@ -145,3 +148,35 @@ async def test_a_device_joins_no_answer_of_a_key_that_did_not_choose_it(tmp_path
             for name, more in (("plain", named), ("bound", {})):
                 assert (await post(name, **more)).status_code == 200
             assert len(opened) == 2
+
+
+async def test_a_device_that_decides_slowly_holds_up_its_own_answer_only(
+    tmp_path: Path, size: Callable[[int, int], int], figure: Figure
+) -> None:
+    """It decides one token for every whole answer of another client, which is about one a second: no beat is missed."""
+    tokens = size(12, 1200)
+    sessions: asyncio.Queue[tuple[Link, OpenSession]] = asyncio.Queue()
+    no_end = {"max_tokens": tokens, "logit_bias": {"256": -100}}
+    alone = {"paceline": {"strategy": "autoregressive", "privacy": "local-only"}, "max_tokens": 16}
+    async with server_with_a_rogue(tmp_path, lambda link, opening: sessions.put_nowait((link, opening))) as (url, _):
+        expected = (await ask(url, **alone))["choices"][0]["message"]["content"]
+        slow = asyncio.create_task(ask(url, **no_end))
+        decided = others = 0
+        link, opening = await asyncio.wait_for(sessions.get(), 60)
+        link.send(EvidenceWeight(opening.session, opening.epoch, 1e6))
+        start = len(opening.targets)
+        while not slow.done():
+            assert (await ask(url, **alone))["choices"][0]["message"]["content"] == expected
+            others += 1
+            if not sessions.empty():  # it was passed over, and is taken in again
+                link, opening = sessions.get_nowait()
+                start = len(opening.targets)
+            with contextlib.suppress(LinkClosed):
+                link.send(Targets(opening.session, opening.epoch, start, [WORDS[0]], b"\x02"))
+                start, decided = start + 1, decided + 1
+        answer = await slow
+        assert (await ask(url, **alone))["choices"][0]["message"]["content"] == expected
+    text = answer["choices"][0]["message"]["content"]
+    assert answer["choices"][0]["finish_reason"] == "length" and text.startswith(chr(WORDS[0]) * 3)
+    figure("tokens that a slow device decided, one after each answer of others", min(decided, tokens))
+    figure("answers of others meanwhile, all identical", others)

@@ -1,0 +1,57 @@
+"""Fixtures of the scenarios: sizes, seeds, and figures for the table that `scripts/reliability` prints."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import pytest
+
+from tests.reliability.real_server import SHORT, RealServer, many_files, real_server
+
+SEED = 1  # without --seed
+
+
+class Figure(Protocol):
+    def __call__(
+        self, what: str, value: float, *, at_most: float | None = None, at_least: float | None = None, unit: str = ""
+    ) -> None:
+        """Put a measured figure into the table, beside what is asked of it.
+
+        It fails no test: times on a busy machine are reported, and judged in the table. What must hold on every
+        machine (nothing lost, nothing repeated, no 5xx) is asserted by the test itself.
+        """
+
+
+@pytest.fixture
+def figure(record_property: Callable[[str, object], None]) -> Figure:
+    def record(
+        what: str, value: float, *, at_most: float | None = None, at_least: float | None = None, unit: str = ""
+    ) -> None:
+        record_property(
+            "figure", {"what": what, "value": value, "at_most": at_most, "at_least": at_least, "unit": unit}
+        )
+
+    return record
+
+
+@pytest.fixture
+def size(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
+    """size(short, nightly): how many of something this run takes."""
+    nightly = bool(request.config.getoption("nightly", default=False))
+    return lambda short, long: long if nightly else short
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Seeded by --seed and by the test's name, so that one test alone draws what it draws among all."""
+    seed = request.config.getoption("seed", default=SEED)
+    return random.Random(f"{seed} {request.node.name}")
+
+
+@pytest.fixture(scope="session")
+def hall(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """One server for all scenarios that attack one: with keys, the fake model, and an answer's token every 5 ms."""
+    with many_files(), real_server(tmp_path_factory.mktemp("hall"), "--emulate", "forward=5ms", *SHORT) as server:
+        yield server

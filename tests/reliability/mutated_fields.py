@@ -1,0 +1,274 @@
+"""Values for the fields of the link's messages, as an attacker would choose them, by type and by name.
+
+Types and limits are read with msgspec, so a field that is added to the protocol is drawn without a word here. Token ids
+in varints, trees of drafts and distributions are written as their codecs write them, and at times are none.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import msgspec.inspect as schema
+
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.fields import Frame
+from paceline.wire.messages import VERSION, ChatMessage, Constraint, Drafts, Sampling, Targets
+from paceline.wire.payloads.tree_codec import FOLLOWS, EncodedNodes, pack_nodes
+from paceline.wire.payloads.varints import encode_tokens
+from paceline.wire.verify_messages import MAX_CHAIN, Verdict
+
+JOINT: Final = tuple(name for name, strategy in STRATEGIES.items() if strategy.needs_peer)
+FORGED: Final = "2026-01-01 00:00:00,000 CRITICAL paceline: forged"  # a line of a log, as text of a message
+LEVELS = ("open", "document-private", "answer-private", "local-only", "", "OPEN", "private")
+AGGREGATORS = ("", "mixture", "coin", "paper", "dictator")
+REPLACED: Final = (
+    None,
+    True,
+    -1,
+    2**31,
+    2**63,
+    -(2**63),
+    2**64 - 1,
+    0.5,
+    math.nan,
+    "",
+    "x",
+    b"",
+    b"\xff",
+    [],
+    [[]],
+    {},
+)
+CONSTRAINTS = (
+    ("json_object", ""),
+    ("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'),
+    ("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}'),
+    ("json_schema", "[" * 5000),
+    ("json_schema", '{"type": "string", "pattern": "(a+)+$"}'),
+    ("loose_schema", "null"),
+    ("tools", '{"tools": [], "required": true, "parallel": false}'),
+    ("tools", "{}"),
+)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(slots=True)
+class Aim:
+    """A session as the sender of mutated messages sees it."""
+
+    session: int
+    epoch: int = 0
+    position: int = 0  # output tokens that are decided
+    node: int = 0  # the next id of a draft tree's node
+
+
+class FieldValues:
+    """Draws messages as arrays of their fields. Most can be decoded. Everything random comes from `rng`."""
+
+    def __init__(self, rng: random.Random, vocab_size: int) -> None:
+        self._rng = rng
+        self._vocab_size = vocab_size
+        self._strategy = ""  # of the opening that is being drawn
+        self._aimed: dict[str, Callable[[Aim], object]] = {
+            "session": self._session,
+            "epoch": lambda aim: self._near(aim.epoch),
+            "start": lambda aim: self._near(aim.position),
+            "base": lambda aim: self._near(aim.position),
+            "node": lambda aim: self._near(aim.node - 1),
+            "nodes": self._nodes,
+        }
+        self._drawn: dict[str, Callable[[], object]] = {
+            "turn": lambda: self._near(rng.randrange(3)),
+            "offset": lambda: rng.choice((0, 0, 0, 1, 3, 30, MAX_CHAIN)),
+            "lanes": lambda: bytes(rng.randrange(4) for _ in range(rng.choice((0, 1, 3)))),
+            "log_weight": lambda: rng.choice((None, 0.0, 0.5, -700.0, 700.0, 1e308, -1e308, 5e-324)),
+            "strategy": self._draw_strategy,
+            "privacy": lambda: rng.choice(LEVELS),
+            "aggregator": lambda: rng.choice(AGGREGATORS),
+            "options": self._options,
+            "version": lambda: self._near(VERSION),
+        }
+
+    def message(self, kind: type[Frame], aim: Aim) -> list[Any]:
+        """The array of a message: its tag and its fields."""
+        described = schema.type_info(kind)
+        assert isinstance(described, schema.StructType)
+        message = [described.tag, *(self._field(field, aim) for field in described.fields)]
+        if kind is Drafts:  # as many distributions as nodes, at times
+            message[3:] = [message[3], [self._dist() for _ in range(self._num_dists(message[3]))]]
+        elif kind is Targets and self._rng.random() < 0.7:
+            message[-1] = bytes(len(message[-2]))
+        elif kind is Verdict:  # as many distributions as tokens, or none
+            message[-1] = [self._dist() for _ in range(sum(byte < 128 for byte in message[4]))]
+            message[-1] = message[-1] if self._rng.random() < 0.3 else []
+        return message
+
+    def _field(self, field: schema.Field, aim: Aim) -> object:
+        if (aimed := self._aimed.get(field.name)) is not None:
+            return aimed(aim)
+        if field.name == "tokens":
+            return encode_tokens(self._tokens()) if isinstance(field.type, schema.BytesType) else self._tokens()
+        drawn = self._drawn.get(field.name)
+        return self._value(field.type, aim) if drawn is None else drawn()
+
+    def _value(self, kind: schema.Type, aim: Aim) -> object:  # one line a type
+        rng = self._rng
+        match kind:
+            case schema.BoolType():
+                return rng.random() < 0.5
+            case schema.NoneType():
+                return None
+            case schema.IntType():
+                low = -(2**63) if kind.ge is None else int(kind.ge)
+                high = int(kind.lt) - 1 if kind.lt is not None else 2**63 - 1 if kind.le is None else int(kind.le)
+                return rng.choice((low, low + 1, min(7, high), high - 1, high))
+            case schema.FloatType():
+                low_float = kind.gt if kind.gt is not None else kind.ge if kind.ge is not None else -1e308
+                high_float = kind.le if kind.le is not None else 1e308
+                return float(rng.choice((high_float, low_float, 0.5, 5e-324, 1.0)))
+            case schema.StrType():
+                most = 4000 if kind.max_length is None else kind.max_length
+                texts = (
+                    "",
+                    "user",
+                    f"evil\n{FORGED}\x1b[31m\0",
+                    "\u202e\U0001f600",
+                    "x" * min(most, 300),
+                    "x" * min(most, 4000),
+                )
+                return rng.choice(texts)[:most]
+            case schema.BytesType():
+                low, most = kind.min_length or 0, 64 if kind.max_length is None else kind.max_length
+                return rng.randbytes(rng.choice((low, min(low + 3, most), min(most, 300))))
+            case schema.LiteralType():
+                return rng.choice(kind.values)
+            case schema.UnionType():
+                return self._value(rng.choice(kind.types), aim)
+            case schema.TupleType():
+                return [self._value(each, aim) for each in kind.item_types]
+            case schema.ListType():
+                low, most = kind.min_length or 0, 40 if kind.max_length is None else kind.max_length
+                count = rng.choice((low, low, min(low + 2, most), min(30, most)))
+                return [self._value(kind.item_type, aim) for _ in range(count)]
+            case schema.StructType():
+                return self._part(kind, aim)
+            case _:
+                return msgspec.Raw(_encode(rng.choice(REPLACED)))
+
+    def _part(self, kind: schema.StructType, aim: Aim) -> object:
+        rng = self._rng
+        if kind.cls is ChatMessage and rng.random() < 0.8:
+            return [
+                rng.choice(("user", "system", "assistant")),
+                rng.choice(("", "Hi", "Where is my boat?", "x" * 2000)),
+            ]
+        if kind.cls is Sampling and rng.random() < 0.7:
+            bias = [[self._token(), rng.choice((-100.0, 100.0, 0.0))] for _ in range(rng.randrange(4))]
+            return [rng.choice((0.0, 1.0, 2.0)), 1.0, rng.choice((0, 1)), 0.0, 0.0, 0.0, bias, rng.randrange(9), 1.0]
+        if kind.cls is Constraint:
+            return list(rng.choice(CONSTRAINTS))
+        return [self._field(field, aim) for field in kind.fields]
+
+    # ---- fields -----------------------------------------------------------------------------------------------------
+    def _near(self, value: int) -> int:
+        """The number itself in most cases, or one near it, or far from it."""
+        if self._rng.random() < 0.75:
+            return max(0, value)
+        return self._rng.choice((0, max(0, value - 1), value + 1, value + 300, 2**31 - 1, 2**31 - 300))
+
+    def _session(self, aim: Aim) -> int:
+        if self._rng.random() < 0.93:
+            return aim.session
+        return self._rng.choice((0, 1, max(0, aim.session - 2), aim.session + 1, aim.session + 2, 2**53 - 1))
+
+    def _token(self) -> int:
+        last = self._vocab_size - 1
+        return self._rng.choice((0, 65, 101, last - 1, self._rng.randrange(last), last))
+
+    def _tokens(self) -> list[int]:
+        tokens = [self._token() for _ in range(self._rng.choice((0, 1, 2, 5, 30)))]
+        if self._rng.random() < 0.04:
+            return [2**31 - 1, self._vocab_size]
+        return tokens * (2000 if self._rng.random() < 0.02 else 1)
+
+    def _draw_strategy(self) -> str:
+        self._strategy = self._rng.choice((*STRATEGIES, *JOINT, "search", "none", ""))
+        return self._strategy
+
+    def _options(self) -> msgspec.Raw:
+        """Options of the opening's strategy, of another, or none at all."""
+        rng = self._rng
+        if rng.random() < 0.1:
+            return msgspec.Raw(_encode(rng.choice(REPLACED)))
+        name = self._strategy if self._strategy in STRATEGIES and rng.random() < 0.9 else rng.choice([*STRATEGIES])
+        kind = STRATEGIES[name].options
+        described = schema.type_info(kind)
+        assert isinstance(described, schema.StructType)
+        drawn = self._part(described, Aim(0))
+        return msgspec.Raw(_encode(kind() if rng.random() < 0.3 else drawn))
+
+    def _nodes(self, aim: Aim) -> bytes:
+        """A draft tree: a chain, a bush, one whose parents were never sent, or no tree at all."""
+        rng = self._rng
+        count = rng.choice((1, 1, 2, 5, 15, 16, 256 if rng.random() < 0.1 else 3))
+        first = min(self._near(aim.node), 2**31 - 1 - count)
+        choices = tuple(self._token() for _ in range(count)) if rng.random() < 0.5 else None
+        parents, tokens = [], []
+        for number in range(first, first + count):
+            before = rng.choice((number - 1, rng.randrange(max(1, number)), max(0, number - 300)))
+            parents.append(before if number and rng.random() < 0.9 else -1)
+            follows = choices is not None and before < first and rng.random() < 0.3
+            tokens.append(0 if parents[-1] < 0 else FOLLOWS if follows else self._token())
+        scores = tuple(rng.choice((0, 1, -(2**30), 2**30)) for _ in range(count)) if choices is None else None
+        orphans = [number for number, parent in enumerate(parents, first) if parent < 0]
+        anchor = orphans[0] if orphans else max(0, first - 1)
+        nodes = EncodedNodes(
+            position=self._near(aim.position),
+            anchor=anchor,
+            level=rng.randrange(3),
+            first=first,
+            parents=tuple(parents),
+            tokens=tuple(tokens),
+            choices=choices,
+            scores=scores if rng.random() < 0.5 else None,
+        )
+        aim.node = first + count if first < 2**30 else aim.node
+        try:
+            packed = pack_nodes(nodes)
+        except ValueError:
+            packed = bytes([0x80 | rng.randrange(128), *(rng.randrange(256) for _ in range(rng.randrange(40)))])
+        return packed
+
+    @staticmethod
+    def _num_dists(nodes: bytes) -> int:
+        """Number of distributions that belong to these nodes; a wrong one at times."""
+        if not nodes or nodes[0] & 0x80:
+            return 0
+        count = (nodes[0] & 15) + 1
+        if count == 16 and len(nodes) > 1:
+            count += nodes[1] & 127 | (nodes[2] << 7 if nodes[1] & 128 and len(nodes) > 2 else 0)
+        return min(256, count)
+
+    def _dist(self) -> list[bytes]:
+        """A distribution: a right one, one that does not sum, one with other ids, or no numbers at all."""
+        rng = self._rng
+        count = rng.choice((0, 1, 3, 8))
+        ids = bytes(rng.choice((0, 0, 1, 9, 127)) for _ in range(count))
+        match rng.randrange(5):
+            case 0:
+                probs = [rng.choice((math.nan, math.inf, -1.0, 2.0, 1.0, 0.0, 5e-324)) for _ in range(count)]
+                return [ids, struct.pack(f"<{count}d", *probs)]
+            case 1:
+                return [ids, struct.pack(f"<{count}d", *(1.0 / max(1, count) for _ in range(count)))]
+            case 2:
+                return [b"\xff\xff\xff\xff\x0f" * count, rng.randbytes(2 * count)]
+            case 3:
+                return [ids, struct.pack(f"<{count}H", *(rng.choice((0, 1, 2**15, 2**16 - 1)) for _ in range(count)))]
+            case _:
+                return [rng.randbytes(rng.choice((0, 5, 300))), rng.randbytes(rng.choice((0, 7, 300)))]

@@ -1,0 +1,71 @@
+"""pytest plugin behind `scripts/reliability`: its options, and the table of scenarios with their figures."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.reliability.scenarios import SCENARIOS, UNTESTED, name
+
+MODULE = re.compile(r"/test_r(\d\d)_")
+
+
+@dataclass(slots=True)
+class Row:
+    outcomes: set[str] = field(default_factory=set)
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        if "failed" in self.outcomes:
+            return "broken"
+        return "held" if all(map(met, self.figures)) else "figure missed"
+
+
+def met(figure: dict[str, Any]) -> bool:
+    value, at_most, at_least = figure["value"], figure["at_most"], figure["at_least"]
+    return (at_most is None or value <= at_most) and (at_least is None or value >= at_least)
+
+
+def shown(figure: dict[str, Any]) -> str:
+    unit = f" {figure['unit']}" if figure["unit"] else ""
+    asked = [
+        f"{sign} {figure[key]:g}" for sign, key in (("<=", "at_most"), (">=", "at_least")) if figure[key] is not None
+    ]
+    wanted = f" ({', '.join(asked)})" if asked else ""
+    return f"{figure['what']}: {figure['value']:.4g}{unit}{wanted}{'' if met(figure) else '  MISSED'}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("reliability")
+    group.addoption("--nightly", action="store_true", help="the nightly sizes: hours")
+    group.addoption("--seed", type=int, default=1, help="seed of every random choice")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    rows: dict[int, Row] = defaultdict(Row)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if not isinstance(report, pytest.TestReport | pytest.CollectReport):
+                continue  # warnings, and tests left out by -k
+            if (match := MODULE.search(report.nodeid)) is None:
+                continue
+            row = rows[int(match[1])]
+            row.seconds += getattr(report, "duration", 0.0)
+            row.outcomes.add(report.outcome)
+            if isinstance(report, pytest.TestReport) and report.when == "call":
+                row.figures += [value for key, value in report.user_properties if key == "figure"]
+    write = terminalreporter.write_line
+    write("")
+    write(f"seed {config.getoption('seed')}, {'nightly' if config.getoption('nightly') else 'short'} sizes")
+    for scenario, row in sorted(rows.items()):
+        write(f"{name(scenario):4} {row.verdict:14} {row.seconds:6.0f} s  {SCENARIOS[scenario]}")
+        for figure in row.figures:
+            write(f"       {shown(figure)}")
+    for scenario, why in UNTESTED.items():
+        write(f"{name(scenario):4} not tested here: {why}")

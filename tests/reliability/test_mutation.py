@@ -1,0 +1,62 @@
+"""The generator of hostile messages makes every message of the protocol, legal and faulty, and the same from a seed."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from paceline.errors import RemoteProtocolError
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.codec import decode, decode_options
+from paceline.wire.fields import Frame
+from paceline.wire.messages import CONTROL_MESSAGES, STRATEGY_MESSAGES, OpenSession
+from paceline.wire.verify_messages import VERIFY_MESSAGES
+from tests.reliability.mutated_fields import Aim
+from tests.reliability.mutation import KINDS, Mutator, is_legal
+
+VOCAB = 257
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_message_is_made_legal_and_faulty(kind: type[Frame]) -> None:
+    mutator = Mutator(random.Random(1), vocab_size=VOCAB)
+    for _ in range(100):
+        assert type(decode(mutator.legal(kind, Aim(session=2)), vocab_size=VOCAB)) is kind
+        assert not is_legal(mutator.fault(kind, Aim(session=2)), VOCAB)
+
+
+def test_messages_of_every_registered_strategy_are_among_them() -> None:
+    assert {*VERIFY_MESSAGES, *STRATEGY_MESSAGES, *CONTROL_MESSAGES} <= set(KINDS)
+    assert {kind for strategy in STRATEGIES.values() for kind in strategy.messages} <= set(KINDS)
+
+
+def test_openings_name_every_strategy_with_options_it_accepts_and_others() -> None:
+    mutator = Mutator(random.Random(1), vocab_size=VOCAB)
+    fitting, other = set[str](), set[str]()
+    for _ in range(800):
+        opening = decode(mutator.legal(OpenSession, Aim(session=2)), vocab_size=VOCAB)
+        assert isinstance(opening, OpenSession)
+        if opening.strategy not in STRATEGIES:
+            continue
+        try:
+            decode_options(opening.options, STRATEGIES[opening.strategy].options)
+            fitting.add(opening.strategy)
+        except RemoteProtocolError:
+            other.add(opening.strategy)
+    assert fitting == other == set(STRATEGIES)
+
+
+def test_sequences_are_those_of_their_seed_and_vary() -> None:
+    def drawn(seed: int) -> list[list[bytes]]:
+        mutator = Mutator(random.Random(seed), vocab_size=VOCAB)
+        return [mutator.sequence(Aim(session=2), faulty=number % 2 == 0) for number in range(400)]
+
+    first = drawn(1)
+    assert first == drawn(1) != drawn(2)
+    assert [is_legal(frames[-1], VOCAB) for frames in first] == [number % 2 == 1 for number in range(400)]
+    legal = [frame for frames in first for frame in frames if is_legal(frame, VOCAB)]
+    kinds = {msgspec.msgpack.decode(frame, strict=False)[0] for frame in legal}
+    assert kinds == {kind.__struct_config__.tag for kind in KINDS}
+    assert len(set(legal)) > 0.3 * len(legal), "few fields make few different messages"

@@ -1,0 +1,68 @@
+"""R6: clients that leave. Their answers end, and give back what they held; background responses go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.api.responses.test_resume import server
+from tests.reliability.conftest import Figure
+from tests.reliability.streams import WAIT_S, until
+
+BODY = {"model": "fake", "max_tokens": 500, "logit_bias": {"256": -100}, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, httpx.Client]]:
+    with server(tmp_path_factory.mktemp("leaving"), "--emulate", "forward=20ms", "--kv-mib", "512") as (process, http):
+        yield process.pid, http
+
+
+def answers(http: httpx.Client) -> int:
+    return int(http.get("/readyz").json()["answers"])
+
+
+def free_rows(http: httpx.Client) -> int:
+    """Rows of KV memory that no answer uses."""
+    lines = http.get("/metrics").text.splitlines()
+    return int(float(next(line.split()[1] for line in lines if line.startswith("paceline_kv_free_rows"))))
+
+
+def test_answers_of_clients_that_leave_end_and_give_back_their_memory_and_descriptors(
+    site: tuple[int, httpx.Client], size: Callable[[int, int], int], figure: Figure
+) -> None:
+    process, http = site
+    count = size(50, 300)
+    descriptors = Path(f"/proc/{process}/fd")
+    answers(http)
+    before, rows = len(list(descriptors.iterdir())), free_rows(http)
+    clients = [httpx.Client(base_url=http.base_url, timeout=WAIT_S, trust_env=False) for _ in range(count)]
+    open_streams = []
+    for number, client in enumerate(clients):
+        body = BODY | {"messages": [{"role": "user", "content": f"Question {number}"}]}
+        request = client.build_request("POST", "/v1/chat/completions", json=body)
+        open_streams.append(client.send(request, stream=True))
+    assert all(stream.status_code == 200 for stream in open_streams)
+    until(lambda: answers(http) == count and free_rows(http) < rows)
+    for client in clients:
+        client.close()
+    figure(f"{count} clients left: last answer ended after", until(lambda: answers(http) == 0), at_most=0.5, unit="s")
+    figure("rows of KV given back after", until(lambda: free_rows(http) == rows), unit="s")
+    until(lambda: len(list(descriptors.iterdir())) <= before)
+
+
+def test_a_background_response_goes_on_without_its_client(site: tuple[int, httpx.Client]) -> None:
+    _, http = site
+    body = {"model": "fake", "input": "Hi", "background": True, "stream": True, "max_output_tokens": 30, "seed": 1}
+    with http.stream("POST", "/v1/responses", json=body) as answer:
+        first = next(line for line in answer.iter_lines() if "resp_" in line)
+    name = first.split('"id":')[1].split('"')[1]
+
+    def ended() -> bool:
+        return http.get(f"/v1/responses/{name}").json()["status"] in ("completed", "incomplete")
+
+    until(ended)
+    assert http.get(f"/v1/responses/{name}").json()["usage"]["output_tokens"] > 0

@@ -1,0 +1,56 @@
+"""R21: every route of the server, every method and odd spellings of its path, without a key and with wrong ones: 401,
+but for a written list."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.routing import Route, WebSocketRoute
+
+from paceline.api.http.auth import Keyring
+from server.openapi import sample
+from tests.reliability.conftest import Figure
+from tests.reliability.real_server import WAIT, RealServer
+
+OPEN = {"/healthz", "/readyz", "/metrics", "/v1/devices/enrol"}  # answered without a key, each for a reason (docs)
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "FROB")
+WRONG = (None, "", "Bearer", "Bearer wrong", "Bearer ann wrong", "Basic YW5uOg==", "Bearer ann,bert", "ann")
+NEVER = ("/docs", "/redoc", "/openapi.json", "/admin", "/", "/v1", "/v1/", "/v1/models%00", "/%2e%2e/v1/models")
+
+
+def paths(app: FastAPI) -> set[str]:
+    """Paths of all routes, with an id where one has a place for it. WebSockets have keys of their own."""
+    found = {route.path for route in app.routes if isinstance(route, Route)}
+    assert {route.path for route in app.routes if isinstance(route, WebSocketRoute)} <= {"/v1/link"}
+    return {"/".join("x" if part.startswith("{") else part for part in path.split("/")) for path in found}
+
+
+def spellings(path: str) -> tuple[str, ...]:
+    return path, path + "/", path.upper(), "/" + path, path.replace("/v1", "/v1/%2e", 1), path + "?key=ann", path + ";x"
+
+
+def test_every_route_needs_a_key(hall: RealServer, tmp_path_factory: pytest.TempPathFactory, figure: Figure) -> None:
+    with sample(tmp_path_factory.mktemp("sample"), Keyring({})) as (_, app):
+        routes = paths(app)
+        declared = app.state.admission.open_paths
+    assert declared <= OPEN and len(routes) > 20
+    tried = 0
+    with httpx.Client(base_url=hall.url, timeout=WAIT, trust_env=False) as http:
+        for path in sorted(routes) + list(NEVER):
+            for spelling in spellings(path):
+                for method in METHODS if spelling == path else ("GET", "POST"):
+                    status = http.request(method, spelling).status_code
+                    tried += 1
+                    if spelling.partition("?")[0] in declared:
+                        assert status != 401 and status < 500, (method, spelling, status)
+                    else:
+                        assert status in (400, 401), (method, spelling, status)  # 400: no request of HTTP
+        for path in sorted(routes - declared):
+            for header in WRONG:
+                headers = {} if header is None else {"authorization": header}
+                tried += 1
+                assert http.post(path, headers=headers, content=b"x").status_code == 401, (path, header)
+    hall.check()
+    figure("requests without a key", tried)
+    figure("routes", len(routes))

@@ -1,0 +1,135 @@
+"""R28: a model's files are data: pickles are refused unread, and a header that lies is a sentence.
+
+That the package holds no `pickle`, `torch.load`, `eval`, `yaml.load` and no `trust_remote_code=True` is a house rule
+(`tests/packaging/test_house.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.engine.loader import load_model
+from paceline.errors import PacelineError
+from paceline.models import DEVICE
+from tests.reliability.conftest import Figure
+
+PICKLES = ("pytorch_model.bin", "model.pt", "model.pth", "weights.pkl", "consolidated.00.pth", "model.ckpt")
+Header = dict[str, Any]
+
+
+class Armed:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.write_text, (self.mark, "it ran")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DEVICE, tmp_path / "model"))
+
+
+def weights(model: Path) -> Path:
+    (file,) = model.glob("*.safetensors")
+    return file
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_a_pickle_is_refused_unread(model: Path, tmp_path: Path, name: str) -> None:
+    mark = tmp_path / "mark"
+    (model / name).write_bytes(pickle.dumps(Armed(mark)))
+    load_model(model)  # beside safetensors it is not looked at
+    weights(model).unlink()
+    with pytest.raises(PacelineError, match=r"has no \*\.safetensors weights"):
+        load_model(model)
+    assert not mark.exists()
+
+
+def test_code_beside_a_model_is_not_run(model: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    (model / "modeling_evil.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Evil: pass\n")
+    config = json.loads((model / "config.json").read_text())
+    config |= {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil", "AutoConfig": "modeling_evil.Evil"}}
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "evil"}))
+    with pytest.raises(PacelineError):
+        load_model(model)
+    (model / "config.json").write_text(json.dumps(config))
+    load_model(model)
+    assert not mark.exists()
+
+
+def overlapping(header: Header) -> None:
+    first, second = sorted((key for key in header if key != "__metadata__"), key=lambda k: header[k]["data_offsets"])[
+        :2
+    ]
+    length = header[second]["data_offsets"][1] - header[second]["data_offsets"][0]
+    header[second]["data_offsets"] = [0, length]
+    assert header[first]["data_offsets"][0] == 0
+
+
+def _last(header: Header) -> Header:
+    tensors = [value for key, value in header.items() if key != "__metadata__"]
+    found: Header = max(tensors, key=lambda tensor: tensor["data_offsets"][1])
+    return found
+
+
+def past_the_end(header: Header) -> None:
+    _last(header)["data_offsets"][1] += 1 << 40
+
+
+def negative(header: Header) -> None:
+    _last(header)["data_offsets"] = [-4, 4]
+
+
+def larger_than_its_bytes(header: Header) -> None:
+    _last(header)["shape"] = [1 << 40, 1 << 40]
+
+
+def of_no_type(header: Header) -> None:
+    _last(header)["dtype"] = "OBJECT"
+
+
+def written(file: Path, change: Callable[[Header], None]) -> None:
+    data = file.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    packed = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(packed)) + packed + data[8 + length :])
+
+
+HEADERS: tuple[Callable[[Header], None], ...] = (
+    overlapping, past_the_end, negative, larger_than_its_bytes, of_no_type,
+)  # fmt: skip
+LENGTHS = (0, 1, 1 << 20, 100_000_001, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)
+
+
+@pytest.mark.parametrize("change", HEADERS, ids=lambda change: change.__name__)
+def test_a_header_that_lies_is_a_sentence(model: Path, change: Callable[[Header], None]) -> None:
+    written(weights(model), change)
+    with pytest.raises(PacelineError) as caught:
+        load_model(model)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_header_of_another_length_is_a_sentence(model: Path, figure: Figure) -> None:
+    data = weights(model).read_bytes()
+    refused = 0
+    for length in LENGTHS:
+        weights(model).write_bytes(struct.pack("<Q", length) + data[8:])
+        with pytest.raises(PacelineError) as caught:
+            load_model(model)
+        assert "\n" not in str(caught.value)
+        refused += 1
+    figure("files refused that lie about their header's length", refused, at_least=len(LENGTHS))

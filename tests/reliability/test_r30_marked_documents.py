@@ -1,0 +1,154 @@
+"""R30: private documents are marked; no mark is on the link, in logs, metrics, temporary files or the cloud's state.
+
+Both programs run with the fake model, which writes no text of its prompts: so a mark that is found has not come by way
+of an answer. What the cloud does see, the question and the answer's tokens, is said in docs/privacy.md. Not looked at:
+dumps of a process's memory, and the device's own state, which holds the documents.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from paceline.commands.local_pair import Pair, start_pair
+from paceline.commands.processes import Children
+from paceline.core.side import Side
+from paceline.wire.codec import decode
+from paceline.wire.messages import Drafts, OpenSession, SessionFrame
+from tests.reliability.conftest import Figure
+from tests.reliability.tap import Tap, tapped
+
+MARK_BYTES = 8
+SHINGLE = 8  # bytes, which are tokens of the fake model
+LEVELS = ("open", "document-private", "answer-private", "local-only")
+WAYS: dict[str, tuple[str, ...]] = {  # strategies that a level permits
+    "open": ("aggregate",),
+    "document-private": ("aggregate",),
+    "answer-private": ("autoregressive", "lookup_tree"),
+    "local-only": ("autoregressive", "lookup_tree"),
+}
+
+
+class Marked:
+    """A pair whose device holds marked documents, with a tap on the link."""
+
+    def __init__(self, children: Children, pair: Pair, tap: Tap, marks: list[str], directory: Path) -> None:
+        self.pair = pair
+        self.tap = tap
+        self.children = children
+        self._directory = directory
+        self._shingles = {mark[at : at + SHINGLE].encode() for mark in marks for at in range(len(mark) - SHINGLE + 1)}
+
+    def found(self, data: bytes) -> set[bytes]:
+        """Shingles of marks in these bytes."""
+        windows = {data[at : at + SHINGLE] for at in range(len(data) - SHINGLE + 1)}
+        return windows & self._shingles
+
+    def files(self, *folders: str) -> list[Path]:
+        return [path for name in folders for path in (self._directory / name).rglob("*") if path.is_file()]
+
+    def chat(self, side: Side, level: str, strategy: str, number: int) -> httpx.Response:
+        body = {
+            "model": "fake",
+            "messages": [{"role": "user", "content": f"Where is my boat number {number}?"}],
+            "max_tokens": 12,
+            "seed": number,
+            "temperature": number % 2,
+            "paceline": {"privacy": level, "strategy": strategy, "report": True, "documents": 3},
+        }
+        return httpx.post(f"{self.pair.url(side)}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Marked]:
+    directory = tmp_path_factory.mktemp("marked")
+    rng = random.Random(30)
+    nightly = bool(request.config.getoption("nightly", default=False))
+    marks = [rng.randbytes(MARK_BYTES).hex() for _ in range(1000 if nightly else 60)]
+    for side in ("cloud", "device", "tmp"):
+        (directory / side).mkdir()
+    (directory / "cloud-notes").mkdir()
+    (directory / "cloud-notes" / "boats.md").write_text("Boats lie in the harbour, by number.\n")
+    (directory / "device-notes").mkdir()
+    for number, mark in enumerate(marks):
+        (directory / "device-notes" / f"note-{mark}.md").write_text(f"My boat number {number} is {mark}. {mark}!\n")
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setenv("TMPDIR", str(directory / "tmp"))
+        children = stack.enter_context(Children(directory))
+        taps: list[Tap] = []
+
+        def dialled(url: str) -> str:
+            taps.append(stack.enter_context(tapped(url)))
+            return taps[0].url
+
+        pair = start_pair(
+            children,
+            {"cloud": directory / "cloud-notes", "device": directory / "device-notes"},
+            model="fake",
+            embedder="hash",
+            device="laptop",
+            flags=("--threads", "1"),
+            side_flags={"device": ("--cloud-asks-per-minute", "100000", "--cloud-asks-per-hour", "1000000")},
+            dialled=dialled,
+        )
+        yield Marked(children, pair, taps[0], marks, directory)
+        children.stop()  # before the tap: its ends are threads of this process
+
+
+def test_no_mark_leaves_the_device_at_any_level(
+    marked: Marked, size: Callable[[int, int], int], figure: Figure
+) -> None:
+    assert marked.found((marked.files("device-notes")[0]).read_bytes()), "the search finds what there is"
+    counts: Counter[str] = Counter()
+    chats = size(6, 200)
+    for level in LEVELS:
+        for side in ("device", "cloud"):
+            if side == "cloud" and level in ("answer-private", "local-only"):
+                continue  # asked at the device only
+            before = len(marked.tap.up)
+            for number in range(chats):
+                answer = marked.chat(side, level, WAYS[level][number % len(WAYS[level])], number)
+                assert answer.status_code == 200, answer.text
+                assert marked.found(answer.content) == set() or side == "device", "citations of one's own documents"
+                counts["chats"] += 1
+            sent = [decode(frame) for frame in marked.tap.up[before:]]
+            session = [message for message in sent if isinstance(message, SessionFrame)]
+            if level == "local-only":
+                assert not session, "nothing goes up"
+            if level == "answer-private":
+                assert all(m.strategy == "search" for m in session if isinstance(m, OpenSession))
+            if level == "document-private":
+                dists = sum(len(message.dists) for message in session if isinstance(message, Drafts))
+                assert dists == 0, "no distribution goes up"
+    leaks = [frame for frame in marked.tap.everything if marked.found(frame)]
+    assert not leaks, leaks[:3]
+    assert len(marked.tap.up) > counts["chats"]
+    figure("chats over four levels and both sides", counts["chats"])
+    figure("frames tapped, none with a shingle of a mark", len(marked.tap.everything))
+
+
+def test_no_mark_is_in_logs_metrics_temporary_files_or_the_cloud_s_state(marked: Marked, figure: Figure) -> None:
+    for number in range(4):
+        assert marked.chat("device", "document-private", "aggregate", number).status_code == 200
+        assert marked.chat("cloud", "document-private", "aggregate", number).status_code == 200
+    pages = [
+        httpx.get(f"{marked.pair.url(side)}{path}", timeout=60, trust_env=False).content
+        for side in ("cloud", "device")
+        for path in ("/metrics", "/readyz", "/healthz")
+    ]
+    places = [member.log for member in marked.children.members] + marked.files("tmp", "cloud")
+    leaks = [path for path in places if marked.found(path.read_bytes())]
+    assert not leaks, leaks
+    assert not any(marked.found(page) for page in pages)
+    environment = Path(f"/proc/{marked.pair.device.process.pid}/environ")
+    arguments = Path(f"/proc/{marked.pair.device.process.pid}/cmdline")
+    if os.path.exists(environment):
+        assert not marked.found(environment.read_bytes()) and not marked.found(arguments.read_bytes())
+    figure("files and pages searched, none with a mark", len(places) + len(pages))

@@ -1,0 +1,200 @@
+"""R32: what lies on the disk of an encrypted store says nothing, tells damage, and is gone with its document."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from paceline.commands.processes import Children, command, free_port
+from paceline.errors import ConfigError, PacelineError
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+from paceline.sealing.store_key import StoreKey
+from tests.rag.store.sealed import MARKS, content, filled, holding
+from tests.reliability.conftest import Figure
+
+UPLOADED = "The cellar below the quixotic inn opens with the word yggdrasil.\n"
+MANAGED = "# vault-notes\n\nThe vault behind the quixotic mill opens with the word zanzibar.\n"
+
+
+class Agent:
+    """`paceline agent` alone, with its documents."""
+
+    def __init__(self, children: Children, directory: Path) -> None:
+        self.state, self.children = directory / "device", children
+        port = free_port(0)
+        flags = ("--model", "fake", "--threads", "1", "--port", str(port), "--state-dir", str(self.state))
+        self.child = children.start("device", command("agent", *flags), port=port)
+        children.wait(lambda reports: all(reports))
+
+    def docs(self, *arguments: str) -> str:
+        where = ("--side", "device", "--store", str(self.state / "docs"), "--embedder", "hash")
+        return self.children.run(command("docs", *arguments, *where))
+
+    def call(self, method: str, path: str, **more: object) -> httpx.Response:
+        return httpx.request(method, f"{self.child.url}{path}", timeout=60.0, trust_env=False, **more)  # type: ignore[arg-type]
+
+    def upload(self, name: str, text: bytes) -> tuple[str, str]:
+        """Ids of an uploaded file and of a vector store in which it has been read."""
+        answer = self.call("POST", "/v1/files", files={"file": (name, text)}, data={"purpose": "assistants"})
+        file = answer.json()["id"]
+        body = {"name": "winebook", "metadata": {"kind": "burgundy"}, "file_ids": [file]}
+        store = self.call("POST", "/v1/vector_stores", json=body).json()["id"]
+        while self.call("GET", f"/v1/vector_stores/{store}").json()["file_counts"]["in_progress"]:
+            time.sleep(0.02)
+        return file, store
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[Agent]:
+    with Children(directory) as children:
+        yield Agent(children, directory)
+
+
+def test_an_agent_s_files_hold_no_mark_before_and_after_deletion(tmp_path: Path, figure: Figure) -> None:
+    with running(tmp_path) as agent:
+        note = tmp_path / "vault-notes.md"
+        note.write_text(MANAGED)
+        agent.docs("add", str(note))
+        note.unlink()
+        text = UPLOADED.encode() * (7_500_000 // len(UPLOADED) // 16)  # a sixteenth of 7.5 MB, which fills 1.1 s of CPU
+        file, store = agent.upload("cellar-notes.txt", text)
+        found = agent.call("POST", f"/v1/vector_stores/{store}/search", json={"query": "quixotic cellar word"}).json()
+        assert any("yggdrasil" in part["text"] for hit in found["data"] for part in hit["content"])
+        assert agent.call("GET", f"/v1/files/{file}/content").content == text
+        asked = {"model": "fake", "input": UPLOADED, "max_output_tokens": 16}
+        response = agent.call("POST", "/v1/responses", json=asked).json()["id"]
+        kept = agent.call("GET", f"/v1/responses/{response}/input_items").json()
+        assert "yggdrasil" in kept["data"][0]["content"][0]["text"]
+        before = holding(agent.state)
+        figure("marks in files before deletion", len(before), at_most=0)
+        assert not before
+        began = time.monotonic()
+        assert agent.call("DELETE", f"/v1/files/{file}").status_code == 200
+        figure("deletion of 0.47 MB by request", time.monotonic() - began, at_most=2.0, unit="s")
+        began = time.monotonic()
+        found = agent.call("POST", f"/v1/vector_stores/{store}/search", json={"query": "quixotic cellar word"}).json()
+        figure("out of search", time.monotonic() - began, at_most=1.0, unit="s")
+        assert found["data"] == []
+        began = time.monotonic()
+        agent.docs("remove", "vault-notes.md")
+        assert agent.call("DELETE", f"/v1/responses/{response}").status_code == 200
+        figure("deletion by command, with the start of its program", time.monotonic() - began, unit="s")
+        after = holding(agent.state)
+        figure("marks in files after deletion", len(after), at_most=0)
+        assert not after
+    assert not holding(tmp_path / "device")
+    assert not any(mark in (tmp_path / "device.log").read_bytes() for mark in MARKS)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    base = tmp_path_factory.mktemp("made")
+    return base / "state" / "docs", *filled(base / "state" / "docs", base, encrypt=True)
+
+
+def test_another_key_is_refused_and_changes_nothing(made: tuple[Path, str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    shutil.copytree(made[0], folder)
+    StoreKey(folder).read_or_make()  # another one: the store's was not copied
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".sqlite-shm"}
+    with pytest.raises(ConfigError, match="encrypted with another key"):
+        DocumentStore.open(folder, HashEmbedder(), side="device", encrypt=True)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_no_flipped_bit_changes_what_is_read(
+    made: tuple[Path, str, str], tmp_path: Path, figure: Figure, size: Callable[[int, int], int], rng: random.Random
+) -> None:
+    """A bit of any file of the store, the database's own structure included."""
+    source, file, store = made
+    truth = content(source, file, store)
+    kinds = {"told": 0, "harmless": 0, "changed": 0}
+    flips = size(50, 1000)
+    for number in range(flips):
+        base = tmp_path / str(number)
+        shutil.copytree(source.parent, base)
+        path, position = _place(base / "docs", rng)
+        data = bytearray(path.read_bytes())
+        data[position] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        kinds[_outcome(base / "docs", file, store, truth)] += 1
+        shutil.rmtree(base)
+    assert content(source, file, store) == truth, "the untouched copy opens"
+    figure("flipped bits", flips)
+    figure("of them in places that hold nothing, or are made anew", kinds["harmless"])
+    figure("content changed without a word", kinds["changed"], at_most=0)
+    assert not kinds["changed"]
+
+
+def test_every_flipped_bit_of_a_sealed_value_is_told(
+    made: tuple[Path, str, str], tmp_path: Path, figure: Figure, size: Callable[[int, int], int], rng: random.Random
+) -> None:
+    source, file, store = made
+    truth = content(source, file, store)
+    columns = [("documents", "key"), ("documents", "sealed"), ("chunks", "text"), ("chunks", "title"),
+               ("texts", "text"), ("files", "key"), ("files", "name"), ("vector_stores", "name"),
+               ("vector_stores", "metadata"), ("attached", "attributes")]  # fmt: skip
+    told, flips = 0, size(50, 1000)
+    for number in range(flips):
+        base = tmp_path / str(number)
+        shutil.copytree(source.parent, base)
+        table, column = rng.choice(columns)
+        with closing(sqlite3.connect(base / "docs" / "documents.sqlite")) as rows:
+            where = {"files": "id", "texts": "document"}.get(table)
+            chosen = rows.execute(
+                f"SELECT rowid, {column} FROM {table} WHERE length({column}) > 0"
+                + (f" AND id = '{file}'" if where == "id" else "")
+                + (f" AND file = '{file}'" if table == "attached" else "")
+            ).fetchall()
+            row, value = rng.choice(chosen)
+            changed = bytearray(value)
+            changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+            rows.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (bytes(changed), row))
+            rows.commit()
+        outcome = _outcome(base / "docs", file, store, truth)
+        assert outcome == "told", (outcome, table, column, row)
+        told += 1
+        shutil.rmtree(base)
+    figure("flipped bits of sealed values told", told, at_least=flips)
+
+
+def _place(folder: Path, rng: random.Random) -> tuple[Path, int]:
+    """A random byte of the store's files: each file with the same chance, and any byte of it."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    path = rng.choice([path for path in paths if not path.name.endswith(("-shm", "-wal"))])
+    return path, rng.randrange(path.stat().st_size)
+
+
+def _outcome(folder: Path, file: str, store: str, truth: list[object]) -> str:
+    try:
+        found = content(folder, file, store)
+    except PacelineError as error:
+        assert str(error), "a sentence"
+        return "told"
+    except FileNotFoundError:
+        return "told"
+    if found == truth:
+        return "harmless"
+    return "told" if _is_less(found, truth) else "changed"
+
+
+def _is_less(found: object, truth: object) -> bool:
+    """True if `found` is `truth` without parts, or with the words that stand for damaged ones: nothing else."""
+    if found == truth or found in (None, "", "(damaged)"):
+        return True
+    if isinstance(found, dict) and isinstance(truth, dict):
+        return all(key in truth and _is_less(value, truth[key]) for key, value in found.items())
+    if isinstance(found, list | tuple) and isinstance(truth, list | tuple):
+        if len(found) == len(truth):
+            return all(map(_is_less, found, truth))
+        return all(any(_is_less(each, other) for other in truth) for each in found)
+    return False

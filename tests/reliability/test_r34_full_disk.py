@@ -1,0 +1,224 @@
+"""R34: a disk that takes no more, at every place a server writes: told without paths, nothing damaged, and then over.
+
+Three ways: the kernel refuses the running server's writes beyond a length (RLIMIT_FSIZE), which needs no rights and no
+disk of its own, and which SQLite takes for an error of the disk; a disk of its own that is full (ENOSPC); and one on
+which writing back fails, so that fsync says EIO and what it was called for is lost. The last two need the rights to
+mount. Not tried: reads that fail.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sqlite3
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from paceline.commands.processes import Children
+from tests.e2e.test_commands_beside_a_server import Server
+from tests.reliability.conftest import Figure
+
+LIMIT = 48 << 10  # bytes of any file: the programs' logs are shorter
+UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+REFUSED = {503, 507}
+
+
+@contextmanager
+def full(server: Server) -> Iterator[None]:
+    """No file of the server grows beyond LIMIT."""
+    pid = server.child.process.pid
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (LIMIT, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, UNLIMITED)
+
+
+def mounted(folder: Path, *arguments: str) -> None:
+    folder.mkdir(mode=0o700)
+    if os.geteuid() != 0 or subprocess.run(["mount", *arguments, str(folder)], check=False).returncode:
+        pytest.skip("only who may mount has a disk to fill")
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[None]:
+    """A file system of its own in that folder."""
+    mounted(folder, "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "tmpfs")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def failing_disk(folder: Path, image: Path) -> Iterator[None]:
+    """A file system whose disk is a sparse file `image`, made if there is none: where that cannot grow, writing back
+    fails with EIO."""
+    if not image.exists():
+        with image.open("wb") as stream:
+            stream.truncate(64 << 20)
+        subprocess.run(["mkfs.ext4", "-q", "-O", "^has_journal", "-E", "lazy_itable_init=1", str(image)], check=True)
+    mounted(folder, "-o", "loop", str(image))
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def ballast(folder: Path) -> Iterator[None]:
+    """No room is left on the disk of this folder."""
+    file = folder / "ballast"
+    try:
+        with file.open("wb", buffering=0) as stream, suppress(OSError):
+            while True:
+                stream.write(bytes(4096))
+        yield
+    finally:
+        file.unlink()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Children(tmp_path) as children:
+        yield Server(children, tmp_path)
+
+
+def write_all(server: Server, number: int) -> dict[str, httpx.Response]:
+    """One request for each place that a server writes to."""
+    chat: dict[str, Any] = {"model": "fake", "max_tokens": 4, "messages": [{"role": "user", "content": f"{number}?"}]}
+    stored: dict[str, Any] = {"model": "fake", "max_output_tokens": 16, "input": "word " * 500}
+    return {
+        "large upload": server.call(
+            "POST", "/v1/files", files={"file": ("a.txt", b"a" * 3 * LIMIT)}, data={"purpose": "assistants"}
+        ),
+        "spooled upload": server.call(
+            "POST", "/v1/files", files={"file": ("b.txt", b"b" * (3 << 20))}, data={"purpose": "assistants"}
+        ),
+        "vector store": server.call("POST", "/v1/vector_stores", json={"metadata": {"note": "n" * 500}}),
+        "stored response": server.call("POST", "/v1/responses", json=stored),
+        "chat": server.call("POST", "/v1/chat/completions", json=chat),
+        "reading": server.call("GET", "/v1/files"),
+        "health": server.call("GET", "/healthz"),
+    }
+
+
+def sound(folder: Path) -> None:
+    databases = list(folder.rglob("*.sqlite"))
+    assert databases
+    for file in databases:
+        with closing(sqlite3.connect(file)) as rows:
+            assert rows.execute("PRAGMA integrity_check").fetchall() == [("ok",)], file
+
+
+def writes_again(server: Server) -> float:
+    """s until every write succeeds."""
+    began = time.monotonic()
+    while {answer.status_code for answer in write_all(server, 99).values()} != {200}:
+        assert time.monotonic() - began < 60, "it does not write again"
+    return time.monotonic() - began
+
+
+def test_a_full_disk_is_told_without_paths_and_damages_nothing(
+    server: Server, tmp_path: Path, size: Callable[[int, int], int], figure: Figure
+) -> None:
+    before = {name: answer.status_code for name, answer in write_all(server, 0).items()}
+    assert set(before.values()) == {200}, before
+    kept = server.call("GET", "/v1/files").json()["data"]
+    refused = dict.fromkeys(before, 0)
+    rounds = size(12, 200)
+    with full(server):
+        for number in range(rounds):
+            for name, answer in write_all(server, number).items():
+                if name.endswith("upload"):
+                    assert answer.status_code == 507, (name, answer.text)
+                if name in ("chat", "reading", "health"):
+                    assert answer.status_code == 200, (name, answer.text)
+                assert answer.status_code in {200, *REFUSED}, (name, answer.text)
+                assert str(tmp_path) not in answer.text and "sqlite" not in answer.text, answer.text
+                refused[name] += answer.status_code in REFUSED
+        assert server.call("GET", "/v1/files").json()["data"] == kept
+    for name, count in refused.items():
+        figure(f"{name}: refused of {rounds}", count)
+    assert refused["vector store"] and refused["stored response"], "the limit hit nothing"
+    figure("writes again after", writes_again(server), unit="s")
+    server.kill()
+    sound(server.state)
+    halves = [path.name for path in (server.state / "docs" / "files").iterdir() if path.suffix == ".part"]
+    assert not halves
+    server.start()
+    assert {answer.status_code for answer in write_all(server, 100).values()} == {200}
+
+
+def test_a_disk_without_a_byte_left_is_told_and_damages_nothing(
+    tmp_path: Path, size: Callable[[int, int], int], figure: Figure
+) -> None:
+    state, rounds = tmp_path / "state", size(4, 60)
+    with small_disk(state, 32), Children(tmp_path) as children:
+        server = Server(children, tmp_path)
+        assert {answer.status_code for answer in write_all(server, 0).values()} == {200}
+        kept = server.call("GET", "/v1/files").json()["data"]
+        refused: Counter[str] = Counter()
+        with ballast(state):
+            for number in range(1, rounds + 1):
+                for name, answer in write_all(server, number).items():
+                    expected = {200} if name in ("chat", "reading", "health") else {200, *REFUSED}
+                    assert answer.status_code in expected, (name, answer.text)
+                    assert str(tmp_path) not in answer.text and "sqlite" not in answer.text, answer.text
+                    refused[name] += answer.status_code in REFUSED
+            assert server.call("GET", "/v1/files").json()["data"] == kept
+        for name, count in refused.items():
+            figure(f"no byte left: {name}, refused of {rounds}", count)
+        assert refused["large upload"] == refused["spooled upload"] == rounds
+        assert refused["vector store"] and refused["stored response"]
+        writes_again(server)
+        server.kill()
+        sound(state)
+        server.start()
+        assert {answer.status_code for answer in write_all(server, 100).values()} == {200}
+        server.kill()
+
+
+def test_what_was_acknowledged_is_on_a_disk_whose_writes_failed_meanwhile(
+    tmp_path: Path, size: Callable[[int, int], int], figure: Figure
+) -> None:
+    """fsync fails, and what the page cache holds is not on the disk. The process is killed, the disk mounted anew."""
+    uploads = size(12, 200)
+    backing, state, image = tmp_path / "backing", tmp_path / "state", tmp_path / "backing" / "image"
+    with small_disk(backing, 12), Children(tmp_path) as children:
+        with failing_disk(state, image):
+            server = Server(children, tmp_path)
+            acknowledged, refused = [server.upload("before.txt")], 0
+            with ballast(backing):
+                for number in range(uploads):
+                    name = f"note-{number}.txt"
+                    answer = server.call(
+                        "POST", "/v1/files", files={"file": (name, name * 9000)}, data={"purpose": "assistants"}
+                    )
+                    assert answer.status_code in {200, *REFUSED}, answer.text
+                    if answer.status_code == 200:
+                        acknowledged.append(answer.json()["id"])
+                    refused += answer.status_code in REFUSED
+                    assert server.call("GET", "/healthz").status_code == 200
+                server.kill()
+                before = set(acknowledged)
+        state.rmdir()
+        with failing_disk(state, image):
+            sound(state)
+            server.start()
+            held = {each["id"] for each in server.call("GET", "/v1/files").json()["data"]}
+            assert before <= held, "an acknowledged file is lost"
+            for each in before:
+                assert server.call("GET", f"/v1/files/{each}/content").status_code == 200
+            writes_again(server)
+            server.kill()
+    figure("failing fsync: uploads acknowledged, all held", len(acknowledged))
+    figure(f"failing fsync: uploads refused of {uploads}", refused, at_least=1)
