@@ -2,13 +2,14 @@
 
 - `aggregate`: time per token of `aggregate` against the round trip. `ttft`: time to first token with stored KV.
 - `scheduling`: placement of the aggregator. `two_sided`: answers from documents of both sides.
-- `lookup_tree`: drafting without a model. `engine`: milliseconds per forward (`gpu_step`: its
-  part on a GPU). `constraints`: validity of answers.
+- `pipeline`: a model in stages, by how drafts flow through them.
+- `draft_verify`: drafts of the device, verified in the cloud. `lookup_tree`: drafting without a model.
+- `engine`: milliseconds per forward (`gpu_step`: its part on a GPU). `constraints`: validity of answers.
 - `leakage`: what a curious cloud learns of a device's documents beyond the answers.
 - `perplexity`: perplexity of text given documents. `streams`, `surface`: throughput and CPU of the HTTP server.
 - `serving`: the HTTP server against others on the same weights, its prefix cache, host time and memory.
-- `report`: options, claims and reports. `bootstrap`: intervals. `aggregation/`, `drafting/`, `retrieval/`: parts of the
-  benches.
+- `report`: options, claims and reports. `bootstrap`: intervals. `aggregation/`, `drafting/`, `retrieval/`,
+  `speculation/`: parts of the benches.
 
 Definitions of all numbers: METHODOLOGY.md. Dated results: LOG.md.
 """

@@ -1,8 +1,8 @@
-"""Time of one forward: `paged` and transformers' own forward, alternating, on a random-weight 0.5B model.
+"""Time of one forward: `paged`, transformers' and llama.cpp's own forward, alternating, on a random-weight 0.5B model.
 
-Claims: a one-row forward at least 1.5 times as fast as transformers', and 16 rows at most 1.3 times one row. Both
-times end with the logits of all rows; the time of converting them to distributions is `distributions_ms`. On a GPU a
-step of a 7B model is measured too (`gpu_step`).
+Claims: a one-row forward against transformers' and llama.cpp's, 16 rows against one row and against llama.cpp's. All
+times end with the logits of all rows; the time of converting them to distributions is `distributions_ms`. llama.cpp
+is measured where llama-cpp-python is installed. On a GPU a step of a 7B model is measured too (`gpu_step`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -29,11 +31,13 @@ from paceline.engine.tensors import dists
 from paceline.errors import ConfigError, EngineError
 
 from . import gpu_step
+from .bootstrap import INSIDE, Estimate, ratio_of
+from .llama_cpp_forward import llama_cpp, missing
 from .random_model import Shape, random_model
 from .report import Claim, Options, Report, plot_lines
 
 NAME: Final = "engine"
-SUMMARY: Final = "ms per forward at 1-64 rows, and GB/s beside a plain copy's; baseline: transformers"
+SUMMARY: Final = "ms per forward at 1-64 rows, and GB/s beside a plain copy's; baselines: transformers, llama.cpp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ QUICK = Workload(rows=(1, 4, 16), rounds=5)
 
 def run(options: Options, workload: Workload | None = None) -> Report:
     """Times are medians. Data sets are not used: speed does not depend on the weights."""
-    report = _against_transformers(options, workload)
+    report = _against_others(options, workload)
     if not torch.cuda.is_available():
         return replace(report, conditions=dict(report.conditions) | {"gpu_step": gpu_step.ABSENT})
     torch.cuda.empty_cache()  # of the models that were compared
@@ -71,7 +75,7 @@ def run_gpu() -> Report:
     return Report(NAME, gpu_step.conditions(load), rows, claims)
 
 
-def _against_transformers(options: Options, workload: Workload | None) -> Report:
+def _against_others(options: Options, workload: Workload | None) -> Report:
     load = workload or (QUICK if options.quick else Workload())
     model = random_model(load.shape, load.dtype)
     torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
@@ -80,39 +84,72 @@ def _against_transformers(options: Options, workload: Workload | None) -> Report
     reference = _Transformers(copy.deepcopy(model), load)
     ours = _Paged(model, load)
     copy_rate = _copy_rate(load.copied, device)
-    measured: dict[int, dict[str, float]] = {}
-    for rows in load.rows:
-        calls = [partial(reference.forward, rows), partial(ours.forward, rows), partial(ours.distributions, rows)]
-        plain, paged, with_dists = _interleaved(calls, load.rounds, device)
-        measured[rows] = {
-            "rows": rows,
-            "transformers_ms": plain.median,
-            "transformers_low_ms": plain.low,
-            "transformers_high_ms": plain.high,
-            "paged_ms": paged.median,
-            "paged_low_ms": paged.low,
-            "paged_high_ms": paged.high,
-            "times_faster": plain.median / paged.median,
-            "distributions_ms": max(0.0, with_dists.median - paged.median),
-            "weights_gb_per_s": weight_bytes / paged.median / 1e6,
-            "copy_gb_per_s": copy_rate,
-        }
-    claims = [
-        Claim("engine.vs_transformers", measured[1]["times_faster"], 1.5, "higher"),
-        Claim("engine.rows16_vs_row1", measured[16]["paged_ms"] / measured[1]["paged_ms"], 1.3, "lower"),
-    ]
+    lacking = "it was not asked to use this GPU" if device.type != "cpu" else missing()
+    measured: dict[int, _Forwards] = {}
+    with ExitStack() as started:
+        other = None if lacking else started.enter_context(llama_cpp(load.shape, load.prefix, max(load.rows)))
+        for rows in load.rows:
+            calls = [partial(reference.forward, rows), partial(ours.forward, rows), partial(ours.distributions, rows)]
+            calls += [] if other is None else [partial(other.forward, rows)]
+            measured[rows] = _Forwards(*_interleaved(calls, load.rounds, device))
+    claims, intervals = _claims(measured)
     conditions = {
         "model": f"random Qwen2, hidden {load.shape.hidden}, {load.shape.layers} layers, vocabulary {load.shape.vocab}",
         "dtype": str(load.dtype).removeprefix("torch."),
         "weights_mb": round(weight_bytes / 1e6),
         "cached_rows": load.prefix,
-        "statistic": f"median of {load.rounds} rounds",
+        "statistic": f"medians of {load.rounds} rounds; a claim is the median ratio of two forwards of one round, but "
+        "rows16_vs_row1, of two series, is the ratio of their medians",
+        "llama_cpp": lacking or f"llama-cpp-python {version('llama-cpp-python')}",
+        f"interval_{100 * INSIDE:.0f}": {name: estimate.interval for name, estimate in intervals.items()},
         "transformers_attention": str(reference.attention),
         "copy_counts": "bytes read and bytes written",
         "clock": "real",
         "quick": options.quick,
     }
-    return Report(NAME, conditions, list(measured.values()), claims)
+    table = [each.row(count, weight_bytes, copy_rate) for count, each in measured.items()]
+    return Report(NAME, conditions, table, claims)
+
+
+@dataclass(frozen=True, slots=True)
+class _Forwards:
+    """Milliseconds of the rounds of one number of rows."""
+
+    transformers: Sequence[float]
+    paged: Sequence[float]
+    with_dists: Sequence[float]
+    llama_cpp: Sequence[float] | None = None
+
+    def row(self, rows: int, weight_bytes: int, copy_gb_per_s: float) -> dict[str, object]:
+        plain, paged = statistics.median(self.transformers), statistics.median(self.paged)
+        llama = {} if self.llama_cpp is None else {"llama_cpp_ms": statistics.median(self.llama_cpp)}
+        return {
+            "rows": rows,
+            "transformers_ms": plain,
+            "transformers_low_ms": min(self.transformers),
+            "transformers_high_ms": max(self.transformers),
+            "paged_ms": paged,
+            "paged_low_ms": min(self.paged),
+            "paged_high_ms": max(self.paged),
+            **llama,
+            "times_faster": plain / paged,
+            "distributions_ms": max(0.0, statistics.median(self.with_dists) - paged),
+            "weights_gb_per_s": weight_bytes / paged / 1e6,
+            "copy_gb_per_s": copy_gb_per_s,
+        }
+
+
+def _claims(measured: Mapping[int, _Forwards]) -> tuple[list[Claim], dict[str, Estimate]]:
+    """Claims, and the intervals of those whose two forwards lie in one round."""
+    one, sixteen = measured[1], measured[16]
+    ratios = {"engine.vs_transformers": (ratio_of(one.transformers, one.paged), 1.6)}
+    if one.llama_cpp is not None and sixteen.llama_cpp is not None:
+        ratios["engine.vs_llama_cpp_row1"] = (ratio_of(one.llama_cpp, one.paged), 1.05)
+        ratios["engine.vs_llama_cpp_row16"] = (ratio_of(sixteen.llama_cpp, sixteen.paged), 2.2)
+    claims = [Claim(name, estimate.value, target, "higher") for name, (estimate, target) in ratios.items()]
+    growth = statistics.median(sixteen.paged) / statistics.median(one.paged)
+    claims.append(Claim("engine.rows16_vs_row1", growth, 1.3, "lower"))
+    return claims, {name: estimate for name, (estimate, _) in ratios.items()}
 
 
 def plot(report: Report, file: Path) -> None:
@@ -157,16 +194,8 @@ class _Paged:
         dists(self._scores(rows))
 
 
-class _Times(NamedTuple):
-    """Milliseconds"""
-
-    median: float
-    low: float
-    high: float
-
-
-def _interleaved(calls: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[_Times]:
-    """Times of each call. One of each per round, so that a change of the machine's speed affects all alike."""
+def _interleaved(calls: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[list[float]]:
+    """Milliseconds of each call, by round; one of each a round, so that a change of the machine's speed affects all."""
     taken: list[list[float]] = [[] for _ in calls]
     for round_index in range(rounds + 1):
         for times, call in zip(taken, calls, strict=True):
@@ -176,7 +205,7 @@ def _interleaved(calls: Sequence[Callable[[], object]], rounds: int, device: tor
                 torch.cuda.synchronize()
             if round_index:  # the first round is a warm-up
                 times.append(1e3 * (time.perf_counter() - start))
-    return [_Times(statistics.median(times), min(times), max(times)) for times in taken]
+    return taken
 
 
 def _copy_rate(size: int, device: torch.device) -> float:
@@ -184,7 +213,7 @@ def _copy_rate(size: int, device: torch.device) -> float:
     source = torch.ones(size, dtype=torch.uint8, device=device)
     into = torch.empty_like(source)
     (taken,) = _interleaved([lambda: into.copy_(source)], 5, device)
-    return 2 * source.numel() / taken.median / 1e6
+    return 2 * source.numel() / statistics.median(taken) / 1e6
 
 
 def main() -> None:

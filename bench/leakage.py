@@ -34,7 +34,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.loader import load_model
 from paceline.models import DEVICE
-from paceline.models.training.corpus import Fact, ask, draw_facts, state, write_document
+from paceline.models.training.texts.corpus import Fact, ask, draw_facts, state, write_document
 from paceline.rag.embedder import load_embedder
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.store.documents import DocumentStore

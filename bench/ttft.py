@@ -223,7 +223,7 @@ class _Bench:
     def stored(self, passage: Passage) -> StoredPrefix:
         """Stored KV of the device's document, as its node would find it."""
         tokens, _ = self.prompt(passages_text(passage))
-        rows = self.side.files.get(kv_key(self.model.engine.info, passage, tokens))
+        rows = self.side.files.get(kv_key(self.side.files, self.model.engine.info, passage, tokens))
         if rows is None:
             raise EngineError("the bench's document has no stored KV")
         return StoredPrefix(tokens, rows)

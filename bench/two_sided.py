@@ -21,8 +21,8 @@ from paceline.core.side import SIDES, Side
 from paceline.models import CLOUD, DEVICE
 from paceline.models.demo_pair import Pair
 from paceline.models.training.evaluate import both_sides
-from paceline.models.training.names import split_of
-from paceline.models.training.squad import normal_form
+from paceline.models.training.texts.names import split_of
+from paceline.models.training.texts.squad import normal_form
 from paceline.rag.embedder import Embedder, load_embedder
 
 from .report import Claim, Options, Report

@@ -66,6 +66,9 @@ class LocalSession(Session):
     def open_peer(self, targets: tuple[int, ...], epoch: int) -> None:
         raise AssertionError(f"no peer takes part: {len(targets)}, {epoch}")
 
+    def pass_over(self, reason: str) -> None:
+        raise AssertionError(f"no peer takes part: {reason}")
+
     def close_peer(self, fault: str) -> None:
         raise AssertionError(f"no peer takes part: {fault}")
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from paceline.core.side import Side
 from paceline.errors import ConfigError
-from paceline.models.training import phrases
-from paceline.models.training.attributes import BY_KIND
-from paceline.models.training.corpus import Fact, state
-from paceline.models.training.entities import entity
-from paceline.models.training.names import Split
+from paceline.models.training.texts import phrases
+from paceline.models.training.texts.attributes import BY_KIND
+from paceline.models.training.texts.corpus import Fact, state
+from paceline.models.training.texts.entities import entity
+from paceline.models.training.texts.names import Split
 
 Ids = tuple[int, ...]
 Encode = Callable[[str], Sequence[int]]

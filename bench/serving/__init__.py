@@ -6,6 +6,7 @@ text of equal length unless a row says `sampled`. The bench's parts, each of whi
 
 - `throughput`: tokens per second and time to first token at 1 to 64 clients; baselines where they are installed.
 - `sharing`: the prefix cache in conversations, and with one long document that several clients ask about.
+- `gaps`: gaps between tokens of short answers beside a prompt of 30,000 tokens;
 - `host`: time of a step outside the model's forward, 64 answers in a batch, in process.
 - `joint`: targets a second of joint answers, the engine's time taken out;
 - `memory`: resident memory of a server over the bytes of its weights.
@@ -25,15 +26,15 @@ from typing import Final
 from paceline.commands.processes import Children
 
 from ..bootstrap import INSIDE
+from ..findings import Findings
 from ..random_model import Shape
 from ..report import Options, Report
-from . import host_time, joint, memory, sharing, throughput
-from .findings import Findings
+from . import gaps, host_time, joint, memory, sharing, throughput
 from .model_files import ModelFiles
 
 NAME = "serving"
 SUMMARY = "tokens/s and TTFT at 1-64 clients against other servers; prefix cache, host time, joint answers and memory"
-PARTS: Final = ("throughput", "sharing", "host", "joint", "memory")
+PARTS: Final = ("throughput", "sharing", "gaps", "host", "joint", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,10 @@ class Workload:
     """Model and sizes of all parts."""
 
     parts: Sequence[str] = PARTS
-    shape: Shape = field(default_factory=Shape)
+    shape: Shape = field(default_factory=lambda: Shape(positions=32_768))
     throughput: throughput.Load = field(default_factory=throughput.Load)
     sharing: sharing.Load = field(default_factory=sharing.Load)
+    gaps: gaps.Load = field(default_factory=gaps.Load)
     host: host_time.Load = field(default_factory=host_time.Load)
     joint: joint.Load = field(default_factory=joint.Load)
 
@@ -56,6 +58,7 @@ QUICK = Workload(
     sharing=sharing.Load(
         conversations=2, turns=3, question=16, answer=8, document=128, readers=2, document_rounds=1, document_answer=2
     ),
+    gaps=gaps.Load(clients=2, question=8, answer=12, alone=2, long_prompt=1800, rounds=1),
     host=host_time.Load(sequences=8, tokens=8, tree_tokens=6),
     joint=joint.Load(vocab=2048, tokens=8, rounds=2, answers=2),
 )
@@ -79,6 +82,8 @@ def _part(part: str, children: Children, model: ModelFiles, load: Workload) -> F
             return throughput.measure(children, model, load.throughput).findings()
         case "sharing":
             return sharing.measure(children, model, load.sharing)
+        case "gaps":
+            return gaps.measure(children, model, load.gaps)
         case "host":
             return host_time.measure(model, load.host)
         case "joint":

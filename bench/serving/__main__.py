@@ -16,9 +16,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=SUMMARY)
     parser.add_argument("--quick", action="store_true", help="a tiny model and few clients")
     parser.add_argument("--only", action="append", choices=PARTS, help="a part; may be given several times")
+    parser.add_argument("--layers", type=int, metavar="N", help="of the model; fewer for a slow machine")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
     arguments = parser.parse_args()
     load = QUICK if arguments.quick else Workload()
+    if arguments.layers is not None:
+        load = replace(load, shape=replace(load.shape, layers=arguments.layers))
     report = run(Options(quick=arguments.quick), replace(load, parts=tuple(arguments.only or PARTS)))
     if arguments.json:
         report.write(arguments.json)

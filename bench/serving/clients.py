@@ -44,6 +44,7 @@ class Answer:
     asked: float
     first: float  # first content delta received
     last: float  # last content delta received
+    deltas: Sequence[float] = ()  # all of them
 
     @property
     def ttft_ms(self) -> float:
@@ -71,6 +72,7 @@ async def ask(client: httpx.AsyncClient, question: Question) -> Answer:
     asked = time.perf_counter()
     first = last = 0.0
     pieces: list[str] = []
+    deltas: list[float] = []
     usage: dict[str, object] = {}
     ended = ""
     async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
@@ -88,6 +90,7 @@ async def ask(client: httpx.AsyncClient, question: Question) -> Answer:
             if delta := choice.get("delta", {}).get("content"):
                 last = time.perf_counter()
                 first = first or last
+                deltas.append(last)
                 pieces.append(delta)
     # llama-cpp-python streams no usage, but says that the limit has ended an answer.
     counted = question.max_tokens if ended == "length" else len(pieces)
@@ -96,7 +99,7 @@ async def ask(client: httpx.AsyncClient, question: Question) -> Answer:
         raise ServingError(f"an answer has {tokens} tokens, not {question.max_tokens}")
     details = usage.get("prompt_tokens_details")
     cached = _number(details, "cached_tokens") if isinstance(details, Mapping) else 0
-    return Answer("".join(pieces), tokens, _number(usage, "prompt_tokens"), cached, asked, first, last)
+    return Answer("".join(pieces), tokens, _number(usage, "prompt_tokens"), cached, asked, first, last, deltas)
 
 
 def _number(fields: Mapping[str, object], name: str) -> int:

@@ -38,8 +38,8 @@ from paceline.strategies.lookup_tree import LookupTree
 from ..bootstrap import Estimate, median_of
 from ..drafting.drafters import DraftMemory
 from ..drafting.single_session import together
+from ..findings import Findings
 from ..report import Claim
-from .findings import Findings
 from .model_files import ModelFiles
 from .systems import cores
 

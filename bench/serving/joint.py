@@ -33,8 +33,8 @@ from paceline.strategies.base import Branch, MachineConfig
 from paceline.wire.messages import AggregateOptions
 
 from ..bootstrap import median_of
+from ..findings import Findings
 from ..report import Claim
-from .findings import Findings
 
 EXPONENTS: Final = (1.1, 2.5)  # of Zipf's law
 WINNER: Final = 4.0  # nats by which the first id of a row stands out at most

@@ -14,9 +14,9 @@ from typing import Final
 
 from paceline.commands.processes import Children
 
+from ..findings import Findings
 from ..report import Claim
 from .clients import Question, ask, connect, user
-from .findings import Findings
 from .model_files import ModelFiles
 from .systems import Paceline, start
 

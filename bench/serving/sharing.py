@@ -18,9 +18,9 @@ import httpx
 from paceline.commands.processes import Children
 
 from ..bootstrap import median_of, ratio_of
+from ..findings import Findings
 from ..report import Claim
 from .clients import Answer, Question, ask, ask_together, connect, user
-from .findings import Findings
 from .model_files import ModelFiles
 from .systems import Paceline, start
 

@@ -20,9 +20,9 @@ from paceline.commands.processes import Children
 from paceline.errors import PacelineError
 
 from ..bootstrap import median_of, ratio_of
+from ..findings import Findings
 from ..report import Claim
 from .clients import Answer, Question, ask_together, connect, user
-from .findings import Findings
 from .model_files import ModelFiles
 from .systems import BASELINES, LlamaCpp, Paceline, System, Transformers, start
 

@@ -154,6 +154,7 @@ def test_a_part_runs_on_a_tiny_model(part: str) -> None:
         == {
             "throughput": {"serving.sampled_vs_greedy"},
             "sharing": {"serving.multi_turn_ttft"},
+            "gaps": {"serving.gap_beside_long_prompt"},
             "host": {"engine.host_ms_per_step_8", "engine.host_us_per_tree_row"},
             "joint": {"engine.joint_targets_per_s"},
             "memory": {"engine.memory_vs_weights"},

@@ -1,11 +1,11 @@
-"""Rows, claims and intervals of one part of the bench."""
+"""Rows, claims and intervals of a part of a bench."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..bootstrap import Estimate
-from ..report import Claim
+from .bootstrap import Estimate
+from .report import Claim
 
 
 @dataclass(slots=True)

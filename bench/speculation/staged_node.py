@@ -1,0 +1,179 @@
+"""A node on a pipeline of paced stages, each a process of its own, with the device's demo model as draft model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import Engine, LoadedModel
+from paceline.engine.generation_config import sampling_defaults
+from paceline.engine.loader import fingerprint, load_model
+from paceline.engine.stages.measure import num_layers
+from paceline.engine.tokenizer import Tokenizer
+from paceline.engine.wrappers import DelayedEngine
+from paceline.models import CLOUD, DEVICE
+from paceline.runtime.identity import PrivateKey
+from paceline.runtime.node import Node
+from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.stages.head.local import READY, StageCredential
+from paceline.runtime.stages.head.members import FixedPlace, Members
+from paceline.runtime.stages.head.pipeline import RemotePipeline
+from paceline.strategies.pipeline.options import PipelineOptions
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.signing import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Times of a pipeline's parts, s."""
+
+    stages: int = 4
+    forward_s: float = 0.1  # of a stage, for one row
+    row_s: float = 0.0003
+    hop_s: float = 0.002  # one way
+    draft_s: float = 0.01  # of a draft model's forward
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer, with its times on the loop's clock."""
+
+    text: str
+    tokens: int
+    first: float  # s, the first piece of text
+    last: float
+    tokens_first: int  # in that piece
+    stats: dict[str, float]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """After the first piece."""
+        return (self.tokens - self.tokens_first) / (self.last - self.first)
+
+
+@dataclass(slots=True)
+class StagedNode:
+    node: Node
+    processes: list[subprocess.Popen[str]]
+    answers: int = 0  # so far
+
+    def resident_mib(self) -> list[int]:
+        """Resident memory of each stage's process."""
+        return [psutil.Process(each.pid).memory_info().rss >> 20 for each in self.processes]
+
+    async def answer(
+        self, prompt: Sequence[int], sampling: SamplingParams, tokens: int, options: PipelineOptions | None
+    ) -> Answered:
+        """options: None for plain decoding. Look-up tables know nothing of the answers before."""
+        self.answers += 1
+        asked = {} if options is None else {each: getattr(options, each) for each in options.__struct_fields__}
+        request = GenerateRequest(
+            messages=(),
+            prompt=tuple(prompt),
+            sampling=sampling,
+            max_tokens=tokens,
+            strategy="autoregressive" if options is None else "pipeline",
+            documents=0,
+            owner=f"answer {self.answers}",
+            options=asked,
+        )
+        loop = asyncio.get_running_loop()
+        session = await self.node.prepare(request)
+        text, first, last, tokens_first = "", 0.0, 0.0, 0
+        found: GenerationResult | None = None
+        async for event in session.run():
+            last = loop.time()
+            if isinstance(event, TextDelta):
+                if not text:
+                    first, tokens_first = last, event.tokens
+                text += event.text
+            else:
+                found = event
+        assert found is not None and found.reason == "length", found
+        return Answered(text, found.completion_tokens, first, last, tokens_first, dict(found.stats))
+
+
+@asynccontextmanager
+async def staged_node(pace: Pace) -> AsyncIterator[StagedNode]:
+    """The cloud's demo model in stages with as many layers each."""
+    layers = num_layers(CLOUD)
+    cuts = [layers * number // pace.stages for number in range(pace.stages + 1)]
+    head, keys = PrivateKey.generate(), [PrivateKey.generate() for _ in range(pace.stages)]
+    with _processes(pace, cuts, keys, head.public_key) as (processes, addresses):
+        by_name = {f"stage {number}": key for number, key in enumerate(keys)}
+
+        async def admit(claim: Claim) -> bytes | CloseCode:
+            key = by_name[claim.device].public_key
+            return key if claim.proves(key) else CloseCode.BAD_CREDENTIAL
+
+        make = partial(
+            Members,
+            list(map(FixedPlace, addresses)),
+            key=head,
+            admit=admit,
+            fingerprint=fingerprint(CLOUD),
+            format=None,
+        )
+        pipeline = await asyncio.to_thread(RemotePipeline, make, "demo", sampling_defaults(CLOUD))
+        try:
+            drafts = DelayedEngine(load_model(DEVICE, threads=1, kv_mib=64).engine, pace.draft_s)
+            model = LoadedModel(cast(Engine, pipeline), Tokenizer.load(CLOUD))
+            async with Node("cloud", model, None, draft_engine=drafts) as node:
+                yield StagedNode(node, processes)
+        finally:
+            await asyncio.to_thread(pipeline.close)
+
+
+@contextmanager
+def _processes(
+    pace: Pace, cuts: Sequence[int], keys: Sequence[PrivateKey], head_key: bytes
+) -> Iterator[tuple[list[subprocess.Popen[str]], list[str]]]:
+    """The stages' processes and addresses."""
+    times = ("--forward-s", pace.forward_s, "--row-s", pace.row_s, "--hop-s", pace.hop_s)
+    processes: list[subprocess.Popen[str]] = []
+    root = Path(__file__).parents[2]
+    try:
+        for number, key in enumerate(keys):
+            layers = f"{cuts[number]}:{cuts[number + 1]}"
+            command = (sys.executable, "-m", "bench.speculation.paced_stage", "--model", CLOUD, "--layers", layers)
+            process = subprocess.Popen(
+                [*map(str, (*command, *times))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=root,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+            processes.append(process)
+            assert process.stdin is not None
+            process.stdin.write(f"{StageCredential(f'stage {number}', key, head_key).to_line()}\n")
+            process.stdin.flush()
+        yield processes, [_address(each) for each in processes]
+    finally:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in processes:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(READY):
+            return line.removeprefix(READY).strip()
+    raise RuntimeError("a stage's process has ended; its output says why")

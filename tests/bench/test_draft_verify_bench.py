@@ -1,0 +1,136 @@
+"""The bench of `draft_verify` drives the served machines; its engines accept as they say, its figures are equal."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.draft_verify import capacity, grid, processes, radio
+from bench.draft_verify.answers import COMPUTE_W, DRAFT_S, Setting, airbytes, play, total
+from bench.draft_verify.paired_engines import ENTROPIES, ENTRY_BITS, WHOLE_BITS, PairedEngine, Payload, nats_of
+from bench.draft_verify.ways import CLOUD_DECODING, co_located, dssd, static, waiting
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.errors import ConfigError
+from paceline.wire.payloads.varints import encode_tokens
+from paceline.wire.verify_messages import DraftChain, Verdict
+
+
+@pytest.fixture
+def engines() -> dict[str, PairedEngine]:
+    return {"cloud": PairedEngine(target=True), "device": PairedEngine(target=False)}
+
+
+def test_both_models_agree_at_the_papers_rate_and_share_no_token_elsewhere(engines: dict[str, PairedEngine]) -> None:
+    chain = Segment(SeqId(1), 0, tuple(range(1000, 2500)), logits="all")
+    (target,), (draft,) = (engine.forward(Batch((chain,))).dists for engine in engines.values())
+    agrees = []
+    for theirs, own in zip(target, draft, strict=True):
+        equal = bool(np.array_equal(theirs.ids, own.ids))
+        assert equal or not set(theirs.ids) & set(own.ids)
+        assert np.array_equal(theirs.probs, own.probs)
+        nats = nats_of(int(own.ids[0]))
+        assert own.entropy() == pytest.approx(nats, abs=0.01) and nats == nats_of(int(own.ids[-1]))
+        agrees.append((equal, nats))
+    assert statistics.fmean(equal for equal, _ in agrees) == pytest.approx(0.9, abs=0.025)
+    unsure = [(equal, nats) for equal, nats in agrees if nats > 0.8]
+    expected = statistics.fmean(math.exp(-0.35 * nats) for _, nats in unsure)
+    assert statistics.fmean(equal for equal, _ in unsure) == pytest.approx(expected, abs=0.12)
+    assert statistics.fmean(math.exp(-0.35 * nats) for nats in ENTROPIES) == pytest.approx(0.9, abs=0.001)
+
+
+def test_payloads_are_scaled_to_their_mean_and_ways_are_sized_by_their_papers() -> None:
+    payload = radio.payload_for(0.25)
+    assert payload.mean_bits(0.99995) == pytest.approx(
+        Payload.with_mean_bits(payload.mean_bits(0.99995)).mean_bits(0.99995)
+    )
+    assert payload.mean_bits(0.99998) > payload.mean_bits(0.99995)
+    tokens = (40_000, 120_000)
+    drafts = DraftChain(0, 0, 0, 0, encode_tokens(tokens))
+    ids = sum(payload.ids(nats_of(token), 0.99995) for token in tokens)
+    assert airbytes(drafts, static(7, "top-p 0.99995"), payload) == pytest.approx(ids * ENTRY_BITS / 8)
+    assert airbytes(drafts, dssd(WHOLE_BITS), payload) == 2 * ENTRY_BITS / 8
+    assert airbytes(drafts, static(7), payload) is None, "ours: as the codec writes it"
+    rejected, whole = (Verdict(0, 0, 0, encode_tokens([1] * count), False) for count in (3, 8))
+    assert airbytes(rejected, dssd(WHOLE_BITS), payload) == WHOLE_BITS / 8
+    assert airbytes(whole, dssd(WHOLE_BITS), payload) is None
+
+
+def test_a_step_takes_what_eq_4_says_and_co_located_drafting_costs_the_device_nothing(
+    engines: dict[str, PairedEngine],
+) -> None:
+    setting = Setting(radio.payload_for(0.25), tokens=60, answers=1)
+    plain = total(play(CLOUD_DECODING, setting, engines))
+    assert plain.seconds == pytest.approx(60 * setting.verify) and plain.joules == 0.0
+    seven = total(play(static(7), setting, engines))
+    steps = seven.cloud_forwards * setting.verify + seven.drafting_forwards * DRAFT_S
+    assert seven.seconds == pytest.approx(steps, abs=setting.verify + DRAFT_S), "both prompts' forwards overlap"
+    assert seven.joules == pytest.approx(COMPUTE_W * DRAFT_S * seven.drafting_forwards)
+    beside = total(play(co_located(7), setting, engines))
+    assert beside.joules == 0.0 and beside.cloud_forwards == seven.cloud_forwards
+    assert beside.seconds < seven.seconds
+
+
+def test_at_1_mhz_ours_is_faster_than_every_way_of_the_paper_and_figures_are_repeatable() -> None:
+    found = radio.measure(radio.QUICK)
+    speed = {str(row["way"]): float(str(row["tokens_per_s"])) for row in found.rows if row["part"] == "figure 5"}
+    published = [way.name for way in radio.PUBLISHED]
+    assert speed["ours"] > 1.65 * max(speed[name] for name in (*published, "DSSD", "cloud decoding"))
+    least = {str(row["way"]): float(str(row["joules_per_token"])) for row in found.rows if row["part"] == "figure 5"}
+    assert least[radio.THRIFTY.name] < 0.6 * min(least[name] for name in published)
+    values = {claim.name: claim.value for claim in found.claims}
+    assert values["draft_verify.throughput_1mhz"] > 1.65 and set(found.intervals) < set(values)
+    again = {side: PairedEngine(target=side == "cloud") for side in ("cloud", "device")}
+    setting = Setting(radio.payload_for(0.25), 1e6, tokens=radio.QUICK.tokens, answers=radio.QUICK.answers)
+    assert total(play(radio.OURS, setting, again)).tokens_per_s == speed["ours"]
+
+
+def test_every_way_of_the_grid_is_measured_and_ours_is_no_slower_than_the_cloud_alone() -> None:
+    found = grid.measure(grid.QUICK)
+    assert {row["way"] for row in found.rows} == set(grid.WAYS)
+    claims = {claim.name: claim.value for claim in found.claims}
+    assert claims["draft_verify.virtual_vs_cloud_decoding"] >= 0.97
+
+
+def test_a_full_cloud_serves_more_answers_with_drafts_of_devices() -> None:
+    found = capacity.measure(capacity.QUICK)
+    answers = {str(row["way"]): float(str(row["answers"])) for row in found.rows}
+    assert answers["devices, cloud waits, 2 and ahead"] > answers["plain decoding"]
+    cost = capacity.SEVEN_B.cost
+    small = capacity.HALF_B.cost
+    verify = cost.base_s + 50 * (cost.sequence_s + 4 * cost.row_s)
+    assert capacity.closed_form(capacity.SEVEN_B, 3, 50) == pytest.approx(
+        1 + 3 * (small.base_s + 50 * (small.sequence_s + small.row_s)) / verify
+    )
+
+
+def test_the_most_answers_are_found_between_those_that_were_tried() -> None:
+    """A machine whose answers slow down as their number does."""
+    most, _ = capacity.capacity(lambda count: capacity.Run(1.0 / (0.02 + 0.001 * count), 1.0), 10.0, 30, 4)
+    assert most == pytest.approx(80.0, rel=0.02)
+
+
+def test_questions_come_from_the_evaluation_set_or_are_the_benchs_own(tmp_path: Path) -> None:
+    own = processes.questions(None, 5)
+    assert len(own) == 5 and own[0] == own[3]
+    with pytest.raises(ConfigError, match="--data"):
+        processes.questions(tmp_path, 2)
+    (tmp_path / "gsm8k").mkdir()
+    lines = '{"question": "One?"}\n{"question": "Two?"}\n'
+    (tmp_path / "gsm8k" / "test.jsonl").write_text(lines)
+    assert processes.questions(tmp_path, 3) == ["One?", "Two?", "One?"]
+
+
+def test_two_processes_write_the_clouds_text_whatever_is_drafted() -> None:
+    found = processes.measure(processes.QUICK)  # it stops where texts differ
+    assert [row["way"] for row in found.rows] == list(processes.WAYS)
+    assert {claim.name for claim in found.claims} == {
+        f"draft_verify.{name}" for name in ("worst_link_vs_static7", "vs_cloud_decoding", "uplink_bytes_per_draft")
+    }
+
+
+def test_static_schemes_wait_for_every_draft() -> None:
+    assert waiting(7).fixed and waiting(7).waits and not waiting(7).overlap
