@@ -7,8 +7,10 @@ nothing of devices, enrolment or credentials.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,28 +18,39 @@ from typing import Any
 import typer
 from fastapi import FastAPI
 
-from paceline.api.http.addresses import networks
-from paceline.api.http.doors import DoorLimits
+from paceline.api.http.limits.addresses import networks
+from paceline.api.http.limits.doors import DoorLimits
 from paceline.api.http.server import serve, url_of
-from paceline.api.responses.event_writer import Retention
+from paceline.api.responses.event_log.writer import Retention
+from paceline.core.offloading.draft_length import Unit
+from paceline.core.offloading.workload import ModelShape
 from paceline.core.sampling.sampler import SamplingDefaults
-from paceline.engine.base import LoadedModel
-from paceline.engine.loader import choose_device, load_model
+from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ServedModel
+from paceline.engine.loader import choose_device, find, gpu_uuid, load_model
+from paceline.engine.loader import served_name as model_name
 from paceline.engine.wrappers import DelayedEngine
 from paceline.errors import ConfigError
+from paceline.local_users import can_tell
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.asking.gate import CloudAsks
+from paceline.runtime.energy.choice import ChosenMeter, Machine, Powers, choose_meter
+from paceline.runtime.energy.debt_file import DebtFile
+from paceline.runtime.energy.side import SideEnergy
 from paceline.runtime.engine_loop.executor import StepLimits
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
+from paceline.sealing.answers import open_answers_seal
+from paceline.sealing.seal import PLAIN, Seal
 from paceline.secret_files import STDIN, secret_lines
-from paceline.settings import NodeSettings
+from paceline.settings import AgentSettings, NodeSettings
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.identity_messages import Introduction
+
+_log = logging.getLogger("paceline")
 
 DEMO = "demo"
 GPU_STEP_ROWS = 2048
@@ -50,8 +63,9 @@ class OpenedNode:
     """A running node and the model it runs."""
 
     node: Node
-    model: LoadedModel
+    model: ServedModel
     name: str  # the model's name for clients
+    seal: Seal  # of stored responses and look-up tables
 
     @property
     def vocab_size(self) -> int:
@@ -66,6 +80,8 @@ class OpenedNode:
             model_name=self.name,
             strategies=list(STRATEGIES),
             documents=self.node.num_documents,
+            num_weights=self.model.engine.info.num_weights,
+            decode_us=round(1e6 * (self.node.decode_s or 0.0)),
         )
 
 
@@ -78,16 +94,20 @@ async def run_node(
     expects_peer: bool = False,
     open_to_peer: bool = False,
     asks: CloudAsks | None = None,
+    open_engine: Callable[[Path, str], AbstractContextManager[AsyncEngine]] | None = None,
+    open_draft: Callable[[ServedModel], Engine] | None = None,
 ) -> None:
     """Open store, model and node, serve on `listener` until a signal, then close them in reverse order.
 
     `compose` returns the application and the task to run beside it, which is cancelled once the server has drained.
-    `demo`: see `open_model`; `expects_peer`, `open_to_peer`, `asks`: see `Node`. The caller closes `listener`.
+    `demo`: see `open_model`; `expects_peer`, `open_to_peer`, `asks`: see `Node`. `open_engine`: of a model's
+    directory and name, in place of loading its engine here. `open_draft`: the draft model's engine beside this
+    model. The caller closes `listener`.
     Raises ConfigError for a model, documents or a state directory that cannot be used, EngineLost after the engine's
     device has failed for good.
     """
-    with open_store(settings) as store:
-        model = open_model(settings, demo)
+    with open_store(settings) as store, opened_model(settings, demo, open_engine) as model:
+        seal = open_answers_seal(settings.state_dir, encrypt=settings.encrypt_documents)
         name = served_name(settings, model)
         node = Node(
             settings.side,
@@ -99,17 +119,19 @@ async def run_node(
             expects_peer=expects_peer,
             open_to_peer=open_to_peer,
             asks=asks,
-            kv=open_kv(settings),
-            tables=open_tables(settings, model),
+            kv=open_kv(settings, store),
+            tables=open_tables(settings, model, seal),
             timed=True,
             limits=step_limits(settings),
+            energy=open_energy(settings, model),
+            draft_engine=None if open_draft is None else open_draft(model),
         )
 
         def ready() -> None:
             typer.echo(f"paceline: serving {name} on {url_of(listener)} ({node.num_documents} documents)")
 
         async with node:
-            app, background = await compose(OpenedNode(node, model, name))
+            app, background = await compose(OpenedNode(node, model, name, seal))
             async with asyncio.TaskGroup() as tasks:
                 beside = None if background is None else tasks.create_task(background())
                 await serve(app, listener, on_ready=ready, until=node.until_lost)
@@ -142,6 +164,24 @@ def open_model(settings: NodeSettings, demo: Path) -> LoadedModel:
     return replace(model, engine=DelayedEngine(model.engine, emulation.forward, emulation.row))
 
 
+@contextmanager
+def opened_model(
+    settings: NodeSettings,
+    demo: Path,
+    open_engine: Callable[[Path, str], AbstractContextManager[AsyncEngine]] | None = None,
+) -> Iterator[ServedModel]:
+    """`open_model`, or its tokenizer with the engine that `open_engine` opens and closes."""
+    if open_engine is None:
+        yield open_model(settings, demo)
+        return
+    from paceline.engine.tokenizer import Tokenizer
+
+    shipped = settings.model == DEMO
+    directory = find(demo if shipped else settings.model)
+    with open_engine(directory, DEMO if shipped else model_name(settings.model)) as engine:
+        yield ServedModel(engine, Tokenizer.load(directory))
+
+
 def api_keys_of(settings: NodeSettings) -> tuple[str, ...]:
     """The keys of the settings, with those of standard input (`-`) and of the file. Raises ConfigError.
 
@@ -159,7 +199,32 @@ def step_limits(settings: NodeSettings) -> StepLimits:
     return StepLimits(settings.step_rows or (GPU_STEP_ROWS if on_gpu else StepLimits().rows), settings.step_sequences)
 
 
-def served_name(settings: NodeSettings, model: LoadedModel) -> str:
+def open_energy(settings: NodeSettings, model: ServedModel) -> SideEnergy:
+    """Find the meter of this side, which the log names, and open what the device remembers of its budget.
+
+    Raises ConfigError for a meter that is named and cannot be used.
+    """
+    found = energy_meter(settings, model.engine.info.shape)
+    _log.info("energy is %s", found.text)
+    budget: tuple[float, Unit] | None = None
+    if isinstance(settings, AgentSettings):
+        if settings.energy_per_token is not None:
+            budget = settings.energy_per_token, "token"
+        elif settings.energy_per_step is not None:
+            budget = settings.energy_per_step, "step"
+    kept = DebtFile(settings.state_dir) if settings.side == "device" else None
+    return SideEnergy(found.meter, settings.send_watts, budget, kept)
+
+
+def energy_meter(settings: NodeSettings, shape: ModelShape | None) -> ChosenMeter:
+    """The meter of this side. Raises ConfigError."""
+    device = "cpu" if settings.model == "fake" else choose_device(settings.engine_device)
+    on_gpu = device.startswith("cuda")
+    powers = Powers(settings.compute_watts, settings.send_watts, settings.compute_gflops)
+    return choose_meter(settings.energy_meter, powers, Machine(on_gpu, gpu_uuid(device) if on_gpu else None, shape))
+
+
+def served_name(settings: NodeSettings, model: ServedModel) -> str:
     """The model's name for clients."""
     return settings.name or (DEMO if settings.model == DEMO else model.engine.info.name)
 
@@ -176,23 +241,37 @@ def sampling_of(settings: NodeSettings) -> SamplingDefaults:
 
 
 def open_store(settings: NodeSettings) -> DocumentStore:
-    """Open this side's document store, creating an empty one if there is none. The caller closes it."""
-    return DocumentStore.open(settings.docs_dir, load_embedder(settings.embedder), side=settings.side)
+    """Open this side's document store, creating an empty one if there is none. The caller closes it.
+
+    One that lies there in plain text is encrypted first if the settings say so.
+    """
+    embedder = load_embedder(settings.embedder)
+    store = DocumentStore.open(settings.docs_dir, embedder, side=settings.side, encrypt=settings.encrypt_documents)
+    try:
+        if settings.encrypt_documents and not store.seal.is_on:
+            store.encrypt()
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
-def open_tables(settings: NodeSettings, model: LoadedModel) -> TableStore:
-    """Open the look-up tables that answers are drafted from: one table per key, in the state directory."""
+def open_tables(settings: NodeSettings, model: ServedModel, seal: Seal = PLAIN) -> TableStore:
+    """Open the look-up tables that answers are drafted from: one table per key, in the state directory.
+
+    seal: of the files, see `sealing.answers`.
+    """
     tokenizer = model.tokenizer
-    return TableStore(settings.state_dir / TABLES, tokenizer.fingerprint, tokenizer.vocab_size)
+    return TableStore(settings.state_dir / TABLES, tokenizer.fingerprint, tokenizer.vocab_size, seal=seal)
 
 
-def open_kv(settings: NodeSettings) -> DocumentKvStore | None:
+def open_kv(settings: NodeSettings, store: DocumentStore) -> DocumentKvStore | None:
     """Open the store of the documents' KV, or None if the settings keep none.
 
     It lies in the folder of the documents, so that it is moved and deleted with them.
     """
     limit = settings.document_kv_mib << 20
-    return DocumentKvStore(settings.docs_dir / FOLDER, limit) if limit else None
+    return DocumentKvStore(settings.docs_dir / FOLDER, limit, seal=store.seal) if limit else None
 
 
 def retention_of(settings: NodeSettings) -> Retention:
@@ -202,4 +281,12 @@ def retention_of(settings: NodeSettings) -> Retention:
 
 def door_limits(settings: NodeSettings) -> DoorLimits:
     """Limits on those who send no key or credential."""
-    return DoorLimits(settings.strangers_per_address, networks(settings.trusted_proxies))
+    every_user = settings.local_users == "any"
+    if not every_user and not can_tell():
+        _log.warning("this system does not tell whose a connection is: without keys, every user of it is let in")
+    return DoorLimits(
+        settings.strangers_per_address,
+        networks(settings.trusted_proxies),
+        origins=frozenset(settings.allowed_origins),
+        every_user=every_user,
+    )

@@ -18,6 +18,7 @@ Asserts are for mistakes of this code; a user's input never reaches one.
 
 from __future__ import annotations
 
+import errno
 from typing import Literal
 
 
@@ -38,6 +39,11 @@ class StorageError(ConfigError):
     def __init__(self, message: str, *, full: bool = False) -> None:
         super().__init__(message)
         self.full = full
+
+
+def is_full(error: OSError) -> bool:
+    """True if it says that there is no room: of the disk, of a quota, or of a limit on the size of files."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DocumentError(ConfigError):

@@ -61,6 +61,7 @@ def running_pair(
     documents: Mapping[Side, str] = DOCUMENTS,
     flags: tuple[str, ...] = (),
     agent_flags: tuple[str, ...] = (),
+    cloud_flags: tuple[str, ...] = (),
     stoppable: bool = False,
 ) -> Iterator[Pair]:
     """Both programs, ready and linked, and ended in every case. stoppable: with a turnstile between them."""
@@ -82,7 +83,7 @@ def running_pair(
             embedder="hash",
             device=DEVICE,
             flags=("--threads", "1", *flags),
-            side_flags={"device": agent_flags},
+            side_flags={"device": agent_flags, "cloud": cloud_flags},
             dialled=dialled,
         )
         yield Pair(children, started, directory, proxies[-1] if proxies else None)

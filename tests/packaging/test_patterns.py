@@ -23,7 +23,7 @@ FUNCTIONS = {"compile", "match", "fullmatch", "search", "sub", "subn", "split", 
 SEARCHES = {"search", "sub", "subn", "split", "findall", "finditer"}
 # By module and pattern or name: why it may stay although its shape is that of one which backtracks.
 ALLOWED = {
-    ("paceline/engine/pipeline_stage.py", "_LAYER"): "names of weights, each of whose parts ends with a full stop",
+    ("paceline/engine/stages/stage.py", "LAYER"): "names of weights, each of whose parts ends with a full stop",
     (
         "paceline/api/chat/tool_calls.py",
         "reduce(lambda rest, atom: f'{atom}(?:{rest})?', reversed(atoms))",
