@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import msgspec
@@ -18,9 +20,11 @@ import psutil
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.tokenizer import Tokenizer
-from paceline.models import CLOUD
+from paceline.models import CLOUD, DEVICE
 from paceline.strategies.pipeline.options import NAIVE, PIPEDEC, PRUNED, PipelineOptions
 
+from ..enlarged_demo import QWEN_05B, enlarge
+from ..random_model import Shape
 from ..report import Claim
 from .staged_node import Pace, StagedNode, staged_node
 
@@ -36,6 +40,7 @@ WAYS: Final[Mapping[str, PipelineOptions | None]] = {
     TABLES: msgspec.structs.replace(SPECULATING, drafter="tables"),
     FULL: SPECULATING,
 }
+SMALL: Final = Shape(layers=6, hidden=448, inner=1024, heads=14)  # of a draft model beside the 0.5B shape
 Row = dict[str, object]
 
 
@@ -48,10 +53,12 @@ class ProcessLoad:
     at_once: int = 8  # answers, of a further table
     hops: Sequence[float] = (0.0025, 0.025)  # s one way, of a further table: RTT of 5 and 50 ms
     max_prompt: int = 96  # tokens; of a longer one the beginning is used
+    large: Pace | None = Pace(forward_s=1.5, row_s=0.0045, draft_s=0.15)  # noqa: RUF009  # frozen. Of the 0.5B shape
+    large_tokens: int = 16
 
 
 QUICK_PROCESSES: Final = ProcessLoad(
-    pace=Pace(stages=2, forward_s=0.02), questions=1, tokens=8, temperatures=(0.0,), at_once=2, hops=()
+    pace=Pace(stages=2, forward_s=0.02), questions=1, tokens=8, temperatures=(0.0,), at_once=2, hops=(), large=None
 )
 
 
@@ -87,7 +94,28 @@ async def _measure(
             await staged.answer(prompts[0], sampling(0.0, 0), 4, SPECULATING)
             found = await _round(staged, prompts[0], sampling(0.0, 0), load, chosen)
             rows += [{"rtt_ms": 2000 * hop} | row for row in found]
-    return rows, _claims(rows)
+    return rows + await _large(load, prompts, sampling), _claims(rows)
+
+
+async def _large(
+    load: ProcessLoad, prompts: Sequence[tuple[int, ...]], sampling: Callable[[float, int], SamplingParams]
+) -> list[Row]:
+    """Rounds of the demo pair enlarged to 151,936 ids, the target to the shape of a 0.5B model."""
+    if load.large is None:
+        return []
+    rows: list[Row] = []
+    with TemporaryDirectory() as folder:
+        target = enlarge(CLOUD, QWEN_05B, Path(folder, "target"))
+        draft = enlarge(DEVICE, SMALL, Path(folder, "draft"))
+        async with staged_node(load.large, target, draft) as staged:
+            await staged.answer(prompts[0], sampling(0.0, 0), 4, SPECULATING)
+            for temperature in load.temperatures:
+                found = await _round(
+                    staged, prompts[0], sampling(temperature, 0), replace(load, tokens=load.large_tokens), WAYS
+                )
+                rows += [{"shape": "0.5B, 152k ids"} | row for row in found]
+            rows.append({"shape": "0.5B, 152k ids", "resident_mib_of_stages": staged.resident_mib()})
+    return rows
 
 
 async def _round(

@@ -105,12 +105,12 @@ class StagedNode:
 
 
 @asynccontextmanager
-async def staged_node(pace: Pace) -> AsyncIterator[StagedNode]:
-    """The cloud's demo model in stages with as many layers each."""
-    layers = num_layers(CLOUD)
+async def staged_node(pace: Pace, model: Path = CLOUD, draft_model: Path = DEVICE) -> AsyncIterator[StagedNode]:
+    """A model in stages with as many layers each; by default the cloud's demo model, and the device's for drafts."""
+    layers = num_layers(model)
     cuts = [layers * number // pace.stages for number in range(pace.stages + 1)]
     head, keys = PrivateKey.generate(), [PrivateKey.generate() for _ in range(pace.stages)]
-    with _processes(pace, cuts, keys, head.public_key) as (processes, addresses):
+    with _processes(pace, model, cuts, keys, head.public_key) as (processes, addresses):
         by_name = {f"stage {number}": key for number, key in enumerate(keys)}
 
         async def admit(claim: Claim) -> bytes | CloseCode:
@@ -122,14 +122,14 @@ async def staged_node(pace: Pace) -> AsyncIterator[StagedNode]:
             list(map(FixedPlace, addresses)),
             key=head,
             admit=admit,
-            fingerprint=fingerprint(CLOUD),
+            fingerprint=fingerprint(model),
             format=None,
         )
-        pipeline = await asyncio.to_thread(RemotePipeline, make, "demo", sampling_defaults(CLOUD))
+        pipeline = await asyncio.to_thread(RemotePipeline, make, "demo", sampling_defaults(model))
         try:
-            drafts = DelayedEngine(load_model(DEVICE, threads=1, kv_mib=64).engine, pace.draft_s)
-            model = LoadedModel(cast(Engine, pipeline), Tokenizer.load(CLOUD))
-            async with Node("cloud", model, None, draft_engine=drafts) as node:
+            drafts = DelayedEngine(load_model(draft_model, threads=1, kv_mib=64).engine, pace.draft_s)
+            loaded = LoadedModel(cast(Engine, pipeline), Tokenizer.load(model))
+            async with Node("cloud", loaded, None, draft_engine=drafts) as node:
                 yield StagedNode(node, processes)
         finally:
             await asyncio.to_thread(pipeline.close)
@@ -137,7 +137,7 @@ async def staged_node(pace: Pace) -> AsyncIterator[StagedNode]:
 
 @contextmanager
 def _processes(
-    pace: Pace, cuts: Sequence[int], keys: Sequence[PrivateKey], head_key: bytes
+    pace: Pace, model: Path, cuts: Sequence[int], keys: Sequence[PrivateKey], head_key: bytes
 ) -> Iterator[tuple[list[subprocess.Popen[str]], list[str]]]:
     """The stages' processes and addresses."""
     times = ("--forward-s", pace.forward_s, "--row-s", pace.row_s, "--hop-s", pace.hop_s)
@@ -146,7 +146,7 @@ def _processes(
     try:
         for number, key in enumerate(keys):
             layers = f"{cuts[number]}:{cuts[number + 1]}"
-            command = (sys.executable, "-m", "bench.speculation.paced_stage", "--model", CLOUD, "--layers", layers)
+            command = (sys.executable, "-m", "bench.speculation.paced_stage", "--model", model, "--layers", layers)
             process = subprocess.Popen(
                 [*map(str, (*command, *times))],
                 stdin=subprocess.PIPE,
