@@ -5,6 +5,7 @@ PacelineError
 │   ├── StorageError            a file of the program's own cannot be read or written
 │   └── DocumentError           a file cannot be read as a document; carries OpenAI's `code`
 ├── ParserLost                  the process that reads a document was killed from outside: try again
+├── WebError                    a page may not or cannot be fetched, or a web search failed
 ├── RequestError                carries the HTTP status and OpenAI's `type`, `code` and `param`
 ├── LinkError
 │   ├── LocalProtocolError      this side broke the protocol: a bug here
@@ -56,6 +57,10 @@ class DocumentError(ConfigError):
 
 class ParserLost(PacelineError):
     """The process that read a document was killed, and not by its limits. Reading it again may succeed."""
+
+
+class WebError(PacelineError):
+    """A page may not or cannot be fetched, or a web search failed. The text says why, and names no private address."""
 
 
 class RequestError(PacelineError):

@@ -9,14 +9,15 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from paceline.engine.base import Engine, LoadedModel, ModelInfo
 from paceline.engine.generation_config import sampling_defaults
 from paceline.errors import ConfigError
+from paceline.model_folders import find as find
+from paceline.model_folders import quiet as quiet
+from paceline.model_folders import served_name as served_name
 
 if TYPE_CHECKING:
     import torch
@@ -29,9 +30,6 @@ log = logging.getLogger("paceline.engine")
 Backend = Literal["auto", "hf", "paged"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _MIB = 1 << 20
 _SMALL_MODEL = 100_000_000  # parameters
 
@@ -86,29 +84,6 @@ def load_model(
     return LoadedModel(engine, Tokenizer.load(directory))
 
 
-def served_name(path_or_name: str | Path) -> str:
-    """Name of the directory, or the hub name as given."""
-    path = Path(path_or_name).expanduser()
-    return path.resolve().name if path.is_dir() else str(path_or_name)
-
-
-def find(path_or_name: str | Path) -> Path:
-    """Directory of the model, downloaded for a hub name. Raises ConfigError."""
-    directory = Path(path_or_name).expanduser()
-    if not directory.is_dir():
-        directory = _downloaded(str(path_or_name))
-    if not (directory / "config.json").is_file():
-        raise ConfigError(f"{directory} is not a model: it has no config.json. Give a directory saved by transformers.")
-    if not any(directory.glob("*.safetensors")):
-        pickled = [file.name for pattern in _PICKLED for file in directory.glob(pattern)]
-        found = f", only {pickled[0]}, and unpickling can run code" if pickled else ""
-        raise ConfigError(
-            f"{directory} has no *.safetensors weights{found}. "
-            "Convert it with save_pretrained, or choose another model."
-        )
-    return directory
-
-
 def fingerprint(directory: Path) -> str:
     """sha256 over the configuration and, of each weight file, its size, header, and first and last MiB.
 
@@ -159,22 +134,6 @@ def load_engine(directory: Path, options: EngineOptions = DEFAULTS, *, name: str
         log.warning("%s (%s) is served by hf, slower than paged: %s", name, type(model).__name__, paged)
         model, info = _model(directory, options, name=name)  # `paged_engine` has changed the model
     return HFEngine(model, info)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress transformers' progress bars and reports during loading."""
-    from transformers.utils import logging as transformers_logging
-
-    before, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.ERROR)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)
-        if bars:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # as above
 
 
 def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTrainedModel, ModelInfo]:
@@ -252,17 +211,3 @@ def choose_dtype(requested: DType, device: torch.device, stored: torch.dtype | N
     is_small = size < _SMALL_MODEL * (2 if stored in (torch.bfloat16, torch.float16) else 4)
     is_native = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return torch.bfloat16 if stored == torch.bfloat16 and is_native and not is_small else torch.float32
-
-
-def _downloaded(name: str) -> Path:
-    if not _HUB_NAME.fullmatch(name):
-        raise ConfigError(f"There is no model directory {name}. Give an existing directory or a Hugging Face name.")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    except Exception as error:  # the hub's client passes on errors of several HTTP libraries
-        raise ConfigError(
-            f"{name} is neither a directory here nor a model that can be fetched from the Hugging Face hub "
-            f"({type(error).__name__}). Check the name and the network, or give a directory."
-        ) from error

@@ -5,7 +5,9 @@
 `embedder`: the protocol, loading by name; `minilm`: the default embedder.
 `database`: SQLite schema and transactions.
 `index`: vector and word search over chunks.
+`rerank`: passages scored again, each together with the query.
 `store`: document store, uploaded files, vector stores.
+`web`: web search, and fetching pages.
 `document_kv`: stored keys and values of documents.
 `prompt`: queries from conversations, passages into prompts.
 """

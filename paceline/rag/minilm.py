@@ -51,7 +51,7 @@ class MiniLMEmbedder:
         Raises ConfigError when there is none.
         """
         self._directory = directory or package_directory()
-        self._pool = ThreadPoolExecutor(2, "paceline-embed", initializer=_limit_threads, initargs=(threads,))
+        self._pool = ThreadPoolExecutor(2, "paceline-embed", initializer=limit_threads, initargs=(threads,))
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
         self._weights: dict[str, Tensor] | None = None
@@ -65,12 +65,36 @@ class MiniLMEmbedder:
             return np.zeros((0, WIDTH), dtype=np.float32)
         return self._pool.submit(self._embed, list(texts)).result()
 
+    def token_vectors(self, texts: Sequence[str]) -> list[Vectors]:
+        """For each text, (its tokens, WIDTH): the outputs that `embed` averages, of unit norm, without special tokens.
+
+        Tokens beyond the window are left out. Each text is a forward of its own, so its vectors are the same to the
+        last bit whatever the others are; with one core this takes no longer than batches. Raises as `embed` does.
+        """
+        return self._pool.submit(self._token_vectors, list(texts)).result() if texts else []
+
+    def _token_vectors(self, texts: list[str]) -> list[Vectors]:
+        import torch
+        from torch.nn import functional
+
+        weights = self._load_weights()
+        vectors: list[Vectors] = []
+        with torch.inference_mode():
+            for row in self._rows(texts):
+                outputs = _outputs(weights, torch.tensor([row]), torch.tensor([len(row)]))
+                vectors.append(functional.normalize(outputs[0, 1:-1], dim=-1).numpy())
+        return vectors
+
+    def _rows(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text between the special tokens, at most MAX_TOKENS."""
+        encodings = self._load_tokenizer().encode_batch(texts, add_special_tokens=False)
+        return [[_CLS, *encoding.ids[: MAX_TOKENS - 2], _SEP] for encoding in encodings]
+
     def _embed(self, texts: list[str]) -> Vectors:
         import torch
 
         weights = self._load_weights()
-        encodings = self._load_tokenizer().encode_batch(texts, add_special_tokens=False)
-        rows = [[_CLS, *encoding.ids[: MAX_TOKENS - 2], _SEP] for encoding in encodings]
+        rows = self._rows(texts)
         vectors = np.empty((len(rows), WIDTH), dtype=np.float32)
         with torch.inference_mode():
             for batch in _batches([len(row) for row in rows]):
@@ -129,7 +153,7 @@ def _check(path: Path) -> None:
         )
 
 
-def _limit_threads(threads: int) -> None:
+def limit_threads(threads: int) -> None:
     """Limit torch's cores in this thread only.
 
     torch's setting applies to the calling thread and is also the default of later threads; a short-lived thread
@@ -160,6 +184,16 @@ def _encode(weights: dict[str, Tensor], ids: Tensor, lengths: Tensor) -> Tensor:
     import torch
     from torch.nn import functional
 
+    real = torch.arange(ids.shape[1]) < lengths[:, None]  # (batch, longest)
+    mean = (_outputs(weights, ids, lengths) * real[:, :, None]).sum(1) / lengths[:, None]
+    return functional.normalize(mean, dim=-1)
+
+
+def _outputs(weights: dict[str, Tensor], ids: Tensor, lengths: Tensor) -> Tensor:
+    """Outputs of the last layer (batch, longest, WIDTH); those of padding mean nothing. Arguments as of `_encode`."""
+    import torch
+    from torch.nn import functional
+
     def linear(x: Tensor, name: str) -> Tensor:
         return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
@@ -182,5 +216,4 @@ def _encode(weights: dict[str, Tensor], ids: Tensor, lengths: Tensor) -> Tensor:
         hidden = norm(hidden + mixed, f"{layer}.attention.output.LayerNorm")
         wide = functional.gelu(linear(hidden, f"{layer}.intermediate.dense"))
         hidden = norm(hidden + linear(wide, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
-    mean = (hidden * real[:, :, None]).sum(1) / lengths[:, None]
-    return functional.normalize(mean, dim=-1)
+    return hidden

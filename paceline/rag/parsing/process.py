@@ -119,9 +119,7 @@ class ParserProcess:
 
     def parse_bytes(self, name: str, data: bytes) -> Parsed:
         """Parse bytes in memory. Raises as `parse` does."""
-        with os.fdopen(os.memfd_create("document"), "w+b") as document:
-            document.write(data)
-            document.flush()
+        with memory_file(data) as document:
             return self.parse(name, document)
 
     def kill(self) -> None:
@@ -213,6 +211,14 @@ class ParserProcess:
         except (TimeoutError, ConnectionResetError):
             said = b""
         return answer, msgspec.json.decode(said, type=_Ended) if said else None
+
+
+def memory_file(data: bytes) -> BinaryIO:
+    """An open file in memory that holds these bytes."""
+    document = os.fdopen(os.memfd_create("document"), "w+b")
+    document.write(data)
+    document.flush()
+    return document
 
 
 def _read(descriptor: int, deadline: float) -> Iterator[bytes]:

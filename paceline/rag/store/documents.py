@@ -13,6 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from paceline.core.side import Side
 from paceline.errors import ConfigError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS
@@ -231,14 +234,20 @@ class DocumentStore:
         return sum(document_id in selection.document_ids for (document_id,) in ids)
 
     def search(
-        self, query: str, k: int, selection: Selection = MANAGED, *, min_score: float = MIN_SCORE
+        self,
+        query: str,
+        k: int,
+        selection: Selection = MANAGED,
+        *,
+        min_score: float = MIN_SCORE,
+        vector: NDArray[np.float32] | None = None,
     ) -> list[Passage]:
         """At most k passages with distinct texts and at least this score, best first by the fusion of cosine and BM25
-        ranks; scores are cosines, so they need not decrease.
+        ranks; scores are cosines, so they need not decrease. vector: the query's embedding, where it is known.
 
         Raises ConfigError when the store was meanwhile indexed again with another embedder.
         """
-        return self._search.search(query, k, selection, min_score=min_score)
+        return self._search.search(query, k, selection, min_score=min_score, vector=vector)
 
     def generation(self) -> str:
         """An identifier that changes with every change of documents, by any process."""

@@ -9,6 +9,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from paceline.rag.chunk_rows import FROM
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.embedder import Embedder
@@ -30,7 +33,9 @@ class PassageSearch:
         self._saving = threading.Lock()  # of the file written beside the index file; taken before the connection's lock
         self._index = HybridIndex(self._path, database, embedder.dimensions)
 
-    def search(self, query: str, k: int, selection: Selection, *, min_score: float) -> list[Passage]:
+    def search(
+        self, query: str, k: int, selection: Selection, *, min_score: float, vector: NDArray[np.float32] | None = None
+    ) -> list[Passage]:
         """As `DocumentStore.search`. The lock is not held while the query is embedded."""
         if k < 1 or not query.strip():
             return []
@@ -38,7 +43,8 @@ class PassageSearch:
             self._index.refresh()
             if not len(self._index.selected(selection)):
                 return []  # without loading a model
-        vector = self._embedder.embed([query])[0]
+        if vector is None:
+            vector = self._embedder.embed([query])[0]
         with self._connection.reading() as database:
             self._index.refresh()
             selected = self._index.selected(selection)

@@ -1,0 +1,120 @@
+"""Cross-encoders: a tiny random BERT scores as transformers does; what is none, or not safe, is refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
+
+from paceline.errors import ConfigError
+from paceline.rag.rerank.cross_encoder import CrossEncoder
+from paceline.rag.rerank.reranker import load_reranker
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(60))]
+POSITIONS = 24
+QUERY, PASSAGES = "w1 w2 w3", ["w4 w5", "w1 w2 w3 w4", "w9", "w30 w31 w32 w33 w34", ""]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    def made(labels: int = 1, *, head: bool = True) -> Path:
+        """The folder of a tiny random BERT, as `save_pretrained` writes it."""
+        directory = tmp_path_factory.mktemp("bert")
+        torch.manual_seed(labels)
+        config = BertConfig(
+            vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+            max_position_embeddings=POSITIONS, num_labels=labels, initializer_range=0.5,
+        )  # fmt: skip
+        (BertForSequenceClassification if head else BertModel)(config).save_pretrained(directory)
+        words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        words.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
+        PreTrainedTokenizerFast(
+            tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+        ).save_pretrained(directory)
+        return directory
+
+    return made
+
+
+def reference(directory: Path, query: list[int], passage: list[int]) -> list[float]:
+    """Logits of transformers for ids put together here."""
+    model = BertForSequenceClassification.from_pretrained(directory, attn_implementation="eager")
+    model.train(False)
+    ids = [2, *query, 3, *passage, 3]
+    kinds = [0] * (len(query) + 2) + [1] * (len(passage) + 1)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([kinds])).logits[0]
+    return [float(each) for each in logits]
+
+
+def ids_of(text: str) -> list[int]:
+    return [WORDS.index(word) for word in text.split()]
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_scores_are_those_of_transformers(labels: int, make: Callable[..., Path]) -> None:
+    directory = make(labels)
+    reranker = load_reranker(str(directory))
+    assert reranker.name == directory.name
+    logits = [reference(directory, ids_of(QUERY), ids_of(passage)) for passage in PASSAGES]
+    expected = [each[0] if labels == 1 else each[1] - each[0] for each in logits]
+    scores = reranker.score(QUERY, PASSAGES)
+    assert scores.dtype == np.float32
+    assert scores == pytest.approx(expected, abs=1e-4)
+    assert len({round(float(score), 3) for score in scores}) > 2
+
+
+def test_a_score_does_not_depend_on_the_other_passages(make: Callable[..., Path]) -> None:
+    reranker = CrossEncoder(make())
+    together = reranker.score(QUERY, PASSAGES)
+    order = random.Random(1).sample(range(len(PASSAGES)), len(PASSAGES))
+    assert list(reranker.score(QUERY, [PASSAGES[i] for i in order])) == [together[i] for i in order]
+    assert reranker.score(QUERY, []).shape == (0,)
+
+
+def test_what_does_not_fit_is_cut_from_the_longer_text(make: Callable[..., Path]) -> None:
+    directory = make()
+    reranker = CrossEncoder(directory)
+    room = POSITIONS - 3 - len(QUERY.split())
+    long = [f"w{i}" for i in range(50)]
+    (score,) = reranker.score(QUERY, [" ".join(long)])
+    assert score == pytest.approx(reference(directory, ids_of(QUERY), ids_of(" ".join(long[:room])))[0], abs=1e-4)
+    assert np.isfinite(reranker.score(" ".join(long), ["w1", " ".join(long)])).all()
+
+
+def test_a_model_without_a_scoring_head_is_refused(make: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match="is no cross-encoder: it lacks classifier"):
+        CrossEncoder(make(head=False))
+    with pytest.raises(ConfigError, match="3 labels"):
+        CrossEncoder(make(3))
+
+
+def test_pickled_weights_and_code_of_a_model_are_refused(make: Callable[..., Path], tmp_path: Path) -> None:
+    directory = make()
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"only pytorch_model\.bin, and unpickling can run code"):
+        CrossEncoder(directory)
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}}', "utf-8")
+    (own / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", "utf-8")
+    (own / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match="cannot be loaded as a cross-encoder"):
+        CrossEncoder(own)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_name_that_is_not_on_this_machine_is_not_downloaded() -> None:
+    with pytest.raises(ConfigError, match="nor a model that was downloaded before"):
+        load_reranker("some/reranker")
+    with pytest.raises(ConfigError, match="no model directory"):
+        load_reranker("no such folder")

@@ -1,0 +1,184 @@
+"""Search providers: a stand-in of SearXNG, its malformed answers, and a document store."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import json
+from collections.abc import AsyncIterator
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from paceline.errors import ConfigError, WebError
+from paceline.rag.prompt import MAX_QUERY
+from paceline.rag.records import Passage
+from paceline.rag.web.search import MAX_SNIPPET, MAX_TITLE, WebResult, WebSearch
+from paceline.rag.web.searxng import MAX_ANSWER_BYTES, SearxngSearch
+from paceline.rag.web.store_search import StoreSearch
+from tests.rag.web.site import PRIVATE, Site, leading_to, reply, serving, usual_tls
+
+pytestmark = pytest.mark.anyio
+
+MILL = {"url": "https://mill.example/", "title": "The mill", "content": "It is red.", "engine": "a", "score": 1.5}
+BARN = {"url": "http://barn.example/x?y=1", "title": None, "content": None}
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with serving() as made:
+        yield made
+
+
+def searxng(site: Site, *, timeout_s: float = 10.0) -> SearxngSearch:
+    return SearxngSearch(f"http://{PRIVATE}:{site.port}", timeout_s=timeout_s, tls=usual_tls())
+
+
+def answers(site: Site, answer: object, path: str = "/search") -> SearxngSearch:
+    """A provider whose server gives this answer: bytes as they are, anything else as JSON."""
+    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    site.pages[path] = reply(body, "application/json")
+    return searxng(site)
+
+
+def fields(site: Site) -> dict[str, list[str]]:
+    return parse_qs(urlsplit(site.paths[-1]).query)
+
+
+async def test_results_come_in_order_and_no_more_than_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://192.0.2.1:9")
+    provider: WebSearch = answers(
+        site, {"query": "q", "results": [MILL, BARN, MILL, BARN], "answers": [], "infoboxes": []}
+    )
+    expected = [
+        WebResult("The mill", "https://mill.example/", "It is red."),
+        WebResult("http://barn.example/x?y=1", "http://barn.example/x?y=1", ""),
+    ]
+    assert await provider.search("red  mill\n& barn", 10) == expected
+    assert fields(site) == {"q": ["red mill & barn"], "format": ["json"]}
+    assert await provider.search("red mill", 1) == expected[:1]
+
+
+async def test_the_operators_path_password_language_and_headers_are_used(site: Site) -> None:
+    site.pages["/searx/search"] = reply(gzip.compress(b'{"results": []}'), "application/json", Content_Encoding="gzip")
+    url = f"http://ann:secret@{PRIVATE}:{site.port}/searx/"
+    assert await SearxngSearch(url, language="en", headers={"X-Key": "k"}).search("mill", 3) == []
+    assert fields(site)["language"] == ["en"]
+    assert f"Basic {base64.b64encode(b'ann:secret').decode()}" in site.requests[0]
+    assert "X-Key: k\r\n" in site.requests[0]
+    site.pages.clear()
+    with pytest.raises(WebError, match="status 404") as refused:
+        await SearxngSearch(url).search("mill", 3)
+    assert "secret" not in str(refused.value)
+
+
+async def test_malformed_results_are_left_out(site: Site) -> None:
+    results = [
+        None, 7, [], "url", {}, {"url": 7}, {"url": None}, {"title": "no url"}, {"url": "javascript:alert(1)"},
+        {"url": "ftp://a.example/"}, {"url": "http://a.example/" + "a" * 3000}, {"url": "http://a.example/\nb"},
+        {"url": "http://a.example/\u202eb"}, MILL, {"url": "http://b.example/", "title": [], "content": "x"},
+    ]  # fmt: skip
+    found = await answers(site, {"results": results}).search("mill", 20)
+    assert [result.url for result in found] == ["https://mill.example/"]
+    body = b'{"results": [{"url": 7, "title": "\xff"}, "\xff", {"url": "http://a.example/\\ud800"}, %s]}'
+    found = await answers(site, body % json.dumps(MILL).encode()).search("mill", 20)
+    assert [result.url for result in found] == ["https://mill.example/"]
+
+
+async def test_text_of_results_is_one_short_line(site: Site) -> None:
+    odd = {"url": " http://a.example/ ", "title": "a\x1b[2J\n b" * 999, "content": "\u202ec\r\nd " * 9999}
+    (result,) = await answers(site, {"results": [odd]}).search("mill", 20)
+    assert result.url == "http://a.example/"
+    assert len(result.title) <= MAX_TITLE and len(result.snippet) <= MAX_SNIPPET
+    assert result.title.isprintable() and result.snippet.startswith("c d c d")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"", b"<html>rate limited", b"{", b"[]", b"null", b'{"results": {}}', b'{"results": null}', b'{"query": "a"}',
+        b'{"results": [{"url": "http://a.example/"}', b"\xff\xfe", b"[" * 100_000, b'{"results": [' + b"[" * 100_000,
+        b'{"results": []} and more',
+    ],
+)  # fmt: skip
+async def test_an_answer_that_is_not_searxngs_gives_a_sentence(answer: bytes, site: Site) -> None:
+    with pytest.raises(WebError, match="does not answer with SearXNG's JSON"):
+        await answers(site, answer).search("mill", 5)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"), [("403 Forbidden", "add `json` to"), ("429 Too Many", "limiter"), ("500 Oh", "is it SearXNG")]
+)
+async def test_a_refusal_says_what_to_do(status: str, text: str, site: Site) -> None:
+    site.pages["/search"] = reply(status=status)
+    with pytest.raises(WebError, match=text):
+        await searxng(site).search("mill", 5)
+
+
+async def test_a_redirect_of_the_search_is_not_followed(site: Site) -> None:
+    site.pages["/search"] = leading_to("/elsewhere")
+    with pytest.raises(WebError, match="status 302"):
+        await searxng(site).search("mill", 5)
+    assert len(site.requests) == 1
+
+
+async def test_engines_that_were_silent_are_not_taken_for_an_empty_web(site: Site) -> None:
+    silent = [["goose", "timeout"], ["duck", "access denied"]]
+    with pytest.raises(WebError, match="no answer from goose, duck"):
+        await answers(site, {"results": [], "unresponsive_engines": silent}).search("mill", 5)
+    assert len(await answers(site, {"results": [MILL], "unresponsive_engines": silent}).search("mill", 5)) == 1
+    for odd in ([], None, 7, [7], [[]], {"a": 1}):
+        assert await answers(site, {"results": [], "unresponsive_engines": odd}).search("mill", 5) == []
+
+
+async def test_an_answer_that_is_too_long_or_too_late_is_left(site: Site) -> None:
+    with pytest.raises(WebError, match="more than 2048 KiB"):
+        await answers(site, b" " * (MAX_ANSWER_BYTES + 1)).search("mill", 5)
+
+    async def silent(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        await writer.drain()
+
+    site.pages["/search"] = silent
+    with pytest.raises(WebError, match=r"takes more than 0\.2 s|cannot be reached"):
+        await searxng(site, timeout_s=0.2).search("mill", 5)
+
+
+async def test_a_server_that_is_not_there_gives_a_sentence(site: Site) -> None:
+    with pytest.raises(WebError, match="cannot be reached"):
+        await SearxngSearch(f"http://[::1]:{site.port}").search("mill", 5)  # nothing listens on IPv6
+
+
+async def test_a_query_is_text_and_not_a_command(site: Site) -> None:
+    provider = answers(site, {"results": [MILL]})
+    await provider.search("!!g !images red ! mill! \x00", 5)
+    assert fields(site)["q"] == ["g images red mill!"]
+    for nothing in ("", " \n", "!!"):
+        assert await provider.search(nothing, 5) == []
+    assert await provider.search("mill", 0) == []
+    with pytest.raises(WebError, match="at most"):
+        await provider.search("a" * (MAX_QUERY + 1), 5)
+    assert len(site.requests) == 1
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8080", "ftp://a.example", "http://", "http://127.0.0.999", "unix:/a"])
+def test_a_url_that_is_none_is_refused_at_the_start(url: str) -> None:
+    with pytest.raises(ConfigError, match="must be like"):
+        SearxngSearch(url)
+
+
+async def test_a_public_store_answers_like_the_web() -> None:
+    asked: list[tuple[str, int]] = []
+
+    def search(query: str, k: int) -> list[Passage]:
+        asked.append((query, k))
+        return [Passage("mill.md", 1, "The mill", "It is\nred.", 0.7), Passage("barn.md", 2, "", "Grey.", 0.5)][:k]
+
+    provider: WebSearch = StoreSearch(search)
+    assert await provider.search(" red\nmill ", 2) == [
+        WebResult("The mill", "", "It is red."),
+        WebResult("barn.md", "", "Grey."),
+    ]
+    assert await provider.search("", 2) == await provider.search("mill", 0) == []
+    assert asked == [("red mill", 2)]
