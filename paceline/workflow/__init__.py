@@ -9,6 +9,7 @@
 - `activity`: launches under way, their bandwidth and when they end (eq. 1 and 2)
 - `placement`: the unit and the shape of a sub-stage's next launch (eq. 5)
 - `events`, `policy`, `scheduler`: the machine: facts in, launches out (algorithm 1)
+- `agents`: what each agent is asked, and how what it writes is read
 
 Pure: no clock, thread or model. Nothing drives it in the server yet; `bench/workflow` does, in virtual time.
 """

@@ -5,6 +5,8 @@
   is written, and passages are refined before they are read
 - research: besides, a plan asks for pages of the web, and a second look at what they hold may ask for more
 
+Where documents were split and embedded before, the workflows begin with the search.
+
 Documents are private; the question, its sub-questions and the web are not. The second look reads what came from the web
 only, so that nothing of the documents is in a request to the web. Texts are not handled here: only numbers of items.
 """
@@ -39,6 +41,7 @@ class WorkflowModels:
     chat: str = "chat"
     host: str = "host"
     web: str = "web"
+    far: str = "far"  # the other side's documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,9 @@ class WorkflowSizes:
     reranked: int = 16  # most passages of a search that are reranked
     kept: int = 3  # of them, those that are read
     chunk_bytes: float = 600.0
+    stored: bool = False  # the documents are split and embedded already
+    private: bool = True  # the documents are
+    far: bool = False  # the other side's documents are searched too
 
 
 def templates(models: WorkflowModels | None = None) -> dict[str, WorkflowTemplate]:
@@ -93,7 +99,7 @@ class WorkflowBuilder:
     rewrite: SubStageId | None = None  # those that decide, where the workflow has them
     plan: SubStageId | None = None
     look: SubStageId | None = None
-    _embedded: SubStageId = NONE
+    _embedded: SubStageId | None = None
     _look_prefill: SubStageId | None = None
     _texts: int = 0  # that agents have begun
     _read: SubStageId | None = None  # the last prefill of passages: they follow each other in one context
@@ -101,21 +107,18 @@ class WorkflowBuilder:
     def begin(self) -> list[SubStage]:
         """What is known from the beginning."""
         names, sizes = self.models, self.sizes
-        split = self._node("split", names.host, "split", sizes.chunks, private=True)
-        embed = self._node(
-            "embed", names.embed, "encode", sizes.chunks, [(split, "flow")], item_bytes=sizes.chunk_bytes, private=True
-        )
-        self._embedded = embed.id
-        found = [split, embed]
+        found: list[SubStage] = [] if sizes.stored else self._embedding()
+        last: list[tuple[SubStage, Literal["all"]]] = []
         if self.workflow == "fast":
-            found += self._search(None, embed.id)
-            last: list[tuple[SubStage, Literal["all"]]] = [(found[-1], "all")]
+            found += self._search(None)
+            last = [(found[-1], "all")]
             tokens = self._kept_tokens(sizes.chunks) + sizes.question + INSTRUCTIONS
         else:
+            last += [(node, "all") for node in found[-1:]]
             rewriting = self._agent("rewrite", sizes.question + INSTRUCTIONS, WRITTEN, decides=True)
             self.rewrite = rewriting[-1].id
             found += rewriting
-            last = [(rewriting[-1], "all"), (embed, "all")]
+            last.append((rewriting[-1], "all"))
             tokens = sizes.question + INSTRUCTIONS
         if self.workflow == "research":
             planning = self._agent("plan", sizes.question + INSTRUCTIONS, WRITTEN, decides=True)
@@ -138,10 +141,10 @@ class WorkflowBuilder:
         self.answer_prefill, self.answer = prefill.id, answer.id
         return [*found, prefill, answer]
 
-    def sub_question(self) -> list[SubStage]:
-        """The rewriter has written a sub-question: the documents are searched for it."""
-        assert self.rewrite is not None
-        found = self._search(self.rewrite, self._embedded)
+    def sub_question(self, *, rewritten: bool = True) -> list[SubStage]:
+        """The rewriter has written a sub-question, or (not `rewritten`) the question itself is one: the documents are
+        searched for it."""
+        found = self._search(self.rewrite if rewritten else None)
         return found + self._refined(found[-1], self.sizes.chunks, look=False)
 
     def web_request(self, decider: SubStageId, chunks: int) -> list[SubStage]:
@@ -154,14 +157,36 @@ class WorkflowBuilder:
         rerank = self._node("rerank", names.rerank, "score", min(chunks, self.sizes.reranked), [(embed, "all")])
         return [fetch, embed, rerank, *self._refined(rerank, chunks, look=decider == self.plan)]
 
-    def _search(self, decider: SubStageId | None, embedded: SubStageId) -> list[SubStage]:
+    def _embedding(self) -> list[SubStage]:
+        """Splitting and embedding of the documents."""
+        names, sizes = self.models, self.sizes
+        split = self._node("split", names.host, "split", sizes.chunks, private=sizes.private)
+        embed = self._node(
+            "embed",
+            names.embed,
+            "encode",
+            sizes.chunks,
+            [(split, "flow")],
+            item_bytes=sizes.chunk_bytes,
+            private=sizes.private,
+        )
+        self._embedded = embed.id
+        return [split, embed]
+
+    def _search(self, decider: SubStageId | None) -> list[SubStage]:
         names, sizes = self.models, self.sizes
         after: list[tuple[SubStageId, Literal["emitted"]]] = [] if decider is None else [(decider, "emitted")]
         question = self._node("embed question", names.embed, "encode", 1, after)
-        search = self._node("search", names.host, "search", 1, [(question, "all"), (embedded, "all")])
-        items = min(sizes.chunks, sizes.reranked)
-        rerank = self._node("rerank", names.rerank, "score", items, [(search, "all")], item_bytes=sizes.chunk_bytes)
-        return [question, search, rerank]
+        needs: list[tuple[SubStage | SubStageId, Literal["all"]]] = [(question, "all")]
+        if self._embedded is not None:
+            needs.append((self._embedded, "all"))
+        found = [question, self._node("search", names.host, "search", 1, needs, private=sizes.private)]
+        if sizes.far:
+            found.append(self._node("search far", names.far, "search", 1, after))
+        items = max(1, min(sizes.chunks, sizes.reranked))
+        searched: list[tuple[SubStage | SubStageId, Literal["all"]]] = [(node, "all") for node in found[1:]]
+        rerank = self._node("rerank", names.rerank, "score", items, searched, item_bytes=sizes.chunk_bytes)
+        return [*found, rerank]
 
     def _refined(self, rerank: SubStage, chunks: int, *, look: bool) -> list[SubStage]:
         """Refining what a search has found, and reading it before the answer."""

@@ -149,11 +149,11 @@ def uses(file: Path) -> Iterator[tuple[str, str, str | bytes, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             methods.setdefault(node.value.id, set()).add(node.attr)
-    compiled = {
-        id(node.value): node.targets[0].id
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
+    compiled: dict[int, str] = {}
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name), value=ast.Call()):
+                compiled[id(node.value)] = name
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=function)) if function in FUNCTIONS:
