@@ -18,6 +18,7 @@ from paceline.api.routes import Route
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import EmbedderInfo, Service
+from paceline.workflow.builder import WORKFLOWS, WorkflowName
 
 
 class Catalog:
@@ -102,6 +103,7 @@ class Catalog:
                 "backend": model.backend,
                 "dtype": model.dtype,
                 "strategies": list(self._service.strategies()),
+                "workflows": list(WORKFLOWS),  # as `paceline.workflow`, or behind the name: `demo:research`
                 # Defaults of a request's fields; a field that is absent here has OpenAI's default.
                 "sampling": {name: value for name, value in asdict(model.sampling).items() if value is not None},
             },
@@ -120,13 +122,24 @@ def _json(value: object, status: int = 200) -> Response:
 
 
 def chat_model(service: Service, name: str) -> ModelInfo:
-    """Raises RequestError 404 for an unknown name and for an embedder."""
+    """The model of this name, or of a name with a workflow behind it. Raises RequestError 404 for an unknown name and
+    for an embedder."""
     for model in service.models():
-        if model.name == name:
+        if name == model.name or name in _with_workflow(model):
             return model
     if any(embedder.name == name for embedder in service.embedders()):
         raise _missing(f"The model {name!r} makes embeddings and writes no text; ask /v1/embeddings.")
     raise _unknown(name, [model.name for model in service.models()])
+
+
+def named_workflow(service: Service, name: str) -> WorkflowName | None:
+    """The workflow that a model's name ends with, as in `demo:research`; None for a plain name."""
+    found = (_with_workflow(model).get(name) for model in service.models() if model.name != name)
+    return next((workflow for workflow in found if workflow is not None), None)
+
+
+def _with_workflow(model: ModelInfo) -> dict[str, WorkflowName]:
+    return {f"{model.name}:{workflow}": workflow for workflow in WORKFLOWS}
 
 
 def embedder(service: Service, name: str) -> EmbedderInfo:
@@ -145,6 +158,8 @@ def any_model(service: Service, name: str) -> ModelInfo | EmbedderInfo:
     for model in known:
         if model.name == name:
             return model
+    if named_workflow(service, name) is not None:
+        return chat_model(service, name)
     raise _unknown(name, [model.name for model in known])
 
 

@@ -15,15 +15,13 @@ from typing import Self
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
 from paceline.core.shares import Shares
 from paceline.engine.base import Engine, ModelInfo, ServedModel
-from paceline.errors import ConfigError, EngineLost, PacelineError, RequestError
+from paceline.errors import EngineLost, PacelineError, RequestError
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.runtime.asking.gate import CloudAsks
 from paceline.runtime.embeddings import TextEmbedder
-from paceline.runtime.energy.debt_file import SAVE_S
 from paceline.runtime.energy.side import SideEnergy
-from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentPrefiller
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.connection import Link
@@ -31,11 +29,13 @@ from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
 from paceline.runtime.resources import Resources
-from paceline.runtime.service import EmbedderInfo, Embeddings, GenerateRequest, Load, Logprobs, Readiness
+from paceline.runtime.service import EmbedderInfo, Embeddings, GenerateRequest, Generation, Load, Logprobs, Readiness
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.egress import Egress
 from paceline.runtime.sessions.output_text import token_strings
 from paceline.runtime.sessions.prompt_logprobs import PromptScorer
+from paceline.runtime.upkeep import keep_debt, prefill_documents, watch_removals
+from paceline.runtime.workflows.service import Workflows
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
 
@@ -95,6 +95,7 @@ class Node:
         self._preparation = Preparation(
             self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer
         )
+        self._workflows = Workflows(self._resources, self._peers, self.admit)
         self._preparing = 0  # admitted requests without a client session yet
         self._shares = Shares(MAX_ANSWERS)  # of owners, in those admitted
         self._timed = timed
@@ -109,11 +110,11 @@ class Node:
         if resources.store is not None:
             self._library = await asyncio.to_thread(Library, resources.store, resources.side)
             self._library.start()
-            self._run(self._watch_removals(resources.store))
+            self._run(watch_removals(resources.store, resources.forget_removed))
         if resources.energy.kept is not None:
-            self._run(self._keep_debt(resources.energy))
+            self._run(keep_debt(resources.energy))
         if resources.prefiller is not None:
-            self._run(self._prefill_documents(resources.prefiller))
+            self._run(prefill_documents(resources.prefiller, self._is_busy))
         return self
 
     async def __aexit__(
@@ -121,6 +122,7 @@ class Node:
     ) -> None:
         for session in list(self._clients):
             session.fail(PacelineError("the program is shutting down"))
+        await self._workflows.close()
         self._peers.close()
         for task in list(self._tasks):
             task.cancel()
@@ -130,28 +132,8 @@ class Node:
             await asyncio.to_thread(self._library.close)
         await self._resources.stop()
 
-    async def _watch_removals(self, store: DocumentStore) -> None:
-        """Erase from memory what was learnt of documents that this or another process has removed."""
-        while True:
-            try:
-                self._resources.forget_removed(await asyncio.to_thread(store.removals))
-            except ConfigError as error:  # the disk; the next request fails for it too
-                log.warning("removed documents cannot be looked for: %s", error)
-            await asyncio.sleep(WATCH_S)
-
-    async def _keep_debt(self, energy: SideEnergy) -> None:
-        while True:
-            await asyncio.sleep(SAVE_S)
-            await asyncio.to_thread(energy.save)
-
-    async def _prefill_documents(self, prefiller: DocumentPrefiller) -> None:
-        """Prefill the KV of new documents while no answer is being written."""
-        while True:
-            try:
-                await prefiller.prefill_missing(lambda: bool(self._clients or self._peers.busy or self._preparing))
-            except Exception:
-                log.exception("KV of documents could not be computed ahead")
-            await asyncio.sleep(WATCH_S)
+    def _is_busy(self) -> bool:
+        return bool(self._clients or self._peers.busy or self._preparing)
 
     # ---- the service ------------------------------------------------------------------------------------------------
     @property
@@ -254,7 +236,14 @@ class Node:
                 code="rate_limit_exceeded",
             )
 
-    async def prepare(self, request: GenerateRequest) -> ClientSession:
+    async def prepare(self, request: GenerateRequest) -> Generation:
+        if request.workflow is None:
+            return await self.admit(request)
+        self.check_room(request.owner)
+        return self._workflows.prepare(request)
+
+    async def admit(self, request: GenerateRequest) -> ClientSession:
+        """As `prepare`, of an answer without a workflow."""
         owner = request.owner
         self.check_room(owner)
         self._shares.force(owner)

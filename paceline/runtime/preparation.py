@@ -83,12 +83,15 @@ class Preparation:
         mask = None if request.constraint is None else await resources.mask(request.constraint, request.owner)
         prompts = await self._prompts(request, selection)
         # The query is sent only for a request whose options, constraint and conversation have been accepted here.
-        peer_passages = await self._search.for_answer(request, link, egress, expected=self._expects_peer)
+        peer_passages: Sequence[Passage] | None = request.other_passages
+        if request.passages is None:
+            peer_passages = await self._search.for_answer(request, link, egress, expected=self._expects_peer)
         if peer_passages is None and request.on_loss != "continue":
             raise peer_missing(other(side))
         if peer_passages:
             prompts = await self._prompts(request, selection, peer_passages)
-        choice = choose(found, replace(context, passages=len(prompts.passages)))
+        read = len(prompts.passages) + len(prompts.peer_passages)
+        choice = choose(found, replace(context, passages=read))
         strategy, options = STRATEGIES[choice.strategy], choice.options
         _check_budget(request, choice, resources.energy if side == "device" else None)
         if strategy.needs_peer and side == "device":
@@ -182,6 +185,7 @@ class Preparation:
             kv=resources.prefiller,
             selection=selection,
             min_score=request.min_score,
+            found=request.passages,
             others=peer_passages,
         )
         if prompts.plain_tokens >= positions:

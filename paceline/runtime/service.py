@@ -17,10 +17,11 @@ from paceline.core.energy.values import EnergyUse
 from paceline.core.sampling.constraint import Constraint
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import ModelInfo
-from paceline.rag.records import DEFAULT_COLLECTION, MIN_SCORE
+from paceline.rag.records import DEFAULT_COLLECTION, MIN_SCORE, Passage
 from paceline.strategies.base import FinishReason, Side
 from paceline.strategies.strategy import Privacy
 from paceline.wire.messages import DraftLimits
+from paceline.workflow.builder import WorkflowName
 
 if TYPE_CHECKING:
     from paceline.rag.store.library import Library
@@ -61,6 +62,10 @@ class GenerateRequest:
     document_ids: frozenset[str] | None = None  # restricts the collections to these documents; None: all
     priority: int = 0  # in the engine's steps: smaller ones first; never a client's own choice
     prompt: tuple[int, ...] | None = None  # raw tokens to continue; then `messages` is empty and no document is used
+    workflow: WorkflowName | None = None  # agents that search before the answer; None: one search
+    steps: bool = False  # the client is told of each of their steps as it ends
+    passages: tuple[Passage, ...] | None = None  # of this side, to be read instead of what a search finds
+    other_passages: tuple[Passage, ...] = ()  # with them, of the other side
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,17 @@ Logprobs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]  # a token, and the mos
 
 
 @dataclass(frozen=True, slots=True)
+class WorkflowStep:
+    """A stage of a workflow that has ended."""
+
+    stage: str  # rewrite, search, ...
+    state: Literal["done", "failed"]  # failed: what the workflow did instead is in `text`
+    unit: str  # that it ran on, the last one of several; empty if on none
+    seconds: float  # s, from its first launch to its end
+    text: str  # what came of it, a line or more
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """Final text: whole characters, without a suffix that may begin a stop string."""
 
@@ -94,6 +110,7 @@ class TextDelta:
     tokens: int  # output tokens since the last delta
     lane: Side | None = None  # side whose documents decided the last token
     logprobs: tuple[Logprobs, ...] = ()  # of each of those tokens
+    step: WorkflowStep | None = None  # instead of text, where a request wants `steps`
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +128,7 @@ class GenerationResult:
     stats: Mapping[str, float] = field(default_factory=dict)
     energy: Mapping[Side, EnergyUse] = field(default_factory=dict)  # of the sides whose energy is known here
     end: Logprobs | None = None  # of the token that ended the answer, if one did and logprobs are requested
+    steps: tuple[WorkflowStep, ...] = ()  # of the workflow before it, if there was one
 
 
 GenerateEvent = TextDelta | GenerationResult

@@ -6,7 +6,7 @@ Source: openai-openapi 2.3.0, CreateChatCompletionResponse and CreateChatComplet
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 from urllib.parse import quote
 
@@ -16,7 +16,14 @@ from paceline.api.http import sse
 from paceline.api.http.errors import Failure
 from paceline.api.http.strict_json import encode_json
 from paceline.core.energy.values import EnergyUse
-from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, TextDelta, TokenLogprob
+from paceline.runtime.service import (
+    Citation,
+    GenerateEvent,
+    GenerationResult,
+    TextDelta,
+    TokenLogprob,
+    WorkflowStep,
+)
 from paceline.strategies.base import Side
 
 UNNAMED = "private document"  # title of a device's document in a cloud's answer, which never has its name
@@ -39,6 +46,7 @@ class ChoiceBuilder:
     def __init__(self, call: ChatCall) -> None:
         self.message = MessageBuilder(call.tools)
         self.logprobs: list[Json] = []
+        self.reasoning: list[str] = []  # a line for each step of a workflow
         self.done: GenerationResult | None = None
 
     def take(self, event: GenerateEvent) -> None:
@@ -46,6 +54,8 @@ class ChoiceBuilder:
             self.message.end(event)
             self.done = event
             return
+        if event.step is not None:
+            self.reasoning.append(step_line(event.step))
         self.message.push(event.text)
         self.logprobs += logprob_items(event)
 
@@ -89,6 +99,8 @@ class ChatChunks:
             self._dones[index] = event
             held = [self._chunk(index, delta) for delta in message.end(event)]
             return b"".join(held) + sse.event(self._final(index, event))
+        if event.step is not None:
+            return sse.event(step_chunk(self._meta, index, event.step))
         self._logprobs[index] += logprob_items(event)
         deltas = message.push(event.text)
         if not deltas and self._logprobs[index] and self._meta.call.tools is None:
@@ -129,7 +141,7 @@ def completion(meta: ChatMeta, choices: Sequence[ChoiceBuilder]) -> Json:
         "choices": [
             {
                 "index": index,
-                "message": _message(choice.message, done.citations),
+                "message": _message(choice, done.citations),
                 "logprobs": _logprobs(call, choice.logprobs),
                 "finish_reason": choice.message.reason(done),
             }
@@ -141,9 +153,10 @@ def completion(meta: ChatMeta, choices: Sequence[ChoiceBuilder]) -> Json:
     return body | _optional("paceline", summary(call, dones))
 
 
-def _message(builder: MessageBuilder, citations: Sequence[Citation]) -> Json:
-    annotations: Json = {"annotations": annotations_of(citations, builder.length)} if citations else {}
-    return builder.message() | annotations
+def _message(choice: ChoiceBuilder, citations: Sequence[Citation]) -> Json:
+    annotations: Json = {"annotations": annotations_of(citations, choice.message.length)} if citations else {}
+    reasoning: Json = {"reasoning_content": "".join(choice.reasoning)} if choice.reasoning else {}
+    return choice.message.message() | reasoning | annotations
 
 
 # ---- streamed -------------------------------------------------------------------------------------------------------
@@ -156,6 +169,16 @@ def role_chunk(meta: ChatMeta, index: int) -> Json:
 def delta_chunk(meta: ChatMeta, index: int, delta: Json, logprobs: Sequence[Json], lane: Side | None) -> Json:
     chunk = _chunk(meta, index, delta, logprobs=logprobs)
     return chunk | _optional("paceline", {"lane": lane} if meta.call.report else None)
+
+
+def step_chunk(meta: ChatMeta, index: int, step: WorkflowStep) -> Json:
+    """A chunk that tells of a workflow's step: a line of reasoning, as front ends show it, and its parts."""
+    return _chunk(meta, index, {"reasoning_content": step_line(step)}) | {"paceline": {"step": asdict(step)}}
+
+
+def step_line(step: WorkflowStep) -> str:
+    failed = " (failed)" if step.state == "failed" else ""
+    return f"{step.stage}{failed}, {step.seconds:.2f} s: {step.text}\n"
 
 
 def final_chunk(
@@ -246,6 +269,7 @@ def report(call: Reporting, done: GenerationResult) -> Json | None:
             for one in done.citations
         ],
         "stats": dict(done.stats),
+        **({"steps": [asdict(step) for step in done.steps]} if done.steps else {}),
         "energy": {side: _energy(use, done.completion_tokens) for side, use in done.energy.items()},
     }
 

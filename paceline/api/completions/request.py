@@ -82,7 +82,12 @@ def completion_call(body: Mapping[str, object], service: Service, identity: Iden
             code="unsupported_parameter",
             param="best_of",
         )
-    for name, wanted in (("documents", asked.paceline.documents), ("vector_stores", asked.paceline.vector_stores)):
+    extension = asked.paceline
+    for name, wanted in (
+        ("documents", extension.documents),
+        ("vector_stores", extension.vector_stores),
+        ("workflow", extension.workflow),
+    ):
         if wanted:
             raise RequestError(
                 "A prompt is continued as it stands, without documents; /v1/chat/completions reads them.",

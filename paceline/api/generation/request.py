@@ -51,6 +51,8 @@ def generation_of(
         }
         | ({} if extension.energy is None else extension.energy.model_dump(exclude_none=True)),
         owner=identity.key,
+        workflow=extension.workflow,
+        steps=extension.steps,
     )
 
 

@@ -16,6 +16,7 @@ from paceline.core.offloading.draft_length import Objective
 from paceline.core.verification.names import VerifierName
 from paceline.runtime.service import DraftMode, OnLoss
 from paceline.strategies.strategy import Privacy
+from paceline.workflow.builder import WorkflowName
 
 MAX_CHOICES = 8
 MAX_STOPS = 4
@@ -83,6 +84,8 @@ class Extension(Schema):
     verifier: VerifierName = "agreement"  # of `draft_verify`
     on_device_loss: OnLoss = "continue"
     energy: EnergyFields | None = None
+    workflow: WorkflowName | None = None  # agents that search before the answer
+    steps: bool = False  # tell of their steps as they end
     report: bool = False
 
 

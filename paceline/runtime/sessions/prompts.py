@@ -83,16 +83,17 @@ async def build_prompts(
     kv: DocumentPrefiller | None = None,
     selection: Selection = MANAGED,
     min_score: float = MIN_SCORE,
+    found: Sequence[Passage] | None = None,
     others: Sequence[Passage] = (),
 ) -> PromptSet:
     """Search and tokenize, off the event loop. A passage that does not fit within `max_prompt` tokens is left out.
 
-    query: for the search; by default derived from the conversation. selection: the documents to search. others:
-    passages of the other side, each a branch as well. The conversation itself is never truncated; the caller must
-    refuse it when `plain_tokens` is too large.
+    query: for the search; by default derived from the conversation. selection: the documents to search. found: passages
+    to be read instead of what a search finds. others: passages of the other side, each a branch as well. The
+    conversation itself is never truncated; the caller must refuse it when `plain_tokens` is too large.
     """
     return await asyncio.to_thread(
-        _build, messages, store, tokenizer, k, max_prompt, query, kv, selection, min_score, others
+        _build, messages, store, tokenizer, k, max_prompt, query, kv, selection, min_score, found, others
     )
 
 
@@ -128,6 +129,7 @@ def _build(
     kv: DocumentPrefiller | None,
     selection: Selection,
     min_score: float,
+    found: Sequence[Passage] | None,
     others: Sequence[Passage],
 ) -> PromptSet:
     plain = tokenizer.chat(messages)
@@ -137,9 +139,10 @@ def _build(
     prefixes: list[StoredPrefix] = []
     query = query_of(messages) if query is None else query
     room = max_prompt - len(plain)
-    found: Sequence[Passage] = ()
-    if store is not None and k > 0 and query and room > 0:
-        found = store.search(query, k, selection, min_score=min_score)
+    if found is None:
+        found = ()
+        if store is not None and k > 0 and query and room > 0:
+            found = store.search(query, k, selection, min_score=min_score)
     for place, passage in enumerate((*found, *others) if room > 0 else ()):
         parts = prompt_parts(messages, passage, tokenizer.document_prompt, max_document_tokens=room)
         if parts is None or sum(map(len, parts)) > max_prompt:

@@ -1,0 +1,10 @@
+"""Workflows of agents, served: launches of the scheduler of `paceline.workflow` on a node's engine, threads and link.
+
+- `registry`: the node's processing units
+- `driver`: carries out launches, and tells the scheduler how they end
+- `text_stream`, `agent_text`: texts of agents, taken part by part
+- `readers`: what becomes of them
+- `places`, `lookup`: searching, reranking and reading for one question
+- `run`: one workflow as a generation
+- `service`: all of a node
+"""

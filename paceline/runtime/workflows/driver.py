@@ -1,0 +1,153 @@
+"""Carries out the launches of the scheduler of all workflows of a node, and tells it how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+from paceline.runtime.workflows.registry import UnitRegistry
+from paceline.workflow.builder import templates
+from paceline.workflow.events import (
+    Added,
+    Cancel,
+    Dropped,
+    Ended,
+    Failed,
+    Launch,
+    RequestDone,
+    Resized,
+    Unrunnable,
+    WorkflowEvent,
+)
+from paceline.workflow.graph import SubStage, SubStageId
+from paceline.workflow.policy import SchedulingPolicy
+from paceline.workflow.profiles import ProfileStore
+from paceline.workflow.scheduler import WorkflowScheduler
+
+log = logging.getLogger("paceline.workflow")
+
+
+class Work(Protocol):
+    """What a sub-stage does."""
+
+    async def __call__(self, launch: Launch) -> Outcome:
+        """Do a launch's part. Raises whatever goes wrong: the launch is tried again, then given up with the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a launch has led to."""
+
+    items: int | None = None  # of the launch's, those that there were; None: all
+    finished: bool = False  # its sub-stage ends with it
+    added: Sequence[tuple[SubStage, Work]] = ()
+    resized: Sequence[tuple[SubStageId, int]] = ()
+    dropped: Sequence[SubStageId] = ()
+
+
+class WorkflowDriver:
+    """Belongs to the event loop. Requests are numbered by `next_request`, sub-stages by `ids`."""
+
+    def __init__(
+        self,
+        registry: UnitRegistry,
+        profiles: ProfileStore | None = None,
+        policy: SchedulingPolicy | None = None,
+    ) -> None:
+        self.registry = registry
+        self.ids: Iterator[int] = count(1)
+        self.profiles = profiles or ProfileStore()
+        self._requests = count(1)
+        self._scheduler = WorkflowScheduler(registry.units, self.profiles, templates(registry.models), policy)
+        self._work: dict[SubStageId, tuple[SubStage, Work]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by launch
+        self._ended: dict[int, Callable[[SubStage | None], None]] = {}  # by request
+        self._begins: dict[int, float] = {}  # by launch under way
+        self._closed = False
+
+    def begin(self, ended: Callable[[SubStage | None], None]) -> int:
+        """The number of a new request. ended: called once, with None when all its sub-stages have ended, or with one
+        that no unit can run."""
+        request = next(self._requests)
+        self._ended[request] = ended
+        return request
+
+    def add(self, nodes: Sequence[tuple[SubStage, Work]]) -> None:
+        self._work |= {node.id: (node, work) for node, work in nodes}
+        self._tell(Added(self._now(), [node for node, _ in nodes]))
+
+    def cancel(self, request: int) -> None:
+        """Stop every launch of a request and forget it. Its sub-stages' generations are the caller's to close."""
+        self._ended.pop(request, None)
+        self._tell(Dropped(self._now(), [node.id for node, _ in self._work.values() if node.request == request]))
+        self._forget(request)
+
+    def seconds(self, launch: Launch) -> float:
+        """Seconds since a launch began that is under way."""
+        return self._now() - self._begins[launch.id]
+
+    async def close(self) -> None:
+        """Cancel all. Nothing may be added after."""
+        self._closed = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.registry.close()
+
+    def _tell(self, event: WorkflowEvent) -> None:
+        if self._closed:
+            return
+        for effect in self._scheduler.on(event):
+            match effect:
+                case Launch():
+                    task = asyncio.get_running_loop().create_task(self._run(effect))
+                    self._tasks[effect.id] = task
+                    self._begins[effect.id] = self._now()
+                case Cancel(launch):
+                    if (running := self._tasks.get(launch)) is not None:  # else it has just ended, and says so next
+                        running.cancel()
+                case RequestDone(request):
+                    self._end(request, None)
+                case Unrunnable(sub_stage):
+                    node, _ = self._work[sub_stage]
+                    self._end(node.request, node)
+
+    async def _run(self, launch: Launch) -> None:
+        _, work = self._work[launch.sub_stage]
+        outcome: Outcome | None = None
+        try:
+            outcome = await work(launch)
+        except asyncio.CancelledError:
+            log.debug("launch %s on %s was cancelled", launch.id, launch.unit)
+        except Exception:
+            log.exception("a part of a workflow has failed on %s", launch.unit)
+        del self._tasks[launch.id], self._begins[launch.id]
+        if outcome is None:
+            self._tell(Failed(self._now(), launch.id))
+            return
+        if launch.sub_stage in self._work:  # else its request was cancelled
+            if outcome.added:
+                self.add(outcome.added)
+            for node, items in outcome.resized:
+                self._tell(Resized(self._now(), node, items))
+            if outcome.dropped:
+                self._tell(Dropped(self._now(), outcome.dropped))
+        self._tell(Ended(self._now(), launch.id, outcome.finished, outcome.items))
+
+    def _end(self, request: int, unrunnable: SubStage | None) -> None:
+        if (ended := self._ended.pop(request, None)) is not None:
+            ended(unrunnable)
+        if unrunnable is None:
+            self._forget(request)
+
+    def _forget(self, request: int) -> None:
+        self._work = {number: item for number, item in self._work.items() if item[0].request != request}
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,96 @@
+"""What becomes of the agents' texts: sub-questions are looked up, statements take their passages' place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from paceline.runtime.workflows.driver import Outcome, Work
+from paceline.runtime.workflows.lookup import Found
+from paceline.workflow.agents.agent import AgentParser
+from paceline.workflow.agents.queries import Queries
+from paceline.workflow.agents.records import Evidence, Prompt, SourcePassage
+from paceline.workflow.agents.refine import REFINE, RefineInputs
+from paceline.workflow.agents.rewrite import REWRITE, RewriteInputs
+from paceline.workflow.agents.statements import Refined
+from paceline.workflow.graph import SubStage
+
+
+class Workflow(Protocol):
+    def look_up(self, question: str) -> list[tuple[SubStage, Work]]:
+        """Sub-stages that search for a sub-question."""
+
+    def read_later(self, found: Sequence[Found]) -> None:
+        """Passages that the answer is to read."""
+
+
+class SubQuestions:
+    """Looks each sub-question up as soon as it is written. The question itself is looked up in any case."""
+
+    def __init__(self, workflow: Workflow, question: str) -> None:
+        self._workflow = workflow
+        self._question = question
+        self._inputs = RewriteInputs(question)  # not the conversation: what is written leaves this side
+        self._parser: AgentParser[str, Queries] = REWRITE.parser(self._inputs)
+        self._found: list[str] = []
+
+    def messages(self) -> Prompt:
+        return REWRITE.messages(self._inputs)
+
+    def read(self, text: str) -> Outcome:
+        return replace(self._look_up(self._parser.feed(text)), finished=self._parser.done)
+
+    def end(self, fault: str | None) -> tuple[Outcome, str]:
+        last = self._look_up(self._parser.end())
+        return last, fault or "; ".join(self._found) or "no sub-question: the question itself is looked up"
+
+    def _look_up(self, questions: Sequence[str]) -> Outcome:
+        new = [question for question in questions if question != self._question]
+        self._found += new
+        return Outcome(added=[work for question in new for work in self._workflow.look_up(question)])
+
+
+class Refining:
+    """Statements are read instead of the passages that they cite; without any, the passages are."""
+
+    def __init__(self, workflow: Workflow, question: str) -> None:
+        self._workflow = workflow
+        self._question = question
+        self._found: dict[SourcePassage, Found] = {}
+        self._inputs = RefineInputs(question, ())
+        self._parser: AgentParser[Evidence, Refined] = REFINE.parser(self._inputs)
+
+    def begin(self, found: Sequence[Found]) -> None:
+        """What the lookup has chosen, best first."""
+        self._found = {_source(each): each for each in found}
+        self._inputs = RefineInputs(self._question, tuple(self._found))
+        self._parser = REFINE.parser(self._inputs)
+
+    def messages(self) -> Prompt:
+        return REFINE.messages(self._inputs)
+
+    def read(self, text: str) -> Outcome:
+        self._parser.feed(text)
+        return Outcome(finished=self._parser.done)
+
+    def end(self, fault: str | None) -> tuple[Outcome, str]:
+        self._parser.end()
+        refined = self._parser.result()
+        cited: dict[SourcePassage, list[str]] = {}
+        for evidence in () if refined.fallback or fault else refined.evidence:
+            for source in evidence.sources:
+                cited.setdefault(source, []).append(evidence.text)
+        statements = [_refined(self._found[source], texts) for source, texts in cited.items()]
+        self._workflow.read_later(statements or list(self._found.values()))
+        told = f"{sum(map(len, cited.values()))} statements of {len(cited)} passages" if cited else "no statement"
+        return Outcome(), fault or (told if cited else f"{told}: the passages are read whole")
+
+
+def _source(found: Found) -> SourcePassage:
+    passage = found.passage
+    return SourcePassage(passage.text, found.side, found.private, passage.title, passage.file_id)
+
+
+def _refined(found: Found, statements: Sequence[str]) -> Found:
+    return replace(found, passage=replace(found.passage, text=" ".join(statements)))

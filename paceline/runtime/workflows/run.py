@@ -1,0 +1,268 @@
+"""One workflow, from its question to the end of its answer: a generation like any other.
+
+Agents that search read the question alone (the last message, and the one before that it refers to), so that nothing of
+the documents is in what is sent to the other side or to the web. What they find is read by the answer as passages of an
+ordinary request: a branch each, by the strategy of that request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.errors import PacelineError
+from paceline.rag.prompt import query_of
+from paceline.rag.records import Passage
+from paceline.runtime.service import (
+    GenerateEvent,
+    GenerateRequest,
+    Generation,
+    GenerationResult,
+    TextDelta,
+    WorkflowStep,
+)
+from paceline.runtime.workflows.agent_text import STAGE_S, AgentText, Reader
+from paceline.runtime.workflows.driver import Outcome, Work, WorkflowDriver
+from paceline.runtime.workflows.lookup import Found, Lookup, Places
+from paceline.runtime.workflows.readers import Refining, SubQuestions
+from paceline.runtime.workflows.text_stream import TextStream
+from paceline.strategies.base import Side
+from paceline.workflow.agents.records import Prompt
+from paceline.workflow.agents.refine import REFINE
+from paceline.workflow.agents.registry import AnyAgent
+from paceline.workflow.agents.rewrite import REWRITE
+from paceline.workflow.builder import WorkflowBuilder, WorkflowName, WorkflowSizes
+from paceline.workflow.events import Launch
+from paceline.workflow.graph import SubStage
+
+KEPT: Final = 2  # passages of a lookup that are read
+MAX_READ: Final = 4  # passages of the answer, of each side
+LOCAL: Final = "autoregressive"  # strategy of the agents' texts: this side alone
+Admit = Callable[[GenerateRequest], Awaitable[Generation]]
+
+
+class WorkflowRun:
+    """`run` yields steps, if the request wants them, then the answer. Closing that iterator stops every launch.
+
+    A stage that fails or takes too long is left out, and the workflow goes on with what it has; the answer alone cannot
+    be left out.
+    """
+
+    def __init__(
+        self, request: GenerateRequest, side: Side, places: Places, driver: WorkflowDriver, admit: Admit
+    ) -> None:
+        """side: this one. admit: prepares a generation of this side."""
+        assert request.workflow is not None
+        self.places = places
+        self.registry = driver.registry
+        self._request = request
+        self._workflow: WorkflowName = request.workflow
+        self._side = side
+        self._driver = driver
+        self._admit = admit
+        self._question = query_of(request.messages)
+        self._events: asyncio.Queue[GenerateEvent | PacelineError] = asyncio.Queue()
+        self._number: int | None = None  # of the request at the driver
+        self._builder: WorkflowBuilder | None = None
+        self._lookups: list[Lookup] = []
+        self._agents: list[AgentText] = []
+        self._stream: TextStream | None = None  # of the answer
+        self._answer: TextStream | None = None  # the same, once it has begun
+        self._claimed: set[tuple[str, str]] = set()  # document and text of passages that were found
+        self._read: list[Found] = []  # passages of the answer, as they were chosen
+        self._steps: list[WorkflowStep] = []
+        self._failed: list[str] = []  # stages
+
+    async def run(self) -> AsyncIterator[GenerateEvent]:
+        self._begin()
+        try:
+            while True:
+                event = await self._events.get()
+                if isinstance(event, PacelineError):
+                    raise event
+                yield event
+                if isinstance(event, GenerationResult):
+                    return
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        if self._number is not None:
+            self._driver.cancel(self._number)
+            self._number = None
+        for agent in self._agents:
+            await agent.aclose()
+        if self._stream is not None:
+            await self._stream.aclose()
+
+    # ---- the graph --------------------------------------------------------------------------------------------------
+    def _begin(self) -> None:
+        self._number = self._driver.begin(self._ended)
+        sizes = WorkflowSizes(
+            question=max(1, len(self._question) // 4),
+            chunks=16,
+            stored=True,
+            private=self._side == "device",
+            far=self.places.has_far,
+        )
+        self._builder = builder = WorkflowBuilder(
+            self._workflow, sizes, self.registry.models, self._number, self._driver.ids
+        )
+        nodes = builder.begin()
+        works: list[tuple[SubStage, Work]] = []
+        if self._workflow == "fast":
+            works += self._look_up(self._question, nodes[:-2], kept=MAX_READ)
+        else:
+            rewriting = SubQuestions(self, self._question)
+            agent = self._agent(REWRITE, rewriting.messages, rewriting)
+            named: dict[str, Work] = {"rewrite.prefill": agent.prefill, "rewrite.decode": agent.decode}
+            works += [(node, named[node.stage]) for node in nodes if node.stage in named]
+        own: dict[str, Work] = {"answer.prefill": self._prefill_answer, "answer.decode": self._write_answer}
+        works += [(node, own[node.stage]) for node in nodes if node.stage in own]
+        self._driver.add(works)
+        if self._workflow != "fast":  # the question itself does not wait for its rewriting
+            self._driver.add(self.look_up(self._question, rewritten=False))
+
+    def look_up(self, question: str, *, rewritten: bool = True) -> list[tuple[SubStage, Work]]:
+        """Sub-stages that search for a question, and read what they find."""
+        assert self._builder is not None
+        return self._look_up(question, self._builder.sub_question(rewritten=rewritten), kept=KEPT)
+
+    def _look_up(self, question: str, nodes: Sequence[SubStage], *, kept: int) -> list[tuple[SubStage, Work]]:
+        lookup = Lookup(question, self, {node.stage: node for node in nodes}, kept, self.read_later)
+        if "refine.prefill" in lookup.nodes:
+            refining = Refining(self, question)
+            lookup.chosen = refining.begin
+            lookup.refine = self._agent(REFINE, refining.messages, refining)
+        self._lookups.append(lookup)
+        return lookup.works()
+
+    def _agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader) -> AgentText:
+        assert kind.max_tokens is not None, "the answer alone has no limit of its own"
+        agent = AgentText(kind.stage, messages, kind.max_tokens, reader, self._write, self, STAGE_S)
+        self._agents.append(agent)
+        return agent
+
+    async def _write(self, messages: Prompt, max_tokens: int) -> TextStream:
+        """Begin an agent's text: greedy, by this side's model alone, without documents of its own."""
+        request = GenerateRequest(
+            messages=tuple({name: str(value) for name, value in message.items()} for message in messages),
+            sampling=SamplingParams(temperature=0.0),
+            max_tokens=max_tokens,
+            strategy=LOCAL,
+            any_device=False,
+            documents=0,
+            owner=self._request.owner,
+            privacy=self._request.privacy,
+            passages=(),
+        )
+        return TextStream(await self._admit(request))
+
+    # ---- what lookups tell ------------------------------------------------------------------------------------------
+    def claim(self, found: Sequence[Found]) -> list[Found]:
+        """Those that no other lookup has."""
+        new = [each for each in found if (each.passage.document, each.passage.text) not in self._claimed]
+        self._claimed |= {(each.passage.document, each.passage.text) for each in new}
+        return new
+
+    def read_later(self, found: Sequence[Found]) -> None:
+        """Passages that the answer is to read."""
+        self._read += found
+
+    def note(
+        self, stage: str, launch: Launch, text: str, *, failed: bool = False, seconds: float | None = None
+    ) -> None:
+        """A stage has ended. text: never of a document, since clients keep it. seconds: since its first launch; None:
+        it had one."""
+        taken = self._driver.seconds(launch) if seconds is None else seconds
+        step = WorkflowStep(stage, "failed" if failed else "done", launch.unit, taken, text)
+        self._steps.append(step)
+        if failed:
+            self._failed.append(stage)
+        if self._request.steps:
+            self._events.put_nowait(TextDelta("", 0, step=step))
+
+    async def read(self) -> None:
+        """Prefill the newest passage as a branch of the answer, so that the answer finds its rows."""
+        if not self._read:
+            return
+        own, others = self._passages()
+        request = replace(
+            self._request,
+            strategy=LOCAL,
+            any_device=False,
+            device=None,
+            max_tokens=1,
+            workflow=None,
+            constraint=None,
+            passages=own[-1:],
+            other_passages=() if own else others[-1:],
+        )
+        generation = await self._admit(request)
+        async for _ in generation.run():
+            pass
+
+    # ---- the answer -------------------------------------------------------------------------------------------------
+    def _passages(self) -> tuple[tuple[Passage, ...], tuple[Passage, ...]]:
+        """Of this side and of the other one, the best of each by their scores, in the order they were found."""
+        sides: tuple[list[Passage], list[Passage]] = [], []
+        for found in self._read:
+            sides[found.side != self._side].append(found.passage)
+        own, others = (tuple(_best(passages, MAX_READ)) for passages in sides)
+        return own, others
+
+    async def _prefill_answer(self, launch: Launch) -> Outcome:
+        own, others = self._passages()
+        request = replace(self._request, workflow=None, passages=own, other_passages=others)
+        try:
+            generation = await self._admit(request)
+            self._stream = TextStream(generation, self._heard)
+            self._answer = await self._stream.begun()
+        except PacelineError as error:
+            self._fail(error)
+        self.note("answer.prefill", launch, f"{len(own) + len(others)} passages")
+        return Outcome(finished=True)
+
+    async def _write_answer(self, launch: Launch) -> Outcome:
+        if self._answer is None:
+            return Outcome(0, finished=True)  # the client has been told
+        try:
+            part = await self._answer.take(launch.count)
+        except PacelineError as error:
+            self._fail(error)
+            return Outcome(0, finished=True)
+        return Outcome(part.tokens, part.ended)
+
+    def _heard(self, event: GenerateEvent) -> None:
+        """The answer's own events go to the client as they come."""
+        if isinstance(event, GenerationResult):
+            event = self._result(event)
+        self._events.put_nowait(event)
+
+    def _result(self, done: GenerationResult) -> GenerationResult:
+        agents = sum(agent.tokens for agent in self._agents)
+        sent = {name: size + done.stats.get(name, 0.0) for name, size in self.places.sent().items()}
+        left_out = f"; left out: {', '.join(dict.fromkeys(self._failed))}" if self._failed else ""
+        return replace(
+            done,
+            strategy_reason=f"workflow {self._workflow}{left_out}; {done.strategy_reason}",
+            degraded=done.degraded or ("workflow_incomplete" if self._failed else None),
+            steps=tuple(self._steps),
+            stats={**done.stats, **sent, "agent_tokens": agents, "lookups": len(self._lookups)},
+        )
+
+    def _ended(self, unrunnable: SubStage | None) -> None:
+        """The driver has ended the workflow. After an answer or a failure, which the client has heard of, no more."""
+        if unrunnable is not None:
+            self._fail(PacelineError(f"The workflow cannot go on: its stage {unrunnable.stage} has failed everywhere."))
+
+    def _fail(self, error: PacelineError) -> None:
+        self._events.put_nowait(error)
+
+
+def _best(passages: Sequence[Passage], count: int) -> list[Passage]:
+    kept = sorted(range(len(passages)), key=lambda place: (-passages[place].score, place))[:count]
+    return [passages[place] for place in sorted(kept)]

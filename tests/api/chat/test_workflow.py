@@ -1,0 +1,90 @@
+"""`paceline.workflow`: by field or by the model's name, and the steps that a client is told of."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from paceline.runtime.service import WorkflowStep
+from tests.api.chat.test_output import stream, whole
+from tests.api.generation.test_request import fault, post
+from tests.api.scripted import MODEL, Script, ScriptedService, TextDelta, done
+
+STEP = WorkflowStep("rewrite", "done", "engine 0", 0.25, "Where is the broom?")
+FAILED = WorkflowStep("search far", "failed", "link", 1.0, "the other side's documents are not read")
+LINES = "rewrite, 0.25 s: Where is the broom?\nsearch far (failed), 1.00 s: the other side's documents are not read\n"
+
+
+def script() -> Script:
+    steps = [TextDelta("", 0, step=step) for step in (STEP, FAILED)]
+    return Script([*steps, TextDelta("Hi", 2), done(steps=(STEP, FAILED))])
+
+
+@pytest.mark.parametrize(
+    ("model", "extension", "asked"),
+    [
+        (MODEL.name, {}, None),
+        (MODEL.name, {"workflow": "fast"}, "fast"),
+        (f"{MODEL.name}:research", {}, "research"),
+        (f"{MODEL.name}:advanced", {"workflow": "advanced"}, "advanced"),
+    ],
+)
+def test_a_workflow_is_asked_for_by_field_or_name(
+    http: httpx.Client, service: ScriptedService, model: str, extension: dict[str, object], asked: str | None
+) -> None:
+    answer = post(http, model=model, paceline=extension)
+    assert answer.json()["model"] == model
+    assert service.requests[-1].workflow == asked
+
+
+def test_responses_run_workflows_too(http: httpx.Client, service: ScriptedService) -> None:
+    body = {"model": f"{MODEL.name}:fast", "input": "Hi"}
+    assert http.post("/v1/responses", json=body).json()["status"] == "completed"
+    assert service.requests[-1].workflow == "fast"
+
+
+def test_a_model_with_a_workflow_can_be_looked_up(http: httpx.Client) -> None:
+    found = http.get(f"/v1/models/{MODEL.name}:research").json()
+    assert found["paceline"]["workflows"] == ["fast", "advanced", "research"]
+    assert http.get(f"/v1/models/{MODEL.name}:slow").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("param", "body"),
+    [
+        ("paceline.workflow", {"paceline": {"workflow": "slow"}}),
+        ("paceline.workflow", {"model": f"{MODEL.name}:fast", "paceline": {"workflow": "research"}}),
+    ],
+)
+def test_a_workflow_that_means_nothing_is_refused(
+    http: httpx.Client, service: ScriptedService, param: str, body: dict[str, object]
+) -> None:
+    assert fault(post(http, **body))["param"] == param
+    assert not service.requests
+
+
+def test_a_prompt_has_no_workflow(http: httpx.Client) -> None:
+    body = {"model": MODEL.name, "prompt": "Hi", "paceline": {"workflow": "fast"}}
+    assert fault(http.post("/v1/completions", json=body))["param"] == "paceline.workflow"
+
+
+def test_steps_are_reasoning_in_a_stream_and_as_a_whole(http: httpx.Client, service: ScriptedService) -> None:
+    service.script = script()
+    chunks = stream(http, paceline={"workflow": "advanced", "steps": True})
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == LINES
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Hi"
+    told = [chunk["paceline"]["step"]["unit"] for chunk in chunks if "step" in chunk.get("paceline", {})]
+    assert told == ["engine 0", "link"]
+    service.script = script()
+    message = whole(http, paceline={"workflow": "advanced", "steps": True})["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Hi", LINES)
+
+
+def test_a_report_has_the_steps(http: httpx.Client, service: ScriptedService) -> None:
+    service.script = script()
+    reported = whole(http, paceline={"workflow": "advanced", "report": True})["paceline"]["steps"]
+    assert [(step["stage"], step["state"], step["seconds"]) for step in reported] == [
+        ("rewrite", "done", 0.25),
+        ("search far", "failed", 1.0),
+    ]

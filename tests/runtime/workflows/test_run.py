@@ -1,0 +1,284 @@
+"""Workflows on a real node: what agents write decides what is searched, faults leave stages out, and leaving stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.errors import PacelineError, RequestError
+from paceline.rag.records import Passage, Vectors
+from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation, GenerationResult, TextDelta
+from paceline.runtime.workflows.driver import WorkflowDriver
+from paceline.runtime.workflows.lookup import Found
+from paceline.runtime.workflows.registry import HostUnit, UnitRegistry
+from paceline.runtime.workflows.run import WorkflowRun
+from tests.runtime.test_node import REQUEST, nodes
+
+pytestmark = pytest.mark.anyio
+
+ASKED = replace(REQUEST, workflow="advanced", steps=True, strategy="auto")
+BROOM = Found(Passage("rooms.md", 1, "", "The broom is in the hall.", 0.5), "device", private=True)
+KEY = Found(Passage("keys.md", 2, "", "The key is under the broom.", 0.6), "device", private=True)
+MAP = Found(Passage("map.md", -1, "", "The hall is in the east.", 0.4), "cloud", private=False)
+
+
+@dataclass
+class ScriptedPlaces:
+    """Passages by a word of the query. faults: names of methods that fail."""
+
+    here: dict[str, Found] = field(default_factory=dict)
+    far: dict[str, Found] = field(default_factory=dict)
+    faults: frozenset[str] = frozenset()
+    queries: list[str] = field(default_factory=list)
+    told_far: list[str] = field(default_factory=list)
+
+    @property
+    def has_far(self) -> bool:
+        return True
+
+    def sent(self) -> Mapping[str, float]:
+        return {"sent_open_bytes": 7.0}
+
+    def embed(self, query: str) -> Vectors | None:
+        self._check("embed")
+        self.queries.append(query)
+        return np.ones((1, 2), np.float32)
+
+    def search(self, query: str, vector: Vectors) -> Sequence[Found]:  # noqa: ARG002
+        self._check("search")
+        return [found for word, found in self.here.items() if word in query]
+
+    async def search_far(self, query: str) -> Sequence[Found]:
+        self._check("search_far")
+        self.told_far.append(query)
+        return [found for word, found in self.far.items() if word in query]
+
+    def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:  # noqa: ARG002
+        self._check("rerank")
+        return [float(len(text)) for text in texts]
+
+    def _check(self, name: str) -> None:
+        if name in self.faults:
+            raise PacelineError(f"{name} is broken")
+
+
+@dataclass
+class ScriptedText:
+    """A generation of given pieces. hold: it never ends by itself."""
+
+    pieces: Sequence[str]
+    hold: bool = False
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> AsyncIterator[GenerateEvent]:
+        try:
+            for piece in self.pieces:
+                yield TextDelta(piece, 1)
+            if self.hold:
+                await asyncio.Event().wait()
+            yield GenerationResult("stop", 5, len(self.pieces), "autoregressive", "asked.")
+        finally:
+            self.closed.set()
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+
+@dataclass
+class Models:
+    """What each agent writes, told apart by a word of its instructions; the answer is anything else."""
+
+    rewrite: Sequence[str] = ("Which broom hides the key?\n",)
+    refine: Sequence[str] = ("NOTHING",)
+    answer: Sequence[str] = ("In ", "the hall.")
+    hold: str = ""  # the text that does not end
+    fault: str = ""  # the text that cannot be begun
+    holding: asyncio.Event = field(default_factory=asyncio.Event)  # it has been begun
+    asked: list[tuple[str, GenerateRequest]] = field(default_factory=list)
+    texts: list[ScriptedText] = field(default_factory=list)
+
+    async def admit(self, request: GenerateRequest) -> Generation:
+        system = request.messages[0]["content"]
+        kind = "rewrite" if "Split the question" in system else "refine" if "short statements" in system else "answer"
+        kind = "read" if kind == "answer" and request.max_tokens == 1 else kind
+        self.asked.append((kind, request))
+        if kind == self.fault:
+            raise RequestError("There is no room for it.", status=429)
+        if kind == self.hold:
+            self.holding.set()
+        text = ScriptedText(getattr(self, kind, ()), hold=kind == self.hold)
+        self.texts.append(text)
+        return text
+
+    def of(self, kind: str) -> list[GenerateRequest]:
+        return [request for asked, request in self.asked if asked == kind]
+
+
+async def answered(
+    places: ScriptedPlaces, models: Models, request: GenerateRequest = ASKED
+) -> tuple[str, GenerationResult]:
+    driver = WorkflowDriver(UnitRegistry("device"))
+    text, done = "", None
+    async for event in WorkflowRun(request, "device", places, driver, models.admit).run():
+        if isinstance(event, GenerationResult):
+            done = event
+        else:
+            text += event.text
+    await driver.close()
+    assert done is not None
+    assert all(text.closed.is_set() for text in models.texts)
+    return text, done
+
+
+async def test_a_sub_question_finds_what_the_question_does_not() -> None:
+    places = ScriptedPlaces({"key": KEY, "broom": BROOM}, {"broom": MAP})
+    models = Models(refine=("The broom is in the hall [1][2].\n",))
+    text, done = await answered(places, models)
+    assert text == "In the hall."
+    (asked,) = models.of("answer")
+    assert asked.passages is not None
+    assert sorted(found.document for found in asked.passages) == ["keys.md", "rooms.md"]
+    assert [found.document for found in asked.other_passages] == ["map.md"]
+    assert (asked.messages, asked.sampling, asked.workflow) == (ASKED.messages, ASKED.sampling, None)
+    assert {step.stage for step in done.steps} >= {"rewrite", "search", "search far", "rerank", "refine"}
+    assert done.degraded is None
+    assert (done.stats["lookups"], done.stats["sent_open_bytes"]) == (2, 7.0)
+
+
+async def test_the_other_side_hears_the_question_and_what_was_made_of_it_alone() -> None:
+    private = ({"role": "user", "content": "What does my diary say?"}, {"role": "assistant", "content": "A SECRET."})
+    places = ScriptedPlaces({"key": KEY})
+    models = Models()
+    await answered(places, models, replace(ASKED, messages=(*private, *ASKED.messages)))
+    assert sorted(places.told_far) == ["Where is the key?", "Which broom hides the key?"]
+    (asked,) = models.of("rewrite")
+    assert not any("SECRET" in message["content"] for message in asked.messages)
+
+
+async def test_statements_take_the_place_of_the_passages_that_they_cite() -> None:
+    models = Models(rewrite=("NONE",), refine=("The key is under a broom [1].",))
+    await answered(ScriptedPlaces({"key": KEY}), models)
+    (asked,) = models.of("answer")
+    assert asked.passages is not None
+    assert [(found.text, found.document) for found in asked.passages] == [("The key is under a broom.", "keys.md")]
+
+
+@pytest.mark.parametrize("stage", ["embed", "search", "search_far", "rerank"])
+async def test_a_stage_that_fails_is_left_out_and_named(stage: str) -> None:
+    places = ScriptedPlaces({"key": KEY}, {"key": MAP}, faults=frozenset({stage}))
+    text, done = await answered(places, Models())
+    assert text == "In the hall."
+    assert done.degraded == "workflow_incomplete"
+    assert any(step.state == "failed" and "broken" in step.text for step in done.steps)
+
+
+@pytest.mark.parametrize("agent", ["rewrite", "refine"])
+async def test_an_agent_that_cannot_write_is_left_out_and_named(agent: str) -> None:
+    models = Models(fault=agent)
+    text, done = await answered(ScriptedPlaces({"key": KEY}), models)
+    assert text == "In the hall."
+    assert f"left out: {agent}" in done.strategy_reason
+    (asked,) = models.of("answer")
+    assert [found.text for found in asked.passages or ()] == [KEY.passage.text]
+
+
+async def test_an_agent_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.runtime.workflows.run.STAGE_S", 0.05)
+    text, done = await answered(ScriptedPlaces({"key": KEY}), Models(rewrite=("Where",), hold="rewrite"))
+    assert text == "In the hall."
+    assert "left out: rewrite" in done.strategy_reason
+
+
+async def test_an_answer_that_cannot_begin_is_an_error() -> None:
+    with pytest.raises(RequestError, match="no room"):
+        await answered(ScriptedPlaces({"key": KEY}), Models(fault="answer"))
+
+
+@pytest.mark.parametrize("hold", ["rewrite", "refine", "answer"])
+async def test_a_client_that_leaves_stops_every_stage(hold: str) -> None:
+    models = Models(hold=hold)
+    driver = WorkflowDriver(UnitRegistry("device"))
+    run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, models.admit)
+    reading = asyncio.create_task(_all(run))
+    await models.holding.wait()
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert all(text.closed.is_set() for text in models.texts)
+    began = len(models.asked)
+    await driver.close()
+    assert len(models.asked) == began  # nothing was begun after
+
+
+async def test_requests_of_one_driver_do_not_wait_for_each_other() -> None:
+    """One that holds a lane for ever, and others that go past it."""
+    driver = WorkflowDriver(UnitRegistry("device"))
+    held = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models(hold="answer").admit)
+    first: Any = held.run()
+    async for event in first:
+        if event.text:
+            break
+    for _ in range(3):
+        run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models().admit)
+        events = await _all(run)
+        assert isinstance(events[-1], GenerationResult)
+    await first.aclose()
+    await driver.close()
+
+
+@pytest.mark.parametrize("workflow", ["fast", "advanced"])
+async def test_a_node_writes_its_usual_answer_after_a_workflow_that_finds_nothing(workflow: Any) -> None:
+    async with nodes() as (bench, _):
+        plain, _ = await _text(await bench.cloud.prepare(REQUEST))
+        text, done = await _text(await bench.cloud.prepare(replace(REQUEST, workflow=workflow)))
+        assert text == plain
+        assert done.strategy == "aggregate" and f"workflow {workflow}" in done.strategy_reason
+
+
+@pytest.mark.parametrize(("privacy", "is_asked"), [("local-only", False), ("answer-private", True)])
+async def test_a_device_asks_its_cloud_as_the_level_allows(privacy: Any, is_asked: bool) -> None:
+    async with nodes() as (bench, _):
+        asked = replace(REQUEST, workflow="fast", privacy=privacy, strategy="auto")
+        _, done = await _text(await bench.device.prepare(asked))
+        assert ("search far" in {step.stage for step in done.steps}) == is_asked
+        assert (done.stats.get("sent_open_bytes", 0.0) > 0) == is_asked
+
+
+async def test_research_without_a_provider_is_refused() -> None:
+    async with nodes(linked=False) as (bench, _):
+        with pytest.raises(RequestError, match="no provider"):
+            await bench.device.prepare(replace(REQUEST, workflow="research"))
+
+
+async def test_leaving_a_node_s_workflow_leaves_no_rows() -> None:
+    """`nodes` asserts that no sequence has rows at the end."""
+    async with nodes() as (bench, _):
+        generation = await bench.device.prepare(replace(REQUEST, workflow="advanced", steps=True))
+        events: Any = generation.run()
+        await anext(events)
+        await events.aclose()
+
+
+def test_a_unit_may_not_ask_for_cores_that_are_not_there() -> None:
+    with pytest.raises(ValueError, match="may not run on"):
+        UnitRegistry("device", hosts=(HostUnit("cpu", frozenset({100_000})),))
+
+
+async def _all(generation: Generation) -> list[GenerateEvent]:
+    events: Any = generation.run()
+    async with aclosing(events):
+        return [event async for event in events]
+
+
+async def _text(generation: Generation) -> tuple[str, GenerationResult]:
+    text = ""
+    async for event in generation.run():
+        if isinstance(event, GenerationResult):
+            return text, event
+        text += event.text
+    raise AssertionError("no last event")
