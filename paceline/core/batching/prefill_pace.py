@@ -31,25 +31,25 @@ class PrefillPace:
     _row_s: RecentMedian = field(default_factory=lambda: RecentMedian(5))  # of a prompt's row
     _last: int = FIRST_ROWS
 
-    def rows(self, answer_rows: int) -> int | None:
+    def rows(self, answer_rows: int, share: float = SHARE) -> int | None:
         """Most rows of prompts beside so many rows of answers: 0 in a step that measures the answers' time. None
-        without a limit: nothing has been recorded."""
+        without a limit: nothing has been recorded. share: of the answers' own time that the prompts may add."""
         if not self._alone and not self._since:
             return None
-        size = _size_class(answer_rows)
+        size = size_class(answer_rows)
         alone = self._alone[size].value if size in self._alone else None
         if alone is None or self._since.get(size, 0) >= REFRESH:
             return 0
         row_s = self._row_s.value
         if row_s is None:
             return FIRST_ROWS
-        return max(1, int(min(SHARE * alone / row_s, _GROWTH * self._last)))
+        return max(1, int(min(share * alone / row_s, _GROWTH * self._last)))
 
     def record(self, answer_rows: int, prompt_rows: int, seconds: float) -> None:
         """The step took so long. Steps of prompts alone tell nothing: their rows have another price."""
         if answer_rows == 0 or seconds <= 0.0:
             return
-        size = _size_class(answer_rows)
+        size = size_class(answer_rows)
         if prompt_rows == 0:
             self._alone.setdefault(size, RecentMedian(3)).add(seconds)
             self._since[size] = 0
@@ -61,7 +61,7 @@ class PrefillPace:
             self._last = prompt_rows
 
 
-def _size_class(rows: int) -> int:
-    """Sizes of a class differ by less than an eighth."""
+def size_class(rows: int) -> int:
+    """The smallest number of rows of a class, whose sizes differ by less than an eighth."""
     shift = max(0, rows.bit_length() - 4)
     return (rows >> shift) << shift
