@@ -19,7 +19,8 @@ from typing import Final
 from paceline.core.batching.groups import Group
 from paceline.core.batching.step_times import StepTimes
 
-SHARE: Final = 0.5  # of the time of a step without an owner's rows that these may add
+SHARE: Final = 0.45  # of a step's time without an owner's rows that these may add: gaps of at most 1.5 times, estimates
+# being off by some rows
 STAYS: Final = 4  # steps for which an owner that has nothing pending still counts
 _LEAST_SHARE: Final = 0.05  # that prompts may add in any case
 _NONE: Final = 0  # no group's key: sequences' own are below, others' above

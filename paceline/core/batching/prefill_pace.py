@@ -36,7 +36,7 @@ class PrefillPace:
         without a limit: nothing has been recorded. share: of the answers' own time that the prompts may add."""
         if not self._alone and not self._since:
             return None
-        size = size_class(answer_rows)
+        size = _size_class(answer_rows)
         alone = self._alone[size].value if size in self._alone else None
         if alone is None or self._since.get(size, 0) >= REFRESH:
             return 0
@@ -49,7 +49,7 @@ class PrefillPace:
         """The step took so long. Steps of prompts alone tell nothing: their rows have another price."""
         if answer_rows == 0 or seconds <= 0.0:
             return
-        size = size_class(answer_rows)
+        size = _size_class(answer_rows)
         if prompt_rows == 0:
             self._alone.setdefault(size, RecentMedian(3)).add(seconds)
             self._since[size] = 0
@@ -61,7 +61,7 @@ class PrefillPace:
             self._last = prompt_rows
 
 
-def size_class(rows: int) -> int:
+def _size_class(rows: int) -> int:
     """The smallest number of rows of a class, whose sizes differ by less than an eighth."""
     shift = max(0, rows.bit_length() - 4)
     return (rows >> shift) << shift

@@ -6,6 +6,7 @@ as long, as R22 has found it on real processes.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from dataclasses import dataclass, field
 
@@ -70,8 +71,10 @@ class Clients:
                 answer(result)
 
     def gaps(self, owner: str, since: float) -> list[float]:
-        times = [time for time in self.tokens[owner] if time >= since]
-        return [after - before for before, after in zip(times, times[1:], strict=False)]
+        """Between the tokens of each answer of one branch, s."""
+        times, number = self.tokens[owner], TOKENS[owner]
+        answers = [times[first : first + number] for first in range(0, len(times), number)]
+        return [after - before for answer in answers for before, after in itertools.pairwise(answer) if before >= since]
 
 
 def beside_flood(*, limited: bool) -> tuple[list[float], float]:
