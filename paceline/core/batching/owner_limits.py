@@ -23,27 +23,31 @@ SHARE: Final = 0.45  # of a step's time without an owner's rows that these may a
 # being off by some rows
 STAYS: Final = 4  # steps for which an owner that has nothing pending still counts
 _LEAST_SHARE: Final = 0.05  # that prompts may add in any case
-_NONE: Final = 0  # no group's key: sequences' own are below, others' above
 
 
 class OwnerLimits:
-    """Each step: `begin`, for each priority `limits` and `within`, then `ran`."""
+    """Each step: `begin`, then `limits` and `within` for each priority, the first one first."""
 
     def __init__(self) -> None:
         self.times = StepTimes()
-        self._recent: dict[str, tuple[int, int]] = {}  # owners: the last step with rows of theirs, and these rows
+        self._recent: dict[str, tuple[int, int, int]] = {}  # owners: last step with rows of theirs, rows, priority
         self._step = 0
         self._wanted: dict[str, int] = {}  # rows that each owner wants in this step, of the priorities so far
         self._taken: dict[str, int] = {}  # likewise, rows it has
+        self._first: dict[str, int] = {}  # the first priority in which it has any
 
     def begin(self) -> None:
-        self._step += 1
-        self._recent = {owner: seen for owner, seen in self._recent.items() if self._step - seen[0] <= STAYS}
-        self._wanted = {owner: rows for owner, (_, rows) in self._recent.items()}
-        self._taken = {}
+        if self._first:
+            self._step += 1
+        self._recent |= {owner: (self._step, self._taken[owner], first) for owner, first in self._first.items()}
+        self._recent = {owner: seen for owner, seen in self._recent.items() if self._step - seen[0] < STAYS}
+        self._wanted, self._taken, self._first = {}, {}, {}
 
-    def limits(self, wanted: Mapping[str, int], with_prompts: Collection[str] = ()) -> Mapping[str, int]:
+    def limits(
+        self, wanted: Mapping[str, int], with_prompts: Collection[str] = (), priority: int = 0
+    ) -> Mapping[str, int]:
         """Most rows of each of these owners, with those of earlier priorities; owners without a limit are left out.
+        Nobody is limited for owners of later priorities. If nobody is, all of them are taken to have what they want.
 
         with_prompts: owners with long prompts in the step, which are to have half of what their owner may add.
         """
@@ -51,8 +55,16 @@ class OwnerLimits:
             before = self._wanted[owner] if owner in self._taken else 0  # else: of former steps
             self._wanted[owner] = before + rows
             self._taken.setdefault(owner, 0)
-        if len(self._wanted) < 2 or not self.times:
-            return {}
+        for owner, (_, rows, first) in self._recent.items():
+            if first <= priority:
+                self._wanted.setdefault(owner, rows)
+        found = self._found(wanted, with_prompts) if len(self._wanted) > 1 and self.times else {}
+        if not found:
+            for owner, rows in wanted.items():
+                self._take(owner, rows, priority)
+        return found
+
+    def _found(self, wanted: Collection[str], with_prompts: Collection[str]) -> Mapping[str, int]:
         demands = sorted(self._wanted.values())
         whole, half = self._level(demands, SHARE), None
         limits = {}
@@ -84,20 +96,18 @@ class OwnerLimits:
         return low
 
     def within(self, items: Sequence[tuple[Group, int]], limits: Mapping[str, int]) -> list[bool]:
-        """Which of these run: groups with rows of segments, in the order of their turns.
+        """Which of these run, where somebody is limited: groups with rows of segments, in the order of their turns.
 
         Segments of one group run together. One that has more rows than its owner may have runs in several steps, by
         itself; of each owner an older group goes before a younger one.
         """
-        if not limits:
-            for group, rows in items:
-                self._taken[group.owner] = self._taken.get(group.owner, 0) + rows
-            return [True] * len(items)
         sizes: dict[int, int] = {}
         for group, rows in items:
             sizes[group.key] = sizes.get(group.key, 0) + rows
         together: set[int] = set()  # groups of which all segments run
-        full: dict[str, int] = {}  # owners that have what they may have: no other group of theirs begins but this one
+        full: dict[
+            str, int | None
+        ] = {}  # owners that have what they may have: no other group of theirs begins but this one
         chosen = []
         for group, rows in items:
             owner, key, limit = group.owner, group.key, limits.get(group.owner)
@@ -109,9 +119,9 @@ class OwnerLimits:
                 runs = True
             else:
                 runs = taken == 0 or (full.get(owner) == key and taken + rows <= limit)
-                full.setdefault(owner, key if taken == 0 else _NONE)
+                full.setdefault(owner, key if taken == 0 else None)
             if runs:
-                self._taken[owner] = taken + rows
+                self._take(owner, rows, group.priority)
             chosen.append(runs)
         return chosen
 
@@ -129,6 +139,6 @@ class OwnerLimits:
         alone = self.times.at(total)
         return max(_LEAST_SHARE, (1.0 + SHARE) * self.times.at(total - own) / alone - 1.0)
 
-    def ran(self, rows: Mapping[str, int]) -> None:
-        """The step has so many rows of answers, by owner."""
-        self._recent |= {owner: (self._step, own) for owner, own in rows.items()}
+    def _take(self, owner: str, rows: int, priority: int) -> None:
+        self._taken[owner] = self._taken.get(owner, 0) + rows
+        self._first.setdefault(owner, priority)

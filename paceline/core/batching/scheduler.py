@@ -200,16 +200,10 @@ class Scheduler:
                 break
             left -= item.rows
             scheduled.append(self._chunk(item, item.rows))
-        answers: dict[str, int] = {}  # rows by owner
-        for each in scheduled:
-            owner = self._group(each).owner
-            answers[owner] = answers.get(owner, 0) + len(each.segment.tokens)
-        self._limits.ran(answers)
-        short_rows = sum(answers.values())
+        short_rows = sum(len(each.segment.tokens) for each in scheduled)
         left = max(left, 0) + self._quantum
         if short and long and self._group(short[0]).priority <= self._group(long[0]).priority:  # else nobody waits
-            shares = [self._limits.prompt_share(self._group(item).owner, answers) for item in long]
-            most = self._pace.rows(short_rows, min([SHARE, *(share for share in shares if share is not None)]))
+            most = self._pace.rows(short_rows, self._prompt_share(scheduled, long))
             left = left if most is None else min(left, most)
         cuts = _shares([item.rows for item in long], left)
         running = [(item, rows) for item, rows in zip(long, cuts, strict=True) if rows]
@@ -229,26 +223,41 @@ class Scheduler:
         for priority, waiting in by_priority.items():  # the first one first, as they are sorted
             turns = self._turns.setdefault(priority, Turns())
             turns.begin({owner for owner, _ in waiting})
-            limits = self._limits_of(waiting)
-            cut = [self._is_long(item, limits.get(owner)) for owner, item in waiting]
+            cut = [self._is_long(item) for _, item in waiting]
+            limits = self._limits_of(waiting, cut, priority)
+            if limits:
+                cut = [self._is_long(item, limits.get(owner)) for owner, item in waiting]
             ordered = turns.order([each for each, is_cut in zip(waiting, cut, strict=True) if not is_cut])
-            runs = self._limits.within([(self._group(item), item.rows) for item in ordered], limits)
-            short += itertools.compress(ordered, runs)
-            long += turns.order([each for each, is_cut in zip(waiting, cut, strict=True) if is_cut])
+            if limits:
+                runs = self._limits.within([(self._group(item), item.rows) for item in ordered], limits)
+                ordered = list(itertools.compress(ordered, runs))
+            short += ordered
+            long += turns.order(list(itertools.compress(waiting, cut)))
         return short, long
 
-    def _limits_of(self, waiting: Sequence[tuple[str, PendingSegment]]) -> Mapping[str, int]:
+    def _limits_of(
+        self, waiting: Sequence[tuple[str, PendingSegment]], cut: Sequence[bool], priority: int
+    ) -> Mapping[str, int]:
         """Rows that each owner may have, if not all, by what the owners' answers want: of a chain no more than drafts
         may be, since a longer one can be cut."""
         wanted: dict[str, int] = {}
         with_prompts = set()
-        for owner, item in waiting:
-            if self._is_long(item):
+        for (owner, item), is_cut in zip(waiting, cut, strict=True):
+            if is_cut:
                 with_prompts.add(owner)
             else:
                 rows = item.rows if item.segment.parents is not None else min(item.rows, FAR_ROWS)
                 wanted[owner] = wanted.get(owner, 0) + rows
-        return self._limits.limits(wanted, with_prompts)
+        return self._limits.limits(wanted, with_prompts, priority)
+
+    def _prompt_share(self, answers: Sequence[ScheduledSegment], prompts: Sequence[PendingSegment]) -> float:
+        """What prompts may add to a step with these answers: the less, the more their owners' own answers add."""
+        rows: dict[str, int] = {}
+        for each in answers:
+            owner = self._group(each).owner
+            rows[owner] = rows.get(owner, 0) + len(each.segment.tokens)
+        shares = [self._limits.prompt_share(owner, rows) for owner in {self._group(item).owner for item in prompts}]
+        return min([SHARE, *(share for share in shares if share is not None)])
 
     def _group(self, item: PendingSegment | ScheduledSegment) -> Group:
         return self._groups.of(item.segment.seq).group
