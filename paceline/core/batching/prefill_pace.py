@@ -31,9 +31,9 @@ class PrefillPace:
     _row_s: RecentMedian = field(default_factory=lambda: RecentMedian(5))  # of a prompt's row
     _last: int = FIRST_ROWS
 
-    def rows(self, answer_rows: int) -> int | None:
+    def rows(self, answer_rows: int, share: float = SHARE) -> int | None:
         """Most rows of prompts beside so many rows of answers: 0 in a step that measures the answers' time. None
-        without a limit: nothing has been recorded."""
+        without a limit: nothing has been recorded. share: of the answers' own time that the prompts may add."""
         if not self._alone and not self._since:
             return None
         size = _size_class(answer_rows)
@@ -43,7 +43,7 @@ class PrefillPace:
         row_s = self._row_s.value
         if row_s is None:
             return FIRST_ROWS
-        return max(1, int(min(SHARE * alone / row_s, _GROWTH * self._last)))
+        return max(1, int(min(share * alone / row_s, _GROWTH * self._last)))
 
     def record(self, answer_rows: int, prompt_rows: int, seconds: float) -> None:
         """The step took so long. Steps of prompts alone tell nothing: their rows have another price."""
@@ -62,6 +62,6 @@ class PrefillPace:
 
 
 def _size_class(rows: int) -> int:
-    """Sizes of a class differ by less than an eighth."""
+    """The smallest number of rows of a class, whose sizes differ by less than an eighth."""
     shift = max(0, rows.bit_length() - 4)
     return (rows >> shift) << shift

@@ -2,24 +2,26 @@
 
 No phases: a prefill is a long chain, cut into chunks under the row budget so that decodes and trees never wait for it;
 a tree is never cut. Once the caller has told what steps take (`took`), the chunks beside answers are also limited by
-time (`prefill_pace`). Among groups of one priority owners take turns (`turns`), each with its oldest segments first,
-except for long prompts, of which the shortest runs beside the one whose turn it is; the first segment of the first
-priority that has memory always advances, so within it nothing starves. Which segments have memory, and which groups are
-preempted for them, is decided in `admission`, by age alone.
+time (`prefill_pace`), and so are one owner's rows beside others' (`owner_limits`). Among groups of one priority owners
+take turns (`turns`), each with its oldest segments first, except for long prompts, of which the shortest runs beside
+the one whose turn it is; the first segment of the first priority that has memory always advances, so within it nothing
+starves. Which segments have memory, and which groups are preempted for them, is decided in `admission`, by age alone.
 Knows neither engine nor clock. The caller runs each batch before it asks for the next. After Orca (Yu et al. 2022) and
 Sarathi (Agrawal et al. 2023).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.core.batching.admission import Admission
 from paceline.core.batching.groups import Group, GroupTable
 from paceline.core.batching.memory import Memory
+from paceline.core.batching.owner_limits import OwnerLimits
 from paceline.core.batching.pending import PendingQueues, PendingSegment
-from paceline.core.batching.prefill_pace import PrefillPace
+from paceline.core.batching.prefill_pace import SHARE, PrefillPace
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.batching.turns import Turns
 
@@ -68,6 +70,7 @@ class Scheduler:
         self._admission = Admission(self._queues, self._groups, block_size)
         self._turns: dict[int, Turns] = {}  # by priority
         self._pace = PrefillPace()
+        self._limits = OwnerLimits()
         self._last_rows = 0, 0  # of the last step: short segments', and long ones'
         self._arrived: list[PendingSegment] = []  # since the last step: not yet compared with the capacity
 
@@ -109,8 +112,12 @@ class Scheduler:
         self._groups.tick()
 
     def took(self, seconds: float) -> None:
-        """Record the time of the last step, s, from its call to its results. Only for steps beside which none ran."""
-        self._pace.record(*self._last_rows, seconds)
+        """Record the time of the last step, s, from its call until its answers can be continued. Only for steps beside
+        which none ran."""
+        short, long = self._last_rows
+        self._pace.record(short, long, seconds)
+        if not long:
+            self._limits.times.record(short, seconds)
 
     def cancel(self, seq: SeqId, from_row: int = 0) -> list[int]:
         """Cancel the pending rows of this sequence from `from_row` on. Returns the keys of dropped segments.
@@ -195,38 +202,77 @@ class Scheduler:
             scheduled.append(self._chunk(item, item.rows))
         short_rows = sum(len(each.segment.tokens) for each in scheduled)
         left = max(left, 0) + self._quantum
-        if short and long and self._priority(short[0]) <= self._priority(long[0]):  # else nobody of theirs waits
-            most = self._pace.rows(short_rows)
+        if short and long and self._group(short[0]).priority <= self._group(long[0]).priority:  # else nobody waits
+            most = self._pace.rows(short_rows, self._prompt_share(scheduled, long))
             left = left if most is None else min(left, most)
-        shares = _shares([item.rows for item in long], left)
-        running = [(item, rows) for item, rows in zip(long, shares, strict=True) if rows]
+        cuts = _shares([item.rows for item in long], left)
+        running = [(item, rows) for item, rows in zip(long, cuts, strict=True) if rows]
         scheduled += [self._chunk(item, rows) for item, rows in running[: self._max_num_seqs - len(scheduled)]]
         self._last_rows = short_rows, sum(len(each.segment.tokens) for each in scheduled) - short_rows
         return scheduled
 
     def _in_turn(self, admitted: list[PendingSegment]) -> tuple[list[PendingSegment], list[PendingSegment]]:
-        """Short segments and long ones, of which each step runs a part, in the order of their turns."""
+        """Short segments that may run, and long ones, of which each step runs a part, in the order of their turns."""
         short: list[PendingSegment] = []
         long: list[PendingSegment] = []
         by_priority: dict[int, list[tuple[str, PendingSegment]]] = {}
         for item in admitted:
-            group = self._groups.of(item.segment.seq).group
+            group = self._group(item)
             by_priority.setdefault(group.priority, []).append((group.owner, item))
+        self._limits.begin()
         for priority, waiting in by_priority.items():  # the first one first, as they are sorted
             turns = self._turns.setdefault(priority, Turns())
             turns.begin({owner for owner, _ in waiting})
-            short += turns.order([each for each in waiting if not self._is_long(each[1])])
-            long += turns.order([each for each in waiting if self._is_long(each[1])])
+            cut = [self._is_long(item) for _, item in waiting]
+            limits = self._limits_of(waiting, cut, priority)
+            if limits:
+                cut = [self._is_long(item, limits.get(owner)) for owner, item in waiting]
+            ordered = turns.order([each for each, is_cut in zip(waiting, cut, strict=True) if not is_cut])
+            if limits:
+                runs = self._limits.within([(self._group(item), item.rows) for item in ordered], limits)
+                ordered = list(itertools.compress(ordered, runs))
+            short += ordered
+            long += turns.order(list(itertools.compress(waiting, cut)))
         return short, long
 
-    def _priority(self, item: PendingSegment) -> int:
-        return self._groups.of(item.segment.seq).group.priority
+    def _limits_of(
+        self, waiting: Sequence[tuple[str, PendingSegment]], cut: Sequence[bool], priority: int
+    ) -> Mapping[str, int]:
+        """Rows that each owner may have, if not all, by what the owners' answers want: of a chain no more than drafts
+        may be, since a longer one can be cut."""
+        wanted: dict[str, int] = {}
+        with_prompts = set()
+        for (owner, item), is_cut in zip(waiting, cut, strict=True):
+            if is_cut:
+                with_prompts.add(owner)
+            else:
+                rows = item.rows if item.segment.parents is not None else min(item.rows, FAR_ROWS)
+                wanted[owner] = wanted.get(owner, 0) + rows
+        return self._limits.limits(wanted, with_prompts, priority)
 
-    def _is_long(self, item: PendingSegment) -> bool:
-        """Also the end of a long prompt, and what is new in one that is cached: a row behind many takes far longer."""
+    def _prompt_share(self, answers: Sequence[ScheduledSegment], prompts: Sequence[PendingSegment]) -> float:
+        """What prompts may add to a step with these answers: the less, the more their owners' own answers add."""
+        rows: dict[str, int] = {}
+        for each in answers:
+            owner = self._group(each).owner
+            rows[owner] = rows.get(owner, 0) + len(each.segment.tokens)
+        shares = [self._limits.prompt_share(owner, rows) for owner in {self._group(item).owner for item in prompts}]
+        return min([SHARE, *(share for share in shares if share is not None)])
+
+    def _group(self, item: PendingSegment | ScheduledSegment) -> Group:
+        return self._groups.of(item.segment.seq).group
+
+    def _is_long(self, item: PendingSegment, limit: int | None = None) -> bool:
+        """Also the end of a long prompt, and what is new in one that is cached: a row behind many takes far longer.
+
+        limit: rows that its owner may have in the step.
+        """
         if item.segment.parents is not None:
             return False
-        return item.rows > (FAR_ROWS if item.start > FAR else self._quantum)
+        if limit is not None and item.num_computed_tokens:
+            return True  # the end of a prompt goes behind its owner's answers
+        most = self._quantum if limit is None else min(self._quantum, max(limit, FAR_ROWS))
+        return item.rows > (FAR_ROWS if item.start > FAR else most)
 
     def _chunk(self, item: PendingSegment, rows: int) -> ScheduledSegment:
         """Schedule the next `rows` rows, as a segment of their own."""
@@ -238,7 +284,7 @@ class Scheduler:
             segment = Segment(whole.seq, whole.start + first, tokens, None, logits)
         item.num_computed_tokens, item.started = first + rows, True
         self._groups.take_rows(whole.seq)
-        group = self._groups.of(whole.seq).group
+        group = self._group(item)
         self._turns[group.priority].served(group.owner, rows)
         if final:
             self._queues.remove(item)

@@ -102,9 +102,10 @@ class StepExecutor:
         self._scheduler.tick()
 
     def took(self, seconds: float) -> None:
-        """Record the time of the last `run`, s, by which chunks of prompts beside answers are limited. Ignored with
-        several batches under way, whose times overlap."""
-        if not self._in_flight:
+        """Record the time of the last `run`, s, with what its answers have cost until they could be continued. By it
+        chunks of prompts beside answers are limited, and one owner's rows beside others'. Ignored with several batches
+        under way, whose times overlap."""
+        if self.depth == 1 and not self._in_flight:
             self._scheduler.took(seconds)
 
     def submit(self, item: SequenceOp | ForwardRequest) -> None:

@@ -156,7 +156,7 @@ class EngineWorker:
     def _run(self) -> None:
         assert self._loop is not None
         self.steps.notify(self._wake)
-        progressed, checked, idle, seconds = False, False, False, 0.0
+        progressed, checked, idle, seconds, started = False, False, False, 0.0, 0.0
         ticked = time.perf_counter()
         while True:
             with self._changed:
@@ -173,6 +173,8 @@ class EngineWorker:
                 self._inbox.clear()
                 self._ready = False
                 stopping = self._stopping  # now: what is submitted before a later stop is taken in the next turn
+            if progressed:  # with what the loop has done for its answers, for which the next step has waited
+                self.steps.took(time.perf_counter() - started)
             while items:  # a name for an item would hold the answer behind it while the thread waits
                 self.steps.submit(items.popleft())
             if stopping:
@@ -190,7 +192,6 @@ class EngineWorker:
             started = time.perf_counter()
             answers = self.steps.run(scheduled)
             seconds = time.perf_counter() - started
-            self.steps.took(seconds)
             if answers:
                 with self._changed:
                     self._delivering += 1

@@ -111,6 +111,32 @@ async def _block_the_loop() -> None:
     assert engine.batches == [{int(first)}, {int(second)}]
 
 
+def test_the_time_of_a_step_includes_what_its_answers_cost_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So one key's rows are limited by their whole price, of which a fast engine's forward is the smaller part."""
+    monkeypatch.setattr("paceline.runtime.engine_loop.worker.BATCHING_WAIT_S", WAIT_S)
+    now, took = [0.0], list[float]()
+    monkeypatch.setattr("paceline.runtime.engine_loop.worker.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("paceline.runtime.engine_loop.executor.StepExecutor.took", lambda _, s: took.append(s))
+
+    async def answer_slowly() -> None:
+        worker, answered = EngineWorker(FakeEngine()), asyncio.Event()
+        await worker.start()
+
+        def answer(_: object) -> None:
+            now[0] += 5.0
+            answered.set()
+
+        try:
+            worker.forward(Segment(worker.allocate(), 0, (7,)), answer)
+            await answered.wait()
+            await until(lambda: bool(took))
+        finally:
+            await worker.stop()
+
+    asyncio.run(answer_slowly())
+    assert took == [5.0]
+
+
 def test_what_is_released_before_the_stop_is_released_however_late_the_thread_sees_it() -> None:
     asyncio.run(_stop_while_an_operation_runs())
 

@@ -1,0 +1,73 @@
+"""What steps take by their rows: rising, joined, forgotten when it is old, and robust against stalls."""
+
+from __future__ import annotations
+
+import itertools
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.batching.step_times import MEMORY, SEEN, StepTimes
+
+
+def seen(*steps: tuple[int, float], times: int = SEEN) -> StepTimes:
+    found = StepTimes()
+    for rows, seconds in steps * times:
+        found.record(rows, seconds)
+    return found
+
+
+def test_times_between_and_beyond_what_was_seen_are_on_lines() -> None:
+    times = seen((2, 0.1), (8, 0.1), (16, 0.3))
+    assert [times.at(rows) for rows in (2, 5, 8, 12, 16)] == pytest.approx([0.1, 0.1, 0.1, 0.2, 0.3])
+    assert times.at(30) == pytest.approx(0.5) and times.at(1) == pytest.approx(0.1 - 0.2 / 14)
+    assert times.most_rows == 32
+    assert seen((64, 1.0)).at(16) == 1.0 and seen((64, 1.0)).at(128) == 1.0
+
+
+def test_rows_that_are_priced_alone_cost_in_proportion() -> None:
+    assert seen((8, 0.8), (16, 1.6)).at(1) == pytest.approx(0.1)
+
+
+def test_stalls_change_nothing() -> None:
+    draw, times = Random(3), StepTimes()
+    for _ in range(400):
+        rows = draw.choice((1, 8, 64))
+        times.record(rows, (0.01 + 0.001 * rows) * (5.0 if draw.random() < 0.1 else 1.0))
+    for rows in (1, 8, 64):
+        assert times.at(rows) == pytest.approx(0.01 + 0.001 * rows)
+
+
+def test_what_is_old_is_forgotten_the_sooner_the_less_it_was() -> None:
+    times = seen((64, 0.3), (1, 0.1))
+    times.record(200, 5.0)  # a stall
+    assert times.at(200) == 5.0
+    for _ in range(MEMORY // SEEN + 1):
+        times.record(1, 0.1)
+    assert times.at(200) < 1.0, "as the others let expect"
+    times.record(200, 0.7)
+    assert times.at(200) == 0.7, "what is seen again counts together"
+    assert times.knows(1)
+    for _ in range(MEMORY + 1):
+        times.record(64, 0.3)
+    assert not times.knows(1) and times.knows(32)
+
+
+def test_few_rows_are_known_once_they_were_seen_more_than_once() -> None:
+    times = StepTimes()
+    assert not times
+    times.record(0, 1.0)
+    times.record(1, 0.0)
+    assert not times
+    for known in (False, False, True):
+        times.record(4, 0.1)
+        assert times.knows(2) is known and not times.knows(1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 600), st.floats(1e-6, 10.0)), min_size=1, max_size=60))
+def test_more_rows_never_take_less(steps: list[tuple[int, float]]) -> None:
+    times = seen(*steps, times=1)
+    found = [times.at(rows) for rows in range(1, 700)]
+    assert all(0.0 < before <= after * (1 + 1e-9) for before, after in itertools.pairwise(found))
