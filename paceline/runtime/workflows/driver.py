@@ -86,6 +86,11 @@ class WorkflowDriver:
         self._tell(Dropped(self._now(), [node.id for node, _ in self._work.values() if node.request == request]))
         self._forget(request)
 
+    @property
+    def under_way(self) -> int:
+        """Launches."""
+        return len(self._tasks)
+
     def seconds(self, launch: Launch) -> float:
         """Seconds since a launch began that is under way."""
         return self._now() - self._begins[launch.id]

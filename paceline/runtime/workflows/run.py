@@ -41,6 +41,7 @@ from paceline.workflow.graph import SubStage
 KEPT: Final = 2  # passages of a lookup that are read
 MAX_READ: Final = 4  # passages of the answer, of each side
 LOCAL: Final = "autoregressive"  # strategy of the agents' texts: this side alone
+LANE_S: Final = 5.0  # for which an answer that stands still (a peer that is waited for) keeps a lane from others
 Admit = Callable[[GenerateRequest], Awaitable[Generation]]
 
 
@@ -64,13 +65,12 @@ class WorkflowRun:
         self._driver = driver
         self._admit = admit
         self._question = query_of(request.messages)
-        self._events: asyncio.Queue[GenerateEvent | PacelineError] = asyncio.Queue()
+        self._events: asyncio.Queue[GenerateEvent | Exception] = asyncio.Queue()
         self._number: int | None = None  # of the request at the driver
         self._builder: WorkflowBuilder | None = None
         self._lookups: list[Lookup] = []
         self._agents: list[AgentText] = []
-        self._stream: TextStream | None = None  # of the answer
-        self._answer: TextStream | None = None  # the same, once it has begun
+        self._answer: TextStream | None = None
         self._claimed: set[tuple[str, str]] = set()  # document and text of passages that were found
         self._read: list[Found] = []  # passages of the answer, as they were chosen
         self._steps: list[WorkflowStep] = []
@@ -81,7 +81,7 @@ class WorkflowRun:
         try:
             while True:
                 event = await self._events.get()
-                if isinstance(event, PacelineError):
+                if isinstance(event, Exception):
                     raise event
                 yield event
                 if isinstance(event, GenerationResult):
@@ -95,8 +95,8 @@ class WorkflowRun:
             self._number = None
         for agent in self._agents:
             await agent.aclose()
-        if self._stream is not None:
-            await self._stream.aclose()
+        if self._answer is not None:
+            await self._answer.aclose()
 
     # ---- the graph --------------------------------------------------------------------------------------------------
     def _begin(self) -> None:
@@ -190,14 +190,14 @@ class WorkflowRun:
         if not self._read:
             return
         own, others = self._passages()
-        request = replace(
-            self._request,
+        request = GenerateRequest(
+            messages=self._request.messages,
+            sampling=self._request.sampling,
+            max_tokens=1,
             strategy=LOCAL,
             any_device=False,
-            device=None,
-            max_tokens=1,
-            workflow=None,
-            constraint=None,
+            owner=self._request.owner,
+            privacy=self._request.privacy,
             passages=own[-1:],
             other_passages=() if own else others[-1:],
         )
@@ -219,10 +219,14 @@ class WorkflowRun:
         request = replace(self._request, workflow=None, passages=own, other_passages=others)
         try:
             generation = await self._admit(request)
-            self._stream = TextStream(generation, self._heard)
-            self._answer = await self._stream.begun()
+            self._answer = TextStream(generation, self._heard, self._fail)
+            async with asyncio.timeout(LANE_S):
+                await self._answer.begun()
+        except TimeoutError:
+            pass  # it goes on without a lane
         except PacelineError as error:
-            self._fail(error)
+            if self._answer is None:  # else the client has been told
+                self._fail(error)
         self.note("answer.prefill", launch, f"{len(own) + len(others)} passages")
         return Outcome(finished=True)
 
@@ -230,9 +234,9 @@ class WorkflowRun:
         if self._answer is None:
             return Outcome(0, finished=True)  # the client has been told
         try:
-            part = await self._answer.take(launch.count)
-        except PacelineError as error:
-            self._fail(error)
+            async with asyncio.timeout(LANE_S):
+                part = await self._answer.take(launch.count)
+        except (TimeoutError, PacelineError):  # it goes on without a lane, or the client has been told
             return Outcome(0, finished=True)
         return Outcome(part.tokens, part.ended)
 
@@ -259,7 +263,7 @@ class WorkflowRun:
         if unrunnable is not None:
             self._fail(PacelineError(f"The workflow cannot go on: its stage {unrunnable.stage} has failed everywhere."))
 
-    def _fail(self, error: PacelineError) -> None:
+    def _fail(self, error: Exception) -> None:
         self._events.put_nowait(error)
 
 

@@ -23,12 +23,19 @@ class Part:
 class TextStream:
     """Reads a generation as fast as it comes; `take` waits for as much as a launch is to write. `aclose` cancels it.
 
-    heard: called with each event as it comes, before any launch takes it.
+    heard: called with each event as it comes, whether a launch takes it or not; failed: likewise, with what the
+    generation raises.
     """
 
-    def __init__(self, generation: Generation, heard: Callable[[GenerateEvent], None] | None = None) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        heard: Callable[[GenerateEvent], None] | None = None,
+        failed: Callable[[Exception], None] | None = None,
+    ) -> None:
         self._generation = generation
         self._heard = heard or (lambda _: None)
+        self._failed = failed or (lambda _: None)
         self._parts: asyncio.Queue[TextDelta | GenerationResult | Exception] = asyncio.Queue()
         self._looked: TextDelta | GenerationResult | Exception | None = None  # taken by `begun`
         self._taken = 0  # tokens
@@ -75,6 +82,7 @@ class TextStream:
                 self._heard(event)
                 self._parts.put_nowait(event)
         except Exception as error:
+            self._failed(error)
             self._parts.put_nowait(error)
         finally:
             if isinstance(events, AsyncGenerator):

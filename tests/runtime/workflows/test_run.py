@@ -16,7 +16,7 @@ from paceline.rag.records import Passage, Vectors
 from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation, GenerationResult, TextDelta
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.lookup import Found
-from paceline.runtime.workflows.registry import HostUnit, UnitRegistry
+from paceline.runtime.workflows.registry import LANES, HostUnit, UnitRegistry
 from paceline.runtime.workflows.run import WorkflowRun
 from tests.runtime.test_node import REQUEST, nodes
 
@@ -74,6 +74,7 @@ class ScriptedText:
 
     pieces: Sequence[str]
     hold: bool = False
+    fault: asyncio.Event | None = None  # it fails once this is set
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> AsyncIterator[GenerateEvent]:
@@ -81,7 +82,8 @@ class ScriptedText:
             for piece in self.pieces:
                 yield TextDelta(piece, 1)
             if self.hold:
-                await asyncio.Event().wait()
+                await (self.fault or asyncio.Event()).wait()
+                raise PacelineError("the other side has not come back")
             yield GenerationResult("stop", 5, len(self.pieces), "autoregressive", "asked.")
         finally:
             self.closed.set()
@@ -200,6 +202,21 @@ async def test_an_answer_that_cannot_begin_is_an_error() -> None:
         await answered(ScriptedPlaces({"key": KEY}), Models(fault="answer"))
 
 
+async def test_an_answer_that_fails_after_it_stood_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.runtime.workflows.run.LANE_S", 0.01)
+    models, driver = Models(hold="answer"), WorkflowDriver(UnitRegistry("device"))
+    run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, models.admit)
+    reading = asyncio.create_task(_all(run))
+    await models.holding.wait()
+    fault = models.texts[-1].fault = asyncio.Event()
+    while driver.under_way:
+        await asyncio.sleep(0)  # until its lane is free
+    fault.set()
+    with pytest.raises(PacelineError, match="not come back"):
+        await reading
+    await driver.close()
+
+
 @pytest.mark.parametrize("hold", ["rewrite", "refine", "answer"])
 async def test_a_client_that_leaves_stops_every_stage(hold: str) -> None:
     models = Models(hold=hold)
@@ -215,19 +232,21 @@ async def test_a_client_that_leaves_stops_every_stage(hold: str) -> None:
     assert len(models.asked) == began  # nothing was begun after
 
 
-async def test_requests_of_one_driver_do_not_wait_for_each_other() -> None:
-    """One that holds a lane for ever, and others that go past it."""
+async def test_answers_that_stand_still_keep_nobody_else_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there are lanes."""
+    monkeypatch.setattr("paceline.runtime.workflows.run.LANE_S", 0.02)
     driver = WorkflowDriver(UnitRegistry("device"))
-    held = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models(hold="answer").admit)
-    first: Any = held.run()
-    async for event in first:
-        if event.text:
-            break
-    for _ in range(3):
-        run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models().admit)
-        events = await _all(run)
-        assert isinstance(events[-1], GenerationResult)
-    await first.aclose()
+    held: list[asyncio.Task[list[GenerateEvent]]] = []
+    for _ in range(LANES + 1):
+        models = Models(hold="answer")
+        run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, models.admit)
+        held.append(asyncio.create_task(_all(run)))
+        await models.holding.wait()
+    run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models().admit)
+    assert isinstance((await _all(run))[-1], GenerationResult)
+    for task in held:
+        task.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
     await driver.close()
 
 
