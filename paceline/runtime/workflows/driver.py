@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -64,7 +65,7 @@ class WorkflowDriver:
         self._requests = count(1)
         self._scheduler = WorkflowScheduler(registry.units, self.profiles, templates(registry.models), policy)
         self._work: dict[SubStageId, tuple[SubStage, Work]] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by launch
+        self._tasks: dict[int, asyncio.Task[Outcome]] = {}  # by launch
         self._ended: dict[int, Callable[[SubStage | None], None]] = {}  # by request
         self._begins: dict[int, float] = {}  # by launch under way
         self._closed = False
@@ -105,9 +106,11 @@ class WorkflowDriver:
         for effect in self._scheduler.on(event):
             match effect:
                 case Launch():
-                    task = asyncio.get_running_loop().create_task(self._run(effect))
+                    _, work = self._work[effect.sub_stage]
+                    task = asyncio.get_running_loop().create_task(work(effect))
                     self._tasks[effect.id] = task
                     self._begins[effect.id] = self._now()
+                    task.add_done_callback(partial(self._done, effect))
                 case Cancel(launch):
                     if (running := self._tasks.get(launch)) is not None:  # else it has just ended, and says so next
                         running.cancel()
@@ -117,19 +120,19 @@ class WorkflowDriver:
                     node, _ = self._work[sub_stage]
                     self._end(node.request, node)
 
-    async def _run(self, launch: Launch) -> None:
-        _, work = self._work[launch.sub_stage]
-        outcome: Outcome | None = None
-        try:
-            outcome = await work(launch)
-        except asyncio.CancelledError:
-            log.debug("launch %s on %s was cancelled", launch.id, launch.unit)
-        except Exception:
-            log.exception("a part of a workflow has failed on %s", launch.unit)
+    def _done(self, launch: Launch, task: asyncio.Task[Outcome]) -> None:
+        """A launch has ended; also one that was cancelled before its first step, of which its work knows nothing."""
         del self._tasks[launch.id], self._begins[launch.id]
-        if outcome is None:
-            self._tell(Failed(self._now(), launch.id))
+        if task.cancelled():
+            log.debug("launch %s on %s was cancelled", launch.id, launch.unit)
+        elif (error := task.exception()) is not None:
+            log.error("a part of a workflow has failed on %s", launch.unit, exc_info=error)
+        else:
+            self._took(launch, task.result())
             return
+        self._tell(Failed(self._now(), launch.id))
+
+    def _took(self, launch: Launch, outcome: Outcome) -> None:
         if launch.sub_stage in self._work:  # else its request was cancelled
             if outcome.added:
                 self.add(outcome.added)

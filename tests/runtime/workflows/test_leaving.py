@@ -1,0 +1,55 @@
+"""Workflows that are left or refused give their units back, whenever that happens."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from paceline.errors import RequestError
+from paceline.runtime.service import GenerationResult
+from paceline.runtime.workflows.driver import Outcome, WorkflowDriver
+from paceline.runtime.workflows.registry import UnitRegistry
+from paceline.runtime.workflows.run import WorkflowRun
+from paceline.workflow.builder import WorkflowBuilder, WorkflowSizes
+from paceline.workflow.events import Launch
+from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_refused_answers_hold_no_lane() -> None:
+    """More of them than there are lanes, then one that is written."""
+    driver = WorkflowDriver(UnitRegistry("device"))
+    for _ in range(6):
+        run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models(fault="answer").admit)
+        with pytest.raises(RequestError, match="no room"):
+            await _all(run)
+    run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models().admit)
+    async with asyncio.timeout(10):
+        events = await _all(run)
+    assert isinstance(events[-1], GenerationResult)
+    await driver.close()
+
+
+async def test_a_launch_that_is_cancelled_before_its_first_step_gives_its_unit_back() -> None:
+    driver = WorkflowDriver(UnitRegistry("device", lanes=1))
+    launched: list[int] = []
+
+    async def work(launch: Launch) -> Outcome:
+        launched.append(launch.id)
+        return Outcome(finished=True)
+
+    for _ in range(2):
+        number = driver.begin(lambda _: None)
+        builder = WorkflowBuilder("advanced", WorkflowSizes(question=4, chunks=4), request=number, ids=driver.ids)
+        driver.add([(node, work) for node in builder.begin()])
+        driver.cancel(number)
+    assert not launched
+    ended = asyncio.Event()
+    number = driver.begin(lambda _: ended.set())
+    builder = WorkflowBuilder("advanced", WorkflowSizes(question=4, chunks=4), request=number, ids=driver.ids)
+    driver.add([(node, work) for node in builder.begin()])
+    async with asyncio.timeout(10):
+        await ended.wait()
+    await driver.close()
