@@ -1,8 +1,10 @@
-"""Workflows that are left or refused give their units back, whenever that happens."""
+"""Workflows that are left or refused give their units back, and those that may not search ask nobody."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,8 @@ from paceline.runtime.workflows.registry import UnitRegistry
 from paceline.runtime.workflows.run import WorkflowRun
 from paceline.workflow.builder import WorkflowBuilder, WorkflowSizes
 from paceline.workflow.events import Launch
-from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all
+from tests.runtime.test_node import REQUEST, nodes
+from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all, _text
 
 pytestmark = pytest.mark.anyio
 
@@ -53,3 +56,12 @@ async def test_a_launch_that_is_cancelled_before_its_first_step_gives_its_unit_b
     async with asyncio.timeout(10):
         await ended.wait()
     await driver.close()
+
+
+@pytest.mark.parametrize("change", [{"documents": 0}, {"messages": ({"role": "system", "content": "Be brief."},)}])
+async def test_without_documents_or_a_question_the_cloud_is_not_searched(change: dict[str, Any]) -> None:
+    async with nodes() as (bench, _):
+        asked = replace(REQUEST, workflow="fast", privacy="answer-private", strategy="auto", **change)
+        _, done = await _text(await bench.device.prepare(asked))
+        assert not done.stats.get("sent_open_bytes")
+        assert not done.found
