@@ -10,6 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
+from paceline.errors import PacelineError
 from paceline.runtime.workflows.registry import UnitRegistry
 from paceline.workflow.builder import templates
 from paceline.workflow.events import (
@@ -66,13 +67,13 @@ class WorkflowDriver:
         self._scheduler = WorkflowScheduler(registry.units, self.profiles, templates(registry.models), policy)
         self._work: dict[SubStageId, tuple[SubStage, Work]] = {}
         self._tasks: dict[int, asyncio.Task[Outcome]] = {}  # by launch
-        self._ended: dict[int, Callable[[SubStage | None], None]] = {}  # by request
+        self._ended: dict[int, Callable[[PacelineError | None], None]] = {}  # by request
         self._begins: dict[int, float] = {}  # by launch under way
         self._closed = False
 
-    def begin(self, ended: Callable[[SubStage | None], None]) -> int:
-        """The number of a new request. ended: called once, with None when all its sub-stages have ended, or with one
-        that no unit can run."""
+    def begin(self, ended: Callable[[PacelineError | None], None]) -> int:
+        """The number of a new request. ended: called once, with None when all its sub-stages have ended, or with the
+        reason why it cannot go on."""
         request = next(self._requests)
         self._ended[request] = ended
         return request
@@ -92,8 +93,10 @@ class WorkflowDriver:
         return self._now() - self._begins[launch.id]
 
     async def close(self) -> None:
-        """Cancel all. Nothing may be added after."""
+        """Cancel all, and tell each request so. Nothing may be added after."""
         self._closed = True
+        for request in list(self._ended):
+            self._end(request, PacelineError("the program is shutting down"))
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -118,7 +121,8 @@ class WorkflowDriver:
                     self._end(request, None)
                 case Unrunnable(sub_stage):
                     node, _ = self._work[sub_stage]
-                    self._end(node.request, node)
+                    fault = f"The workflow cannot go on: its stage {node.stage} has failed everywhere."
+                    self._end(node.request, PacelineError(fault))
 
     def _done(self, launch: Launch, task: asyncio.Task[Outcome]) -> None:
         """A launch has ended; also one that was cancelled before its first step, of which its work knows nothing."""
@@ -142,10 +146,10 @@ class WorkflowDriver:
                 self._tell(Dropped(self._now(), outcome.dropped))
         self._tell(Ended(self._now(), launch.id, outcome.finished, outcome.items))
 
-    def _end(self, request: int, unrunnable: SubStage | None) -> None:
+    def _end(self, request: int, fault: PacelineError | None) -> None:
         if (ended := self._ended.pop(request, None)) is not None:
-            ended(unrunnable)
-        if unrunnable is None:
+            ended(fault)
+        if fault is None:
             self._forget(request)
 
     def _forget(self, request: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import RequestError
+from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import GenerationResult
 from paceline.runtime.workflows.driver import Outcome, WorkflowDriver
 from paceline.runtime.workflows.registry import UnitRegistry
@@ -65,3 +65,13 @@ async def test_without_documents_or_a_question_the_cloud_is_not_searched(change:
         _, done = await _text(await bench.device.prepare(asked))
         assert not done.stats.get("sent_open_bytes")
         assert not done.found
+
+
+async def test_a_workflow_ends_with_the_program() -> None:
+    driver, models = WorkflowDriver(UnitRegistry("device")), Models(hold="rewrite")
+    reading = asyncio.create_task(_all(WorkflowRun(ASKED, "device", ScriptedPlaces(), driver, models.admit)))
+    await models.holding.wait()
+    await driver.close()
+    with pytest.raises(PacelineError, match="shutting down"):
+        async with asyncio.timeout(10):
+            await reading
