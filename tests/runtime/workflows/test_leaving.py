@@ -75,3 +75,10 @@ async def test_a_workflow_ends_with_the_program() -> None:
     with pytest.raises(PacelineError, match="shutting down"):
         async with asyncio.timeout(10):
             await reading
+
+
+async def test_a_conversation_that_is_too_long_is_refused_before_anything_runs() -> None:
+    long = ({"role": "user", "content": "word " * 5000},)
+    async with nodes() as (bench, _):
+        with pytest.raises(RequestError, match="maximum context"):
+            await bench.device.prepare(replace(REQUEST, workflow="advanced", messages=long))
