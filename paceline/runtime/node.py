@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -239,8 +240,10 @@ class Node:
     async def prepare(self, request: GenerateRequest) -> Generation:
         if request.workflow is None:
             return await self.admit(request)
-        self.check_room(request.owner)
-        return self._workflows.prepare(request)
+        run = self._workflows.prepare(request)
+        # What would be refused as an answer is refused before any agent writes, and before a query leaves this side.
+        await (await self.admit(replace(request, workflow=None, passages=()))).aclose()
+        return run
 
     async def admit(self, request: GenerateRequest) -> ClientSession:
         """As `prepare`, of an answer without a workflow."""

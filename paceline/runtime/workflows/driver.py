@@ -6,9 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Protocol
 
+from paceline.errors import PacelineError
 from paceline.runtime.workflows.registry import UnitRegistry
 from paceline.workflow.builder import templates
 from paceline.workflow.events import (
@@ -64,14 +66,14 @@ class WorkflowDriver:
         self._requests = count(1)
         self._scheduler = WorkflowScheduler(registry.units, self.profiles, templates(registry.models), policy)
         self._work: dict[SubStageId, tuple[SubStage, Work]] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by launch
-        self._ended: dict[int, Callable[[SubStage | None], None]] = {}  # by request
+        self._tasks: dict[int, asyncio.Task[Outcome]] = {}  # by launch
+        self._ended: dict[int, Callable[[PacelineError | None], None]] = {}  # by request
         self._begins: dict[int, float] = {}  # by launch under way
         self._closed = False
 
-    def begin(self, ended: Callable[[SubStage | None], None]) -> int:
-        """The number of a new request. ended: called once, with None when all its sub-stages have ended, or with one
-        that no unit can run."""
+    def begin(self, ended: Callable[[PacelineError | None], None]) -> int:
+        """The number of a new request. ended: called once, with None when all its sub-stages have ended, or with the
+        reason why it cannot go on."""
         request = next(self._requests)
         self._ended[request] = ended
         return request
@@ -96,8 +98,10 @@ class WorkflowDriver:
         return self._now() - self._begins[launch.id]
 
     async def close(self) -> None:
-        """Cancel all. Nothing may be added after."""
+        """Cancel all, and tell each request so. Nothing may be added after."""
         self._closed = True
+        for request in list(self._ended):
+            self._end(request, PacelineError("the program is shutting down"))
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -110,9 +114,11 @@ class WorkflowDriver:
         for effect in self._scheduler.on(event):
             match effect:
                 case Launch():
-                    task = asyncio.get_running_loop().create_task(self._run(effect))
+                    _, work = self._work[effect.sub_stage]
+                    task = asyncio.get_running_loop().create_task(work(effect))
                     self._tasks[effect.id] = task
                     self._begins[effect.id] = self._now()
+                    task.add_done_callback(partial(self._done, effect))
                 case Cancel(launch):
                     if (running := self._tasks.get(launch)) is not None:  # else it has just ended, and says so next
                         running.cancel()
@@ -120,21 +126,22 @@ class WorkflowDriver:
                     self._end(request, None)
                 case Unrunnable(sub_stage):
                     node, _ = self._work[sub_stage]
-                    self._end(node.request, node)
+                    fault = f"The workflow cannot go on: its stage {node.stage} has failed everywhere."
+                    self._end(node.request, PacelineError(fault))
 
-    async def _run(self, launch: Launch) -> None:
-        _, work = self._work[launch.sub_stage]
-        outcome: Outcome | None = None
-        try:
-            outcome = await work(launch)
-        except asyncio.CancelledError:
-            log.debug("launch %s on %s was cancelled", launch.id, launch.unit)
-        except Exception:
-            log.exception("a part of a workflow has failed on %s", launch.unit)
+    def _done(self, launch: Launch, task: asyncio.Task[Outcome]) -> None:
+        """A launch has ended; also one that was cancelled before its first step, of which its work knows nothing."""
         del self._tasks[launch.id], self._begins[launch.id]
-        if outcome is None:
-            self._tell(Failed(self._now(), launch.id))
+        if task.cancelled():
+            log.debug("launch %s on %s was cancelled", launch.id, launch.unit)
+        elif (error := task.exception()) is not None:
+            log.error("a part of a workflow has failed on %s", launch.unit, exc_info=error)
+        else:
+            self._took(launch, task.result())
             return
+        self._tell(Failed(self._now(), launch.id))
+
+    def _took(self, launch: Launch, outcome: Outcome) -> None:
         if launch.sub_stage in self._work:  # else its request was cancelled
             if outcome.added:
                 self.add(outcome.added)
@@ -144,10 +151,10 @@ class WorkflowDriver:
                 self._tell(Dropped(self._now(), outcome.dropped))
         self._tell(Ended(self._now(), launch.id, outcome.finished, outcome.items))
 
-    def _end(self, request: int, unrunnable: SubStage | None) -> None:
+    def _end(self, request: int, fault: PacelineError | None) -> None:
         if (ended := self._ended.pop(request, None)) is not None:
-            ended(unrunnable)
-        if unrunnable is None:
+            ended(fault)
+        if fault is None:
             self._forget(request)
 
     def _forget(self, request: int) -> None:

@@ -50,8 +50,8 @@ class NodePlaces:
         return [self._own(passage) for passage in found]
 
     async def search_far(self, query: str) -> Sequence[Found]:
-        if self.link is None:
-            return ()
+        if self.link is None or not query.strip():
+            return ()  # nothing is asked of the other side, as nothing is of this one
         try:
             found = await self._remote.passages(self.link, query, CANDIDATES, self.egress)
         except LinkError as error:

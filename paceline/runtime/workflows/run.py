@@ -258,10 +258,10 @@ class WorkflowRun:
             stats={**done.stats, **sent, "agent_tokens": agents, "lookups": len(self._lookups)},
         )
 
-    def _ended(self, unrunnable: SubStage | None) -> None:
+    def _ended(self, fault: PacelineError | None) -> None:
         """The driver has ended the workflow. After an answer or a failure, which the client has heard of, no more."""
-        if unrunnable is not None:
-            self._fail(PacelineError(f"The workflow cannot go on: its stage {unrunnable.stage} has failed everywhere."))
+        if fault is not None:
+            self._fail(fault)
 
     def _fail(self, error: Exception) -> None:
         self._events.put_nowait(error)

@@ -51,13 +51,14 @@ class Workflows:
         if self._driver is None:
             self._driver = WorkflowDriver(UnitRegistry(side, hosts=self._hosts))
         _, link = self._peers.peer_for(request)
+        searched = request.documents > 0  # otherwise the client wants none
         places = NodePlaces(
             side,
-            self._resources.store,
+            self._resources.store if searched else None,
             Selection(request.collections, request.document_ids),
             request.min_score,
             self._reranker,
-            link if side == "device" and request.privacy != "local-only" else None,
+            link if searched and side == "device" and request.privacy != "local-only" else None,
         )
         return WorkflowRun(request, side, places, self._driver, self._admit)
 

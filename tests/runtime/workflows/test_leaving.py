@@ -1,0 +1,84 @@
+"""Workflows that are left or refused give their units back, and those that may not search ask nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.errors import PacelineError, RequestError
+from paceline.runtime.service import GenerationResult
+from paceline.runtime.workflows.driver import Outcome, WorkflowDriver
+from paceline.runtime.workflows.registry import UnitRegistry
+from paceline.runtime.workflows.run import WorkflowRun
+from paceline.workflow.builder import WorkflowBuilder, WorkflowSizes
+from paceline.workflow.events import Launch
+from tests.runtime.test_node import REQUEST, nodes
+from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all, _text
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_refused_answers_hold_no_lane() -> None:
+    """More of them than there are lanes, then one that is written."""
+    driver = WorkflowDriver(UnitRegistry("device"))
+    for _ in range(6):
+        run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models(fault="answer").admit)
+        with pytest.raises(RequestError, match="no room"):
+            await _all(run)
+    run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models().admit)
+    async with asyncio.timeout(10):
+        events = await _all(run)
+    assert isinstance(events[-1], GenerationResult)
+    await driver.close()
+
+
+async def test_a_launch_that_is_cancelled_before_its_first_step_gives_its_unit_back() -> None:
+    driver = WorkflowDriver(UnitRegistry("device", lanes=1))
+    launched: list[int] = []
+
+    async def work(launch: Launch) -> Outcome:
+        launched.append(launch.id)
+        return Outcome(finished=True)
+
+    for _ in range(2):
+        number = driver.begin(lambda _: None)
+        builder = WorkflowBuilder("advanced", WorkflowSizes(question=4, chunks=4), request=number, ids=driver.ids)
+        driver.add([(node, work) for node in builder.begin()])
+        driver.cancel(number)
+    assert not launched
+    ended = asyncio.Event()
+    number = driver.begin(lambda _: ended.set())
+    builder = WorkflowBuilder("advanced", WorkflowSizes(question=4, chunks=4), request=number, ids=driver.ids)
+    driver.add([(node, work) for node in builder.begin()])
+    async with asyncio.timeout(10):
+        await ended.wait()
+    await driver.close()
+
+
+@pytest.mark.parametrize("change", [{"documents": 0}, {"messages": ({"role": "system", "content": "Be brief."},)}])
+async def test_without_documents_or_a_question_the_cloud_is_not_searched(change: dict[str, Any]) -> None:
+    async with nodes() as (bench, _):
+        asked = replace(REQUEST, workflow="fast", privacy="answer-private", strategy="auto", **change)
+        _, done = await _text(await bench.device.prepare(asked))
+        assert not done.stats.get("sent_open_bytes")
+        assert not done.found
+
+
+async def test_a_workflow_ends_with_the_program() -> None:
+    driver, models = WorkflowDriver(UnitRegistry("device")), Models(hold="rewrite")
+    reading = asyncio.create_task(_all(WorkflowRun(ASKED, "device", ScriptedPlaces(), driver, models.admit)))
+    await models.holding.wait()
+    await driver.close()
+    with pytest.raises(PacelineError, match="shutting down"):
+        async with asyncio.timeout(10):
+            await reading
+
+
+async def test_a_conversation_that_is_too_long_is_refused_before_anything_runs() -> None:
+    long = ({"role": "user", "content": "word " * 5000},)
+    async with nodes() as (bench, _):
+        with pytest.raises(RequestError, match="maximum context"):
+            await bench.device.prepare(replace(REQUEST, workflow="advanced", messages=long))
