@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -88,7 +89,8 @@ class DistantStageServer(StageServer):
         act = partial(StageServer._from_head, self, channel, found)
 
         def pass_on() -> None:
-            self._loop.call_soon_threadsafe(act)
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(act)
 
         self._in.put(pass_on)
 

@@ -54,6 +54,7 @@ class ProcessLoad:
     hops: Sequence[float] = (0.0025, 0.025)  # s one way, of a further table: RTT of 5 and 50 ms
     max_prompt: int = 96  # tokens; of a longer one the beginning is used
     large: Pace | None = Pace(forward_s=1.5, row_s=0.0045, draft_s=0.15)  # noqa: RUF009  # frozen. Of the 0.5B shape
+    large_questions: int = 2
     large_tokens: int = 16
 
 
@@ -109,11 +110,12 @@ async def _large(
         draft = enlarge(DEVICE, SMALL, Path(folder, "draft"))
         async with staged_node(load.large, target, draft) as staged:
             await staged.answer(prompts[0], sampling(0.0, 0), 4, SPECULATING)
+            fewer = replace(load, tokens=load.large_tokens)
             for temperature in load.temperatures:
-                found = await _round(
-                    staged, prompts[0], sampling(temperature, 0), replace(load, tokens=load.large_tokens), WAYS
-                )
-                rows += [{"shape": "0.5B, 152k ids"} | row for row in found]
+                for number in range(load.large_questions):
+                    prompt = prompts[number % len(prompts)]
+                    found = await _round(staged, prompt, sampling(temperature, number), fewer, WAYS)
+                    rows += [{"shape": "0.5B, 152k ids"} | row for row in found]
             rows.append({"shape": "0.5B, 152k ids", "resident_mib_of_stages": staged.resident_mib()})
     return rows
 

@@ -22,6 +22,7 @@ ENGINE: Final = "engine"  # kind of a lane
 HOST: Final = "cpu"
 LINK: Final = "link"
 LANES: Final = 4  # of an engine, by default
+SEARCHES: Final = 4  # at once, of the other side: a mute one takes seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class UnitRegistry:
         self.units = (
             *(ProcessingUnit(host.name, HOST, searching, self.zone, "host") for host in self.hosts),
             *(ProcessingUnit(f"engine {n}", ENGINE, generating, self.zone, "engine") for n in range(self.lanes)),
-            ProcessingUnit("link", LINK, frozenset({names.far}), "cloud", "far"),
+            *(ProcessingUnit(f"link {n}", LINK, frozenset({names.far}), "cloud", "far") for n in range(SEARCHES)),
             *((ProcessingUnit("web", "web", frozenset({names.web}), "cloud", "web"),) if self.web else ()),
         )
         self._threads = {

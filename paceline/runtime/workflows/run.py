@@ -8,6 +8,7 @@ ordinary request: a branch each, by the strategy of that request.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -37,6 +38,8 @@ from paceline.workflow.agents.rewrite import REWRITE
 from paceline.workflow.builder import WorkflowBuilder, WorkflowName, WorkflowSizes
 from paceline.workflow.events import Launch
 from paceline.workflow.graph import SubStage
+
+log = logging.getLogger("paceline.workflow")
 
 KEPT: Final = 2  # passages of a lookup that are read
 MAX_READ: Final = 4  # passages of the answer, of each side
@@ -93,6 +96,8 @@ class WorkflowRun:
         if self._number is not None:
             self._driver.cancel(self._number)
             self._number = None
+            if sent := self.places.sent():
+                log.info("sent to the other side for the searches of a workflow: %s", dict(sent))
         for agent in self._agents:
             await agent.aclose()
         if self._answer is not None:
