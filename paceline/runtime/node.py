@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -96,7 +97,7 @@ class Node:
         self._preparation = Preparation(
             self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer
         )
-        self._workflows = Workflows(self._resources, self._peers, self.admit)
+        self._workflows = Workflows(self._resources, self._peers, partial(self.admit, has_place=True))
         self._preparing = 0  # admitted requests without a client session yet
         self._shares = Shares(MAX_ANSWERS)  # of owners, in those admitted
         self._timed = timed
@@ -240,15 +241,17 @@ class Node:
     async def prepare(self, request: GenerateRequest) -> Generation:
         if request.workflow is None:
             return await self.admit(request)
-        run = self._workflows.prepare(request)
+        run = self._workflows.prepare(request, lambda: self._shares.give_back(request.owner))
         # What would be refused as an answer is refused before any agent writes, and before a query leaves this side.
         await (await self.admit(replace(request, workflow=None, passages=()))).aclose()
+        self._shares.force(request.owner)
         return run
 
-    async def admit(self, request: GenerateRequest) -> ClientSession:
-        """As `prepare`, of an answer without a workflow."""
+    async def admit(self, request: GenerateRequest, *, has_place: bool = False) -> ClientSession:
+        """As `prepare`, of an answer without a workflow. has_place: it is part of a workflow, which takes one."""
         owner = request.owner
-        self.check_room(owner)
+        if not has_place:
+            self.check_room(owner)
         self._shares.force(owner)
         self._preparing += 1
         egress = Egress()

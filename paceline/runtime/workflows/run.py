@@ -56,9 +56,15 @@ class WorkflowRun:
     """
 
     def __init__(
-        self, request: GenerateRequest, side: Side, places: Places, driver: WorkflowDriver, admit: Admit
+        self,
+        request: GenerateRequest,
+        side: Side,
+        places: Places,
+        driver: WorkflowDriver,
+        admit: Admit,
+        closed: Callable[[], None] = lambda: None,
     ) -> None:
-        """side: this one. admit: prepares a generation of this side."""
+        """side: this one. admit: prepares a generation of this side. closed: called once, when it has ended."""
         assert request.workflow is not None
         self.places = places
         self.registry = driver.registry
@@ -67,6 +73,7 @@ class WorkflowRun:
         self._side = side
         self._driver = driver
         self._admit = admit
+        self._closed: Callable[[], None] | None = closed
         self._question = query_of(request.messages)
         self._events: asyncio.Queue[GenerateEvent | Exception] = asyncio.Queue()
         self._number: int | None = None  # of the request at the driver
@@ -102,6 +109,9 @@ class WorkflowRun:
             await agent.aclose()
         if self._answer is not None:
             await self._answer.aclose()
+        if self._closed is not None:
+            closed, self._closed = self._closed, None
+            closed()
 
     # ---- the graph --------------------------------------------------------------------------------------------------
     def _begin(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from paceline.errors import RequestError
 from paceline.rag.records import Selection
 from paceline.rag.rerank.late_interaction import LateInteraction, TokenEncoder
@@ -37,8 +39,9 @@ class Workflows:
         self._reranker = reranker or _own_reranker(resources.store)
         self._driver: WorkflowDriver | None = None
 
-    def prepare(self, request: GenerateRequest) -> WorkflowRun:
-        """Nothing runs before the workflow is. Raises RequestError for one that cannot run here."""
+    def prepare(self, request: GenerateRequest, closed: Callable[[], None]) -> WorkflowRun:
+        """Nothing runs before the workflow is. Raises RequestError for one that cannot run here. closed: called once,
+        when it has ended."""
         side = self._resources.side
         if request.workflow == "research":
             raise RequestError(
@@ -60,7 +63,7 @@ class Workflows:
             self._reranker,
             link if searched and side == "device" and request.privacy != "local-only" else None,
         )
-        return WorkflowRun(request, side, places, self._driver, self._admit)
+        return WorkflowRun(request, side, places, self._driver, self._admit, closed)
 
     async def close(self) -> None:
         if self._driver is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import PacelineError, RequestError
+from paceline.runtime import node
 from paceline.runtime.service import GenerationResult
 from paceline.runtime.workflows.driver import Outcome, WorkflowDriver
 from paceline.runtime.workflows.registry import UnitRegistry
@@ -82,3 +83,17 @@ async def test_a_conversation_that_is_too_long_is_refused_before_anything_runs()
     async with nodes() as (bench, _):
         with pytest.raises(RequestError, match="maximum context"):
             await bench.device.prepare(replace(REQUEST, workflow="advanced", messages=long))
+
+
+async def test_a_workflow_that_waits_takes_a_place_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "MAX_ANSWERS", 1)
+    async with nodes(linked=False) as (bench, _):
+        asked = replace(REQUEST, workflow="fast", strategy="auto")
+        waiting = await bench.device.prepare(asked)
+        with pytest.raises(RequestError, match="of 1 at most"):
+            await bench.device.prepare(asked)
+        await waiting.aclose()
+        await waiting.aclose()
+        done = (await _all(await bench.device.prepare(asked)))[-1]
+        assert isinstance(done, GenerationResult) and done.degraded is None
+        await (await bench.device.prepare(asked)).aclose()
