@@ -73,7 +73,7 @@ def open_text(box: Box, position: int, title: str | bytes, text: str | bytes) ->
 def seal_chunk(
     box: Box, position: int, title: str, text: str, vector: NDArray[np.float32]
 ) -> tuple[str | bytes, str | bytes, bytes]:
-    """What is stored for (title, text, vector)."""
+    """The stored form of (title, text, vector)."""
     sealed = box.seal_text(title, f"title {position}"), box.seal_text(text, f"text {position}")
     return *sealed, seal_vector(box, position, vector)
 

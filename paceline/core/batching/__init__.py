@@ -3,9 +3,8 @@
 segment: rows of one sequence in a forward pass; the batch
 placed_segment: the same as an engine runs it, once its sequence is known
 scheduler: which segments run next
-prefill_pace: how many rows of long prompts a step takes beside answers, by what steps take
 owner_limits: how many rows of one owner a step takes while others have answers in it
-step_times: what steps take by their rows, as seen
+pace: times of steps, and how many rows of long prompts a step takes beside answers by them
 admission: which of them have memory for their rows; preemption
 row_accounts: whose rows may be taken for whom, in one step
 groups: sequences that belong together, and their order

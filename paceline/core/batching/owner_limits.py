@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from paceline.core.batching.groups import Group
-from paceline.core.batching.step_times import StepTimes
+from paceline.core.batching.pace.step_times import StepTimes
 
 SHARE: Final = 0.45  # of a step's time without an owner's rows that these may add: gaps of at most 1.5 times, estimates
 # being off by some rows
@@ -126,7 +126,7 @@ class OwnerLimits:
         return chosen
 
     def prompt_share(self, owner: str, rows: Mapping[str, int]) -> float | None:
-        """What the owner's prompts may add to a step, as a part of its time without prompts: what the owner's answers
+        """Share of a step's time without prompts by which the owner's prompts may lengthen it: what the owner's answers
         leave. None: nobody else has answers in it.
 
         rows: of answers in the step, by owner.

@@ -20,8 +20,8 @@ from paceline.core.batching.admission import Admission
 from paceline.core.batching.groups import Group, GroupTable
 from paceline.core.batching.memory import Memory
 from paceline.core.batching.owner_limits import OwnerLimits
+from paceline.core.batching.pace.prefill_pace import SHARE, PrefillPace
 from paceline.core.batching.pending import PendingQueues, PendingSegment
-from paceline.core.batching.prefill_pace import SHARE, PrefillPace
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.batching.turns import Turns
 
@@ -251,7 +251,7 @@ class Scheduler:
         return self._limits.limits(wanted, with_prompts, priority)
 
     def _prompt_share(self, answers: Sequence[ScheduledSegment], prompts: Sequence[PendingSegment]) -> float:
-        """What prompts may add to a step with these answers: the less, the more their owners' own answers add."""
+        """Share of a step's time that prompts may add beside these answers, less what their owners' answers add."""
         rows: dict[str, int] = {}
         for each in answers:
             owner = self._group(each).owner

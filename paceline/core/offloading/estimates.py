@@ -233,7 +233,7 @@ class Throughput:
 
 @dataclass(slots=True)
 class OffloadStats:
-    """What is learnt over the answers of a device, and its energy account."""
+    """Estimates over the answers of a device, and its energy account."""
 
     steps: int = 0  # begun
     examined: int = 0  # drafts that a verdict has reached

@@ -1,4 +1,4 @@
-"""What a pipeline's head must know to build lost stages up again: the tokens of every sequence, and what was sent.
+"""History from which a pipeline's head builds lost stages up again: the tokens of every sequence, and what was sent.
 
 The *base* is every sequence as it was before the oldest batch whose result is still needed; the log has all that was
 sent since. Stages that have computed the base and then the log hold what they would hold had none been lost: batches
@@ -115,7 +115,7 @@ class History:
         return ticket in self._needed
 
     def replay(self) -> Iterator[Entry]:
-        """What empty stages must be sent."""
+        """Entries that build the sequences up in empty stages."""
         for seq in self._tokens:
             yield from self._rows_of(seq)
         for entry in self._log:

@@ -1,4 +1,4 @@
-"""What a layer costs on this machine, for the plan of spans: measured on one layer, its bytes read from the files."""
+"""Cost of a layer on this machine, for the plan of spans: measured on one layer, its bytes read from the files."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class SentRows:
         self._capacity, self._block_size = capacity, block_size
 
     def place(self, batch: Batch) -> tuple[PlacedSegment, ...]:
-        """What a batch adds. Raises EngineError for one that cannot run."""
+        """Segments of a batch, placed. Raises EngineError for one that cannot run."""
         if failed := {segment.seq for segment in batch.segments} & self.failed:
             raise EngineError(f"sequences {sorted(failed)} were lost with a step that failed")
         placed = self.table.place(batch)

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import numpy as np
+
 from paceline.core.side import Side
 from paceline.errors import PacelineError
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage, Vectors
+from paceline.rag.rerank.reranker import best_first
 from paceline.runtime.workflows.agent_text import AgentText, Noting
 from paceline.runtime.workflows.driver import Outcome, Work
 from paceline.runtime.workflows.registry import UnitRegistry
@@ -141,7 +144,7 @@ class Lookup:
             scores = [found.passage.score for found in part]
         self._scores |= dict(enumerate(map(float, scores), launch.first))
         if len(self._scores) == len(self._found):
-            order = sorted(self._scores, key=lambda place: (-self._scores[place], place))
+            order = best_first(np.array([self._scores[place] for place in range(len(self._found))]))
             best = [self._found[place] for place in order[: self.kept]]
             self.run.note("rerank", launch, f"{len(best)} of {len(self._found)} passages are read")
             self.chosen(best)

@@ -2,9 +2,7 @@
 
 - `records`: passages with the place they come from, and what agents make of them
 - `agent`: what an agent is: its stage in `workflow.builder`, prompt, parser and limit of tokens
-- `text`, `items`, `lines`: lines out of pieces of text, and what is left of one without bullets and quotes
-- `vocabulary`: whether what a model wrote has to do with what it read
-- `citations`: numbers in brackets
+- `reading`: lines, items and citations out of pieces of text
 - `fence`: untrusted text in prompts
 - `queries`, `statements`: parsers of what is searched for and of what was refined
 - `rewrite`, `plan`, `look`, `refine`, `answer`: the five agents

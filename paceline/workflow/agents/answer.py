@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from paceline.workflow.agents.agent import Agent
-from paceline.workflow.agents.citations import CitationScanner, resolved
 from paceline.workflow.agents.fence import WARNING, numbered_sources, quoted_evidence
+from paceline.workflow.agents.reading.citations import CitationScanner, resolved
 from paceline.workflow.agents.records import Conversation, Evidence, Prompt, SourcePassage, less_evidence
 
 MAX_EVIDENCE: Final = 24  # the first ones are read

@@ -12,10 +12,10 @@ from paceline.workflow.agents.agent import Agent
 from paceline.workflow.agents.fence import WARNING, quoted_evidence
 from paceline.workflow.agents.plan import MAX_QUERY
 from paceline.workflow.agents.queries import Queries, QueryParser, QueryRules
+from paceline.workflow.agents.reading.text import one_line, shortened
+from paceline.workflow.agents.reading.vocabulary import Vocabulary
 from paceline.workflow.agents.records import Evidence, Prompt, less_evidence
 from paceline.workflow.agents.rewrite import MAX_QUESTION
-from paceline.workflow.agents.text import one_line, shortened
-from paceline.workflow.agents.vocabulary import Vocabulary
 
 MAX_QUERIES: Final = 2
 MAX_EVIDENCE: Final = 12

@@ -7,10 +7,10 @@ from typing import Final, Self
 
 from paceline.workflow.agents.agent import Agent
 from paceline.workflow.agents.queries import Queries, QueryParser, QueryRules
+from paceline.workflow.agents.reading.text import one_line, shortened
+from paceline.workflow.agents.reading.vocabulary import Vocabulary
 from paceline.workflow.agents.records import Prompt
 from paceline.workflow.agents.rewrite import MAX_QUESTION
-from paceline.workflow.agents.text import one_line, shortened
-from paceline.workflow.agents.vocabulary import Vocabulary
 
 MAX_QUERIES: Final = 3
 MAX_QUERY: Final = 200  # characters

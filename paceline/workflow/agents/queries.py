@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.workflow.agents.items import has_declined, items_of
-from paceline.workflow.agents.lines import LineReader
-from paceline.workflow.agents.text import folded, is_repetitive, one_line
-from paceline.workflow.agents.vocabulary import Vocabulary
+from paceline.workflow.agents.reading.items import has_declined, items_of
+from paceline.workflow.agents.reading.lines import LineReader
+from paceline.workflow.agents.reading.text import folded, is_repetitive, one_line
+from paceline.workflow.agents.reading.vocabulary import Vocabulary
 
 MAX_LINE: Final = 1200  # characters: several items may stand on one line
 

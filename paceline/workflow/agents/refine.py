@@ -11,10 +11,10 @@ from typing import Final, Self
 
 from paceline.workflow.agents.agent import Agent
 from paceline.workflow.agents.fence import WARNING, quoted_passages
+from paceline.workflow.agents.reading.text import one_line, shortened
 from paceline.workflow.agents.records import Evidence, Prompt, SourcePassage, fewer_passages
 from paceline.workflow.agents.rewrite import MAX_QUESTION
 from paceline.workflow.agents.statements import Refined, StatementParser
-from paceline.workflow.agents.text import one_line, shortened
 
 MAX_STATEMENTS: Final = 4
 MAX_PASSAGES: Final = 8  # the first ones are read

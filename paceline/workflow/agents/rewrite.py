@@ -11,9 +11,9 @@ from typing import Final, Self
 
 from paceline.workflow.agents.agent import Agent
 from paceline.workflow.agents.queries import Queries, QueryParser, QueryRules
+from paceline.workflow.agents.reading.text import one_line, shortened
+from paceline.workflow.agents.reading.vocabulary import Vocabulary
 from paceline.workflow.agents.records import Conversation, Prompt
-from paceline.workflow.agents.text import one_line, shortened
-from paceline.workflow.agents.vocabulary import Vocabulary
 
 MAX_SUB_QUESTIONS: Final = 4
 MAX_SUB_QUESTION: Final = 300  # characters

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.workflow.agents.citations import find_citations, resolved, without_citations
-from paceline.workflow.agents.items import has_declined, items_of
-from paceline.workflow.agents.lines import LineReader
+from paceline.workflow.agents.reading.citations import find_citations, resolved, without_citations
+from paceline.workflow.agents.reading.items import has_declined, items_of
+from paceline.workflow.agents.reading.lines import LineReader
+from paceline.workflow.agents.reading.text import folded, is_repetitive, one_line
+from paceline.workflow.agents.reading.vocabulary import Vocabulary
 from paceline.workflow.agents.records import Evidence, SourcePassage
-from paceline.workflow.agents.text import folded, is_repetitive, one_line
-from paceline.workflow.agents.vocabulary import Vocabulary
 
 MAX_LINE: Final = 1600  # characters
 MAX_STATEMENT: Final = 400  # characters

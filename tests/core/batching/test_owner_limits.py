@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from paceline.core.batching.groups import Group
 from paceline.core.batching.owner_limits import SHARE, STAYS, OwnerLimits
+from paceline.core.batching.pace.step_times import MEMORY
 from paceline.core.batching.scheduler import Scheduler
 from paceline.core.batching.segment import Segment, SeqId
-from paceline.core.batching.step_times import MEMORY
 
 StepTime = Callable[[int], float]  # rows → seconds
 CPU: StepTime = lambda rows: 0.045 + 0.001 * rows  # noqa: E731  # a formula with a name

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from paceline.core.batching.groups import Group
-from paceline.core.batching.prefill_pace import REFRESH, PrefillPace
+from paceline.core.batching.pace.prefill_pace import REFRESH, PrefillPace
 from paceline.core.batching.scheduler import FAR, FAR_ROWS, Scheduler, SchedulerOutput
 from paceline.core.batching.segment import Segment, SeqId
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.workflow.agents.answer import ANSWER, MAX_CITATIONS, PREAMBLE, AnswerInputs, CitedAnswer, answer_document
-from paceline.workflow.agents.citations import CitationScanner, find_citations, without_citations
 from paceline.workflow.agents.fence import UNCITED
+from paceline.workflow.agents.reading.citations import CitationScanner, find_citations, without_citations
 from paceline.workflow.agents.records import Evidence
 from tests.workflow.agents.texts import MILLS, QUESTION, TEXTS, passage, read
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.workflow.agents.answer import ANSWER, AnswerInputs, answer_document
-from paceline.workflow.agents.citations import find_citations
 from paceline.workflow.agents.fence import quoted, quoted_passages
 from paceline.workflow.agents.look import LOOK, LookInputs
+from paceline.workflow.agents.reading.citations import find_citations
 from paceline.workflow.agents.records import Evidence, SourcePassage
 from paceline.workflow.agents.refine import REFINE, RefineInputs
 from tests.workflow.agents.texts import POISONS, QUESTION, TEXTS, passage

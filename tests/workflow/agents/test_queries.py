@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from paceline.workflow.agents.items import cleaned
 from paceline.workflow.agents.look import LOOK, LookInputs
 from paceline.workflow.agents.plan import PLAN, PlanInputs
 from paceline.workflow.agents.queries import Queries
+from paceline.workflow.agents.reading.items import cleaned
 from paceline.workflow.agents.records import Evidence, SourcePassage
 from paceline.workflow.agents.rewrite import REWRITE, RewriteInputs
 from tests.workflow.agents.texts import MILLS, QUESTION, TEXTS, passage, read

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from paceline.workflow.agents.text import folded_words
+from paceline.workflow.agents.reading.text import folded_words
 
 STEM: Final = 5  # letters
 _UNSPACED: Final = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")

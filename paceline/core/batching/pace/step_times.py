@@ -1,4 +1,4 @@
-"""What steps take, by their rows, as the last steps have shown it: how much longer a step becomes by more rows.
+"""Seconds of a step by its rows, estimated from the last steps: how much longer a step becomes by more rows.
 
 No line is assumed: on a GPU rows are free until there are many, on a CPU each has its price, and beside both stands
 what the caller does for a row until its step counts as done. Times of sizes alike are taken together, by their lower
