@@ -16,6 +16,7 @@ class PendingSegment:
     key: int
     segment: Segment
     order: int  # of arrival
+    criticality: float = 0.0  # of its group, s
     num_computed_tokens: int = 0  # rows already scheduled, or found cached
     started: bool = False  # memory for all of its rows has been allocated
 
@@ -54,11 +55,11 @@ class PendingQueues:
         """Sequences with pending segments."""
         return iter(self._by_seq)
 
-    def add(self, key: int, segment: Segment) -> PendingSegment:
+    def add(self, key: int, segment: Segment, criticality: float = 0.0) -> PendingSegment:
         """Raises ValueError for a key in use."""
         if key in self._by_key:
             raise ValueError(f"key {key} is pending already")
-        item = PendingSegment(key, segment, self._next_order)
+        item = PendingSegment(key, segment, self._next_order, criticality)
         self._next_order += 1
         self._by_key[key] = item
         self._by_seq.setdefault(segment.seq, []).append(item)
@@ -104,7 +105,9 @@ class PendingQueues:
         self._preempted.discard(seq)
         head = self._by_seq[seq][0]
         if rows:
-            self._restoring[seq] = [PendingSegment(RECOMPUTED, each, head.order, started=True) for each in rows]
+            self._restoring[seq] = [
+                PendingSegment(RECOMPUTED, each, head.order, head.criticality, started=True) for each in rows
+            ]
             head.started = True
 
     def release(self, seq: SeqId) -> None:

@@ -98,8 +98,8 @@ class Scheduler:
 
         group: of the sequence, given with its first segment.
         """
-        self._arrived.append(self._queues.add(key, segment))
-        self._groups.join(segment.seq, group)
+        state = self._groups.join(segment.seq, group)
+        self._arrived.append(self._queues.add(key, segment, state.group.criticality))
 
     def last(self, seq: SeqId) -> int | None:
         """The key of the last pending segment of this sequence."""

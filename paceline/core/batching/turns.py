@@ -1,9 +1,10 @@
 """Turns of owners in a step that has no room for all: whose segment is next.
 
-The owner that has had the fewest rows is next, with the oldest of its segments, so owners that want all they can get
-have equal rows over time, however many segments each has pending, and one that wants less is not kept waiting. An owner
-that comes, or returns, begins where those that wait are: it is owed nothing for the time before. Memory is not given by
-turns but by age (`admission`). After Goyal, Vin and Cheng, Start-Time Fair Queueing (1996).
+The owner that has had the fewest rows is next, so owners that want all they can get have equal rows over time, however
+many segments each has pending, and one that wants less is not kept waiting. An owner that comes, or returns, begins
+where those that wait are: it is owed nothing for the time before. Of its own segments the oldest is next; in every
+second step the one that most of a workflow waits for (HeRo's criticality), so that neither starves the other. Memory is
+not given by turns but by age (`admission`). After Goyal, Vin and Cheng, Start-Time Fair Queueing (1996).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Turns:
 
     def order(self, waiting: Sequence[tuple[str, PendingSegment]]) -> list[PendingSegment]:
         """Segments, given by age with their owners, in the order of their turns if each of them were run whole."""
+        if self._steps % 2 and any(item.criticality for _, item in waiting):
+            waiting = sorted(waiting, key=lambda each: -each[1].criticality)  # of equals the older one first
         queues: dict[str, deque[PendingSegment]] = {}
         for owner, item in waiting:
             queues.setdefault(owner, deque()).append(item)

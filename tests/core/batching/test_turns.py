@@ -28,11 +28,13 @@ class Load:
         self.busy: set[int] = set()
         self.next_key = 0
 
-    def add(self, owner: str, seq: int, rows: int, *, tree: bool = False, priority: int = 0) -> int:
+    def add(
+        self, owner: str, seq: int, rows: int, *, tree: bool = False, priority: int = 0, criticality: float = 0.0
+    ) -> int:
         self.next_key += 1
         start = self.lengths[seq]
         segment = Segment(SeqId(seq), start, tuple(range(rows)), (-1,) * rows if tree else None, "all")
-        self.scheduler.add(self.next_key, segment, group=Group(seq, 0, priority, owner=owner))
+        self.scheduler.add(self.next_key, segment, group=Group(seq, 0, priority, owner=owner, criticality=criticality))
         self.pending[self.next_key] = owner, rows
         self.lengths[seq] += rows
         return self.next_key
@@ -101,12 +103,23 @@ def test_owners_that_always_wait_have_equal_rows(owners: list[tuple[int, bool, i
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("abc"), st.integers(1, 30), st.booleans(), st.integers(0, 2)), min_size=1, max_size=40
+        st.tuples(
+            st.sampled_from("abc"),
+            st.integers(1, 30),
+            st.booleans(),
+            st.integers(0, 2),
+            st.sampled_from((0.0, 1.0, 9.0)),
+        ),
+        min_size=1,
+        max_size=40,
     ),
     st.integers(2, 5),
 )
-def test_nothing_starves_however_the_owners_come(arrivals: list[tuple[str, int, bool, int]], places: int) -> None:
-    """A segment has run once every owner could have run all it had pending by then, a quantum a step."""
+def test_nothing_starves_however_the_owners_come(
+    arrivals: list[tuple[str, int, bool, int, float]], places: int
+) -> None:
+    """A segment has run once every owner could have run all it had pending by then, a quantum a step; two where
+    every second step is that of the most critical."""
     load, deadline, step = Load(places), dict[int, int](), 0
 
     def run() -> None:
@@ -119,11 +132,11 @@ def test_nothing_starves_however_the_owners_come(arrivals: list[tuple[str, int, 
             else:
                 assert step <= until, "it waited for more than the rows of all that were there"
 
-    for number, (owner, rows, tree, pause) in enumerate(arrivals):
-        key = load.add(owner, number, rows, tree=tree)
+    for number, (owner, rows, tree, pause, criticality) in enumerate(arrivals):
+        key = load.add(owner, number, rows, tree=tree, criticality=criticality)
         own = sum(-(-left // QUANTUM) for other, left in load.pending.values() if other == owner)
         most = max(left for _, left in load.pending.values())
-        deadline[key] = step + 3 * (own + 1) * (-(-max(most, 30) // QUANTUM) + 1)
+        deadline[key] = step + 6 * (own + 1) * (-(-max(most, 30) // QUANTUM) + 1)
         for _ in range(pause):
             if load.pending:
                 run()
@@ -164,3 +177,34 @@ def test_long_prompts_of_two_owners_take_turns() -> None:
     for _ in range(60):
         had += load.step()
     assert abs(had["many"] - had["one"]) <= 2 * BUDGET
+
+
+@pytest.mark.parametrize("rows", [1, 30], ids=["decodes", "prompts"])
+def test_of_an_owner_s_own_what_a_workflow_waits_for_goes_first_every_second_step(rows: int) -> None:
+    """The other step stays with the oldest, so that answers without a workflow never stand still."""
+    load = Load()
+    for seq in range(20):
+        load.add("one", seq, rows)
+    later, latest = (load.add("one", 100 + step, rows, criticality=seconds) for step, seconds in ((0, 2.0), (1, 8.0)))
+    other = load.add("two", 200, rows)
+
+    def left(key: int) -> int:
+        return load.pending.get(key, ("", 0))[1]
+
+    load.step()
+    assert left(latest) < rows
+    for _ in range(5):
+        load.step()
+    assert left(later) >= left(latest) and left(1) < rows and left(other) < rows
+
+
+def test_a_stream_of_critical_segments_leaves_half_of_the_steps_to_the_others() -> None:
+    load = Load()
+    last = [load.add("one", seq, 1) for seq in range(40)][-1]
+    for _ in range(40):
+        for _ in range(BUDGET):
+            load.add("one", load.next_key + 1000, 1, criticality=5.0)
+        load.step()
+        if last not in load.pending:
+            break
+    assert last not in load.pending
