@@ -8,24 +8,50 @@ predict; a simulator may use it with what is true.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from paceline.workflow.events import Launch
 from paceline.workflow.regression import Slowdown
 
 
-@dataclass(slots=True)
-class Running:
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """How much of a launch other launches on its memory ran beside."""
+
+    share: float = 0.0  # of its time, 0 to 1
+    bandwidth: float = 0.0  # GB/s that the others asked for, mean over its time
+
+
+ALONE = Overlap()
+
+
+@dataclass(slots=True, kw_only=True)
+class Other:
+    """Work under way on a memory: a launch, or what nobody schedules."""
+
+    memory: str
+    bandwidth: float  # GB/s, while computing
+    began: float  # s
+    beside_s: float = 0.0  # in which others ran
+    beside_gb: float = 0.0  # that they asked for
+
+    def overlap(self, now: float) -> Overlap:
+        """With other work, up to now."""
+        seconds = now - self.began
+        return Overlap(min(1.0, self.beside_s / seconds), self.beside_gb / seconds) if seconds > 0.0 else ALONE
+
+
+@dataclass(slots=True, kw_only=True)
+class Running(Other):
     """A launch under way."""
 
     launch: Launch
-    memory: str
-    bandwidth: float  # GB/s, while computing
     slowdown: Slowdown
     transfer_s: float  # left
     compute_s: float  # left, alone on the memory
-    began: float  # s
 
     def left(self, used: float) -> float:
         """Seconds to the end while so many GB/s are used."""
@@ -38,10 +64,11 @@ class Running:
 
 
 class Activity:
-    """All launches under way, by id."""
+    """All launches under way, by id, and the other work beside them: only launches are iterated over and counted."""
 
     def __init__(self) -> None:
         self._running: dict[int, Running] = {}
+        self._others: dict[int, Other] = {}
         self._now = -math.inf
 
     def __bool__(self) -> bool:
@@ -59,18 +86,32 @@ class Activity:
     def remove(self, launch: int) -> Running:
         return self._running.pop(launch)
 
+    def add_other(self, number: int, other: Other) -> None:
+        self._others[number] = other
+
+    def remove_other(self, number: int) -> Other:
+        return self._others.pop(number)
+
     def used(self, memory: str) -> float:
-        """GB/s that launches on a memory ask for. One that still moves its data counts: it will ask soon."""
-        return sum(each.bandwidth for each in self._running.values() if each.memory == memory)
+        """GB/s that work on a memory asks for. A launch that still moves its data counts: it will ask soon."""
+        return sum(each.bandwidth for each in self._all() if each.memory == memory)
 
     def advance(self, now: float) -> None:
         """Let time pass. Launches that should have ended stay, with nothing left, until they are removed."""
-        if self._now < now and self._running and self._now > -math.inf:
-            used = {each.memory: self.used(each.memory) for each in self._running.values()}
-            for each in self._running.values():
-                each.advance(now - self._now, used[each.memory])
+        if self._now < now and self._now > -math.inf:
+            counts = Counter(each.memory for each in self._all())
+            used = {memory: self.used(memory) for memory in counts}
+            for running in self._running.values():
+                running.advance(now - self._now, used[running.memory])
+            for each in self._all():
+                if counts[each.memory] > 1:
+                    each.beside_s += now - self._now
+                    each.beside_gb += (now - self._now) * max(0.0, used[each.memory] - each.bandwidth)
         self._now = max(self._now, now)
 
     def end(self, running: Running) -> float:
         """When a launch will end, if nothing else changes."""
         return self._now + running.left(self.used(running.memory))
+
+    def _all(self) -> Iterator[Other]:
+        return chain(self._running.values(), self._others.values())

@@ -74,6 +74,7 @@ def templates(models: WorkflowModels | None = None) -> dict[str, WorkflowTemplat
     asked: dict[str, tuple[str, float, dict[str, float]]] = {
         "plan.decode": (f"{agent}/decode", WRITTEN, {"fetch": 0.8}),
         "look.decode": (f"{agent}/decode", 8, {"fetch": 0.3}),
+        "search web": (f"{names.web}/search", 1, {"fetch": 1.0}),
         "fetch": (f"{names.web}/fetch", 1, {"embed page": 1.0}),
         "embed page": (f"{names.embed}/encode", 6, {"rerank": 1.0}),
     }
@@ -149,13 +150,28 @@ class WorkflowBuilder:
 
     def web_request(self, decider: SubStageId, chunks: int) -> list[SubStage]:
         """The plan, or the second look, has asked for a page. chunks: of the page, as expected."""
+        return self._page(decider, chunks, fetched=True, look=decider == self.plan)
+
+    def web_search(self, decider: SubStageId) -> SubStage:
+        """The plan, or the second look, has written a query: the web is searched for it, and `web_page` may follow.
+        What reads the pages waits for it: the second look, or the answer."""
+        reader = self._look_prefill if decider == self.plan and self._look_prefill is not None else self.answer_prefill
+        needs: list[tuple[SubStageId, Literal["emitted"]]] = [(decider, "emitted")]
+        return self._node("search web", self.models.web, "search", 1, needs, decides=True, feeds=(reader,))
+
+    def web_page(self, search: SubStage, chunks: int, *, fetched: bool) -> list[SubStage]:
+        """A search has found a page, which is read; not `fetched`: it is there already. chunks: as expected."""
+        return self._page(search.id, chunks, fetched=fetched, look=self._look_prefill in search.feeds)
+
+    def _page(self, decider: SubStageId, chunks: int, *, fetched: bool, look: bool) -> list[SubStage]:
         names = self.models
-        fetch = self._node("fetch", names.web, "fetch", 1, [(decider, "emitted")])
-        embed = self._node(
-            "embed page", names.embed, "encode", chunks, [(fetch, "all")], item_bytes=self.sizes.chunk_bytes
-        )
+        fetch = [self._node("fetch", names.web, "fetch", 1, [(decider, "emitted")])] if fetched else []
+        needs: list[tuple[SubStage | SubStageId, Literal["all", "emitted"]]] = [(decider, "emitted")]
+        if fetch:
+            needs = [(fetch[0], "all")]
+        embed = self._node("embed page", names.embed, "encode", chunks, needs, item_bytes=self.sizes.chunk_bytes)
         rerank = self._node("rerank", names.rerank, "score", min(chunks, self.sizes.reranked), [(embed, "all")])
-        return [fetch, embed, rerank, *self._refined(rerank, chunks, look=decider == self.plan)]
+        return [*fetch, embed, rerank, *self._refined(rerank, chunks, look=look)]
 
     def _embedding(self) -> list[SubStage]:
         """Splitting and embedding of the documents."""

@@ -65,7 +65,25 @@ class UnitBack:
     unit: str
 
 
-WorkflowEvent = Added | Resized | Ended | Failed | Dropped | UnitLost | UnitBack
+@dataclass(frozen=True, slots=True)
+class OtherBegan:
+    """Work of no workflow begins on a unit, beside what is launched there: nobody schedules it, and it slows others."""
+
+    now: float
+    id: int  # given by whoever tells of it
+    unit: str
+    operation: str
+    items: int
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEnded:
+    now: float
+    id: int
+    items: int | None = None  # that there were; None: all; 0: nothing can be learnt from it
+
+
+WorkflowEvent = Added | Resized | Ended | Failed | Dropped | UnitLost | UnitBack | OtherBegan | OtherEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +97,7 @@ class Launch:
     first: int
     count: int
     forced: bool = False  # beyond the bandwidth limit, because nothing else ran
+    criticality: float = 0.0  # s of the workflow from its sub-stage on, as predicted; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,15 @@ follow a non-negative regression on (1, shape). Dependence on the length of a co
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from paceline.workflow.activity import ALONE, Overlap
 from paceline.workflow.regression import Slowdown, nonnegative_least_squares
 
 VERSION = 1
@@ -112,24 +115,23 @@ class ProfileStore:
         """Whether it was profiled, and not learnt by running."""
         return (operation, kind) in self._profiles and (operation, kind) not in self._learnt
 
-    def learn(self, operation: str, kind: str, shape: int, seconds: float) -> None:
-        """Record a launch of an operation that was not profiled there. Its bandwidth stays unknown: 0."""
+    def learn(
+        self,
+        operation: str,
+        kind: str,
+        shape: int,
+        seconds: float,
+        overlap: Overlap = ALONE,  # noqa: ARG002
+    ) -> None:
+        """Record a launch of an operation that was not profiled there. Its bandwidth stays unknown: 0. overlap: with
+        others on its memory; not used here, see `LearningProfiles`."""
         if not self.knows(operation, kind):
             learnt = self._learnt.setdefault((operation, kind), _Learnt())
             self._profiles[operation, kind] = learnt.add(shape, seconds)
             self.revision += 1
 
     def to_json(self) -> str:
-        rows = [
-            {
-                "operation": operation,
-                "unit": kind,
-                "padded": profile.padded,
-                "points": [[point.shape, point.seconds, point.bandwidth] for point in profile.points],
-                "slowdown": [list(pair) for pair in zip(profile.slowdown.knots, profile.slowdown.factors, strict=True)],
-            }
-            for (operation, kind), profile in sorted(self._profiles.items())
-        ]
+        rows = [row_of(*key, profile) for key, profile in sorted(self._profiles.items())]
         return json.dumps({"version": VERSION, "profiles": rows}, indent=1)
 
     @staticmethod
@@ -139,17 +141,29 @@ class ProfileStore:
             read = json.loads(text)
             if read["version"] != VERSION:
                 raise ValueError(f"profiles of version {read['version']}; this build reads {VERSION}")
-            profiles = {
-                (str(row["operation"]), str(row["unit"])): OperationProfile(
-                    [ShapePoint(int(n), float(seconds), float(gb_s)) for n, seconds, gb_s in row["points"]],
-                    Slowdown(
-                        tuple(float(knot) for knot, _ in row["slowdown"]),
-                        tuple(float(factor) for _, factor in row["slowdown"]),
-                    ),
-                    padded=bool(row["padded"]),
-                )
-                for row in read["profiles"]
-            }
+            profiles = dict(profile_of(row) for row in read["profiles"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a file of profiles: {error}") from error
         return ProfileStore(profiles)
+
+
+def row_of(operation: str, kind: str, profile: OperationProfile) -> dict[str, Any]:
+    """The JSON form of one profile."""
+    return {
+        "operation": operation,
+        "unit": kind,
+        "padded": profile.padded,
+        "points": [[point.shape, point.seconds, point.bandwidth] for point in profile.points],
+        "slowdown": [list(pair) for pair in zip(profile.slowdown.knots, profile.slowdown.factors, strict=True)],
+    }
+
+
+def profile_of(row: Mapping[str, Any]) -> tuple[tuple[str, str], OperationProfile]:
+    """(operation, kind) and profile of what `row_of` made. Raises KeyError, TypeError and ValueError."""
+    points = [ShapePoint(int(n), float(seconds), float(gb_s)) for n, seconds, gb_s in row["points"]]
+    pairs = [(float(knot), float(factor)) for knot, factor in row["slowdown"]]
+    numbers = [number for pair in pairs for number in pair] + [n for p in points for n in (p.seconds, p.bandwidth)]
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("a profile has finite numbers")
+    slowdown = Slowdown(tuple(knot for knot, _ in pairs), tuple(factor for _, factor in pairs))
+    return (str(row["operation"]), str(row["unit"])), OperationProfile(points, slowdown, padded=bool(row["padded"]))

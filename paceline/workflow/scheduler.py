@@ -25,6 +25,8 @@ from paceline.workflow.events import (
     Ended,
     Failed,
     Launch,
+    OtherBegan,
+    OtherEnded,
     RequestDone,
     Resized,
     UnitBack,
@@ -34,6 +36,7 @@ from paceline.workflow.events import (
     WorkflowEvent,
 )
 from paceline.workflow.graph import StageGraph, SubStage, SubStageId
+from paceline.workflow.other_work import OtherWork
 from paceline.workflow.placement import CriticalLaunch, Placement, Placer, Work
 from paceline.workflow.policy import SchedulingPolicy
 from paceline.workflow.profiles import ProfileStore
@@ -71,6 +74,7 @@ class WorkflowScheduler:
         self._refused: set[SubStageId] = set()
         self._open: set[int] = set()
         self._launches = 0
+        self._others = OtherWork(self.activity, self._units, profiles)
 
     def on(self, event: WorkflowEvent) -> list[WorkflowEffect]:
         """Raises ValueError for sub-stages that cannot be added."""
@@ -95,6 +99,10 @@ class WorkflowScheduler:
                 self._contexts = {name: memory for name, memory in self._contexts.items() if memory in kept}
             case UnitBack():
                 self._units.restore(event.unit)
+            case OtherBegan():
+                self._others.begin(event)
+            case OtherEnded():
+                self._others.end(event)
         return effects + self._dispatch(event.now) + self._completed()
 
     def _add(self, nodes: Sequence[SubStage]) -> list[WorkflowEffect]:
@@ -122,7 +130,10 @@ class WorkflowScheduler:
         if launch.sub_stage not in self.graph:
             return
         node = self.graph[launch.sub_stage]
-        self._profiles.learn(node.operation, self._units[launch.unit].kind, launch.count, event.now - running.began)
+        kind, took = self._units[launch.unit].kind, event.now - running.began
+        items = launch.count if event.items is None else event.items
+        if items > 0:
+            self._profiles.learn(node.operation, kind, items, took, running.overlap(event.now))
         self.graph.end(launch.sub_stage, launch.count, done=event.items, finished=event.finished)
 
     def _fail(self, event: Failed) -> list[WorkflowEffect]:
@@ -175,18 +186,20 @@ class WorkflowScheduler:
                 placement = placer.place(work, self._critical(node, ranks))
                 if placement is None:
                     break
-                effects.append(self._launch(now, node, placement))
+                effects.append(self._launch(now, node, placement, ranks[node.id]))
         if not self.activity:
-            effects += self._forced(now, placer, order)
+            effects += self._forced(now, placer, order, ranks)
         return effects
 
-    def _forced(self, now: float, placer: Placer, order: Sequence[SubStage]) -> list[WorkflowEffect]:
+    def _forced(
+        self, now: float, placer: Placer, order: Sequence[SubStage], ranks: Mapping[SubStageId, float]
+    ) -> list[WorkflowEffect]:
         for node in order:
             if available := self.graph.available(node.id):
                 work = Work(node, self.graph.remaining(node.id), available, self._able(node))
                 placement = placer.force(work)
                 if placement is not None:
-                    return [self._launch(now, node, placement)]
+                    return [self._launch(now, node, placement, ranks[node.id])]
         return []
 
     def _placer(self, now: float) -> Placer:
@@ -229,21 +242,23 @@ class WorkflowScheduler:
         node = self.graph[most.launch.sub_stage]
         return CriticalLaunch(most, most.compute_s + (self._rest(node, most) if node.ordered else 0.0))
 
-    def _launch(self, now: float, node: SubStage, placement: Placement) -> Launch:
+    def _launch(self, now: float, node: SubStage, placement: Placement, rank: float) -> Launch:
         self._launches += 1
         if node.context:
             self._contexts[node.context] = placement.unit.memory
         first, count = self.graph.begin(node.id, placement.count)
-        launch = Launch(self._launches, node.id, placement.unit.name, placement.shape, first, count, placement.forced)
+        launch = Launch(
+            self._launches, node.id, placement.unit.name, placement.shape, first, count, placement.forced, rank
+        )
         self.activity.add(
             Running(
-                launch,
-                placement.unit.memory,
-                placement.bandwidth,
-                placement.slowdown,
-                placement.transfer_s,
-                placement.compute_s,
-                now,
+                launch=launch,
+                memory=placement.unit.memory,
+                bandwidth=placement.bandwidth,
+                slowdown=placement.slowdown,
+                transfer_s=placement.transfer_s,
+                compute_s=placement.compute_s,
+                began=now,
             )
         )
         return launch
