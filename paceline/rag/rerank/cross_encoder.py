@@ -1,13 +1,12 @@
 """Cross-encoders: a model of transformers that reads query and passage together and gives their relevance.
 
 Weights are safetensors on this machine; nothing is downloaded, and code shipped with a model is never run. On the CPU,
-in a thread of its own, like the embedder.
+in a thread of its own or of a processing unit, like the embedder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
 from paceline.model_folders import find, quiet, served_name
-from paceline.rag.minilm import limit_threads
+from paceline.rag.compute_threads import ComputeThreads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -38,11 +37,11 @@ class CrossEncoder:
         self._model, self._tokenizer = _loaded(directory)
         self._max_tokens = _max_tokens(self._model, self._tokenizer)
         self._tells_texts_apart = getattr(self._model.config, "type_vocab_size", 0) > 1  # as BERT does, and RoBERTa not
-        self._pool = ThreadPoolExecutor(1, "paceline-rerank", initializer=limit_threads, initargs=(threads,))
+        self._compute = ComputeThreads(1, "paceline-rerank", threads)
 
     def score(self, query: str, passages: Sequence[str]) -> NDArray[np.float32]:
         """(len(passages),)"""
-        scores = self._pool.submit(lambda: [self._score(query, passage) for passage in passages]).result()
+        scores = self._compute.run(lambda: [self._score(query, passage) for passage in passages])
         return np.array(scores, dtype=np.float32)
 
     def _score(self, query: str, passage: str) -> float:

@@ -13,8 +13,9 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -76,6 +77,9 @@ class _FullError(Exception):
     """The file does not fit into the owner's stores; the message is for the user."""
 
 
+Indexing = Callable[[], AbstractContextManager[None]]
+
+
 class Ingester:
     """Reads files between `start` and `stop`, and writes the index file some time after changes."""
 
@@ -87,8 +91,10 @@ class Ingester:
         document_kv: DocumentKvStore,
         embedder: Embedder,
         zone: Zone,
+        indexing: Indexing = nullcontext,
     ) -> None:
-        """`document_kv`: stored KV, from which that of replaced chunks is deleted."""
+        """`document_kv`: stored KV, from which that of replaced chunks is deleted. indexing: entered for each turn."""
+        self._indexing = indexing
         self._connection = connection
         self._document_kv = document_kv
         self._uploads = uploads
@@ -170,7 +176,8 @@ class Ingester:
             return False
         del self._readings[reading.job.owner]
         try:
-            reading.awaited = next(reading.turns)
+            with self._indexing():
+                reading.awaited = next(reading.turns)
         except StopIteration:
             return True
         self._readings[reading.job.owner] = reading

@@ -7,6 +7,7 @@ may be called from any thread.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import BinaryIO, TypeVar
 
@@ -20,7 +21,7 @@ from paceline.rag.store.document_rows import find_chunks, find_text
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.files import StoredFile, Uploads
 from paceline.rag.store.filters import Attributes, AttributesOf, Filter
-from paceline.rag.store.ingester import Ingester
+from paceline.rag.store.ingester import Indexing, Ingester
 from paceline.rag.store.vector_stores import FileBatch, FileSpec, VectorStore, VectorStoreFile, VectorStores
 
 T = TypeVar("T")
@@ -37,8 +38,9 @@ class Hit:
 class Library:
     """Open until `close`. Attached files are read into their stores between `start` and `close`."""
 
-    def __init__(self, documents: DocumentStore, zone: Zone) -> None:
-        """`zone`: this side's, given to every document. Raises ConfigError when the folder cannot be used."""
+    def __init__(self, documents: DocumentStore, zone: Zone, indexing: Indexing = nullcontext) -> None:
+        """`zone`: this side's, given to every document. indexing: entered by the thread that reads files in, while it
+        embeds. Raises ConfigError when the folder cannot be used."""
         embedder = documents.embedder
         self.zone: Zone = zone
         self._documents = documents
@@ -51,7 +53,9 @@ class Library:
             raise
         self.stores = VectorStores(self._connection)
         self._document_kv = DocumentKvStore(documents.directory / FOLDER, 0, seal=database.seal)  # only to remove from
-        self._ingester = Ingester(self._connection, self.uploads, documents, self._document_kv, embedder, zone)
+        self._ingester = Ingester(
+            self._connection, self.uploads, documents, self._document_kv, embedder, zone, indexing
+        )
 
     def start(self) -> None:
         self._ingester.start()

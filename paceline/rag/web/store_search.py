@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.web.search import MAX_RESULTS, MAX_SNIPPET, MAX_TITLE, WebResult, checked_query, one_line
 
@@ -25,6 +26,6 @@ class StoreSearch:
             return []
         passages = await asyncio.to_thread(self._search, words, min(k, MAX_RESULTS))
         return [
-            WebResult(one_line(each.title or each.document, MAX_TITLE), "", one_line(each.text, MAX_SNIPPET))
+            WebResult(one_line(each.title or each.document, MAX_TITLE), "", one_line(passages_text(each), MAX_SNIPPET))
             for each in passages
         ]

@@ -52,12 +52,27 @@ class Site:
     addresses: set[str] = field(default_factory=set)  # of this machine, by which connections came
     names: list[str | None] = field(default_factory=list)  # asked for in TLS (SNI)
     left: asyncio.Event = field(default_factory=asyncio.Event)  # the last client has gone
+    answering: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def paths(self) -> list[str]:
         return [request.split(" ", 2)[1] for request in self.requests]
 
+    def begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self.answer(reader, writer))
+        self.answering.add(task)
+        task.add_done_callback(self.answering.discard)
+
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer(reader, writer)
+        finally:
+            self.left.set()
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.addresses.add(writer.get_extra_info("sockname")[0])
         with suppress(OSError, asyncio.IncompleteReadError):
             self.requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
@@ -68,10 +83,6 @@ class Site:
             else:
                 await page(writer)
             await reader.read()
-        self.left.set()
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
 
 
 @asynccontextmanager
@@ -79,9 +90,12 @@ async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Site]:
     site = Site()
     if tls is not None:
         tls.sni_callback = lambda _socket, name, _context: site.names.append(name)
-    async with await asyncio.start_server(site.answer, "0.0.0.0", 0, ssl=tls) as server:
+    async with await asyncio.start_server(site.begin, "0.0.0.0", 0, ssl=tls) as server:
         site.port = server.sockets[0].getsockname()[1]
         yield site
+        for task in site.answering:
+            task.cancel()
+        await asyncio.gather(*site.answering, return_exceptions=True)
 
 
 class Names:

@@ -177,7 +177,7 @@ async def test_a_public_store_answers_like_the_web() -> None:
 
     provider: WebSearch = StoreSearch(search)
     assert await provider.search(" red\nmill ", 2) == [
-        WebResult("The mill", "", "It is red."),
+        WebResult("The mill", "", "The mill It is red."),
         WebResult("barn.md", "", "Grey."),
     ]
     assert await provider.search("", 2) == await provider.search("mill", 0) == []
