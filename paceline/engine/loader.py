@@ -200,6 +200,13 @@ def gpu_uuid(device: str) -> str | None:
     return str(uuid) if (uuid := getattr(properties, "uuid", None)) else None
 
 
+def engine_threads() -> int:
+    """Threads that an engine on the CPU computes with, once it is loaded."""
+    import torch
+
+    return torch.get_num_threads()
+
+
 def choose_dtype(requested: DType, device: torch.device, stored: torch.dtype | None, directory: Path) -> torch.dtype:
     import torch
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from paceline.errors import RequestError
 from paceline.rag.embedder import Embedder
 from paceline.rag.records import Vectors
 from paceline.runtime.service import Embeddings
+from paceline.runtime.units.plain_work import PlainWork
 
 PART_TEXTS = 32
 MAX_TOKENS = 8192  # of one text, as in OpenAI's API; an embedder may truncate it further
@@ -23,8 +25,9 @@ MAX_TOKENS = 8192  # of one text, as in OpenAI's API; an embedder may truncate i
 class TextEmbedder:
     """Embeds one part at a time, because embedders use the cores that the engine needs."""
 
-    def __init__(self, embedder: Embedder) -> None:
+    def __init__(self, embedder: Embedder, work: PlainWork) -> None:
         self._embedder = embedder
+        self._work = work
         self._turn = asyncio.Lock()
 
     async def embed(self, texts: Sequence[str]) -> Embeddings:
@@ -36,7 +39,8 @@ class TextEmbedder:
         parts: list[Vectors] = [np.empty((0, self._embedder.dimensions), np.float32)]
         for start in range(0, len(texts), PART_TEXTS):
             async with self._turn:
-                parts.append(await asyncio.to_thread(self._embedder.embed, texts[start : start + PART_TEXTS]))
+                part = texts[start : start + PART_TEXTS]
+                parts.append(await self._work.embed(len(part), partial(self._embedder.embed, part)))
         return Embeddings(np.concatenate(parts), sum(tokens))
 
     def _count_tokens(self, texts: Sequence[str], first: int) -> list[int]:

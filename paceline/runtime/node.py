@@ -8,39 +8,57 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
 from paceline.core.shares import Shares
 from paceline.engine.base import Engine, ModelInfo, ServedModel
 from paceline.errors import EngineLost, PacelineError, RequestError
 from paceline.rag.document_kv import DocumentKvStore
+from paceline.rag.rerank.reranker import Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.runtime.asking.gate import CloudAsks
 from paceline.runtime.embeddings import TextEmbedder
 from paceline.runtime.energy.side import SideEnergy
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
+from paceline.runtime.engine_loop.load import engine_load
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.connection import Link
+from paceline.runtime.link.traffic import link_states
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
 from paceline.runtime.resources import Resources
-from paceline.runtime.service import EmbedderInfo, Embeddings, GenerateRequest, Generation, Load, Logprobs, Readiness
+from paceline.runtime.service import (
+    EmbedderInfo,
+    Embeddings,
+    GenerateRequest,
+    Generation,
+    LinkState,
+    Load,
+    Logprobs,
+    Readiness,
+)
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.egress import Egress
 from paceline.runtime.sessions.output_text import token_strings
 from paceline.runtime.sessions.prompt_logprobs import PromptScorer
-from paceline.runtime.upkeep import keep_debt, prefill_documents, watch_removals
+from paceline.runtime.tracing import Tracer
+from paceline.runtime.units.registry import NodeUnits
+from paceline.runtime.upkeep import keep_debt, keep_profiles, prefill_documents, watch_removals
+from paceline.runtime.workflows.kept_profiles import KeptProfiles
 from paceline.runtime.workflows.service import Workflows
+from paceline.runtime.workflows.web.access import WebAccess
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
+from paceline.workflow.builder import WorkflowName
 
+T = TypeVar("T")
 log = logging.getLogger("paceline.node")
 
 MAX_ANSWERS = 1152  # admitted at once, of which one owner may have 1,024 (`core.shares`); further requests get 429
@@ -68,6 +86,11 @@ class Node:
         limits: StepLimits = DEFAULT_LIMITS,
         energy: SideEnergy | None = None,
         draft_engine: Engine | None = None,
+        profiles: KeptProfiles | None = None,
+        units: NodeUnits | None = None,
+        reranker: Reranker | None = None,
+        tracer: Tracer | None = None,
+        web: WebAccess | None = None,
     ) -> None:
         """sampling: defaults of requests, before those the model recommends.
 
@@ -75,8 +98,8 @@ class Node:
         with a cloud. open_to_peer: a device sends distributions of its documents if the cloud's client requests it.
         asks: the gate for sessions that a cloud opens at a device, closed with the node; None: none is admitted.
         tables: n-grams for drafts, saved at the end; None: kept in memory only. timed: measure forwards before the
-        first answer. limits: of the engine's steps. energy: None: nothing is known of it. draft_engine: see
-        `Resources`.
+        first answer. limits: of the engine's steps. energy: None: nothing is known of it. draft_engine, tracer: see
+        `Resources`. profiles, units, reranker, web: of workflows, see `Workflows`.
         """
         self._resources = Resources(
             side,
@@ -90,6 +113,10 @@ class Node:
             limits=limits,
             energy=energy,
             draft_engine=draft_engine,
+            units=units,
+            shared=profiles is not None and profiles.shared,
+            tracer=tracer,
+            web=web is not None,
         )
         self._clients: set[ClientSession] = set()
         self._asks = asks or CloudAsks()
@@ -97,24 +124,28 @@ class Node:
         self._preparation = Preparation(
             self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer
         )
-        self._workflows = Workflows(self._resources, self._peers, partial(self.admit, has_place=True))
+        admit = partial(self.admit, has_place=True)
+        self._workflows = Workflows(self._resources, self._peers, admit, reranker=reranker, profiles=profiles, web=web)
+        self._profiles = profiles
         self._preparing = 0  # admitted requests without a client session yet
         self._shares = Shares(MAX_ANSWERS)  # of owners, in those admitted
         self._timed = timed
         self._tasks: set[asyncio.Task[None]] = set()
         self._library: Library | None = None
         self._scorer = PromptScorer(self.worker, model.tokenizer, self._resources.vocab_size)
-        self._embedder = None if store is None else TextEmbedder(store.embedder)
+        self._embedder = None if store is None else TextEmbedder(store.embedder, self._resources.work)
 
     async def __aenter__(self) -> Self:
         resources = self._resources
         await resources.start(timed=self._timed)
         if resources.store is not None:
-            self._library = await asyncio.to_thread(Library, resources.store, resources.side)
+            self._library = await asyncio.to_thread(Library, resources.store, resources.side, resources.work.indexing)
             self._library.start()
             self._run(watch_removals(resources.store, resources.forget_removed))
         if resources.energy.kept is not None:
             self._run(keep_debt(resources.energy))
+        if self._profiles is not None:
+            self._run(keep_profiles(self._profiles))
         if resources.prefiller is not None:
             self._run(prefill_documents(resources.prefiller, self._is_busy))
         return self
@@ -158,6 +189,9 @@ class Node:
     def strategies(self) -> Sequence[str]:
         return tuple(STRATEGIES)
 
+    def workflows(self) -> Sequence[WorkflowName]:
+        return self._workflows.names
+
     @property
     def library(self) -> Library | None:
         return self._library
@@ -186,21 +220,14 @@ class Node:
             "peers": len(self._peers),
             "answers": len(self._clients),
         }
-        if self.lost is not None:
-            detail["engine"] = str(self.lost)
-        return Readiness(self.lost is None, detail)
+        lost = {} if self.lost is None else {"engine": str(self.lost)}
+        return Readiness(self.lost is None, {**detail, **lost})
 
     def load(self) -> Load:
-        steps = self.worker.steps
-        return Load(
-            answers=len(self._clients),
-            steps=steps.steps,
-            rows=steps.rows,
-            cached_rows=steps.adopted,
-            preemptions=steps.preemptions,
-            kv_rows=self.worker.capacity,
-            kv_free_rows=steps.free_rows,
-        )
+        return replace(engine_load(self.worker), answers=len(self._clients), **self._peers.load())
+
+    def links(self) -> tuple[LinkState, ...]:
+        return link_states(self._peers.links)
 
     @property
     def lost(self) -> EngineLost | None:
@@ -227,6 +254,9 @@ class Node:
         if self._embedder is None:
             raise RequestError("This side keeps no documents and has no embedder.", status=404, param="model")
         return await self._embedder.embed(texts)
+
+    async def find(self, work: Callable[[], T]) -> T:
+        return await self._resources.work.search(work)
 
     def check_room(self, owner: str) -> None:
         if not self._shares.has_room(owner, alone=not owner):
@@ -265,11 +295,14 @@ class Node:
         finally:
             self._preparing -= 1
         self._clients.add(session)
+        if not has_place:
+            self._resources.work.begin_text(session, request.max_tokens or session.prepared.max_new_tokens)
         return session
 
     def _closed(self, session: ClientSession) -> None:
         if session in self._clients:
             self._clients.discard(session)
+            self._resources.work.end_text(session)
             self._shares.give_back(session.prepared.request.owner)
 
     def on_link(self, link: Link, peer: str) -> None:

@@ -18,9 +18,10 @@ from paceline.rag.records import Passage, Selection
 from paceline.runtime.asking.gate import Ask, CloudAsks
 from paceline.runtime.engine_loop.memory import LONG_ANSWER, claim
 from paceline.runtime.link.connection import Link
+from paceline.runtime.link.traffic import LinkLoad, LinkTotals
 from paceline.runtime.resources import Background, Resources
 from paceline.runtime.service import GenerateRequest
-from paceline.runtime.sessions.base import PeerSession
+from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.prompts import build_prompts
 from paceline.runtime.sessions.remote_search import SEARCH, SearchServer, to_wire
@@ -64,7 +65,8 @@ class Peers:
         self._run = run
         self._open_to_peer = open_to_peer
         self._asks = asks
-        self._links: dict[str, Link] = {}
+        self.links: dict[str, Link] = {}
+        self._totals = LinkTotals()
         self._sessions: dict[PeerSession, Link] = {}
         self._shares = Shares(MAX_PEER_SESSIONS, most=MAX_SESSIONS_PER_PEER)  # of peers, in `_sessions`
         self._records: dict[str, PeerRecord] = {}  # by the peer's name: one that links anew stays who it is
@@ -73,14 +75,17 @@ class Peers:
         self._searches = SearchServer()
 
     def __len__(self) -> int:
-        return len(self._links)
+        return len(self.links)
+
+    def load(self) -> LinkLoad:
+        return self._totals.load(self.links.values())
 
     @property
     def busy(self) -> bool:
         return bool(self._sessions)
 
     def link(self, name: str | None) -> Link | None:
-        return None if name is None else self._links.get(name)
+        return None if name is None else self.links.get(name)
 
     def record(self, name: str) -> PeerRecord:
         """What is remembered of answers with this peer."""
@@ -90,8 +95,8 @@ class Peers:
         """Peer of an answer: the request's device, else the only linked peer if any may take part."""
         if self._resources.side == "cloud" and (request.device is not None or not request.any_device):
             return request.device, self.link(request.device)
-        if len(self._links) == 1:
-            return next(iter(self._links.items()))
+        if len(self.links) == 1:
+            return next(iter(self.links.items()))
         return None, None
 
     def barred(self, request: GenerateRequest, link: Link | None) -> str:
@@ -103,9 +108,9 @@ class Peers:
 
     def on_link(self, link: Link, peer: str) -> None:
         """A link to this peer is up. The caller must close the link it replaces, which counts as lost for sessions."""
-        if (older := self._links.get(peer)) is not None:
+        if (older := self.links.get(peer)) is not None:
             self._on_down(older, peer)
-        self._links[peer] = link
+        self.links[peer] = link
         link.on_open = lambda opening: self._on_open(link, peer, opening)
         link.on_down = lambda: self._on_down(link, peer)
         log.info("linked with %s, which holds %s documents", peer, link.peer.documents)
@@ -119,8 +124,9 @@ class Peers:
             session.link_lost()
 
     def _on_down(self, link: Link, peer: str) -> None:
-        if self._links.get(peer) is link:
-            del self._links[peer]
+        if self.links.get(peer) is link:
+            del self.links[peer]
+            self._totals.ended(link)
         log.info("the link with %s is down: %s", peer, link.close_reason)
         for client in list(self._clients):
             if client.link is link:
@@ -133,7 +139,8 @@ class Peers:
         """The peer opens a session: this side's part in an answer or, with `SEARCH`, a search for passages."""
         if opening.strategy == SEARCH and self._resources.side == "cloud":
             link.attach(opening.session, lambda _: None)
-            self._run(self._searches.answer(link, peer, opening, self._resources.store, max_passages=MAX_PASSAGES))
+            store, work = self._resources.store, self._resources.work
+            self._run(self._searches.answer(link, peer, opening, store, work, max_passages=MAX_PASSAGES))
             return
         ask: Ask | None = None
         taken = False
@@ -197,6 +204,7 @@ class Peers:
 
         def closed(session: PeerSession) -> None:
             if self._sessions.pop(session, None) is not None:
+                tell_of_part(session, peer, opening.strategy, resources.tracer)
                 self._shares.give_back(peer)
                 if session in self._counted:
                     self._tokens.give_back(peer, self._counted.pop(session))
@@ -205,7 +213,9 @@ class Peers:
 
         owner = f"peer:{peer}"  # a peer's clients share its turns in the engine's steps
         machine = strategy.machine(config)
-        session = PeerSession(machine, resources.worker, link, opening.session, retrieve, closed, owner)
+        session = PeerSession(
+            machine, resources.worker, link, opening.session, retrieve, closed, owner, trace=opening.trace
+        )
         if ask is not None:
             session.observe = lambda message, sent: ask.observe(message) if sent or not config.private else None
         return session
@@ -239,6 +249,7 @@ class Peers:
                 messages,
                 resources.store,
                 resources.tokenizer,
+                resources.work,
                 k=min(opening.top_k_documents, MAX_PASSAGES) if reads else 0,
                 max_prompt=positions - min(opening.max_tokens, positions // 2) - len(opening.targets),
                 kv=resources.prefiller,

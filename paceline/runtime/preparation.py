@@ -180,6 +180,7 @@ class Preparation:
             request.messages,
             resources.store,
             resources.tokenizer,
+            resources.work,
             k=request.documents,
             max_prompt=positions - min(request.max_tokens or default, positions // 2),
             kv=resources.prefiller,
@@ -260,6 +261,7 @@ def opening_for(
             constraint=constraint,
             asker=request.asker,
             cache_key=cache_key,
+            trace=request.trace,
         )
 
     return opening

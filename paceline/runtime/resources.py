@@ -30,6 +30,9 @@ from paceline.runtime.engine_loop.memory import claim
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.lookup_tables.document_tables import DocumentTables, Lifetime, over
 from paceline.runtime.lookup_tables.store import TableStore
+from paceline.runtime.tracing import Tracer
+from paceline.runtime.units.plain_work import PlainWork
+from paceline.runtime.units.registry import NodeUnits
 from paceline.strategies.base import Branch, MachineConfig, Side
 from paceline.strategies.strategy import Strategy
 from paceline.wire.messages import Options
@@ -52,9 +55,19 @@ class Resources:
         limits: StepLimits = DEFAULT_LIMITS,
         energy: SideEnergy | None = None,
         draft_engine: Engine | None = None,
+        units: NodeUnits | None = None,
+        shared: bool = False,
+        web: bool = False,
+        tracer: Tracer | None = None,
     ) -> None:
         """sampling: defaults before those the model recommends. tables: None keeps n-grams in memory only.
-        draft_engine: of the draft model, whose vocabulary must be the model's."""
+        draft_engine: of the draft model, whose vocabulary must be the model's. units: None: those that are found.
+        shared: the engine computes on this host's processor. web: workflows may search the web. tracer: of what this
+        side does for peers' clients."""
+        self.tracer = tracer
+        units = units or NodeUnits()
+        self.registry = units.registry(side, shared=shared, web=web)
+        self.work = PlainWork(self.registry)
         self.energy = energy or SideEnergy()
         info = model.engine.info
         self.side: Side = side
@@ -62,7 +75,9 @@ class Resources:
         self.tokenizer = model.tokenizer
         self.vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)
         self.block_size = model.engine.block_size
-        self.worker = EngineWorker(model.engine, limits, meter=self.energy.meter, send_w=self.energy.send_w)
+        self.worker = EngineWorker(
+            model.engine, limits, meter=self.energy.meter, send_w=self.energy.send_w, cores=units.engine_cores
+        )
         self.drafts = None if draft_engine is None else EngineWorker(draft_engine, limits)
         self._draft_info = None if draft_engine is None else (draft_engine.info, draft_engine.block_size)
         self.store = store
@@ -78,6 +93,7 @@ class Resources:
 
     async def start(self, *, timed: bool) -> None:
         """Start the engine's thread. timed: measure forwards before the first answer."""
+        self.work.start()
         await self._compiling.start()
         await self.worker.start()
         if self.drafts is not None:
@@ -88,6 +104,8 @@ class Resources:
     async def stop(self) -> None:
         await self.worker.stop()
         await self._compiling.stop()
+        self.work.close()
+        self.registry.close()
         if self.drafts is not None:
             await self.drafts.stop()
         if self.prefiller is not None:

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ DRAFT_MODES: dict[DraftMode, DraftLimits] = {
     "sequence": DraftLimits(width=1, rows=1, ahead=20, whole_sequences=True),
     "none": DraftLimits(width=1, rows=1, ahead=0),  # token by token
 }
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,14 @@ class GenerateRequest:
     min_score: float = MIN_SCORE  # minimum cosine similarity of a passage of this side
     document_ids: frozenset[str] | None = None  # restricts the collections to these documents; None: all
     priority: int = 0  # in the engine's steps: smaller ones first; never a client's own choice
+    criticality: float = 0.0  # s of a workflow that wait for this text; 0 without one
     prompt: tuple[int, ...] | None = None  # raw tokens to continue; then `messages` is empty and no document is used
     workflow: WorkflowName | None = None  # agents that search before the answer; None: one search
     steps: bool = False  # the client is told of each of their steps as it ends
     passages: tuple[Passage, ...] | None = None  # of this side, to be read instead of what a search finds
     other_passages: tuple[Passage, ...] = ()  # with them, of the other side
+    # Id of the client's request, in the logs of both sides; random, and says nothing of what is asked for.
+    trace: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Citation:
     file_id: str = ""  # as `Passage.file_id`; empty for a document of the other side
     store: str = ""  # its collection; empty likewise
     chunk_id: int | None = None  # as `Passage.chunk_id`; None likewise
+    url: str = ""  # of a page of the web, which the side has read and is of neither
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,21 @@ class Load:
     preemptions: int = 0  # of groups
     kv_rows: int | None = None  # of the engine's memory; None without a bound
     kv_free_rows: int | None = None  # that no sequence holds
+    waiting: int = 0  # groups of answers that wait for memory
+    links: int = 0  # that are up
+    rtt_s: float | None = None  # the longest of theirs; None before one is measured
+    sent_bytes: int = 0  # on all links since the start, in frames
+    received_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """A link that is up, as `/v1/status` shows it."""
+
+    peer: str  # the device's name; of the cloud `cloud`
+    rtt_s: float | None  # s, smoothed; None: not measured yet
+    bandwidth: float | None  # bytes a second towards the peer; None: never the limit
+    sent: Mapping[str, int]  # bytes of answers and searches since the link is up, by kind of message
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +199,9 @@ class Service(Protocol):
     def library(self) -> Library | None:
         """Files and vector stores of this side; None where it keeps no documents."""
 
+    async def find(self, work: Callable[[], T]) -> T:
+        """Call `work`, a search of this side's documents, on its units and off the event loop."""
+
     def models(self) -> Sequence[ModelInfo]:
         """Models by the name they are served under; the first is the default."""
 
@@ -185,6 +209,9 @@ class Service(Protocol):
         """Embedders for `embed`; none where this side keeps no documents."""
 
     def strategies(self) -> Sequence[str]: ...
+
+    def workflows(self) -> Sequence[WorkflowName]:
+        """Those that can run here: `research` only where the web can be searched."""
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
         """Tokens of a raw prompt, at least one. Raises RequestError."""
@@ -215,6 +242,8 @@ class Service(Protocol):
     def readiness(self) -> Readiness: ...
 
     def load(self) -> Load: ...
+
+    def links(self) -> Sequence[LinkState]: ...
 
 
 class Generation(Protocol):

@@ -11,6 +11,8 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.energy.debt_file import SAVE_S
 from paceline.runtime.energy.side import SideEnergy
 from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentPrefiller
+from paceline.runtime.workflows.kept_profiles import SAVE_S as PROFILES_S
+from paceline.runtime.workflows.kept_profiles import KeptProfiles
 
 log = logging.getLogger("paceline.node")
 
@@ -30,6 +32,12 @@ async def keep_debt(energy: SideEnergy) -> None:
     while True:
         await asyncio.sleep(SAVE_S)
         await asyncio.to_thread(energy.save)
+
+
+async def keep_profiles(profiles: KeptProfiles) -> None:
+    while True:
+        await asyncio.sleep(PROFILES_S)
+        await profiles.save()
 
 
 async def prefill_documents(prefiller: DocumentPrefiller, is_busy: Callable[[], bool]) -> None:

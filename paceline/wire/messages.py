@@ -173,6 +173,7 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     asker: Name  # from a cloud: name of the client's key; empty for a client without one, and from a device
     # From a device, random: the cloud shares KV among this device's openings with the same key. Empty: with none.
     cache_key: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+    trace: Name = ""  # random id of the client's request, for the logs of both sides
 
 
 class CloseSession(SessionFrame, frozen=True, tag="close"):

@@ -195,7 +195,7 @@ async def test_a_peer_without_a_word_counts_as_lost(on_loss: str, monkeypatch: p
     monkeypatch.setattr(client_module, "PAUSE_S", 0.01)
     async with nodes() as (bench, _):
         silence_cloud(bench)
-        (name,) = bench.device._peers._links
+        (name,) = bench.device._peers.links
         bench.device._peers.record(name).first_s = 0.05
         request = replace(REQUEST, max_tokens=4, sampling=ENDLESS)
         if on_loss == "fail":

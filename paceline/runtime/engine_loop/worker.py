@@ -22,6 +22,7 @@ from paceline.core.energy.meters import StepMeter
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import AsyncEngine, Engine
 from paceline.errors import EngineError
+from paceline.runtime.cores import pin
 from paceline.runtime.engine_loop.answers import Answers
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, TICK_S, StepExecutor, StepLimits
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
@@ -48,13 +49,16 @@ class EngineWorker:
         *,
         meter: StepMeter | None = None,
         send_w: float = 0.0,
+        cores: frozenset[int] = frozenset(),
     ) -> None:
-        """meter: of the steps' energy, read on the thread. send_w: power of this side while it sends, W."""
+        """meter: of the steps' energy, read on the thread. send_w: power of this side while it sends, W. cores: where
+        the thread is kept; empty: anywhere."""
         self.steps = StepExecutor(engine, limits, meter)  # its counters may be read on any thread
         self._meter_name, self._send_w = "" if meter is None else meter.name, send_w
         self.answered = StepSize()  # size of the step whose answer is being delivered; on the loop
         self.capacity = engine.free_rows()  # rows of KV in all; None without a bound
         self.lost = asyncio.Event()  # the engine is, see `StepExecutor.lost`; every request fails from then on
+        self._cores = cores
         self._next_seq = 0
         self._next_group = 0
         self._outbox: list[SequenceOp | ForwardRequest] = []  # submitted in this turn of the loop
@@ -87,11 +91,17 @@ class EngineWorker:
         return SeqId(self._next_seq)
 
     def group(
-        self, rows: int, priority: int = 0, line: tuple[Hashable, int] | None = None, *, owner: str = ""
+        self,
+        rows: int,
+        priority: int = 0,
+        line: tuple[Hashable, int] | None = None,
+        *,
+        owner: str = "",
+        criticality: float = 0.0,
     ) -> Group:
         """A group of sequences that need this number of rows at most, all together."""
         self._next_group += 1
-        return Group(self._next_group, rows, priority, line, owner)
+        return Group(self._next_group, rows, priority, line, owner, criticality)
 
     def account(self) -> AnswerEnergy:
         """An account of the energy of one answer."""
@@ -155,6 +165,7 @@ class EngineWorker:
     # ---- on the thread ----------------------------------------------------------------------------------------------
     def _run(self) -> None:
         assert self._loop is not None
+        pin(self._cores)
         self.steps.notify(self._wake)
         progressed, checked, idle, seconds, started = False, False, False, 0.0, 0.0
         ticked = time.perf_counter()

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from paceline.errors import LinkClosed, RemoteProtocolError
 from paceline.runtime.link.keys import Authenticator, KeyKeeper, KeyStore, KeyWork
-from paceline.runtime.link.transport import CLOSE_TIMEOUT_S, Transport, TransportClosed
+from paceline.runtime.link.transport import CLOSE_TIMEOUT_S, CountedTransport, Transport, TransportClosed
 from paceline.wire.close_codes import CloseCode, clip
 from paceline.wire.effects import Connected, Deliver, Disconnected, Effect, KeyEffect, Transmit, WakeAt
 from paceline.wire.identity.handshake import Handshake
@@ -52,13 +52,14 @@ class Link:
         self.closed = asyncio.Event()
         self.close_code: int | None = None
         self.close_reason: str | None = None  # a sentence for the user
-        self._transport = transport
+        self._transport = self.traffic = CountedTransport(transport)
         self._machine = LinkMachine(handshake, vocab_size=vocab_size)
         self._key_work = KeyWork(authenticate, keep_key, key_store)
         self._on_up = on_up
         self._handlers: dict[int, SessionHandler] = {}
         self._outgoing: deque[bytes] = deque()
         self._queued_bytes = 0
+        self.sent_bytes: Counter[str] = Counter()  # of sessions, by kind of message
         self._wake_writer = asyncio.Event()  # a frame is queued, or the link has closed
         self._key_effects: asyncio.Queue[KeyEffect] = asyncio.Queue()  # of few: the machine bounds them
         self._timer: asyncio.TimerHandle | None = None
@@ -136,7 +137,9 @@ class Link:
         self._apply(effects)
         if isinstance(message, CloseSession):
             self._handlers.pop(message.session, None)
-        return next((len(effect.data) for effect in effects if isinstance(effect, Transmit)), 0)
+        num_bytes = next((len(effect.data) for effect in effects if isinstance(effect, Transmit)), 0)
+        self.sent_bytes[message.kind] += num_bytes
+        return num_bytes
 
     def listen(self) -> float:
         """Time without any frame of the peer, s; asks for one where none has come. See `LinkMachine.listen`."""
@@ -223,18 +226,15 @@ class Link:
                 handler(message)
         except LinkClosed:
             return  # the handler sends, and the link has been closed meanwhile
-        except Exception:
-            # An exception in a handler ends its session only.
+        except Exception:  # in a handler: it ends its session only
             log.exception("a session's handler failed")
             self.detach(session)
 
     def _wake_at(self, time: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(time, self._timer_fired)
-
-    def _timer_fired(self) -> None:
-        self._apply(self._machine.tick(asyncio.get_running_loop().time()))
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(time, lambda: self._apply(self._machine.tick(loop.time())))
 
     def _on_disconnected(self, effect: Disconnected) -> None:
         self.close_code, self.close_reason, self._disconnected = effect.code, effect.reason, effect
@@ -250,10 +250,10 @@ class Link:
 
     # ---- tasks ------------------------------------------------------------------------------------------------------
     async def _read(self) -> None:
-        loop = asyncio.get_running_loop()
         try:
             while not self.closed.is_set():
-                self._apply(self._machine.received(await self._transport.recv_bytes(), loop.time()))
+                data = await self._transport.recv_bytes()
+                self._apply(self._machine.received(data, asyncio.get_running_loop().time()))
         except TransportClosed as end:
             self._apply(self._machine.connection_lost(end.code, end.reason))
         except RemoteProtocolError as error:

@@ -54,6 +54,26 @@ class Transport(Protocol):
         """Break the connection at once."""
 
 
+class CountedTransport:
+    """A transport that counts the bytes of its messages."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.close = transport.close
+        self.abort = transport.abort
+
+    async def send_bytes(self, data: bytes) -> None:
+        await self._transport.send_bytes(data)
+        self.sent_bytes += len(data)
+
+    async def recv_bytes(self) -> bytes:
+        data = await self._transport.recv_bytes()
+        self.received_bytes += len(data)
+        return data
+
+
 class Connection(Protocol):
     """The TCP connection below a WebSocket, which ASGI hides."""
 
@@ -157,7 +177,7 @@ async def dial(url: str, *, ssl: SSLContext | None = None) -> Transport:
             url,
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             compression=None,  # it leaks the lengths of secrets, and a small frame may decompress to a huge one
-            ssl=ssl,
+            ssl=ssl or (True if urlsplit(url).scheme == "wss" else None),  # True: as the system verifies
             proxy=None if _is_loopback(url) else True,
             open_timeout=OPEN_TIMEOUT_S,
             close_timeout=CLOSE_TIMEOUT_S,

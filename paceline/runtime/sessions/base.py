@@ -22,6 +22,7 @@ from paceline.runtime.link.dialer import Link
 from paceline.runtime.sessions.draft_model import DraftModelPorts
 from paceline.runtime.sessions.driver import Driver, answered, requests
 from paceline.runtime.sessions.egress import Egress
+from paceline.runtime.tracing import Fields, Tracer
 from paceline.strategies.base import (
     Branch,
     Cancelled,
@@ -67,6 +68,7 @@ class Session(ABC):
         self.link: Link | None = None
         self._number: int | None = None  # session number on `link`
         self.egress = Egress()
+        self.trace = ""  # id of the client's request, as the side that faces it says
 
     def deliver(self, event: Event) -> None:
         """Deliver an event to the machine. An exception there ends this session, not the program."""
@@ -87,7 +89,7 @@ class Session(ABC):
 
     def fail(self, error: PacelineError) -> None:
         """End the session without the machine."""
-        log.warning("an answer ended early: %s", error)
+        log.warning("an answer ended early: %s", error, extra={"id": self.trace})
         self._driver.abandon()
         self._end("error")
 
@@ -179,7 +181,11 @@ class Session(ABC):
         self.link, self._number = None, None
         self._prefixes = ()  # each is an open file, and the session is garbage in a cycle
         if self.egress:
-            log.info("sent to the other side for an answer: %s", self.egress)
+            log.info(
+                "sent to the other side for an answer: %s",
+                self.egress.told(self.trace),
+                extra={"id": self.trace, "fields": self.egress.kinds()},
+            )
 
 
 class PeerSession(Session):
@@ -194,9 +200,12 @@ class PeerSession(Session):
         retrieve: Callable[[PeerSession], None],
         closed: Callable[[PeerSession], None],
         owner: str = "",
+        trace: str = "",
     ) -> None:
-        """owner: whose turns in the engine's steps it takes."""
+        """owner: whose turns in the engine's steps it takes. trace: see `Session`."""
         super().__init__(machine, worker, None)
+        self.trace = trace
+        self._began = self._loop.time()
         self.link, self._number = link, number
         self._retrieve = retrieve
         self._closed = closed
@@ -205,6 +214,11 @@ class PeerSession(Session):
         # Called with each message and whether this side sends it.
         self.observe: Callable[[SessionMessage, bool], object] = lambda message, sent: None  # noqa: ARG005  # a hook
         link.attach(number, self._received)
+
+    @property
+    def seconds(self) -> float:
+        """Since it was opened."""
+        return self._loop.time() - self._began
 
     def begin(self) -> None:
         self.deliver(Started(self._loop.time()))
@@ -238,7 +252,7 @@ class PeerSession(Session):
 
     def refuse(self, reason: str) -> None:
         """Leave the session; the peer continues without this side."""
-        log.info("an answer of the peer's is not taken part in: %s", reason)
+        log.info("an answer of the peer's is not taken part in: %s", reason, extra={"id": self.trace})
         self.outcome = f"refused: {reason}"
         self._driver.abandon()
         self._end(f"refused: {reason}"[:1024])
@@ -278,3 +292,20 @@ class PeerSession(Session):
     def finish(self, finish: Finish) -> None:
         super().finish(finish)
         self._closed(self)
+
+
+def tell_of_part(session: PeerSession, peer: str, strategy: str, tracer: Tracer | None) -> None:
+    """Log a part in an answer of a peer's client, and trace it under the id of that client's request."""
+    seconds = session.seconds
+    fields: Fields = {"strategy": strategy, "seconds": round(seconds, 4), "outcome": session.outcome}
+    log.info(
+        "took part in an answer of %s for %.2f s, by %s: %s (%s)",
+        peer,
+        seconds,
+        strategy,
+        session.outcome,
+        session.trace,
+        extra={"id": session.trace, "fields": {"peer": peer, **fields}},
+    )
+    if tracer is not None:
+        tracer.record("part", session.trace, seconds, fields)

@@ -84,8 +84,12 @@ class ClientSession(Session):
             self._drafts.claim(prepared.draft_claim)
         self._prefixes = prepared.prompts.prefixes  # here alone: let go of at the end
         self.prepared = replace(prepared, prompts=replace(prepared.prompts, prefixes=()))
+        self.trace = prepared.request.trace
         self._citations = prepared.prompts.citations(prepared.side)
-        self._group: Group = worker.group(prepared.claim, prepared.request.priority, owner=prepared.request.owner)
+        asked = prepared.request
+        self._group: Group = worker.group(
+            prepared.claim, asked.priority, owner=asked.owner, criticality=asked.criticality
+        )
         self.link = link
         self._tokenizer = tokenizer
         self._text = AnswerText(tokenizer, prepared.request.stop)
@@ -135,16 +139,21 @@ class ClientSession(Session):
             opening = self.prepared.opening(self._number, targets, epoch)
             self._sent(opening, self.link.send(opening))
         except LinkError as error:  # closed, too many sessions, or a conversation too long for a frame
-            log.info("the %s cannot take part: %s", other(self.prepared.side), error)
+            log.info("the %s cannot take part: %s", other(self.prepared.side), error, extra={"id": self.trace})
             self.link_lost(returns=isinstance(error, LinkClosed))
 
     def pass_over(self, reason: str) -> None:
         peer = other(self.prepared.side)
-        log.warning("the %s is passed over: %s", peer, reason)
+        log.warning("the %s is passed over: %s", peer, reason, extra={"id": self.trace})
         self._degraded = self._degraded or f"{peer}_lost"
 
     def close_peer(self, fault: str) -> None:
-        log.warning("the %s is given up: %s", other(self.prepared.side), fault or "it takes too long")
+        log.warning(
+            "the %s is given up: %s",
+            other(self.prepared.side),
+            fault or "it takes too long",
+            extra={"id": self.trace},
+        )
         self._faulty = self._faulty or bool(fault)
         self.link_lost(returns=not fault)  # the link may be dead, which its heartbeat notices about as late
 
@@ -158,7 +167,7 @@ class ClientSession(Session):
                 )
             case CloseSession(_, reason):
                 reason = printable(reason[:MAX_REFUSAL])
-                log.warning("the %s left an answer: %s", other(self.prepared.side), reason)
+                log.warning("the %s left an answer: %s", other(self.prepared.side), reason, extra={"id": self.trace})
                 self.link_lost(
                     returns=False, refusal=reason.removeprefix(REFUSED) if reason.startswith(REFUSED) else ""
                 )

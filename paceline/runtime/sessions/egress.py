@@ -23,6 +23,10 @@ class Egress:
     def __bool__(self) -> bool:
         return bool(self._bytes)
 
+    def told(self, trace: str) -> str:
+        """For the log, with the id of the client's request."""
+        return f"{self}{f' ({trace})' if trace else ''}"
+
     def __str__(self) -> str:
         sessions = ", ".join(map(str, sorted(self._sessions)))
         return f"session {sessions}: " + ", ".join(f"{kind} {size} bytes" for kind, size in sorted(self._bytes.items()))

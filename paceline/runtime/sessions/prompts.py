@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from paceline.engine.base import TextModel
 from paceline.errors import RequestError
@@ -15,6 +15,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.service import Citation
+from paceline.runtime.units.plain_work import PlainWork
 from paceline.strategies.base import Branch, Side, other
 
 DEVICE_LOG_WEIGHT = 0.56 / RELEVANCE_TEMPERATURE + math.log(2) / 2
@@ -51,6 +52,7 @@ class PromptSet:
                 passage.file_id,
                 passage.collection,
                 chunk_id,
+                passage.url,
             )
             for source, passage, chunk_id in sources
         )
@@ -76,6 +78,7 @@ async def build_prompts(
     messages: Messages,
     store: DocumentStore | None,
     tokenizer: TextModel,
+    work: PlainWork,
     *,
     k: int,
     max_prompt: int,
@@ -92,8 +95,8 @@ async def build_prompts(
     to be read instead of what a search finds. others: passages of the other side, each a branch as well. The
     conversation itself is never truncated; the caller must refuse it when `plain_tokens` is too large.
     """
-    return await asyncio.to_thread(
-        _build, messages, store, tokenizer, k, max_prompt, query, kv, selection, min_score, found, others
+    return await work.search(
+        partial(_build, messages, store, tokenizer, k, max_prompt, query, kv, selection, min_score, found, others)
     )
 
 
@@ -153,7 +156,7 @@ def _build(
             peer_passages.append(passage)
             continue
         passages.append(passage)
-        if kv is not None:
+        if kv is not None and not passage.url:  # a page is not stored, nor is its KV
             prefixes.append(kv.prefix(passage, (*preamble, *document)))
     if not branches:
         branches.append(Branch(tuple(plain), None))

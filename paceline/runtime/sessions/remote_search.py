@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, Literal
 
 from paceline.core.sampling.sampler import SamplingParams
@@ -23,6 +24,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.link.connection import Link
 from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.egress import Egress
+from paceline.runtime.units.plain_work import PlainWork
 from paceline.wire.codec import encode_options, sampling_to_wire
 from paceline.wire.messages import (
     DEFAULT_OPTIONS,
@@ -168,7 +170,14 @@ class SearchServer:
         self._shares = Shares(MAX_SEARCHES)  # of devices; an abandoned search runs to its end
 
     async def answer(
-        self, link: Link, peer: str, opening: OpenSession, store: DocumentStore | None, *, max_passages: int
+        self,
+        link: Link,
+        peer: str,
+        opening: OpenSession,
+        store: DocumentStore | None,
+        work: PlainWork,
+        *,
+        max_passages: int,
     ) -> None:
         """Search and reply; without a store no passage is found."""
         egress, session = Egress(), opening.session
@@ -178,7 +187,7 @@ class SearchServer:
         elif store is not None:
             query, count = opening.query[:MAX_QUERY], min(opening.top_k_documents, max_passages)
             try:
-                found = RetrievedPassages(session, to_wire(await asyncio.to_thread(store.search, query, count)))
+                found = RetrievedPassages(session, to_wire(await work.search(partial(store.search, query, count))))
             except Exception:  # the device must receive a reply in any case
                 log.exception("a device's search failed")
                 reason = "refused: its documents cannot be searched"

@@ -139,5 +139,15 @@ class WorkflowSimulation:
         self._items[launch.id] = items
         transfer, bandwidth = unit.transfer_s(items * node.item_bytes), profile.bandwidth(launch.shape)
         seconds = profile.seconds(items) * self.jitter(launch)
-        self._activity.add(Running(launch, unit.memory, bandwidth, profile.slowdown, transfer, seconds, self.now))
+        self._activity.add(
+            Running(
+                launch=launch,
+                memory=unit.memory,
+                bandwidth=bandwidth,
+                slowdown=profile.slowdown,
+                transfer_s=transfer,
+                compute_s=seconds,
+                began=self.now,
+            )
+        )
         self._used[launch.id] = self._activity.used(unit.memory)

@@ -1,6 +1,6 @@
 """Workflows of agents, served: launches of the scheduler of `paceline.workflow` on a node's engine, threads and link.
 
-- `registry`: the node's processing units
+- `kept_profiles`, `demand`: what its units take, kept over restarts; bytes of launches
 - `driver`: carries out launches, and tells the scheduler how they end
 - `text_stream`, `agent_text`: texts of agents, taken part by part
 - `readers`: what becomes of them

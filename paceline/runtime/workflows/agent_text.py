@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Protocol
 
 from paceline.errors import PacelineError
 from paceline.runtime.workflows.driver import Outcome
@@ -16,8 +16,7 @@ from paceline.workflow.events import Launch
 
 log = logging.getLogger("paceline.workflow")
 
-STAGE_S: Final = 60.0  # longest time from an agent's first launch to its last
-Write = Callable[[Prompt, int], Awaitable[TextStream]]
+Write = Callable[[Prompt, int, float], Awaitable[TextStream]]
 
 
 class Reader(Protocol):
@@ -41,8 +40,8 @@ class Noting(Protocol):
 
 @dataclass(slots=True)
 class AgentText:
-    """write: begins the generation of an answer to messages, of so many tokens at most. Faults of the generation are
-    told to the reader and do not fail the workflow."""
+    """write: begins the generation of an answer to messages, of so many tokens at most, of that criticality. Faults of
+    the generation are told to the reader and do not fail the workflow."""
 
     stage: str
     messages: Callable[[], Prompt]  # asked for when the prompt is read
@@ -56,11 +55,12 @@ class AgentText:
     _fault: str | None = None
     _began: float = 0.0  # on the loop's clock
 
-    async def prefill(self, launch: Launch) -> Outcome:  # noqa: ARG002  # all of it is read at once
+    async def prefill(self, launch: Launch) -> Outcome:
+        """All of it is read at once."""
         self._began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self.limit_s):
-                self._stream = await self.write(self.messages(), self.max_tokens)
+                self._stream = await self.write(self.messages(), self.max_tokens, launch.criticality)
                 await self._stream.begun()
         except (PacelineError, TimeoutError, ValueError) as error:
             self._failed(error)

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Protocol
 
 from paceline.errors import PacelineError
-from paceline.runtime.workflows.registry import UnitRegistry
+from paceline.runtime.units.registry import UnitRegistry
 from paceline.workflow.builder import templates
 from paceline.workflow.events import (
     Added,
@@ -20,6 +20,8 @@ from paceline.workflow.events import (
     Ended,
     Failed,
     Launch,
+    OtherBegan,
+    OtherEnded,
     RequestDone,
     Resized,
     Unrunnable,
@@ -87,6 +89,13 @@ class WorkflowDriver:
         self._ended.pop(request, None)
         self._tell(Dropped(self._now(), [node.id for node, _ in self._work.values() if node.request == request]))
         self._forget(request)
+
+    def other_began(self, number: int, unit: str, operation: str, items: int) -> None:
+        """See `plain_work`."""
+        self._tell(OtherBegan(self._now(), number, unit, operation, items))
+
+    def other_ended(self, number: int, items: int | None) -> None:
+        self._tell(OtherEnded(self._now(), number, items))
 
     @property
     def under_way(self) -> int:

@@ -13,9 +13,10 @@ from paceline.errors import PacelineError
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage, Vectors
 from paceline.rag.rerank.reranker import best_first
+from paceline.runtime.units.registry import UnitRegistry
 from paceline.runtime.workflows.agent_text import AgentText, Noting
 from paceline.runtime.workflows.driver import Outcome, Work
-from paceline.runtime.workflows.registry import UnitRegistry
+from paceline.runtime.workflows.limits import STAGE_S, within
 from paceline.workflow.events import Launch
 from paceline.workflow.graph import SubStage
 
@@ -27,6 +28,7 @@ class Found:
     passage: Passage
     side: Side
     private: bool
+    web: bool = False  # it is what a search of the web has found, a page or a passage of the cloud's documents
 
 
 class Places(Protocol):
@@ -60,7 +62,7 @@ class Reading(Noting, Protocol):
     def claim(self, found: Sequence[Found]) -> list[Found]:
         """Those that no other lookup has."""
 
-    async def read(self) -> None:
+    async def read(self, launch: Launch) -> None:
         """Prefill what has been found so far, as the answer will have it. Raises PacelineError."""
 
 
@@ -95,7 +97,9 @@ class Lookup:
 
     async def _embed(self, launch: Launch) -> Outcome:
         try:
-            self._vector = await self.run.registry.run(launch.unit, lambda: self.run.places.embed(self.question))
+            self._vector = await within(
+                STAGE_S, self.run.registry.run(launch.unit, lambda: self.run.places.embed(self.question))
+            )
         except PacelineError as error:
             self.run.note("embed question", launch, str(error), failed=True)
         return Outcome()
@@ -104,9 +108,8 @@ class Lookup:
         vector, found = self._vector, list[Found]()
         if vector is not None:
             try:
-                found = list(
-                    await self.run.registry.run(launch.unit, lambda: self.run.places.search(self.question, vector))
-                )
+                searching = self.run.registry.run(launch.unit, lambda: self.run.places.search(self.question, vector))
+                found = list(await within(STAGE_S, searching))
             except PacelineError as error:
                 self.run.note("search", launch, str(error), failed=True)
         return self._searched("search", launch, found)
@@ -114,7 +117,7 @@ class Lookup:
     async def _search_far(self, launch: Launch) -> Outcome:
         found: Sequence[Found] = ()
         try:
-            found = await self.run.places.search_far(self.question)
+            found = await within(STAGE_S, self.run.places.search_far(self.question))
         except PacelineError as error:
             self.run.note("search far", launch, f"the other side's documents are not read: {error}", failed=True)
         return self._searched("search far", launch, found)
@@ -122,9 +125,13 @@ class Lookup:
     def _searched(self, stage: str, launch: Launch, found: Sequence[Found]) -> Outcome:
         """A search has ended. After the last one it is known how much is to be reranked, or that nothing is."""
         new = self.run.claim(found)
-        self._found += new
         self._searches -= 1
         self.run.note(stage, launch, f"{len(new)} new of {len(found)} passages for {self.question!r}")
+        return self.take(new)
+
+    def take(self, found: Sequence[Found]) -> Outcome:
+        """Passages that no other lookup has. After the last ones, what follows."""
+        self._found += found
         if self._searches:
             return Outcome()
         if not self._found:
@@ -136,9 +143,10 @@ class Lookup:
         part = self._found[launch.first : launch.first + launch.count]
         texts = [passages_text(found.passage) for found in part]
         try:
-            scores = await self.run.registry.run(
+            scoring = self.run.registry.run(
                 launch.unit, lambda: self.run.places.rerank(self.question, texts) if texts else ()
             )
+            scores = await within(STAGE_S, scoring)
         except PacelineError as error:
             self.run.note("rerank", launch, f"by the search's own scores: {error}", failed=True)
             scores = [found.passage.score for found in part]
@@ -152,7 +160,7 @@ class Lookup:
 
     async def _read(self, launch: Launch) -> Outcome:
         try:
-            await self.run.read()
+            await within(STAGE_S, self.run.read(launch))
         except PacelineError as error:
             self.run.note("read", launch, str(error), failed=True)
         return Outcome(finished=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,19 +10,21 @@ from paceline.runtime.workflows.driver import Outcome, Work
 from paceline.runtime.workflows.lookup import Found
 from paceline.workflow.agents.agent import AgentParser
 from paceline.workflow.agents.queries import Queries
-from paceline.workflow.agents.records import Evidence, Prompt, SourcePassage
+from paceline.workflow.agents.records import Evidence, Origin, Prompt, SourcePassage
 from paceline.workflow.agents.refine import REFINE, RefineInputs
 from paceline.workflow.agents.rewrite import REWRITE, RewriteInputs
 from paceline.workflow.agents.statements import Refined
 from paceline.workflow.graph import SubStage
 
 
-class Workflow(Protocol):
-    def look_up(self, question: str) -> list[tuple[SubStage, Work]]:
-        """Sub-stages that search for a sub-question."""
-
+class ReadsLater(Protocol):
     def read_later(self, found: Sequence[Found]) -> None:
         """Passages that the answer is to read."""
+
+
+class Workflow(ReadsLater, Protocol):
+    def look_up(self, question: str) -> list[tuple[SubStage, Work]]:
+        """Sub-stages that search for a sub-question."""
 
 
 class SubQuestions:
@@ -54,9 +56,13 @@ class SubQuestions:
 class Refining:
     """Statements are read instead of the passages that they cite; without any, the passages are."""
 
-    def __init__(self, workflow: Workflow, question: str) -> None:
+    def __init__(
+        self, workflow: ReadsLater, question: str, heard: Callable[[Sequence[Evidence]], None] = lambda _: None
+    ) -> None:
+        """heard: called with what was refined, or with the passages where nothing was."""
         self._workflow = workflow
         self._question = question
+        self._heard = heard
         self._found: dict[SourcePassage, Found] = {}
         self._inputs = RefineInputs(question, ())
         self._parser: AgentParser[Evidence, Refined] = REFINE.parser(self._inputs)
@@ -78,7 +84,9 @@ class Refining:
         self._parser.end()
         refined = self._parser.result()
         cited: dict[SourcePassage, list[str]] = {}
-        for evidence in () if refined.fallback or fault else refined.evidence:
+        failed = refined.fallback or fault is not None
+        self._heard([Evidence.of(source) for source in self._found] if failed else refined.evidence)
+        for evidence in () if failed else refined.evidence:
             for source in evidence.sources:
                 cited.setdefault(source, []).append(evidence.text)
         statements = [_refined(self._found[source], texts) for source, texts in cited.items()]
@@ -89,7 +97,8 @@ class Refining:
 
 def _source(found: Found) -> SourcePassage:
     passage = found.passage
-    return SourcePassage(passage.text, found.side, found.private, passage.title, passage.file_id)
+    side: Origin = "web" if found.web else found.side
+    return SourcePassage(passage.text, side, found.private, passage.title, passage.file_id, passage.url)
 
 
 def _refined(found: Found, statements: Sequence[str]) -> Found:

@@ -15,8 +15,7 @@ from typing import Final
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import PacelineError
-from paceline.rag.prompt import query_of
-from paceline.rag.records import Passage
+from paceline.rag.prompt import passages_text, query_of
 from paceline.runtime.service import (
     GenerateEvent,
     GenerateRequest,
@@ -25,12 +24,17 @@ from paceline.runtime.service import (
     TextDelta,
     WorkflowStep,
 )
-from paceline.runtime.workflows.agent_text import STAGE_S, AgentText, Reader
+from paceline.runtime.sessions.routing import peer_missing
+from paceline.runtime.workflows.agent_text import AgentText, Reader
 from paceline.runtime.workflows.driver import Outcome, Work, WorkflowDriver
+from paceline.runtime.workflows.limits import STAGE_S
 from paceline.runtime.workflows.lookup import Found, Lookup, Places
 from paceline.runtime.workflows.readers import Refining, SubQuestions
+from paceline.runtime.workflows.reading_list import MAX_READ, reading_list
 from paceline.runtime.workflows.text_stream import TextStream
-from paceline.strategies.base import Side
+from paceline.runtime.workflows.web.places import WebPlaces
+from paceline.runtime.workflows.web.research import Research
+from paceline.strategies.base import Side, other
 from paceline.workflow.agents.records import Prompt
 from paceline.workflow.agents.refine import REFINE
 from paceline.workflow.agents.registry import AnyAgent
@@ -42,7 +46,6 @@ from paceline.workflow.graph import SubStage
 log = logging.getLogger("paceline.workflow")
 
 KEPT: Final = 2  # passages of a lookup that are read
-MAX_READ: Final = 4  # passages of the answer, of each side
 LOCAL: Final = "autoregressive"  # strategy of the agents' texts: this side alone
 LANE_S: Final = 5.0  # for which an answer that stands still (a peer that is waited for) keeps a lane from others
 Admit = Callable[[GenerateRequest], Awaitable[Generation]]
@@ -63,13 +66,17 @@ class WorkflowRun:
         driver: WorkflowDriver,
         admit: Admit,
         closed: Callable[[], None] = lambda: None,
+        web: WebPlaces | None = None,
     ) -> None:
-        """side: this one. admit: prepares a generation of this side. closed: called once, when it has ended."""
+        """side: this one. admit: prepares a generation of this side. closed: called once, when it has ended. web: that
+        `research` searches; None: it is done without, and the answer says so."""
         assert request.workflow is not None
         self.places = places
         self.registry = driver.registry
         self._request = request
-        self._workflow: WorkflowName = request.workflow
+        self._web = web if request.workflow == "research" else None
+        barred = request.workflow == "research" and web is None
+        self._workflow: WorkflowName = "advanced" if barred else request.workflow
         self._side = side
         self._driver = driver
         self._admit = admit
@@ -81,10 +88,10 @@ class WorkflowRun:
         self._lookups: list[Lookup] = []
         self._agents: list[AgentText] = []
         self._answer: TextStream | None = None
-        self._claimed: set[tuple[str, str]] = set()  # document and text of passages that were found
+        self._claimed: set[tuple[str, str]] = set()  # passages that were found, see `_key`
         self._read: list[Found] = []  # passages of the answer, as they were chosen
         self._steps: list[WorkflowStep] = []
-        self._failed: list[str] = []  # stages
+        self._failed = ["the web, which this level of privacy does not search"] if barred else list[str]()
 
     async def run(self) -> AsyncIterator[GenerateEvent]:
         self._begin()
@@ -103,8 +110,8 @@ class WorkflowRun:
         if self._number is not None:
             self._driver.cancel(self._number)
             self._number = None
-            if sent := self.places.sent():
-                log.info("sent to the other side for the searches of a workflow: %s", dict(sent))
+            if sent := self._sent():
+                log.info("sent for the searches of a workflow: %s", sent)
         for agent in self._agents:
             await agent.aclose()
         if self._answer is not None:
@@ -132,9 +139,11 @@ class WorkflowRun:
             works += self._look_up(self._question, nodes[:-2], kept=MAX_READ)
         else:
             rewriting = SubQuestions(self, self._question)
-            agent = self._agent(REWRITE, rewriting.messages, rewriting)
+            agent = self.agent(REWRITE, rewriting.messages, rewriting)
             named: dict[str, Work] = {"rewrite.prefill": agent.prefill, "rewrite.decode": agent.decode}
             works += [(node, named[node.stage]) for node in nodes if node.stage in named]
+        if self._web is not None:
+            works += Research(self, self._web, builder, self._question, nodes).works()
         own: dict[str, Work] = {"answer.prefill": self._prefill_answer, "answer.decode": self._write_answer}
         works += [(node, own[node.stage]) for node in nodes if node.stage in own]
         self._driver.add(works)
@@ -151,17 +160,17 @@ class WorkflowRun:
         if "refine.prefill" in lookup.nodes:
             refining = Refining(self, question)
             lookup.chosen = refining.begin
-            lookup.refine = self._agent(REFINE, refining.messages, refining)
+            lookup.refine = self.agent(REFINE, refining.messages, refining)
         self._lookups.append(lookup)
         return lookup.works()
 
-    def _agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader) -> AgentText:
+    def agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader) -> AgentText:
         assert kind.max_tokens is not None, "the answer alone has no limit of its own"
         agent = AgentText(kind.stage, messages, kind.max_tokens, reader, self._write, self, STAGE_S)
         self._agents.append(agent)
         return agent
 
-    async def _write(self, messages: Prompt, max_tokens: int) -> TextStream:
+    async def _write(self, messages: Prompt, max_tokens: int, criticality: float) -> TextStream:
         """Begin an agent's text: greedy, by this side's model alone, without documents of its own."""
         request = GenerateRequest(
             messages=tuple({name: str(value) for name, value in message.items()} for message in messages),
@@ -173,15 +182,16 @@ class WorkflowRun:
             owner=self._request.owner,
             privacy=self._request.privacy,
             passages=(),
+            criticality=criticality,
         )
         return TextStream(await self._admit(request))
 
     # ---- what lookups tell ------------------------------------------------------------------------------------------
     def claim(self, found: Sequence[Found]) -> list[Found]:
-        """Those that no other lookup has."""
-        new = [each for each in found if (each.passage.document, each.passage.text) not in self._claimed]
-        self._claimed |= {(each.passage.document, each.passage.text) for each in new}
-        return new
+        """Those that no other lookup has, each once."""
+        new = {key: each for each in found if (key := _key(each)) not in self._claimed}
+        self._claimed |= set(new)
+        return list(new.values())
 
     def read_later(self, found: Sequence[Found]) -> None:
         """Passages that the answer is to read."""
@@ -197,14 +207,16 @@ class WorkflowRun:
         self._steps.append(step)
         if failed:
             self._failed.append(stage)
+            if stage == "search far" and self._request.on_loss != "continue":
+                self._fail(peer_missing(other(self._side)))
         if self._request.steps:
             self._events.put_nowait(TextDelta("", 0, step=step))
 
-    async def read(self) -> None:
+    async def read(self, launch: Launch) -> None:
         """Prefill the newest passage as a branch of the answer, so that the answer finds its rows."""
         if not self._read:
             return
-        own, others = self._passages()
+        own, others = reading_list(self._read, self._side)
         request = GenerateRequest(
             messages=self._request.messages,
             sampling=self._request.sampling,
@@ -215,23 +227,18 @@ class WorkflowRun:
             privacy=self._request.privacy,
             passages=own[-1:],
             other_passages=() if own else others[-1:],
+            criticality=launch.criticality,
         )
         generation = await self._admit(request)
         async for _ in generation.run():
             pass
 
     # ---- the answer -------------------------------------------------------------------------------------------------
-    def _passages(self) -> tuple[tuple[Passage, ...], tuple[Passage, ...]]:
-        """Of this side and of the other one, the best of each by their scores, in the order they were found."""
-        sides: tuple[list[Passage], list[Passage]] = [], []
-        for found in self._read:
-            sides[found.side != self._side].append(found.passage)
-        own, others = (tuple(_best(passages, MAX_READ)) for passages in sides)
-        return own, others
-
     async def _prefill_answer(self, launch: Launch) -> Outcome:
-        own, others = self._passages()
-        request = replace(self._request, workflow=None, passages=own, other_passages=others)
+        own, others = reading_list(self._read, self._side)
+        request = replace(
+            self._request, workflow=None, passages=own, other_passages=others, criticality=launch.criticality
+        )
         try:
             generation = await self._admit(request)
             self._answer = TextStream(generation, self._heard, self._fail)
@@ -263,15 +270,20 @@ class WorkflowRun:
 
     def _result(self, done: GenerationResult) -> GenerationResult:
         agents = sum(agent.tokens for agent in self._agents)
-        sent = {name: size + done.stats.get(name, 0.0) for name, size in self.places.sent().items()}
+        sent = {name: size + done.stats.get(name, 0.0) for name, size in self._sent().items()}
         left_out = f"; left out: {', '.join(dict.fromkeys(self._failed))}" if self._failed else ""
         return replace(
             done,
-            strategy_reason=f"workflow {self._workflow}{left_out}; {done.strategy_reason}",
+            strategy_reason=f"workflow {self._request.workflow}{left_out}; {done.strategy_reason}",
             degraded=done.degraded or ("workflow_incomplete" if self._failed else None),
             steps=tuple(self._steps),
             stats={**done.stats, **sent, "agent_tokens": agents, "lookups": len(self._lookups)},
         )
+
+    def _sent(self) -> dict[str, float]:
+        """Bytes that the searches have sent, by kind."""
+        parts = [self.places.sent()] if self._web is None else [self.places.sent(), self._web.sent()]
+        return {name: sum(part.get(name, 0.0) for part in parts) for name in sorted(set().union(*parts))}
 
     def _ended(self, fault: PacelineError | None) -> None:
         """The driver has ended the workflow. After an answer or a failure, which the client has heard of, no more."""
@@ -282,6 +294,6 @@ class WorkflowRun:
         self._events.put_nowait(error)
 
 
-def _best(passages: Sequence[Passage], count: int) -> list[Passage]:
-    kept = sorted(range(len(passages)), key=lambda place: (-passages[place].score, place))[:count]
-    return [passages[place] for place in sorted(kept)]
+def _key(found: Found) -> tuple[str, str]:
+    """Equal for passages of one side that say the same, by whichever search they were found."""
+    return found.side, " ".join(passages_text(found.passage).split())

@@ -11,8 +11,8 @@ import pytest
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime import node
 from paceline.runtime.service import GenerationResult
+from paceline.runtime.units.registry import UnitRegistry
 from paceline.runtime.workflows.driver import Outcome, WorkflowDriver
-from paceline.runtime.workflows.registry import UnitRegistry
 from paceline.runtime.workflows.run import WorkflowRun
 from paceline.workflow.builder import WorkflowBuilder, WorkflowSizes
 from paceline.workflow.events import Launch

@@ -14,9 +14,9 @@ import pytest
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage, Vectors
 from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation, GenerationResult, TextDelta
+from paceline.runtime.units.registry import LANES, HostUnit, UnitRegistry
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.lookup import Found
-from paceline.runtime.workflows.registry import LANES, HostUnit, UnitRegistry
 from paceline.runtime.workflows.run import WorkflowRun
 from tests.runtime.test_node import REQUEST, nodes
 
@@ -26,6 +26,14 @@ ASKED = replace(REQUEST, workflow="advanced", steps=True, strategy="auto")
 BROOM = Found(Passage("rooms.md", 1, "", "The broom is in the hall.", 0.5), "device", private=True)
 KEY = Found(Passage("keys.md", 2, "", "The key is under the broom.", 0.6), "device", private=True)
 MAP = Found(Passage("map.md", -1, "", "The hall is in the east.", 0.4), "cloud", private=False)
+
+
+INSTRUCTIONS = {
+    "Split the question": "rewrite",
+    "short statements": "refine",
+    "web searches would help": "plan",
+    "missing in the quotes": "look",
+}
 
 
 @dataclass
@@ -97,6 +105,8 @@ class Models:
     """What each agent writes, told apart by a word of its instructions; the answer is anything else."""
 
     rewrite: Sequence[str] = ("Which broom hides the key?\n",)
+    plan: Sequence[str] = ("key in the hall\n",)
+    look: Sequence[str] = ("NONE",)
     refine: Sequence[str] = ("NOTHING",)
     answer: Sequence[str] = ("In ", "the hall.")
     hold: str = ""  # the text that does not end
@@ -107,7 +117,7 @@ class Models:
 
     async def admit(self, request: GenerateRequest) -> Generation:
         system = request.messages[0]["content"]
-        kind = "rewrite" if "Split the question" in system else "refine" if "short statements" in system else "answer"
+        kind = next((kind for words, kind in INSTRUCTIONS.items() if words in system), "answer")
         kind = "read" if kind == "answer" and request.max_tokens == 1 else kind
         self.asked.append((kind, request))
         if kind == self.fault:
@@ -286,6 +296,26 @@ async def test_leaving_a_node_s_workflow_leaves_no_rows() -> None:
 def test_a_unit_may_not_ask_for_cores_that_are_not_there() -> None:
     with pytest.raises(ValueError, match="may not run on"):
         UnitRegistry("device", hosts=(HostUnit("cpu", frozenset({100_000})),))
+
+
+async def test_the_engine_is_told_how_much_of_a_workflow_waits_for_each_text() -> None:
+    """The rewriting, which every sub-question waits for, is more critical than the answer that follows all of them."""
+    asked: list[GenerateRequest] = []
+    async with nodes() as (bench, _):
+        node = bench.device
+        admit = node.admit
+
+        async def listening(request: GenerateRequest, **how: Any) -> Any:
+            asked.append(request)
+            return await admit(request, **how)
+
+        node._workflows._admit = listening
+        for _ in range(2):  # in the second one, the seconds of every stage are known
+            asked.clear()
+            generation = await node.prepare(ASKED)
+            async with aclosing(generation.run()) as events:  # type: ignore[type-var]
+                _ = [event async for event in events]
+    assert len(asked) >= 2 and asked[0].criticality > asked[-1].criticality > 0.0
 
 
 async def _all(generation: Generation) -> list[GenerateEvent]:
