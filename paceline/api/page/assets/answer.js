@@ -1,0 +1,103 @@
+// A question or an answer on the screen, with its sources, its notes and what may be done with it.
+
+import { renderMarkdown } from "./markdown.js";
+import { Run, NONE } from "./run.js";
+
+const DEGRADED = {
+  device_lost: "The device was lost in mid-answer; the cloud went on alone.",
+  cloud_lost: "The cloud was lost in mid-answer; the device went on alone.",
+  device_missing: "No device took part.",
+  cloud_missing: "The cloud took no part.",
+  device_refused: "The device refused to take part.",
+  cloud_refused: "The cloud refused to take part.",
+  workflow_incomplete: "Stages of the workflow were left out.",
+};
+const PRIVATE = "private document"; // of a device, whose name is not told to others
+
+export function make(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key in made && key !== "list") made[key] = value;
+    else made.setAttribute(key, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+export function questionNode(text) {
+  return make("article", { className: "message question", ariaLabel: "You" }, make("div", { className: "words", textContent: text }));
+}
+
+/** An answer whose node follows it: `update` after each change. actions: {retry, openSource}. */
+export class AnswerView {
+  constructor(answer, actions) {
+    this.answer = answer;
+    this.actions = actions;
+    this.words = make("div", { className: "words" });
+    this.steps = make("details", { className: "steps", hidden: true }, make("summary", { textContent: "Steps" }), make("ol"));
+    this.notes = make("div", { className: "notes" });
+    this.node = make("article", { className: "message answer", ariaLabel: "Answer" }, this.steps, this.words, this.notes);
+    this.update();
+  }
+
+  update() {
+    const { text, lanes, state, steps } = this.answer;
+    this.node.setAttribute("aria-busy", String(state === "writing"));
+    this.node.dataset.state = state;
+    renderMarkdown(this.words, new Run(text, lanes.length === text.length ? lanes : NONE.repeat(text.length)));
+    if (steps?.length) {
+      this.steps.hidden = false;
+      this.steps.lastElementChild.replaceChildren(...steps.map((step) => make("li", { textContent: step })));
+    }
+    if (state !== "writing") this.notes.replaceChildren(...this.ending());
+  }
+
+  *ending() {
+    const { answer } = this;
+    const citations = Array.isArray(answer.report?.citations) ? answer.report.citations : [];
+    if (citations.length) yield this.sources(citations);
+    for (const sentence of sentences(answer)) yield make("p", { className: "note", textContent: sentence });
+    if (answer.state === "failed") yield make("p", { className: "error", role: "alert", textContent: answer.error });
+    const bar = make("div", { className: "actions" });
+    bar.append(make("button", { type: "button", textContent: "Retry", onclick: () => this.actions.retry(answer) }));
+    if (answer.text) bar.append(copyButton(answer.text));
+    const told = summary(answer);
+    if (told) bar.append(make("span", { className: "summary", textContent: told, title: answer.report?.why ?? "" }));
+    yield bar;
+  }
+
+  sources(citations) {
+    const items = citations.map((citation, index) => {
+      const side = citation.side === "device" ? "device" : "cloud";
+      const label = `${index + 1}  ${citation.document || PRIVATE}`;
+      const open = () => this.actions.openSource({ ...citation, document: citation.document || PRIVATE, side });
+      const where = make("span", { className: "side", textContent: side });
+      return make("li", {}, make("button", { type: "button", className: `source ${side}`, onclick: open }, label, where));
+    });
+    return make("ul", { className: "sources", ariaLabel: "Sources" }, ...items);
+  }
+}
+
+function copyButton(text) {
+  const button = make("button", { type: "button", textContent: "Copy" });
+  button.dataset.copy = text;
+  return button;
+}
+
+function* sentences({ state, finish, report }) {
+  if (report?.degraded) yield DEGRADED[report.degraded] ?? String(report.degraded);
+  if (finish === "length") yield "Cut at the limit of tokens.";
+  if (state === "stopped") yield "Stopped.";
+  if (state === "cut") yield "Cut: the page was left while this was written.";
+}
+
+function summary({ report, usage, lanes }) {
+  const parts = [];
+  if (report?.strategy) parts.push(report.strategy);
+  if (usage) parts.push(`${usage.completion_tokens} tokens`);
+  const share = (lane) => Math.round((100 * lanes.split(lane).length - 100) / Math.max(1, lanes.length));
+  for (const [lane, side] of [["c", "cloud"], ["d", "device"]]) {
+    if (lanes.includes(lane)) parts.push(`${side} ${share(lane)} %`);
+  }
+  return parts.join(" · ");
+}

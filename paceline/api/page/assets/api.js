@@ -1,0 +1,114 @@
+// Requests to the server that this page came from, over OpenAI's API. Addresses are relative, so that the page also works
+// below a path of a reverse proxy.
+
+const KEY = "paceline.key";
+
+export class ApiError extends Error {
+  constructor(message, status = 0, code = null) {
+    super(message);
+    this.status = status; // 0: no answer came
+    this.code = code;
+  }
+}
+
+// ---- the key --------------------------------------------------------------------------------------------------------
+export function savedKey() {
+  return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
+}
+
+/** keep: also when the browser is closed. */
+export function saveKey(key, keep) {
+  forgetKey();
+  if (key) (keep ? localStorage : sessionStorage).setItem(KEY, key);
+}
+
+export function forgetKey() {
+  sessionStorage.removeItem(KEY);
+  localStorage.removeItem(KEY);
+}
+
+function headers(more = {}) {
+  const key = savedKey();
+  return key ? { authorization: `Bearer ${key}`, ...more } : more;
+}
+
+function address(path) {
+  return new URL(path, document.baseURI).href;
+}
+
+// ---- requests -------------------------------------------------------------------------------------------------------
+/** The JSON of an answer. Raises ApiError with the server's own sentence. */
+export async function request(path, { method = "GET", body, signal } = {}) {
+  const answer = await send(path, { method, body, signal });
+  return answer.json();
+}
+
+async function send(path, { method, body, signal }) {
+  const sent = body === undefined ? {} : { body: JSON.stringify(body) };
+  const kind = body === undefined ? {} : { "content-type": "application/json" };
+  let answer;
+  try {
+    answer = await fetch(address(path), { method, headers: headers(kind), signal, ...sent, credentials: "omit" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The server does not answer. Is it still running?");
+  }
+  if (!answer.ok) throw failure(answer.status, await answer.text());
+  return answer;
+}
+
+function failure(status, text) {
+  let error = null;
+  try {
+    error = JSON.parse(text).error;
+  } catch {
+    // a proxy in front answered, not the server
+  }
+  return new ApiError(error?.message ?? `The server answered ${status}, without a reason.`, status, error?.code ?? null);
+}
+
+/** The events of a streamed chat completion. Raises ApiError, also in the middle; AbortError when it was stopped. */
+export async function* chat(body, signal) {
+  const answer = await send("v1/chat/completions", { method: "POST", body, signal });
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) throw new ApiError("The connection was cut in mid-answer.");
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (!line.startsWith("data:")) continue; // a comment, or the end of an event
+        const data = line.slice(5).trim();
+        if (data === "[DONE]") return;
+        const event = JSON.parse(data);
+        if (event.error) throw new ApiError(event.error.message ?? "The answer could not be finished.");
+        yield event;
+      }
+    }
+  } catch (error) {
+    if (error instanceof ApiError || error.name === "AbortError") throw error;
+    throw new ApiError("The connection was cut in mid-answer.");
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/** Upload one file. onProgress: called with the part that has left, 0 to 1. XMLHttpRequest, since fetch reports none. */
+export function upload(file, onProgress, signal) {
+  return new Promise((resolve, reject) => {
+    const form = new FormData();
+    form.append("purpose", "assistants");
+    form.append("file", file, file.name);
+    const sent = new XMLHttpRequest();
+    sent.open("POST", address("v1/files"));
+    for (const [name, value] of Object.entries(headers())) sent.setRequestHeader(name, value);
+    sent.upload.onprogress = (event) => event.lengthComputable && onProgress(event.loaded / event.total);
+    sent.onload = () => (sent.status === 200 ? resolve(JSON.parse(sent.responseText)) : reject(failure(sent.status, sent.responseText)));
+    sent.onerror = () => reject(new ApiError("The upload was cut. Is the server still running?"));
+    sent.onabort = () => reject(new ApiError("stopped"));
+    signal?.addEventListener("abort", () => sent.abort());
+    sent.send(form);
+  });
+}

@@ -1,0 +1,336 @@
+// The page: wires conversations, settings, documents and the key to the elements of index.html.
+
+import { ApiError, request, saveKey } from "./api.js";
+import { AnswerView, make, questionNode } from "./answer.js";
+import { newAnswer, newConversation, requestBody, titleOf, writeAnswer } from "./conversation.js";
+import { Documents } from "./documents.js";
+import { fillSettings, readSettings, showSettings } from "./settings.js";
+import { deleteAllConversations, deleteConversation, loadConversations, loadSettings, saveConversation, saveSettings, saveUnfinished } from "./storage.js";
+
+const SAVE_MS = 1000; // between two savings of an answer that is being written
+const NEAR_END = 80; // px: whoever reads further up is left there
+
+const $ = (id) => document.getElementById(id);
+const settings = loadSettings();
+const documents = new Documents($("uploads"), say);
+let conversations = [];
+let current = newConversation();
+let writing = null; // {abort, conversation} of the answer that is being written
+let models = [];
+
+// ---- small things ---------------------------------------------------------------------------------------------------
+function say(sentence) {
+  $("said").textContent = sentence;
+}
+
+function kept(promise) {
+  promise.catch(() => say("This browser keeps no conversations: its storage is full or forbidden."));
+}
+
+function atEnd() {
+  const { scrollHeight, scrollTop, clientHeight } = $("messages");
+  return scrollHeight - scrollTop - clientHeight < NEAR_END;
+}
+
+function toEnd() {
+  $("messages").scrollTop = $("messages").scrollHeight;
+}
+
+// ---- conversations --------------------------------------------------------------------------------------------------
+function showList() {
+  const items = conversations.map((conversation) => {
+    const open = make("button", { type: "button", className: "open", textContent: conversation.title, title: conversation.title });
+    open.onclick = () => select(conversation);
+    if (conversation.id === current.id) open.setAttribute("aria-current", "true");
+    const remove = make("button", { type: "button", className: "remove", textContent: "✕", ariaLabel: `Delete ${conversation.title}` });
+    remove.onclick = () => removeConversation(conversation);
+    return make("li", {}, open, remove);
+  });
+  $("conversations").replaceChildren(...items);
+}
+
+function select(conversation) {
+  current = conversation;
+  history.replaceState(null, "", conversation.messages.length ? `#c=${conversation.id}` : location.pathname + location.search);
+  closeSide();
+  showConversation();
+  $("question").focus();
+}
+
+function showConversation() {
+  $("title").textContent = current.title || "New conversation";
+  document.title = current.title ? `${current.title} – Paceline` : "Paceline";
+  const nodes = current.messages.map((message) => {
+    if (message.role === "user") return questionNode(message.text);
+    // An answer that is still being written keeps the view that its events go to.
+    if (message === writing?.answer) return writing.view.node;
+    return new AnswerView(message, actions).node;
+  });
+  $("messages").replaceChildren(...(nodes.length ? nodes : [welcome()]));
+  showList();
+  showBusy();
+  toEnd();
+}
+
+function welcome() {
+  const lead = make("strong", { textContent: "Ask a question" });
+  return make("div", { className: "welcome" }, lead, "A device and a cloud write the answer together. Colours show whose documents decided each word.");
+}
+
+function remember(conversation) {
+  conversation.updated = Date.now();
+  if (!conversations.includes(conversation)) conversations.unshift(conversation);
+  kept(saveConversation(conversation));
+}
+
+function removeConversation(conversation) {
+  if (!confirm(`Delete “${conversation.title}”?`)) return;
+  if (writing?.conversation === conversation) writing.abort.abort();
+  conversations = conversations.filter((each) => each !== conversation);
+  kept(deleteConversation(conversation.id));
+  if (current === conversation) select(newConversation());
+  else showList();
+}
+
+// ---- answers --------------------------------------------------------------------------------------------------------
+const actions = { retry, openSource };
+
+function ask(text) {
+  if (writing || !text.trim()) return;
+  const conversation = current;
+  conversation.title ||= titleOf(text);
+  conversation.messages.push({ role: "user", text: text.trim() });
+  $("question").value = "";
+  answerNow(conversation);
+}
+
+/** Drop this answer and all that follows it, and have it written anew. */
+function retry(answer) {
+  if (writing) return;
+  const at = current.messages.indexOf(answer);
+  if (at === -1) return;
+  current.messages.length = at;
+  answerNow(current);
+}
+
+async function answerNow(conversation) {
+  const body = requestBody(conversation.messages, settings, documents.readable);
+  const answer = newAnswer();
+  conversation.messages.push(answer);
+  const view = new AnswerView(answer, actions);
+  writing = { abort: new AbortController(), conversation, answer, view };
+  remember(conversation);
+  select(conversation);
+  say("The answer is being written.");
+  let drawn = false;
+  let saved = Date.now();
+  await writeAnswer(answer, body, writing.abort.signal, () => {
+    if (!drawn) requestAnimationFrame(draw);
+    drawn = true;
+    if (Date.now() - saved > SAVE_MS) {
+      saved = Date.now();
+      remember(conversation);
+    }
+  });
+  function draw() {
+    drawn = false;
+    const follow = atEnd();
+    view.update();
+    if (follow && current === conversation) toEnd();
+  }
+  writing = null;
+  if (conversations.includes(conversation)) remember(conversation);
+  draw();
+  showBusy();
+  say({ done: "The answer is complete.", stopped: "Stopped.", failed: "The answer failed." }[answer.state]);
+  if (answer.status === 401) openKey(answer.error, () => current === conversation && retry(answer));
+  refreshStatus();
+}
+
+function showBusy() {
+  const busy = writing !== null;
+  $("send").hidden = busy;
+  $("stop").hidden = !busy;
+}
+
+function openSource({ document: name, side, passage, score }) {
+  $("source-title").textContent = name;
+  const known = Number.isFinite(score) ? ` Similarity to the question: ${score.toFixed(2)}.` : "";
+  $("source-told").textContent = `A document of the ${side}.${known}`;
+  $("source-text").textContent = passage || "The other side keeps the text of its documents to itself.";
+  $("source").showModal();
+}
+
+// ---- server, key, settings ------------------------------------------------------------------------------------------
+async function refreshStatus() {
+  try {
+    const state = await request("readyz");
+    const other = state.side === "cloud" ? "device" : "cloud";
+    $("status").textContent = state.linked ? `${state.side}, ${other} linked` : `${state.side}, alone`;
+    $("status").dataset.linked = String(state.linked);
+    $("status").title = `${state.model}, ${state.documents} documents`;
+    $("where").textContent = state.side === "device" ? ": on your device" : ": on the server";
+  } catch (error) {
+    $("status").textContent = error.status ? "not ready" : "no answer";
+    $("status").dataset.linked = "false";
+  }
+}
+
+/** Load what needs a key; asks for one where the server wants it. */
+async function connect() {
+  try {
+    models = (await request("v1/models")).data.filter((model) => model.paceline?.kind !== "embedding");
+  } catch (error) {
+    if (error.status === 401) openKey("", connect);
+    else showFailure(error);
+    return;
+  }
+  fillSettings(settings, models);
+  saveSettings(settings);
+  await documents.load().catch(() => {}); // a key need not allow documents
+}
+
+function showFailure(error) {
+  const sentence = error instanceof ApiError ? error.message : String(error);
+  $("messages").prepend(make("p", { className: "error", role: "alert", textContent: sentence }));
+}
+
+let afterKey = connect;
+function openKey(reason, then) {
+  afterKey = then;
+  $("key-error").textContent = reason;
+  if (!$("key").open) $("key").showModal();
+}
+
+$("key").querySelector("form").onsubmit = async (event) => {
+  event.preventDefault();
+  saveKey($("key-field").value.trim(), $("keep-key").checked);
+  try {
+    await request("v1/models");
+  } catch (error) {
+    $("key-error").textContent = error.message;
+    return;
+  }
+  $("key-field").value = "";
+  $("key").close();
+  if (afterKey !== connect) await connect();
+  afterKey();
+};
+
+$("settings").querySelector("form").oninput = () => {
+  readSettings(settings);
+  saveSettings(settings);
+  fillSettings(settings, models);
+};
+$("settings").querySelector("form").onsubmit = (event) => event.preventDefault();
+$("open-settings").onclick = () => $("settings").showModal();
+$("change-key").onclick = () => {
+  $("settings").close();
+  openKey("", connect);
+};
+$("delete-all").onclick = () => {
+  if (!confirm("Delete all conversations in this browser?")) return;
+  writing?.abort.abort();
+  conversations = [];
+  kept(deleteAllConversations());
+  $("settings").close();
+  select(newConversation());
+};
+
+// ---- documents ------------------------------------------------------------------------------------------------------
+$("open-documents").onclick = async () => {
+  $("documents-error").textContent = "";
+  $("documents").showModal();
+  try {
+    await documents.load();
+  } catch (error) {
+    $("documents-error").textContent = error.message;
+  }
+};
+$("files").onchange = () => {
+  const files = [...$("files").files];
+  $("files").value = "";
+  documents.add(files);
+};
+for (const kind of ["dragenter", "dragover", "dragleave", "drop"]) {
+  document.addEventListener(kind, (event) => {
+    if (!event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault(); // the browser would leave the page to show the file
+    $("drop").classList.toggle("over", kind === "dragenter" || kind === "dragover");
+    if (kind !== "drop") return;
+    if (!document.querySelector("dialog[open]")) $("documents").showModal();
+    documents.add([...event.dataTransfer.files]);
+  });
+}
+
+// ---- the composer and the keyboard ----------------------------------------------------------------------------------
+$("composer").onsubmit = (event) => {
+  event.preventDefault();
+  ask($("question").value);
+};
+$("question").onkeydown = (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  ask($("question").value);
+};
+$("stop").onclick = () => writing?.abort.abort();
+$("new").onclick = () => select(newConversation());
+
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.matches("input, textarea, select");
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+    if ($("side").classList.contains("open")) closeSide();
+    else writing?.abort.abort();
+  } else if (event.altKey && event.code === "KeyN") {
+    event.preventDefault();
+    select(newConversation());
+  } else if (event.key === "/" && !typing && !document.querySelector("dialog[open]")) {
+    event.preventDefault();
+    $("question").focus();
+  }
+});
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button");
+  if (button?.dataset.close !== undefined) button.closest("dialog").close();
+  if (button?.dataset.copy === undefined) return;
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Not allowed";
+  }
+  setTimeout(() => (button.textContent = "Copy"), 1500);
+});
+
+$("open-side").onclick = () => {
+  $("side").classList.add("open");
+  $("open-side").setAttribute("aria-expanded", "true");
+  $("new").focus();
+};
+$("close-side").onclick = closeSide;
+function closeSide() {
+  $("side").classList.remove("open");
+  $("open-side").setAttribute("aria-expanded", "false");
+}
+
+// ---- begin ----------------------------------------------------------------------------------------------------------
+async function begin() {
+  showSettings(settings);
+  try {
+    conversations = await loadConversations();
+  } catch {
+    say("This browser keeps no conversations: its storage is forbidden.");
+  }
+  for (const conversation of conversations) {
+    for (const message of conversation.messages) if (message.state === "writing") message.state = "cut";
+  }
+  const wanted = new URLSearchParams(location.hash.slice(1)).get("c");
+  current = conversations.find(({ id }) => id === wanted) ?? current;
+  showConversation();
+  await Promise.all([refreshStatus(), connect()]);
+}
+
+window.addEventListener("focus", refreshStatus);
+window.addEventListener("pagehide", () => writing && saveUnfinished(writing.conversation));
+begin();

@@ -1,0 +1,228 @@
+// Markdown in blocks: paragraphs, headings, lists, quotes, fenced code, tables. A subset of CommonMark and of GitHub's
+// tables, without HTML. A block that has not changed keeps its nodes, so that an answer can be rendered as it arrives.
+
+import { appendInline } from "./inline.js";
+import { appendRun, Run } from "./run.js";
+
+const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`\s]{0,40})[^`]*$/;
+const HEADING = /^ {0,3}(#{1,6})(?:[ \t]|$)/;
+const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(?:[ \t]|$)/;
+const QUOTE = /^ {0,3}>[ ]?/;
+const BLANK = /^[ \t]*$/;
+const DASHES = /^:?-+:?$/;
+const MAX_DEPTH = 8;
+const MAX_COLUMNS = 64;
+
+/** Show a run in a container. Raises nothing: every text is some Markdown. */
+export function renderMarkdown(container, run) {
+  const lines = run.lines();
+  const blocks = parseBlocks(lines, 0);
+  blocks.forEach((block, index) => {
+    const source = Run.join(lines.slice(block.start, block.end));
+    const key = `${block.end < lines.length}${source.text}\u0000${source.lanes}`;
+    const shown = container.children[index];
+    if (shown?.source === key) return;
+    const node = block.build();
+    node.source = key;
+    if (shown) shown.replaceWith(node);
+    else container.append(node);
+  });
+  while (container.children.length > blocks.length) container.lastElementChild.remove();
+}
+
+/** Blocks as {start, end, build}: their lines, and a function that makes their node. */
+function parseBlocks(lines, depth) {
+  const blocks = [];
+  let at = 0;
+  while (at < lines.length) {
+    if (BLANK.test(lines[at].text)) {
+      at += 1;
+      continue;
+    }
+    const block = parseBlock(lines, at, depth);
+    blocks.push({ start: at, ...block });
+    at = block.end;
+  }
+  return blocks;
+}
+
+function parseBlock(lines, at, depth) {
+  const text = lines[at].text;
+  const fence = FENCE.exec(text);
+  if (fence) return fenced(lines, at, fence);
+  const heading = HEADING.exec(text);
+  if (heading) {
+    const content = lines[at].slice(heading[0].length).trim();
+    // An answer lies below the page's own headings.
+    return { end: at + 1, build: () => element(`h${Math.min(6, heading[1].length + 2)}`, content) };
+  }
+  if (isRule(text)) return { end: at + 1, build: () => document.createElement("hr") };
+  if (depth < MAX_DEPTH && QUOTE.test(text)) return quote(lines, at, depth);
+  if (depth < MAX_DEPTH && ITEM.test(text)) return list(lines, at, depth);
+  return table(lines, at) ?? paragraph(lines, at, depth);
+}
+
+function isRule(text) {
+  const bare = text.replaceAll(" ", "").replaceAll("\t", "");
+  return bare.length >= 3 && "-*_".includes(bare[0]) && bare === bare[0].repeat(bare.length);
+}
+
+function begins(lines, at, depth) {
+  const text = lines[at].text;
+  const nested = depth < MAX_DEPTH && (QUOTE.test(text) || ITEM.test(text));
+  return nested || FENCE.test(text) || HEADING.test(text) || isRule(text) || isTable(lines, at);
+}
+
+function element(name, run, inline = appendInline) {
+  const made = document.createElement(name);
+  inline(made, run);
+  return made;
+}
+
+function paragraph(lines, at, depth) {
+  let end = at + 1;
+  while (end < lines.length && !BLANK.test(lines[end].text) && !begins(lines, end, depth)) end += 1;
+  const content = Run.join(lines.slice(at, end).map((line) => line.trim()));
+  return { end, build: () => element("p", content) };
+}
+
+function fenced(lines, at, fence) {
+  let end = at + 1;
+  const closes = (text) => {
+    const bare = text.trim();
+    return bare.length >= fence[1].length && bare === fence[1][0].repeat(bare.length);
+  };
+  while (end < lines.length && !closes(lines[end].text)) end += 1;
+  const content = Run.join(lines.slice(at + 1, end));
+  return { end: Math.min(lines.length, end + 1), build: () => codeBlock(content, fence[2]) };
+}
+
+function codeBlock(content, language) {
+  const figure = document.createElement("figure");
+  figure.className = "code";
+  const bar = document.createElement("figcaption");
+  const name = document.createElement("span");
+  name.textContent = language || "text";
+  const copy = document.createElement("button");
+  copy.type = "button";
+  copy.dataset.copy = content.text;
+  copy.textContent = "Copy";
+  bar.append(name, copy);
+  const pre = document.createElement("pre");
+  pre.tabIndex = 0; // scrolled with the keyboard
+  pre.append(element("code", content, appendRun));
+  figure.append(bar, pre);
+  return figure;
+}
+
+function quote(lines, at, depth) {
+  let end = at;
+  const inner = [];
+  while (end < lines.length && QUOTE.test(lines[end].text)) {
+    inner.push(lines[end].slice(QUOTE.exec(lines[end].text)[0].length));
+    end += 1;
+  }
+  return { end, build: () => nested(document.createElement("blockquote"), inner, depth) };
+}
+
+function nested(parent, lines, depth) {
+  for (const block of parseBlocks(lines, depth + 1)) parent.append(block.build());
+  return parent;
+}
+
+function list(lines, at, depth) {
+  const ordered = /\d/.test(ITEM.exec(lines[at].text)[2]);
+  const items = [];
+  let end = at;
+  while (end < lines.length) {
+    const text = lines[end].text;
+    const marker = ITEM.exec(text);
+    const beside = marker && marker[1].length < (items.at(-1)?.base ?? 0) + 2; // further in, it is the item's own list
+    if (beside && !isRule(text) && /\d/.test(marker[2]) === ordered) {
+      items.push({ base: marker[1].length, indent: marker[0].length, lines: [lines[end].slice(marker[0].length)] });
+    } else if (BLANK.test(text)) {
+      const next = lines[end + 1]?.text ?? "";
+      if (BLANK.test(next) || !(ITEM.test(next) || indentOf(next) >= 2)) break;
+      items.at(-1).lines.push(lines[end]);
+    } else if (indentOf(text) >= 2) {
+      const item = items.at(-1);
+      item.lines.push(lines[end].slice(Math.min(indentOf(text), item.indent)));
+    } else if (!begins(lines, end, depth) && !BLANK.test(lines[end - 1].text)) {
+      items.at(-1).lines.push(lines[end]); // a paragraph that goes on without its indentation
+    } else {
+      break;
+    }
+    end += 1;
+  }
+  const first = Number.parseInt(ITEM.exec(lines[at].text)[2], 10);
+  return { end, build: () => listNode(items, ordered, first, depth) };
+}
+
+function indentOf(text) {
+  return text.length - text.trimStart().length;
+}
+
+function listNode(items, ordered, first, depth) {
+  const made = document.createElement(ordered ? "ol" : "ul");
+  if (ordered && first !== 1) made.start = first;
+  for (const item of items) {
+    const node = nested(document.createElement("li"), item.lines, depth);
+    const only = node.firstElementChild;
+    if (only?.tagName === "P") only.replaceWith(...only.childNodes); // tight
+    made.append(node);
+  }
+  return made;
+}
+
+function cells(line) {
+  const trimmed = line.trim();
+  const from = trimmed.text.startsWith("|") ? 1 : 0;
+  const found = [];
+  let start = from;
+  for (let at = from; at < trimmed.length && found.length < MAX_COLUMNS; at += 1) {
+    if (trimmed.text[at] !== "|" || trimmed.text[at - 1] === "\\") continue;
+    found.push(trimmed.slice(start, at).trim());
+    start = at + 1;
+  }
+  if (start < trimmed.length) found.push(trimmed.slice(start).trim());
+  return found;
+}
+
+function isTable(lines, at) {
+  if (!lines[at].text.includes("|") || !lines[at + 1]?.text.includes("-")) return false;
+  const rule = cells(lines[at + 1]);
+  return rule.every((cell) => DASHES.test(cell.text)) && rule.length === cells(lines[at]).length;
+}
+
+function table(lines, at) {
+  if (!isTable(lines, at)) return null;
+  let end = at + 2;
+  while (end < lines.length && lines[end].text.includes("|")) end += 1;
+  const head = cells(lines[at]);
+  const sides = cells(lines[at + 1]).map(({ text }) => (text.endsWith(":") ? (text.startsWith(":") ? "middle" : "right") : "left"));
+  const rows = lines.slice(at + 2, end).map(cells);
+  return { end, build: () => tableNode(head, sides, rows) };
+}
+
+function tableNode(head, sides, rows) {
+  const row = (name, contents) => {
+    const made = document.createElement("tr");
+    head.forEach((_, index) => {
+      const cell = element(name, contents[index] ?? new Run(""));
+      cell.className = `align-${sides[index]}`;
+      made.append(cell);
+    });
+    return made;
+  };
+  const made = document.createElement("table");
+  const top = document.createElement("thead");
+  const body = document.createElement("tbody");
+  top.append(row("th", head));
+  body.append(...rows.map((contents) => row("td", contents)));
+  made.append(top, body);
+  const frame = document.createElement("div");
+  frame.className = "table";
+  frame.tabIndex = 0;
+  frame.append(made);
+  return frame;
+}

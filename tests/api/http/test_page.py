@@ -1,0 +1,49 @@
+"""The files of the web page: open, exactly these, revalidated, and under a policy that lets no text become code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+import paceline.api.page
+from paceline.api.page.endpoint import POLICY, load_assets
+from tests.api.scripted import ScriptedService, client_of, serving
+
+ASSETS = Path(paceline.api.page.__file__).parent / "assets"
+PATHS = [asset.path for asset in load_assets()]
+HOSTS = re.compile(r"(?:https?:)?//[a-z0-9-]+\.[a-z]")  # an address of another host
+INLINE = re.compile(r"\son\w+=|\sstyle=|<style|<script(?![^>]*\ssrc=)", re.IGNORECASE)
+MAKES_HTML = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser")
+
+
+def test_the_page_needs_no_key_and_nothing_beside_it_is_open() -> None:
+    with serving(ScriptedService(), {"key": None}) as url, client_of(url) as http:
+        assert {http.get(path).status_code for path in PATHS} == {200}
+        for path in ("/page", "/page/", "/page/../v1/models", "/page/endpoint.py", "/docs/", "/v1/models"):
+            assert http.get(path).status_code == 401, path
+        assert http.post("/").status_code == 405
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_file_has_its_type_a_tag_and_the_policy(http: httpx.Client, path: str) -> None:
+    answer = http.get(path)
+    kind = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}.get(Path(path).suffix, "text/html")
+    assert answer.headers["content-type"].split(";")[0] == kind
+    assert answer.headers["content-security-policy"] == POLICY and "unsafe" not in POLICY
+    assert answer.headers["x-content-type-options"] == "nosniff" and answer.headers["cache-control"] == "no-cache"
+    for held in (answer.headers["etag"], f"W/{answer.headers['etag']}", f'"other", {answer.headers["etag"]}'):
+        again = http.get(path, headers={"if-none-match": held})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", answer.headers["etag"])
+    assert http.get(path, headers={"if-none-match": '"other"'}).content == answer.content
+
+
+@pytest.mark.parametrize("file", sorted(ASSETS.iterdir()), ids=lambda file: file.name)
+def test_a_file_names_no_other_host_and_holds_no_inline_code(file: Path) -> None:
+    text = file.read_text("utf-8")
+    assert len(text.splitlines()) <= 400
+    assert not HOSTS.search(text.replace("http://www.w3.org/2000/svg", ""))
+    assert not MAKES_HTML.search(text)
+    assert file.suffix == ".js" or not INLINE.search(text)

@@ -1,0 +1,80 @@
+// What the tests of the web page share: a Chromium that records every error and every host it was made to ask.
+
+import { readFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+import { chromium } from "playwright-core";
+
+const AXE = readFileSync(fileURLToPath(import.meta.resolve("axe-core/axe.min.js")), "utf8");
+const TIMEOUT = 60_000; // ms
+
+/** Run `work(page, seen)` in a fresh profile; returns its result with what was `seen`: errors and foreign hosts. */
+export async function inBrowser(executablePath, url, work, options = {}) {
+  // The tests' containers run as root, where Chromium's sandbox cannot start.
+  const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
+  try {
+    const context = await browser.newContext({ viewport: { width: 1200, height: 800 }, ...options });
+    await context.grantPermissions(["clipboard-read", "clipboard-write"]);
+    const page = await context.newPage();
+    page.setDefaultTimeout(TIMEOUT);
+    const seen = { errors: [], hosts: [], dialogs: [] };
+    const own = new URL(url).origin;
+    page.on("console", (message) => ["error", "warning"].includes(message.type()) && seen.errors.push(message.text()));
+    page.on("pageerror", (error) => seen.errors.push(error.message));
+    page.on("request", (request) => request.url().startsWith(own) || seen.hosts.push(request.url()));
+    page.on("dialog", (dialog) => {
+      seen.dialogs.push(dialog.message());
+      dialog.accept();
+    });
+    return { ...(await work(page, seen)), ...seen };
+  } finally {
+    await browser.close();
+  }
+}
+
+/** Rules that axe-core finds broken with an impact of at least "serious", with the elements at fault. */
+export async function accessibilityFaults(page) {
+  await page.evaluate(AXE);
+  const { violations } = await page.evaluate(() => window.axe.run());
+  return violations
+    .filter(({ impact }) => ["serious", "critical"].includes(impact))
+    .map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.target.join(" ")).join(", ")}`);
+}
+
+export async function linked(page) {
+  await page.waitForFunction(() => document.querySelector("#status").dataset.linked === "true");
+}
+
+/** Ask a question with the keyboard alone, and wait until the answer has ended. */
+export async function ask(page, question) {
+  await begin(page, question);
+  await ended(page);
+}
+
+export async function begin(page, question) {
+  await page.focus("#question");
+  await page.keyboard.type(question);
+  await page.keyboard.press("Enter");
+}
+
+export async function ended(page) {
+  await page.waitForFunction(() => {
+    const last = [...document.querySelectorAll(".answer")].at(-1);
+    return last !== undefined && last.dataset.state !== "writing" && document.querySelector("#stop").hidden;
+  });
+}
+
+/** What the last answer shows. */
+export function lastAnswer(page) {
+  return page.evaluate(() => {
+    const node = [...document.querySelectorAll(".answer")].at(-1);
+    const texts = (selector) => [...node.querySelectorAll(selector)].map((each) => each.textContent);
+    return {
+      text: node.querySelector(".words").innerText,
+      state: node.dataset.state,
+      cloud: texts(".lane-cloud").join(""),
+      device: texts(".lane-device").join(""),
+      sources: texts(".source"),
+      notes: texts(".note"),
+    };
+  });
+}

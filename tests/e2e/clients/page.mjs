@@ -1,0 +1,180 @@
+// The web page in Chromium: `node page.mjs SCENARIO BROWSER URL [KEY]` prints what was seen as JSON.
+
+import { accessibilityFaults, ask, begin, ended, inBrowser, lastAnswer, linked } from "./browser.mjs";
+
+const [scenario, executable, url, key] = process.argv.slice(2);
+const FILE = "omber.md";
+const FACT = "The lighthouse of Omber is painted in green stripes.\n";
+const HOSTILE_NAME = "<img src=x onerror=alert(1)>.md";
+
+const SCENARIOS = {
+  // Upload, ask, watch the lanes, stop, retry, reload, find the conversation again.
+  async journey(page) {
+    // The page names no seed; with one that is known, answers are long and cite both sides.
+    await page.route("**/v1/chat/completions", (route) => route.continue({ postData: { ...route.request().postDataJSON(), seed: 1 } }));
+    await page.goto(url);
+    await linked(page);
+    await page.click("#open-documents");
+    await page.setInputFiles("#files", { name: FILE, mimeType: "text/markdown", buffer: Buffer.from(FACT) });
+    await page.waitForSelector("#uploads [data-state=completed]");
+    const uploaded = await page.locator("#uploads .name").allTextContents();
+    const faults = { documents: await accessibilityFaults(page) };
+    await page.keyboard.press("Escape");
+
+    await begin(page, "How is the lighthouse of Omber painted, and who is my landlord?");
+    await page.waitForSelector(".answer [class^=lane-]"); // while it is written
+    const busy = await page.locator("#stop").isVisible();
+    await ended(page);
+    const first = await lastAnswer(page);
+    await page.locator(".source", { hasText: FILE }).first().click();
+    const source = { title: await page.textContent("#source-title"), text: await page.textContent("#source-text") };
+    faults.source = await accessibilityFaults(page);
+    await page.keyboard.press("Escape");
+    faults.light = await accessibilityFaults(page);
+    await page.emulateMedia({ colorScheme: "dark" });
+    faults.dark = await accessibilityFaults(page);
+    await page.setViewportSize({ width: 360, height: 740 });
+    faults.narrow = await accessibilityFaults(page);
+    const wide = await page.evaluate(() => document.documentElement.scrollWidth);
+    await page.click("#open-side");
+    faults.menu = await accessibilityFaults(page);
+    await page.keyboard.press("Escape");
+    await page.setViewportSize({ width: 1200, height: 800 });
+
+    await begin(page, "And who else?");
+    await page.waitForFunction(() => [...document.querySelectorAll(".answer")].at(-1).innerText.trim().length > 3);
+    await page.keyboard.press("Escape");
+    await ended(page);
+    const stopped = await lastAnswer(page);
+    // Polled until the server has noticed.
+    await page.waitForFunction(async () => (await (await fetch("readyz")).json()).answers === 0);
+    await page.locator(".answer").last().getByText("Retry").click();
+    await page.waitForFunction(() => [...document.querySelectorAll(".answer")].at(-1).dataset.state === "writing");
+    await page.waitForFunction(() => [...document.querySelectorAll(".answer")].at(-1).innerText.trim().length > 3);
+    await page.reload(); // in mid-answer
+    await linked(page);
+    const cut = await lastAnswer(page);
+    const kept = await page.locator(".question .words").allTextContents();
+    const again = await page.evaluate(() => document.querySelector(".answer .words").innerText);
+    await page.keyboard.press("Alt+n");
+    const empty = await page.locator(".answer").count();
+    await page.locator("#conversations .open").first().click();
+    const found = await page.locator(".answer").count();
+    await page.locator("#conversations li").first().hover();
+    await page.locator("#conversations .remove").first().click();
+    await page.reload();
+    const left = await page.locator("#conversations li").count();
+    return { uploaded, busy, first, source, faults, wide, stopped, cut, kept, again, empty, found, left };
+  },
+
+  // The settings reach the request, and stay.
+  async settings(page) {
+    const bodies = [];
+    page.on("request", (request) => request.url().endsWith("/chat/completions") && bodies.push(request.postDataJSON()));
+    await page.goto(url);
+    await linked(page);
+    await page.click("#open-settings");
+    await page.selectOption("#strategy", "autoregressive");
+    await page.selectOption("#privacy", "local-only");
+    await page.fill("#temperature", "0.5");
+    await page.uncheck("[name=documents]");
+    await page.selectOption("#theme", "dark");
+    const faults = await accessibilityFaults(page);
+    await page.keyboard.press("Escape");
+    await page.reload();
+    await linked(page);
+    await begin(page, "Anything?");
+    await page.waitForSelector(".answer .words > *");
+    await page.click("#stop");
+    await ended(page);
+    const back = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+    return { bodies, faults, back, state: (await lastAnswer(page)).state };
+  },
+
+  // A server with keys: nothing but the page is there without one.
+  async key(page) {
+    await page.goto(url);
+    await page.waitForSelector("#key[open]");
+    const faults = await accessibilityFaults(page);
+    await page.fill("#key-field", "wrong");
+    await page.keyboard.press("Enter");
+    await page.waitForFunction(() => document.querySelector("#key-error").textContent);
+    const refused = await page.textContent("#key-error");
+    await page.fill("#key-field", key);
+    await page.keyboard.press("Enter");
+    await page.waitForSelector("#key:not([open])", { state: "attached" });
+    await page.waitForFunction(() => document.querySelector("#model").options.length > 0);
+    await ask(page, "Hello?");
+    const answer = await lastAnswer(page);
+    const stored = await page.evaluate(() => [sessionStorage.length > 0, localStorage.getItem("paceline.key")]);
+    await page.goto(new URL("docs", url).href);
+    await page.waitForSelector("#routes tr");
+    const routes = await page.locator("#routes td:first-child").allTextContents();
+    return { faults: [...faults, ...(await accessibilityFaults(page))], refused, answer, stored, routes };
+  },
+
+  // What a model, a document or a file's name may hold.
+  async hostile(page) {
+    const text = [
+      "<script>alert(1)</script> <img src=//evil.test/a onerror=alert(2)>",
+      "[a](javascript:alert(3)) [b](JaVaScRiPt:alert(4)) [c](data:text/html,<script>alert(5)</script>) [d](/v1/models)",
+      "![spy](https://evil.test/pixel?secret) <iframe src=https://evil.test></iframe>",
+      "[good](https://example.org/a_(b)) and https://example.org/c. `<b>`",
+      "```html\n<style>body{display:none}</style>\n```",
+    ].join("\n\n");
+    const chunk = (body) => `data: ${JSON.stringify(body)}\n\n`;
+    const report = {
+      strategy: "<b>bold</b>",
+      citations: [{ side: "cloud", document: HOSTILE_NAME, passage: "<svg onload=alert(6)>", score: 0.5 }],
+    };
+    const deltas = [...text].map((char) => chunk({ choices: [{ delta: { content: char } }], paceline: { lane: "cloud" } }));
+    const body = [...deltas, chunk({ choices: [{ delta: {}, finish_reason: "stop" }], paceline: report }), "data: [DONE]\n\n"].join("");
+    await page.route("**/v1/chat/completions", (route) => route.fulfill({ contentType: "text/event-stream", body }));
+    await page.goto(url);
+    await linked(page);
+    await page.click("#open-documents");
+    await page.setInputFiles("#files", { name: HOSTILE_NAME, mimeType: "text/markdown", buffer: Buffer.from(FACT) });
+    await page.waitForSelector("#uploads [data-state=completed]");
+    const names = await page.locator("#uploads .name").allTextContents();
+    await page.locator("#uploads button").last().click();
+    await page.keyboard.press("Escape");
+    await ask(page, "<img src=x onerror=alert(7)>");
+    const answer = await lastAnswer(page);
+    const links = await page.evaluate(() => [...document.querySelectorAll(".words a")].map((each) => [each.href, each.rel]));
+    const made = await page.evaluate(() => document.querySelectorAll("#messages :is(script, img, iframe, style, svg, b)").length);
+    const title = await page.textContent("#title");
+    await page.locator(".source").click();
+    const source = { title: await page.textContent("#source-title"), text: await page.textContent("#source-text") };
+    const assigned = await page.evaluate(() => {
+      try {
+        document.body.innerHTML = "<p>x</p>";
+        return true;
+      } catch {
+        return false; // the policy allows no HTML from scripts
+      }
+    });
+    return { names, answer, links, made, title, source, assigned };
+  },
+
+  // Markdown to HTML, of the cases on standard input.
+  async markdown(page) {
+    let input = "";
+    for await (const piece of process.stdin) input += piece;
+    await page.goto(url);
+    const rendered = await page.evaluate(async (cases) => {
+      const { renderMarkdown } = await import("/page/markdown.js");
+      const { Run } = await import("/page/run.js");
+      return cases.map(([text, lanes]) => {
+        const box = document.createElement("div");
+        renderMarkdown(box, new Run(text, lanes ?? undefined));
+        const html = box.innerHTML;
+        for (let end = 0; end < Math.min(text.length, 400); end += 7) renderMarkdown(box, new Run(text.slice(0, end)));
+        renderMarkdown(box, new Run(text, lanes ?? undefined)); // grown piece by piece it is the same
+        return box.innerHTML === html ? html : `unlike what was rendered at once: ${box.innerHTML}`;
+      });
+    }, JSON.parse(input));
+    return { rendered };
+  },
+};
+
+console.log(JSON.stringify(await inBrowser(executable, url, SCENARIOS[scenario])));

@@ -1,0 +1,175 @@
+"""The web page in a real Chromium, driven by playwright-core: `make clients tools` installs both.
+
+Each scenario is a function of `tests/e2e/clients/page.mjs`, which reports what it saw; the checks are here. None may
+cause an error in the console, a request to another host, or a serious finding of axe-core.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.commands.processes import Children, clean_environment, command, free_port
+from tests.e2e.pair import Pair, running_pair
+
+CLIENTS = Path(__file__).parent / "clients"
+TIMEOUT = 240.0  # s for one scenario
+PACE = ("--emulate", "forward=15ms")  # slow enough to be stopped in mid-answer
+HOSTILE_NAME = "<img src=x onerror=alert(1)>.md"
+Seen = dict[str, Any]
+
+
+def browse(scenario: str, url: str, *, key: str = "", given: object = None) -> Seen:
+    """What a scenario saw. `given`: its standard input."""
+    browser = shutil.which("chromium")
+    assert browser is not None, "make tools"
+    done = subprocess.run(
+        ["node", str(CLIENTS / "page.mjs"), scenario, browser, f"{url}/", key],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        env=clean_environment({"PATH": "/usr/local/bin:/usr/bin:/bin"}),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen: Seen = json.loads(done.stdout)
+    assert seen["hosts"] == [], "nothing of another host"
+    return seen
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    flags = ("--max-tokens-default", "60", *PACE)
+    with running_pair(tmp_path_factory.mktemp("pair"), flags=flags) as started:
+        yield started
+
+
+def test_upload_ask_watch_the_lanes_stop_reload_and_find_the_conversation(pair: Pair) -> None:
+    seen = browse("journey", pair.url("cloud"))
+    assert seen["errors"] == []
+    assert seen["dialogs"] == ["Delete “How is the lighthouse of Omber painted, and who is my landlo…”?"]
+    assert seen["uploaded"] == ["omber.md"]
+    first = seen["first"]
+    assert seen["busy"] and first["state"] == "done" and first["cloud"] and first["device"], "two colours in one answer"
+    assert any("omber.md" in source for source in first["sources"])
+    assert seen["source"] == {"title": "omber.md", "text": "The lighthouse of Omber is painted in green stripes."}
+    assert {name: found for name, found in seen["faults"].items() if found} == {}
+    assert seen["wide"] <= 360, "nothing is wider than a telephone"
+    assert seen["stopped"]["state"] == "stopped" and seen["stopped"]["notes"] == ["Stopped."]
+    assert seen["cut"]["state"] == "cut" and seen["cut"]["text"], "what had arrived is there after a reload"
+    assert seen["kept"] == ["How is the lighthouse of Omber painted, and who is my landlord?", "And who else?"]
+    assert seen["again"] == first["text"]
+    assert (seen["empty"], seen["found"], seen["left"]) == (0, 2, 0)
+
+
+def test_settings_reach_the_request_and_stay(pair: Pair) -> None:
+    seen = browse("settings", pair.url("device"))
+    assert seen["errors"] == [] and seen["faults"] == []
+    (body,) = seen["bodies"]
+    assert body["model"] == "fake" and body["temperature"] == 0.5
+    asked = {"report": True, "strategy": "autoregressive", "privacy": "local-only", "documents": 0}
+    assert body["paceline"] == asked
+    assert seen["back"] == "rgb(20, 25, 31)", "dark although the system is light"
+    assert seen["state"] == "stopped"
+
+
+def test_what_a_model_a_document_or_a_file_name_holds_stays_text(pair: Pair) -> None:
+    seen = browse("hostile", pair.url("cloud"))
+    assert seen["dialogs"] == [] and seen["made"] == 0
+    assert seen["names"][-1] == HOSTILE_NAME
+    assert seen["title"] == "<img src=x onerror=alert(7)>"
+    assert seen["source"] == {"title": HOSTILE_NAME, "text": "<svg onload=alert(6)>"}
+    text = seen["answer"]["text"]
+    assert "<script>alert(1)</script> <img src=//evil.test/a onerror=alert(2)>" in text
+    assert "[a](javascript:alert(3))" in text and "[c](data:text/html" in text and "[d](/v1/models)" in text
+    rel = "noopener noreferrer nofollow"
+    addresses = [
+        "https://evil.test/pixel?secret",
+        "https://evil.test/",
+        *(f"https://example.org/{x}" for x in ("a_(b)", "c")),
+    ]
+    assert seen["links"] == [[address, rel] for address in addresses], "an image is a link that nobody follows"
+    assert not seen["assigned"]
+    assert len(seen["errors"]) == 1 and "TrustedHTML" in seen["errors"][0], "only of the attempt in the test"
+
+
+def test_a_server_with_keys_asks_for_one(tmp_path: Path) -> None:
+    with Children(tmp_path) as children:
+        state = ("--state-dir", str(tmp_path / "state"))
+        key = json.loads(children.run(command("keys", "create", "page", "--json", *state)))["key"]
+        port = free_port(0)
+        serve = command("serve", "--model", "fake", "--embedder", "hash", "--threads", "1", "--port", str(port), *state)
+        child = children.start("cloud", [*serve, "--max-tokens-default", "8"], port=port)
+        children.wait(lambda said: all(said))
+        seen = browse("key", child.url, key=key)
+    assert seen["faults"] == [] and seen["refused"] == "Incorrect API key provided."
+    assert seen["answer"]["state"] == "done" and seen["answer"]["text"]
+    assert seen["stored"] == [True, None], "kept in the tab alone, unless the user says otherwise"
+    assert "POST /v1/chat/completions" in seen["routes"] and "GET /page/app.js" not in seen["routes"]
+    assert all("401" in error for error in seen["errors"]), "browsers log refused requests themselves"
+
+
+MARKDOWN = [
+    ("a *b* **c** _d_ ~~e~~ `f*`", "<p>a <em>b</em> <strong>c</strong> <em>d</em> <del>e</del> <code>f*</code></p>"),
+    ("2 * 3 * 4, snake_case_name", "<p>2 * 3 * 4, snake_case_name</p>"),
+    ("\\*a\\*\nb", "<p>*a*<br>b</p>"),
+    ("# A\n\n---\n> b\n> c", "<h3>A</h3><hr><blockquote><p>b<br>c</p></blockquote>"),
+    ("- a\n  - b\n- c", "<ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>"),
+    ("3. a\n4. b", '<ol start="3"><li>a</li><li>b</li></ol>'),
+    (
+        "|a|b|\n|-|-:|\n|1|<i>|",
+        '<div class="table" tabindex="0"><table><thead><tr><th class="align-left">a</th><th class="align-right">b</th>'
+        '</tr></thead><tbody><tr><td class="align-left">1</td><td class="align-right">&lt;i&gt;</td></tr></tbody>'
+        "</table></div>",
+    ),
+    (
+        "```py\nx = '*'\n",
+        '<figure class="code"><figcaption><span>py</span><button type="button" data-copy="x = \'*\'\n">Copy</button>'
+        "</figcaption><pre tabindex=\"0\"><code>x = '*'\n</code></pre></figure>",
+    ),
+    ("a &amp; b", "<p>a &amp;amp; b</p>"),
+]
+LANES = [
+    (
+        "ab *cd* e",
+        "cc..d...c",
+        '<p><span class="lane-cloud">ab</span> <em><span class="lane-device">c</span>d</em> '
+        '<span class="lane-cloud">e</span></p>',
+    )
+]
+LONG = 100_000  # characters, of which each search must be linear
+HOSTILE = [
+    "[",
+    "](",
+    "[a](",
+    "*a ",
+    "**a",
+    "_",
+    "`",
+    "``a`",
+    "> ",
+    "- ",
+    "|-",
+    "|a|\n|-|\n",
+    "~~~\n",
+    "http://",
+    "\\",
+    "#",
+]
+
+
+def test_markdown_is_rendered_and_text_that_means_harm_takes_no_longer(pair: Pair) -> None:
+    lanes = [(text, given) for text, given, _ in LANES]
+    long = [((piece * LONG)[:LONG], None) for piece in HOSTILE]
+    seen = browse("markdown", pair.url("device"), given=[*((text, None) for text, _ in MARKDOWN), *lanes, *long])
+    rendered = seen["rendered"]
+    expected = [html for _, html in MARKDOWN] + [html for _, _, html in LANES]
+    assert rendered[: len(expected)] == expected and len(rendered) == len(expected) + len(HOSTILE)
+    assert not [html[:200] for html in rendered if html.startswith("unlike")]
