@@ -8,19 +8,16 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.commands.options import Config, Json
+from paceline.commands.options import Config, Json, StateDir
 from paceline.core.printable import printable, printable_json
 from paceline.runtime.asking.activity import FILE, Activity, ActivityLog
 from paceline.runtime.asking.answers import permission
 from paceline.settings import AgentSettings
 from paceline.settings_sources import resolve
-
-StateDir = Annotated[Path | None, typer.Option("--state-dir", help="the agent's state; default: as for agent")]
 
 
 def activity(

@@ -31,7 +31,7 @@ def agent(settings: AgentSettings, origins: Origins) -> None:
 
     from .program import run  # torch is imported here, not for `paceline --help`
 
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     for line in describe(settings, origins):
         logging.getLogger("paceline.settings").info("%s", line)
     ask_owner(settings)

@@ -73,6 +73,7 @@ async def run(settings: AgentSettings) -> None:
             retention=retention_of(settings),
             limits=door_limits(settings),
             seal=opened.seal,
+            tracer=opened.tracer,
         )
         return app, None if cloud is None else cloud.keep_linked
 

@@ -27,7 +27,7 @@ def stage(settings: StageSettings, origins: Origins) -> None:
     """Run layers of a model for a server that spreads it over several processes or machines (`serve --stages`)."""
     from paceline.api.http.logs import configure_logging
 
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     if settings.credential is None:
         for line in describe(settings, origins):
             logging.getLogger("paceline.settings").info("%s", line)

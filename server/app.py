@@ -12,6 +12,7 @@ from paceline.api.http.limits.doors import DoorLimits
 from paceline.api.responses.event_log.writer import DEFAULT_RETENTION, Retention
 from paceline.api.routes import register
 from paceline.runtime.service import Service
+from paceline.runtime.tracing import Tracer
 from paceline.sealing.seal import PLAIN, Seal
 
 from . import links
@@ -31,10 +32,18 @@ def create_server(
     retention: Retention = DEFAULT_RETENTION,
     limits: DoorLimits | None = None,
     seal: Seal = PLAIN,
+    tracer: Tracer | None = None,
 ) -> FastAPI:
     """Build the application. The keywords: see `create_app`."""
     app = create_app(
-        service, keyring=keyring, documents=documents, state=state, retention=retention, limits=limits, seal=seal
+        service,
+        keyring=keyring,
+        documents=documents,
+        state=state,
+        retention=retention,
+        limits=limits,
+        seal=seal,
+        tracer=tracer,
     )
     register(app, EnrolEndpoint(registry, live.key).routes())
     app.add_api_websocket_route(links.PATH, live.serve)

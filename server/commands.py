@@ -14,15 +14,13 @@ from typing import Annotated, Literal
 import typer
 
 from paceline.commands.groups import devices_group
-from paceline.commands.options import Config, Json, options
+from paceline.commands.options import Config, Json, StateDir, options
 from paceline.errors import ConfigError
 from paceline.settings import ServerSettings
 from paceline.settings_sources import Origins, describe, resolve
 
 from .devices import CODE_LIFE_S, Registry
 from .keys import Keys
-
-StateDir = Annotated[Path | None, typer.Option("--state-dir", help="the server's state; default: as for serve")]
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +47,7 @@ def serve(settings: ServerSettings, origins: Origins) -> None:
 
     from .program import run  # torch is imported here, not for `paceline --help`
 
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     for line in describe(settings, origins):
         logging.getLogger("paceline.settings").info("%s", line)
     asyncio.run(run(settings))
@@ -96,11 +94,12 @@ def revoke_device(
     name: Annotated[str, typer.Argument(help="as `paceline devices list` shows it")],
     state_dir: StateDir = None,
     config: Config = None,
+    as_json: Json = False,
 ) -> None:
     """Let a device in no more; a link it holds is cut within seconds."""
     if not _registry(state_dir, config).revoke(name):
         raise ConfigError(f"There is no device {name}; see `paceline devices list`.")
-    typer.echo(f"revoked {name}")
+    typer.echo(json.dumps({"revoked": name}) if as_json else f"revoked {name}")
 
 
 def _registry(state_dir: Path | None, config: Path | None) -> Registry:
@@ -155,11 +154,12 @@ def revoke_key(
     name: Annotated[str, typer.Argument(help="its name, or its prefix, as `paceline keys list` shows them")],
     state_dir: StateDir = None,
     config: Config = None,
+    as_json: Json = False,
 ) -> None:
     """Refuse a key from the next request on. Answers that are being written end as they would have."""
     if not _keys(state_dir, config).revoke(name):
         raise ConfigError(f"There is no key {name} that could be revoked; see `paceline keys list`.")
-    typer.echo(f"revoked {name}")
+    typer.echo(json.dumps({"revoked": name}) if as_json else f"revoked {name}")
 
 
 def _keys(state_dir: Path | None, config: Path | None) -> Keys:

@@ -54,6 +54,7 @@ async def run(settings: ServerSettings) -> None:
                 retention=retention_of(settings),
                 limits=door_limits(settings),
                 seal=opened.seal,
+                tracer=opened.tracer,
             )
             return app, live.watch
 

@@ -26,14 +26,18 @@ from paceline.api.http.limits.doors import DoorLimits
 from paceline.api.http.sse import KEEP_ALIVE_S
 from paceline.api.metrics import Metrics
 from paceline.api.models import Catalog
+from paceline.api.observation.answers import Observer
+from paceline.api.page.endpoint import Page
 from paceline.api.responses.endpoint import ResponsesEndpoint
 from paceline.api.responses.event_log.log import EventLog
 from paceline.api.responses.event_log.replay import close_interrupted
 from paceline.api.responses.event_log.writer import DEFAULT_RETENTION, Retention
 from paceline.api.routes import allowed, register
+from paceline.api.status import Status
 from paceline.api.vector_stores.endpoint import VectorStoresEndpoint
 from paceline.api.vector_stores.files import FilesEndpoint
 from paceline.runtime.service import Service
+from paceline.runtime.tracing import Tracer
 from paceline.sealing.seal import PLAIN, Seal
 
 
@@ -48,14 +52,16 @@ def create_app(
     max_active: int = MAX_ACTIVE,
     limits: DoorLimits | None = None,
     seal: Seal = PLAIN,
+    tracer: Tracer | None = None,
 ) -> FastAPI:
     """Make the application. Raises ConfigError when the folder `state` cannot be used.
 
     `keyring`: the keys that are let in; without any key, all requests are (see `http.auth.check_exposure`).
     `documents`: passages per side where the request sets none. `keep_alive`: s of silence before a comment is sent.
     `state`: the folder that stores responses; None: in memory. `retention`: limits on stored responses.
-    `max_active`: POSTs at a time. `limits`: on strangers. `seal`: of stored responses.
-    `app.state` holds `admission`, the table `routes`, and `closers`, which are awaited when the server ends.
+    `max_active`: POSTs at a time. `limits`: on strangers. `seal`: of stored responses. `tracer`: of answers.
+    `app.state` holds `admission`, the `observer` of answers, the table `routes`, and `closers`, which are awaited when
+    the server ends.
     """
     admission = AdmissionControl(keyring, max_active, limits)
     app = FastAPI(
@@ -64,6 +70,7 @@ def create_app(
     app.state.admission = admission
     app.state.routes = []
     app.state.closers = []
+    app.state.observer = Observer(lambda: service.models()[0].name, tracer)
     app.add_middleware(AdmissionMiddleware, admission=admission)
     app.add_exception_handler(HTTPException, _http_error)
 
@@ -81,8 +88,10 @@ def create_app(
         CompletionsEndpoint(service, keep_alive=keep_alive),
         EmbeddingsEndpoint(service),
         Catalog(service, admission),
-        Metrics(service),
+        Metrics(service, app.state.observer.counts),
+        Status(service, admission),
         ApiDescription(),
+        Page(),
     ):
         register(app, endpoints.routes())
     return app

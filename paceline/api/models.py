@@ -7,6 +7,7 @@ models and embedders share one list, since clients read only one. Each endpoint 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from starlette.requests import Request
@@ -67,10 +68,11 @@ class Catalog:
         )
 
     async def list_models(self, request: Request) -> Response:  # noqa: ARG002  # an endpoint's signature
-        return _json({"object": "list", "data": [self._entry(model) for model in self._known()]})
+        return _json({"object": "list", "data": [self._entry(name, model) for name, model in self._known()]})
 
     async def show_model(self, request: Request) -> Response:
-        return _json(self._entry(any_model(self._service, request.path_params["name"])))
+        name = request.path_params["name"]
+        return _json(self._entry(name, any_model(self._service, name)))
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
         return _json({"status": "ok"})
@@ -80,13 +82,17 @@ class Catalog:
         ready = readiness.ready and not self._admission.draining
         return _json({"ready": ready, "side": self._service.side, **readiness.detail}, 200 if ready else 503)
 
-    def _known(self) -> tuple[ModelInfo | EmbedderInfo, ...]:
-        """Chat models first: a client that takes the first name gets one that can chat."""
-        return (*self._service.models(), *self._service.embedders())
+    def _known(self) -> Iterator[tuple[str, ModelInfo | EmbedderInfo]]:
+        """Names of models. Chat models first: a client that takes the first name gets one that can chat. Then the same
+        with a workflow, which menus so have as switches, and embedders."""
+        models, workflows = self._service.models(), self._service.workflows()
+        yield from ((model.name, model) for model in models)
+        yield from ((f"{model.name}:{workflow}", model) for model in models for workflow in workflows)
+        yield from ((model.name, model) for model in self._service.embedders())
 
-    def _entry(self, model: ModelInfo | EmbedderInfo) -> dict[str, object]:
+    def _entry(self, name: str, model: ModelInfo | EmbedderInfo) -> dict[str, object]:
         entry: dict[str, object] = {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "paceline",
@@ -103,7 +109,9 @@ class Catalog:
                 "backend": model.backend,
                 "dtype": model.dtype,
                 "strategies": list(self._service.strategies()),
-                "workflows": list(WORKFLOWS),  # as `paceline.workflow`, or behind the name: `demo:research`
+                "workflows": list(
+                    self._service.workflows()
+                ),  # as `paceline.workflow`, or behind the name: `demo:research`
                 # Defaults of a request's fields; a field that is absent here has OpenAI's default.
                 "sampling": {name: value for name, value in asdict(model.sampling).items() if value is not None},
             },

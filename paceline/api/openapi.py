@@ -63,7 +63,7 @@ class Error(BaseModel):
 
 def describe(app: FastAPI) -> Json:
     """The document of all routes that `create_app` and the program have registered."""
-    routes: Sequence[Route] = app.state.routes
+    routes: Sequence[Route] = [route for route in app.state.routes if route.described]
     refs, schemas = _schemas(routes)
     paths: dict[str, Json] = {}
     for route in sorted(routes, key=lambda route: (route.path, route.method)):

@@ -42,6 +42,7 @@ class Route:
     summary: str  # a sentence for openapi.json
     scope: Scope | None  # that a key must have; None: any key
     open: bool = False  # needs no key
+    described: bool = True  # in openapi.json; a file of the web page is not part of the interface
     request: type[BaseModel] | None = None  # the JSON body
     form: type[BaseModel] | None = None  # the multipart body; a field of bytes is a file
     query: type[BaseModel] | None = None

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import httpx
 from fastapi import FastAPI
@@ -24,12 +25,15 @@ from paceline.runtime.service import (
     GenerateRequest,
     Generation,
     GenerationResult,
+    LinkState,
     Load,
     Readiness,
     TextDelta,
 )
 from paceline.strategies.base import Side
+from paceline.workflow.builder import WORKFLOWS, WorkflowName
 
+T = TypeVar("T")
 MODEL = ModelInfo("scripted", "f" * 64, 256, 4096, "float32", "fake")
 EMBEDDER = EmbedderInfo("scripted-embedder", 4, 256)
 WAIT = 30.0  # s that a test waits for an event that should come at once
@@ -131,8 +135,14 @@ class ScriptedService:
     def strategies(self) -> Sequence[str]:
         return ("autoregressive", "aggregate")
 
+    def workflows(self) -> Sequence[WorkflowName]:
+        return WORKFLOWS
+
     def check_room(self, owner: str) -> None:
         """There is room for everybody."""
+
+    async def find(self, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(work)
 
     async def prepare(self, request: GenerateRequest) -> Generation:
         script = self.script
@@ -156,6 +166,9 @@ class ScriptedService:
 
     def load(self) -> Load:
         return Load(answers=2, steps=3, rows=50, cached_rows=7, preemptions=4, kv_rows=160, kv_free_rows=96)
+
+    def links(self) -> tuple[LinkState, ...]:
+        return (LinkState("laptop", 0.02, None, {"draft": 120, "target": 30}),)
 
 
 @contextmanager

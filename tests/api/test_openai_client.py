@@ -62,7 +62,8 @@ def test_our_object_travels_as_an_extra_body(client: openai.OpenAI, service: Scr
 
 
 def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["scripted", "org/second", "scripted-embedder"]
+    listed = [model.id for model in client.models.list()]
+    assert [name for name in listed if ":" not in name] == ["scripted", "org/second", "scripted-embedder"]
     assert client.models.retrieve("org/second").id == "org/second"
 
 

@@ -27,6 +27,7 @@ from paceline.runtime.service import (
 from paceline.strategies.base import Side
 
 UNNAMED = "private document"  # title of a device's document in a cloud's answer, which never has its name
+WEB = "web"  # in place of a side, of a page
 LOGPROB_FLOOR = -9999.0  # OpenAI's number for probability 0; minus infinity is not JSON
 
 
@@ -178,7 +179,8 @@ def step_chunk(meta: ChatMeta, index: int, step: WorkflowStep) -> Json:
 
 def step_line(step: WorkflowStep) -> str:
     failed = " (failed)" if step.state == "failed" else ""
-    return f"{step.stage}{failed}, {step.seconds:.2f} s: {step.text}\n"
+    unit = f" on {step.unit}" if step.unit else ""
+    return f"{step.stage}{failed}, {step.seconds:.2f} s{unit}: {step.text}\n"
 
 
 def final_chunk(
@@ -264,8 +266,9 @@ def report(call: Reporting, done: GenerationResult) -> Json | None:
         "why": done.strategy_reason,
         "degraded": done.degraded,
         "citations": [
-            {"side": one.side, "document": one.document, "passage": one.passage, "score": one.score}
+            {"side": WEB if one.url else one.side, "document": one.document, "passage": one.passage, "score": one.score}
             | ({"file_id": one.file_id} if one.file_id else {})
+            | ({"url": one.url} if one.url else {})
             for one in done.citations
         ],
         "stats": dict(done.stats),
@@ -296,7 +299,8 @@ def summary(call: Reporting, dones: Sequence[GenerationResult]) -> Json | None:
 
 
 def annotations_of(citations: Sequence[Citation], length: int) -> list[Json]:
-    """OpenAI's `url_citation`, spanning the answer. Its URL names side and document, and cannot be fetched."""
+    """OpenAI's `url_citation`, spanning the answer. The URL of a document names it and its side, and cannot be fetched;
+    that of a page is its own."""
     return [
         {
             "type": "url_citation",
@@ -304,7 +308,7 @@ def annotations_of(citations: Sequence[Citation], length: int) -> list[Json]:
                 "start_index": 0,
                 "end_index": length,
                 "title": citation.document or UNNAMED,
-                "url": f"paceline://{citation.side}/{quote(citation.document, safe='')}",
+                "url": citation.url or f"paceline://{citation.side}/{quote(citation.document, safe='')}",
             },
         }
         for citation in citations

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Self
 
+from paceline.api.observation.answers import AnswerWatch
 from paceline.errors import PacelineError
 from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation, GenerationResult, Service
 
@@ -38,8 +39,10 @@ async def close_all(generations: Sequence[Generation]) -> None:
 class GenerationFanIn:
     """Reader of several generations, which it owns. A context manager, to be entered once."""
 
-    def __init__(self, generations: Sequence[Generation]) -> None:
+    def __init__(self, generations: Sequence[Generation], watches: Sequence[AnswerWatch]) -> None:
+        """watches: of each generation."""
         self._waiting = dict(enumerate(generations))  # not yet running
+        self._watches = watches
         self._queue: asyncio.Queue[tuple[int, GenerateEvent | Exception]] = asyncio.Queue(QUEUE_LIMIT)
         self._readers: list[asyncio.Task[None]] = []
 
@@ -55,6 +58,8 @@ class GenerationFanIn:
         await asyncio.gather(*self._readers, return_exceptions=True)
         await close_all(tuple(self._waiting.values()))
         self._waiting.clear()
+        for watch in self._watches:
+            watch.left()
 
     async def next(self, timeout: float | None = None) -> tuple[int, GenerateEvent] | None:
         """The next event, after the index of its generation; None after `timeout` seconds without any.
@@ -71,16 +76,18 @@ class GenerationFanIn:
         return index, event
 
     async def _read(self, index: int) -> None:
-        events = self._waiting.pop(index).run()
+        events, watch = self._waiting.pop(index).run(), self._watches[index]
         try:
             async for event in events:
                 if isinstance(event, GenerationResult) and event.reason not in ("stop", "length"):
                     raise PacelineError(f"The answer could not be finished ({event.reason}).")
+                watch.took(event)
                 await self._queue.put((index, event))
                 if isinstance(event, GenerationResult):
                     return
             raise PacelineError("The answer ended without saying why.")
         except Exception as error:
+            watch.failed()
             await self._queue.put((index, error))
         finally:
             if isinstance(events, AsyncGenerator):

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 
 from paceline.api.generation.schema import SamplingFields
 from paceline.api.http.auth import Identity
+from paceline.api.observation.request_id import request_id
 from paceline.core.sampling.sampler import SamplingDefaults, SamplingParams
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
@@ -53,6 +54,7 @@ def generation_of(
         owner=identity.key,
         workflow=extension.workflow,
         steps=extension.steps,
+        trace=request_id.get(),
     )
 
 

@@ -19,6 +19,7 @@ from paceline.api.generation.fan_in import GenerationFanIn
 from paceline.api.http import sse
 from paceline.api.http.body import ClientGoneError, while_connected
 from paceline.api.http.errors import Failure, failure_of
+from paceline.api.observation.answers import AnswerWatch, Observer
 from paceline.errors import PacelineError
 from paceline.runtime.service import GenerateEvent, Generation, GenerationResult
 
@@ -54,6 +55,12 @@ class AnswerChunks(Protocol):
         """The error event, and the end of the stream."""
 
 
+def watches_of(scope: Scope, generations: Sequence[Generation]) -> list[AnswerWatch]:
+    """Watches of the generations of one request, by the application's observer."""
+    observer: Observer = scope["app"].state.observer
+    return [observer.answer(scope["state"]) for _ in generations]
+
+
 class JsonAnswer(Response):
     """Sends the JSON when every generation is done. Cancels the generations when the client leaves."""
 
@@ -62,8 +69,8 @@ class JsonAnswer(Response):
         self._generations = generations
         self._body = body
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI's signature
-        async with GenerationFanIn(self._generations) as fan_in:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
+        async with GenerationFanIn(self._generations, watches_of(scope, self._generations)) as fan_in:
             await while_connected(receive, self._write(fan_in, send))
 
     async def _write(self, fan_in: GenerationFanIn, send: Send) -> None:
@@ -93,8 +100,8 @@ class SseAnswer(Response):
         self._keep_alive = keep_alive
         self._name = name
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI's signature
-        async with GenerationFanIn(self._generations) as fan_in:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
+        async with GenerationFanIn(self._generations, watches_of(scope, self._generations)) as fan_in:
             await while_connected(receive, self._write(fan_in, send))
 
     async def _write(self, fan_in: GenerationFanIn, send: Send) -> None:

@@ -7,12 +7,15 @@ beyond its limit, and asyncio every `accept` of a backlog when descriptors run o
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
+from paceline.api.observation.request_id import request_id
 from paceline.core.printable import printable
 
 PAUSE_S = 60.0
@@ -24,10 +27,10 @@ _INDENT = "    "  # of a traceback, so that no line of it passes for one of the 
 _log = logging.getLogger("paceline.api")
 
 
-def configure_logging(level: str) -> None:
+def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:
     """Log to stderr; of uvicorn, httpx and bm25s warnings only."""
     handler = logging.StreamHandler()
-    handler.setFormatter(OneLine(_FORMAT))
+    handler.setFormatter(OneLine(_FORMAT) if form == "text" else OneObject())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(Seldom())
@@ -47,6 +50,25 @@ class OneLine(logging.Formatter):
         ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
     ) -> str:
         return "\n".join(_INDENT + printable(line) for line in super().formatException(ei).splitlines())
+
+
+class OneObject(logging.Formatter):
+    """A record is one JSON object on one line: `time`, `level`, `logger`, `message`, the `id` of the request that it is
+    about where it is about one, what the record has as `fields`, and the `traceback` of an exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if about := getattr(record, "id", "") or request_id.get():
+            said["id"] = about
+        said |= {name: value for name, value in getattr(record, "fields", {}).items() if name not in said}
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(said, default=str)  # all else than ASCII is escaped: nobody forges a line
 
 
 class Seldom(logging.Filter):

@@ -25,6 +25,7 @@ from paceline.api.http.limits.admission import AdmissionControl
 from paceline.api.http.pagination import PageQuery, answer, listing, parse_query
 from paceline.api.http.strict_json import decode_object, encode_json
 from paceline.api.http.validation import parse
+from paceline.api.observation.answers import AnswerWatch
 from paceline.api.responses.context import conversation_of, prepare
 from paceline.api.responses.event_log.log import EventLog
 from paceline.api.responses.event_log.replay import close_interrupted, replay
@@ -126,7 +127,8 @@ class ResponsesEndpoint:
             wanted, search = await self._searching(asked, call, identity)
             generation = await while_connected(request.receive, prepare(self._service, asked, wanted))
         try:
-            run = self._start(asked, call, identity, given, search, generation)
+            watch = request.app.state.observer.answer(request.scope["state"])
+            run = self._start(asked, call, identity, given, search, generation, watch)
         except RequestError:
             await generation.aclose()  # it has not begun
             raise
@@ -152,6 +154,7 @@ class ResponsesEndpoint:
         given: Sequence[Json],
         search: Search | None,
         generation: Generation,
+        watch: AnswerWatch,
     ) -> Run:
         now = time.time()
         response = new_id("resp")
@@ -170,7 +173,9 @@ class ResponsesEndpoint:
         )
         stored_request = encode_json({"input": given, "background": asked.background})
         record = ResponseRecord(response, identity.key, now, asked.previous_response_id, stored_request)
-        return self.runs.start(record, generation, response_events, stored=asked.store, background=asked.background)
+        return self.runs.start(
+            record, generation, watch, response_events, stored=asked.store, background=asked.background
+        )
 
     async def _searching(
         self, asked: ResponseRequest, call: ChatCall, identity: Identity

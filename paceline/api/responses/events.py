@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.api.chat.output import UNNAMED, annotations_of, logprob_items
+from paceline.api.chat.output import UNNAMED, annotations_of, logprob_items, step_line
 from paceline.api.chat.tool_calls import Content, ParsedOutput, ToolCallArguments, ToolCallParser, ToolCallStart
 from paceline.api.http.errors import Failure
+from paceline.api.responses.reasoning import Reasoning
 from paceline.rag.store.files import FILE_PREFIX
 from paceline.rag.store.filters import AttributesOf
-from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, TextDelta
+from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, TextDelta, WorkflowStep
 
 Json = dict[str, object]
 Event = tuple[str, Json]  # its type and its body, sequence number included
@@ -60,7 +61,7 @@ class ResponseEvents:
         self._extension = extension
         self._sequence = 0
         self._output: list[Json] = []  # finished items
-        self._item: _Message | _Call | None = None  # the item being written
+        self._item: _Message | _Call | Reasoning | None = None  # the item being written
         self._logprobs: list[Json] = []  # of text that the parser holds back
 
     def begin(self) -> list[Event]:
@@ -74,6 +75,8 @@ class ResponseEvents:
         """The events of a text delta; of a GenerationResult, all that are left."""
         if isinstance(event, GenerationResult):
             return self._end(event)
+        if event.step is not None:
+            return self._step(event.step)
         self._logprobs += logprob_items(event)
         return self._encode(self._parse(event))
 
@@ -125,6 +128,17 @@ class ResponseEvents:
                     events.append(self._delta("response.function_call_arguments.delta", delta=text))
         return events
 
+    def _step(self, step: WorkflowStep) -> list[Event]:
+        """A step of a workflow: a line of one reasoning item, which ends where the answer begins. A step after that is
+        in the report alone."""
+        events: list[Event] = []
+        if self._item is None:
+            self._item = Reasoning(self._new_id("rs"))
+            events.append(self._item_event("response.output_item.added", item=self._item.body("in_progress")))
+        if isinstance(self._item, Reasoning):
+            events += self._item.add(step_line(step), self._delta)
+        return events
+
     def _text(self, text: str) -> list[Event]:
         events: list[Event] = []
         if not isinstance(self._item, _Message):
@@ -148,7 +162,7 @@ class ResponseEvents:
         if isinstance(item, _Call):
             arguments = "".join(item.arguments)
             events.append(self._delta("response.function_call_arguments.done", name=item.name, arguments=arguments))
-        else:
+        elif isinstance(item, _Message):
             text, logprobs = "".join(item.text), item.logprobs
             events.append(self._part("response.output_text.done", text=text, logprobs=logprobs))
             events.append(self._part("response.content_part.done", part=item.part()))
@@ -160,8 +174,8 @@ class ResponseEvents:
     def _end(self, done: GenerationResult) -> list[Event]:
         incomplete = done.reason == "length"
         events = self._encode(self._parser.flush(done.reason != "stop")) if self._parser is not None else []
-        answered = any(item["type"] != "file_search_call" for item in self._output)
-        if self._item is None and (not answered or self._logprobs):
+        answered = any(item["type"] not in ("file_search_call", "reasoning") for item in self._output)
+        if isinstance(self._item, Reasoning | None) and (not answered or self._logprobs):
             events += self._text("")  # an empty answer is still a message
         if done.citations and isinstance(self._item, _Message):
             length = sum(map(len, self._item.text))

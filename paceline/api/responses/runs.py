@@ -14,6 +14,7 @@ from paceline.api.generation.fan_in import GenerationFanIn
 from paceline.api.http.errors import Failure, failure_of
 from paceline.api.http.limits.admission import AdmissionControl
 from paceline.api.http.strict_json import encode_json
+from paceline.api.observation.answers import AnswerWatch
 from paceline.api.responses.event_log.live_events import LiveEvents
 from paceline.api.responses.event_log.log import EventLog
 from paceline.api.responses.event_log.store import ResponseRecord
@@ -55,6 +56,7 @@ class Runs:
         self,
         record: ResponseRecord,
         generation: Generation,
+        watch: AnswerWatch,
         response_events: ResponseEvents,
         *,
         stored: bool,
@@ -77,7 +79,7 @@ class Runs:
         self._runs[record.id] = run
         if background:
             self._admission.stay(owner)
-        run.task = asyncio.create_task(self._write(run, generation, background=background))
+        run.task = asyncio.create_task(self._write(run, generation, watch, background=background))
         return run
 
     def first(self, response: str) -> Json | None:
@@ -113,11 +115,11 @@ class Runs:
             run.task.cancel()
         await asyncio.wait({run.task})
 
-    async def _write(self, run: Run, generation: Generation, *, background: bool) -> None:
+    async def _write(self, run: Run, generation: Generation, watch: AnswerWatch, *, background: bool) -> None:
         live, response_events = run.live, run.response_events
         run.began.set()
         try:
-            async with GenerationFanIn([generation]) as fan_in:
+            async with GenerationFanIn([generation], [watch]) as fan_in:
                 await self._log.append(live, _encoded(response_events.begin()))
                 while run.final is None:
                     received = await fan_in.next()

@@ -7,6 +7,7 @@ Validates and converts only; the work is done by the side's `Library`.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Literal, TypeVar
 
 from starlette.requests import Request
@@ -135,14 +136,16 @@ class VectorStoresEndpoint:
         asked = await _parsed(request, SearchRequest)
         queries = [asked.query] if isinstance(asked.query, str) else asked.query
         condition, min_score = filter_of(asked.filters), min_score_of(asked.ranking_options)
-        hits = await asyncio.to_thread(
-            self._library.search,
-            _owner(request),
-            [_store_id(request)],
-            queries,
-            asked.max_num_results,
-            condition=condition,
-            min_score=min_score,
+        hits = await self._service.find(
+            partial(
+                self._library.search,
+                _owner(request),
+                [_store_id(request)],
+                queries,
+                asked.max_num_results,
+                condition=condition,
+                min_score=min_score,
+            )
         )
         return answer(
             {

@@ -5,14 +5,17 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from paceline.runtime.service import WorkflowStep
+from paceline.runtime.service import Citation, WorkflowStep
 from tests.api.chat.test_output import stream, whole
 from tests.api.generation.test_request import fault, post
 from tests.api.scripted import MODEL, Script, ScriptedService, TextDelta, done
 
 STEP = WorkflowStep("rewrite", "done", "engine 0", 0.25, "Where is the broom?")
 FAILED = WorkflowStep("search far", "failed", "link", 1.0, "the other side's documents are not read")
-LINES = "rewrite, 0.25 s: Where is the broom?\nsearch far (failed), 1.00 s: the other side's documents are not read\n"
+LINES = (
+    "rewrite, 0.25 s on engine 0: Where is the broom?\n"
+    "search far (failed), 1.00 s on link: the other side's documents are not read\n"
+)
 
 
 def script() -> Script:
@@ -47,6 +50,33 @@ def test_a_model_with_a_workflow_can_be_looked_up(http: httpx.Client) -> None:
     found = http.get(f"/v1/models/{MODEL.name}:research").json()
     assert found["paceline"]["workflows"] == ["fast", "advanced", "research"]
     assert http.get(f"/v1/models/{MODEL.name}:slow").status_code == 404
+
+
+def test_the_list_has_a_switch_for_each_workflow_after_the_models(http: httpx.Client, service: ScriptedService) -> None:
+    listed = [each["id"] for each in http.get("/v1/models").json()["data"]]
+    plain = [model.name for model in service.models()]
+    assert listed[: len(plain)] == plain
+    assert [name for name in listed if name.startswith(f"{MODEL.name}:")] == [
+        f"{MODEL.name}:{workflow}" for workflow in service.workflows()
+    ]
+
+
+def test_research_is_no_switch_where_it_cannot_be_done(
+    http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "workflows", lambda: ("fast", "advanced"))
+    listed = [each["id"] for each in http.get("/v1/models").json()["data"]]
+    assert f"{MODEL.name}:advanced" in listed and f"{MODEL.name}:research" not in listed
+
+
+def test_a_page_of_the_web_is_cited_by_its_own_url(http: httpx.Client, service: ScriptedService) -> None:
+    page = Citation("device", "Mills", "The mill is red.", 0.5, url="https://mills.test/red")
+    service.script = Script([TextDelta("Red", 1), done(citations=(page,))])
+    answer = whole(http, paceline={"report": True})
+    (annotation,) = answer["choices"][0]["message"]["annotations"]
+    assert annotation["url_citation"]["url"] == page.url
+    (cited,) = answer["paceline"]["citations"]
+    assert (cited["side"], cited["url"]) == ("web", page.url)
 
 
 @pytest.mark.parametrize(

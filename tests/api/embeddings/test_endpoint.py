@@ -122,7 +122,7 @@ def test_a_body_may_be_larger_than_a_chats_but_not_without_bound(http: httpx.Cli
 
 def test_the_embedder_is_in_the_list_of_models(client: openai.OpenAI) -> None:
     kinds = {model.id: (model.model_extra or {})["paceline"]["kind"] for model in client.models.list()}
-    assert kinds == {"fake": "chat", "hash": "embedding"}
+    assert kinds == {"fake": "chat", "fake:fast": "chat", "fake:advanced": "chat", "hash": "embedding"}
     assert (client.models.retrieve("hash").model_extra or {})["meta"] == {"n_embd": 256}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from paceline.api.http.body import ClientGoneError, within
 from paceline.api.http.cors import Headers, answer_headers, is_local_host, is_local_origin, preflight_headers
 from paceline.api.http.errors import RETRY_AFTER_S, Failure, failure_of, unauthorized
 from paceline.api.http.limits.doors import DoorLimits, Visitor
+from paceline.api.observation.request_id import new_request_id, request_id
 from paceline.core.shares import Shares
 from paceline.errors import PacelineError
 from paceline.runtime.link.transport import CONNECTION
@@ -241,12 +241,14 @@ class _Exchange:
     """One request and its answer. Adds the headers that all answers carry."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
-        self.id = f"req_{secrets.token_hex(16)}"
+        self.id = new_request_id()
         self.extra: Headers = []
         self.status: int | None = None
         self._send = send
         self._began = time.monotonic()
         scope.setdefault("state", {})["request_id"] = self.id
+        scope["state"]["began"] = self._began
+        request_id.set(self.id)
 
     def ms(self) -> float:
         return (time.monotonic() - self._began) * 1000

@@ -39,6 +39,11 @@ def replay(rows: Sequence[EventRow]) -> Json:
                 part["logprobs"] += body["logprobs"]
             case "response.output_text.annotation.added":
                 _list(output[index], "content")[body["content_index"]]["annotations"].append(body["annotation"])
+            case "response.reasoning_summary_part.added":
+                _list(output[index], "summary").append(body["part"])
+            case "response.reasoning_summary_text.delta":
+                part = _list(output[index], "summary")[body["summary_index"]]
+                part["text"] = f"{part['text']}{body['delta']}"
             case "response.function_call_arguments.delta":
                 output[index]["arguments"] = f"{output[index]['arguments']}{body['delta']}"
             case _:

@@ -1,0 +1,1 @@
+"""What is counted, logged and traced of requests for text."""
