@@ -63,8 +63,8 @@ class Conversation:
         except (ValueError, httpx.InvalidURL):
             raise ConfigError(f"{url} is no address: give one such as http://127.0.0.1:8000 with --url.") from None
         self._model = model
-        self._options = options or {}
-        self._extension = extension or {}
+        self._options = dict(options or {})
+        self._extension = dict(extension or {})
         self.messages: list[dict[str, str]] = []
         self.answer = Answer(model or "")
 
@@ -77,15 +77,51 @@ class Conversation:
         self._http.close()
 
     @property
+    def url(self) -> str:
+        """The base URL, with `/v1`."""
+        return self._url
+
+    @property
     def model(self) -> str:
-        """The model named at construction, else the first that the server lists."""
+        """The model named at construction or by `choose`, else the first that the server lists."""
         if self._model is None:
-            with self._readable_errors():
-                body = _object(self._checked(self._http.get("/models")).content)
-            models = body.get("data")
-            first = models[0] if isinstance(models, list) and models else {}
-            self._model = str(first.get("id", "")) if isinstance(first, dict) else ""
+            models = self.models()
+            self._model = str(models[0].get("id", "")) if models else ""
         return self._model
+
+    def models(self) -> list[Json]:
+        """The models that the server lists. Raises PacelineError."""
+        data = self.get("/models").get("data")
+        return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
+
+    def get(self, path: str) -> Json:
+        """The JSON object at a path below `/v1`. Raises PacelineError."""
+        with self._readable_errors():
+            return _object(self._checked(self._http.get(path)).content)
+
+    def readiness(self) -> Json:
+        """The body of `/readyz`. Raises PacelineError also while it cannot be asked."""
+        with self._readable_errors():
+            return _object(self._checked(self._http.get(f"{self._url.removesuffix('/v1')}/readyz")).content)
+
+    def choose(self, name: str, value: str | None) -> None:
+        """From the next question on: the model, or a field of the `paceline` object; None: the server's default."""
+        if name == "model":
+            self._model = value
+        elif value is None:
+            self._extension.pop(name, None)
+        else:
+            self._extension[name] = value
+
+    def chosen(self, name: str) -> str | None:
+        """What `choose` or the construction has set."""
+        value = self._model if name == "model" else self._extension.get(name)
+        return None if value is None else str(value)
+
+    def forget(self) -> None:
+        """Begin a new conversation with the same choices."""
+        self.messages.clear()
+        self.answer = Answer(self._model or "")
 
     def ask(self, question: str) -> Iterator[tuple[str, str | None]]:
         """Stream pieces of text with their lanes; `answer` has the rest.

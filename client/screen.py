@@ -53,13 +53,13 @@ class Screen:
     def say(self, sentence: str) -> None:
         self._write(sentence, "dim")
 
-    def question(self) -> str | None:
-        """Read the user's next line; None at the end of the input."""
-        try:
-            return self._console.input("> ")
-        except (EOFError, KeyboardInterrupt):
-            self._console.print()
-            return None
+    def show_legend(self) -> None:
+        """Write which side's words have which colour; nothing where there are no colours."""
+        if self._console.color_system is None:
+            return
+        for side, colour in COLOURS.items():
+            self._write(f"words from the {side}'s documents  ", colour, end="")
+        self._console.print()
 
     def _write(self, text: str, style: str, end: str = "\n") -> None:
         self._console.print(printable_lines(text), style=style, end=end, markup=False, highlight=False, soft_wrap=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from paceline.commands.options import Config, Json
+from paceline.commands.options import Config, Json, StateDir
 from paceline.core.printable import printable, printable_json, printable_lines
 from paceline.errors import ConfigError
 from paceline.settings import AgentSettings, ServerSettings
@@ -31,7 +31,8 @@ Side = Annotated[
     typer.Option("--side", help="cloud: public documents; device: private ones, which stay on this machine"),
 ]
 Store = Annotated[
-    Path | None, typer.Option("--store", help="folder of the store; default: that of the side's settings")
+    Path | None,
+    typer.Option("--docs-dir", "--store", help="folder of the documents; default: docs in the state directory"),
 ]
 Embedder = Annotated[
     str | None, typer.Option("--embedder", help="minilm, hash, or a name; default: that of the side's settings")
@@ -59,12 +60,13 @@ def add(
     ],
     side: Side = "device",
     store: Store = None,
+    state_dir: StateDir = None,
     embedder: Embedder = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Read files into the store. The same text again changes nothing; a file that has changed replaces its document."""
-    with opened(side, store, embedder, config) as documents:
+    with opened(side, store, embedder, config, state_dir) as documents:
         results = add_with_progress(documents, paths, side)
     if as_json:
         _write_json(results)
@@ -77,12 +79,13 @@ def add(
 def list_(
     side: Side = "device",
     store: Store = None,
+    state_dir: StateDir = None,
     embedder: Embedder = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """List the documents, by name."""
-    with opened(side, store, embedder, config) as documents:
+    with opened(side, store, embedder, config, state_dir) as documents:
         rows = documents.documents()
     if as_json:
         _write_json(rows)
@@ -97,12 +100,13 @@ def search(
     k: Annotated[int, typer.Option("-k", min=1, help="passages at most")] = 4,
     side: Side = "device",
     store: Store = None,
+    state_dir: StateDir = None,
     embedder: Embedder = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Show the passages an answer to the query would read, best first, with their scores."""
-    with opened(side, store, embedder, config) as documents:
+    with opened(side, store, embedder, config, state_dir) as documents:
         passages = documents.search(query, k)
     if as_json:
         _write_json(passages)
@@ -117,12 +121,13 @@ def remove(
     names: Annotated[list[str], typer.Argument(help="names or ids, as `paceline docs list` shows them")],
     side: Side = "device",
     store: Store = None,
+    state_dir: StateDir = None,
     embedder: Embedder = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Remove documents; their text and vectors leave the files. Exit code 1 if one of them was not there."""
-    with opened(side, store, embedder, config) as documents:
+    with opened(side, store, embedder, config, state_dir) as documents:
         removed = {name: documents.remove(name) > 0 for name in names}
     if as_json:
         typer.echo(json.dumps(removed, indent=2))
@@ -134,10 +139,15 @@ def remove(
 
 
 def reindex(
-    side: Side = "device", store: Store = None, embedder: Embedder = None, config: Config = None, as_json: Json = False
+    side: Side = "device",
+    store: Store = None,
+    state_dir: StateDir = None,
+    embedder: Embedder = None,
+    config: Config = None,
+    as_json: Json = False,
 ) -> None:
     """Embed every chunk again: after another embedder was chosen."""
-    with opened(side, store, embedder, config, again=True) as documents:
+    with opened(side, store, embedder, config, state_dir, again=True) as documents:
         number = documents.count()
     if as_json:
         typer.echo(json.dumps({"documents": number}))
@@ -151,16 +161,17 @@ def opened(
     store: Path | None,
     embedder: str | None,
     config: Path | None = None,
+    state_dir: Path | None = None,
     again: bool = False,
 ) -> Iterator[DocumentStore]:
     """Open the store that the side's program would open."""
     from paceline.rag.embedder import load_embedder  # imported here, so that `paceline --help` stays fast
     from paceline.rag.store.documents import DocumentStore
 
-    flags = {"docs_dir": store, "embedder": embedder}
+    flags = {"docs_dir": store, "state_dir": state_dir, "embedder": embedder}
     settings, _ = resolve(ServerSettings if side == "cloud" else AgentSettings, flags, os.environ, config)
     if settings.docs_dir.exists() and not settings.docs_dir.is_dir():
-        raise ConfigError(f"{settings.docs_dir} is not a folder: give the store's folder with --store")
+        raise ConfigError(f"{settings.docs_dir} is not a folder: give the folder of the documents with --docs-dir")
     embed_with = load_embedder(settings.embedder)
     with DocumentStore.open(
         settings.docs_dir, embed_with, side=side, reindex=again, encrypt=settings.encrypt_documents

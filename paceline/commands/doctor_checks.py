@@ -62,6 +62,7 @@ def run(nodes: tuple[NodeSettings, ...]) -> Iterator[Check]:
             (f"{node.side} disk", lambda node=node: disk(node.state_dir)),  # type: ignore[misc]  # likewise
             (f"{node.side} at rest", lambda node=node: at_rest(node)),  # type: ignore[misc]  # likewise
             (f"{node.side} energy", lambda node=node: energy(node)),  # type: ignore[misc]  # likewise
+            (f"{node.side} units", lambda node=node: units(node)),  # type: ignore[misc]  # likewise
             (f"{node.side} port", lambda node=node: port(node.host, node.port)),  # type: ignore[misc]  # likewise
         ]
         if isinstance(node, AgentSettings):
@@ -208,6 +209,23 @@ def energy(settings: NodeSettings) -> Found:
     if settings.energy_meter == "workload":
         return "ok", f"modelled by operations, at {settings.compute_gflops or 0.0:g} GFLOP/s (compute_gflops)"
     return "ok", energy_meter(settings, None).text
+
+
+def units(settings: NodeSettings) -> Found:
+    """List the processing units of workflows. Which of a linked cloud's take part is known once it is linked."""
+    from paceline.bootstrap import workflow_units
+
+    found = workflow_units(settings)
+    threads = [f"{host.name} ({'+'.join(sorted(host.does))} on {_cores(host.cores)})" for host in found.hosts]
+    reranker = settings.reranker or "the embedder's late interaction, if it has that"
+    return "ok", (
+        f"{', '.join(threads)}; {found.engine} in {found.lanes} lanes on {_cores(found.engine_cores)}; "
+        f"reranking by {reranker}"
+    )
+
+
+def _cores(cores: frozenset[int]) -> str:
+    return f"cores {', '.join(map(str, sorted(cores)))}" if cores else "any core"
 
 
 def port(host: str, number: int) -> Found:

@@ -25,6 +25,7 @@ from paceline.settings_sources import Origins, field_default, resolve
 Settings = TypeVar("Settings", bound=ProgramSettings)
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; default: paceline.toml")]
 Json = Annotated[bool, typer.Option("--json", help="write JSON to standard output")]
+StateDir = Annotated[Path | None, typer.Option("--state-dir", help="default: that of the side's settings")]
 
 CONFIG_HELP = "TOML file with settings; default: paceline.toml in the working directory, if there is one"
 

@@ -13,13 +13,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from paceline.commands.options import Config, Json
+from paceline.commands.options import Config, Json, StateDir
 from paceline.errors import ConfigError
 from paceline.settings import AgentSettings, NodeSettings, ServerSettings
 from paceline.settings_sources import resolve
 
 Side = Annotated[Literal["cloud", "device"], typer.Option("--side", help="whose state directory is meant")]
-StateDir = Annotated[Path | None, typer.Option("--state-dir", help="default: that of the side's settings")]
 
 
 def register(app: typer.Typer) -> None:
@@ -46,6 +45,7 @@ def warm(
     side: Side = "cloud",
     state_dir: StateDir = None,
     config: Config = None,
+    as_json: Json = False,
 ) -> None:
     """Let the model read dialogues, so that the first answers are drafted as well as later ones.
 
@@ -72,6 +72,9 @@ def warm(
         tokens = warming.warm(loaded, store.base, read, max_tokens=max_tokens, answer_tokens=answer_tokens)
     if not store.save_base():
         raise ConfigError(f"the table cannot be written to {folder}: is there room, and may you write there?")
+    if as_json:
+        typer.echo(json.dumps({"dialogues": len(dialogues), "tokens": tokens, "followed": len(store.base)}))
+        return
     typer.echo(f"{len(dialogues)} dialogues, {tokens} tokens: the table knows what follows {len(store.base)} tokens")
 
 

@@ -1,0 +1,77 @@
+"""The command `paceline status`: who is linked, what runs and what was sent, at one program or both of a machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from paceline.core.printable import printable, printable_json
+from paceline.errors import PacelineError
+from paceline.secret_files import given_secret
+
+from .conversation import Conversation, Json
+from .options import AsJson, Key, KeyFile, Url
+
+BOTH = ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
+
+
+def status(
+    url: Url = None,
+    key: Key = None,
+    key_file: KeyFile = None,
+    ready: Annotated[
+        bool, typer.Option("--ready", help="only say whether it can be asked, for which no key is needed")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show who is linked, what runs, and what was sent to the other side.
+
+    Without --url: at a server and an agent of this machine, on their usual ports. A key needs the scope `devices`, or
+    all. Exit code 1 if the one that was named does not answer, or none does.
+    """
+    given = given_secret("key", key, key_file)
+    found: dict[str, Json] = {}
+    faults: dict[str, str] = {}
+    for each in (url,) if url else BOTH:
+        try:
+            with Conversation(each, key=given) as conversation:
+                found[each] = conversation.readiness() if ready else conversation.get("/status")
+        except PacelineError as error:
+            faults[each] = str(error)
+    if as_json:
+        rows = [{"url": each, **found.get(each, {"error": faults.get(each)})} for each in (*found, *faults)]
+        typer.echo(printable_json(json.dumps(rows, indent=2, ensure_ascii=False)))
+    else:
+        for each, state in found.items():
+            typer.echo("\n".join(printable(line) for line in _lines(each, state)))
+        for sentence in faults.values():
+            typer.echo(printable(sentence), err=True)
+    if not found:
+        raise typer.Exit(1)
+
+
+def _lines(url: str, state: Json) -> Iterator[str]:
+    ready = "ready" if state.get("ready") else "not ready"
+    version = f", Paceline {state['version']}" if "version" in state else ""
+    yield f"{state.get('side')} at {url}: {ready}{version}"
+    yield f"  model {state.get('model')}, {state.get('documents')} documents"
+    load = state.get("load")
+    if isinstance(load, dict):
+        yield f"  answers under way {load.get('answers')}; {load.get('steps')} steps and {load.get('rows')} rows so far"
+        rows, free = load.get("kv_rows"), load.get("kv_free_rows")
+        if isinstance(rows, int) and isinstance(free, int):
+            yield f"  KV memory: {rows - free} of {rows} rows in use"
+    links = state.get("links")
+    if not isinstance(links, list):
+        return
+    for link in links:
+        rtt = link.get("rtt_s")
+        told = "" if rtt is None else f", round trip {rtt * 1000:.0f} ms"
+        sent = link.get("sent") or {}
+        kinds = ", ".join(f"{kind} {size}" for kind, size in sorted(sent.items()))
+        yield f"  linked with {link.get('peer')}{told}; sent {sum(sent.values())} bytes{f' ({kinds})' if kinds else ''}"
+    if not links:
+        yield "  linked with nobody"

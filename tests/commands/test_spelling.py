@@ -1,0 +1,57 @@
+"""Options of all commands: one spelling for one meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from paceline.commands.main import build
+
+Command = Any  # click's, which typer brings
+
+LONG_RUNNING = {"serve", "agent", "stage", "demo"}  # they print a log, no result
+OF_A_STATE = ("devices", "keys", "docs", "tables", "profile", "serve", "agent")
+SAID_OTHERWISE = {
+    "state": "--state-dir",
+    "state-directory": "--state-dir",
+    "dir": "--docs-dir",
+    "output-json": "--json",
+}
+
+
+def commands() -> Iterator[tuple[str, Command]]:
+    def walk(name: str, command: Command) -> Iterator[tuple[str, Command]]:
+        subcommands = getattr(command, "commands", None)
+        if subcommands is None:
+            yield name, command
+        for each, found in (subcommands or {}).items():
+            yield from walk(f"{name} {each}".strip(), found)
+
+    yield from walk("", typer.main.get_command(build()))
+
+
+ALL = dict(commands())
+
+
+def options(command: Command) -> set[str]:
+    return {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+
+
+def test_there_are_commands() -> None:
+    assert {"chat", "status", "docs add", "devices activity", "keys revoke", "tables warm"} <= set(ALL)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_command_with_a_result_writes_it_as_json(name: str) -> None:
+    assert ("--json" in options(ALL[name])) == (name not in LONG_RUNNING)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_state_dir_works_wherever_a_state_is_meant_and_nothing_has_two_names(name: str) -> None:
+    given = options(ALL[name])
+    assert ("--state-dir" in given) >= name.startswith(OF_A_STATE)
+    assert not given & {f"--{other}" for other in SAID_OTHERWISE}
+    assert ("--config" in given) or not name.startswith(OF_A_STATE)
