@@ -1,7 +1,8 @@
-# One image for both programs. The default is the server; `docker run -it ... paceline agent --cloud URL --code -` is a device.
+# One image for both programs; deploy/compose.yaml starts both.
 #
 #   docker build --build-arg PIP_EXTRA_INDEX_URL=URL -t paceline .     # URL: the index with PyTorch's CPU builds
 #   docker run -p 8000:8000 -e PACELINE_API_KEYS=KEY -v paceline:/var/lib/paceline paceline
+#   docker run -it --network host -v device:/var/lib/paceline paceline paceline agent --cloud URL --code -
 FROM python:3.11-slim
 
 ARG PIP_EXTRA_INDEX_URL=""
@@ -22,11 +23,13 @@ RUN pip install . && useradd --create-home --uid 1000 paceline \
 USER paceline
 WORKDIR /home/paceline
 
-# Reachable from outside the container, so it does not start without PACELINE_API_KEYS.
-ENV PACELINE_HOST=0.0.0.0 PACELINE_PORT=8000 PACELINE_STATE_DIR=/var/lib/paceline
+# Each side has its own folder in the volume, beside the models that were downloaded.
+ENV PACELINE_STATE_DIR=/var/lib/paceline HF_HOME=/var/lib/paceline/models
 VOLUME /var/lib/paceline
-EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=3s --start-period=120s \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/readyz', timeout=2)"]
+EXPOSE 8000 8001
+# The server, or an agent, or both: ready when one that runs here is.
+HEALTHCHECK --interval=30s --timeout=20s --start-period=120s --retries=3 CMD ["paceline", "status", "--ready"]
 ENTRYPOINT []
-CMD ["paceline", "serve"]
+# Reachable from outside the container, so it does not start without a key. An agent listens on its own loopback address
+# and needs none; `--network host` makes that the machine's.
+CMD ["paceline", "serve", "--host", "0.0.0.0"]

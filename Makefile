@@ -9,7 +9,7 @@ NODE   := tests/e2e/clients
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clients demo check test lint types imports format wheel docs clean
+.PHONY: help venv clients tools demo check test lint types imports format wheel docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,15 @@ $(NODE)/node_modules/.installed: $(NODE)/package.json
 
 clients: $(CLIENTS)/.installed $(NODE)/node_modules/.installed ## install the clients that tests/e2e speaks through; needs npm
 
+# Programs of the system that tests run. In a container, whose user is root, they are installed; elsewhere they are named.
+TOOLS := chromium nginx caddy systemd-analyze
+tools: ## find the browser and the servers that tests run, or install Debian's
+	@missing=; PATH="$$PATH:/usr/sbin"; for tool in $(TOOLS); do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends chromium nginx-light caddy systemd >/dev/null; then exit 0; fi; \
+	echo "tests need$$missing: install Debian's packages chromium, nginx-light, caddy and systemd" >&2; exit 1
+
 demo: $(VENV)/.runtime ## a server and a device answer three questions together; CHECK=1: check the answers and stop
 	@$(BIN)/paceline demo $(if $(CHECK),--check)
 
@@ -50,7 +59,7 @@ check: venv ## the inner loop: lint, types, import contracts, fast tests
 	@scripts/check
 	@scripts/test -m 'not slow and not gpu and not net'
 
-test: venv clients ## lint, types, import contracts, all tests
+test: venv clients tools ## lint, types, import contracts, all tests
 	@scripts/check
 	@scripts/test
 

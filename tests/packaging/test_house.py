@@ -86,7 +86,9 @@ def apart() -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("folders", "extras"), [(PACKAGES, ("bench", "gpu", "keyring")), (("tests",), ("test",))], ids=["packages", "tests"]
+    ("folders", "extras"),
+    [(PACKAGES, ("bench", "gpu", "keyring", "otel")), (("tests",), ("test",))],
+    ids=["packages", "tests"],
 )
 def test_every_library_that_is_imported_is_asked_for(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
     installed = packages_distributions()

@@ -1,0 +1,92 @@
+"""The files to copy in `deploy/` are what the programs that read them accept. `make tools` installs those programs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from paceline.commands.main import build
+from paceline.settings import AgentSettings, ServerSettings
+from paceline.settings_sources import resolve
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+COMMENTED = re.compile(r"^# (?=[a-z_]+ = )", re.MULTILINE)
+COMMAND = re.compile(r"(?:command: |CMD )\[([^\]]*)\]")
+
+
+def run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    found = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin")
+    assert found is not None, "make tools"
+    return subprocess.run([found, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("commented", [True, False], ids=["as it is", "every line in force"])
+def test_the_settings_to_copy_are_settings(tmp_path: Path, commented: bool) -> None:
+    text = (DEPLOY / "paceline.toml").read_text("utf-8")
+    file = tmp_path / "paceline.toml"
+    file.write_text(text if commented else COMMENTED.sub("", text))
+    assert commented or len(tomllib.loads(file.read_text())["agent"]) >= 7, "nothing is left out"
+    server, origins = resolve(ServerSettings, {}, {}, file)
+    agent, _ = resolve(AgentSettings, {}, {}, file)
+    assert (server.port, agent.port) == (8000, 8001) and origins["model"].startswith(f"file {file}")
+    assert server.trusted_proxies == ("127.0.0.1",)
+
+
+@pytest.mark.parametrize(("unit", "scope"), [("paceline-server", "--system"), ("paceline-agent", "--user")])
+def test_systemd_reads_the_units(tmp_path: Path, unit: str, scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    text = (DEPLOY / f"{unit}.service").read_text("utf-8")
+    (command,) = re.findall(r"^ExecStart=(\S+)", text, re.MULTILINE)
+    file = tmp_path / f"{unit}.service"
+    file.write_text(text.replace(command, sys.executable).replace("User=paceline", "User=root"))
+    done = run("systemd-analyze", "verify", scope, "--man=no", file)
+    own = [line for line in done.stderr.splitlines() if unit in line]
+    assert done.returncode == 0 and own == [], done.stderr
+
+
+def test_nginx_reads_its_example(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subject = ("-subj", "/CN=paceline.example.org", "-days", "2", "-nodes")
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+    made = run("openssl", "req", "-x509", *subject, *curve, "-keyout", key, "-out", certificate)
+    assert made.returncode == 0, made.stderr
+    text = (DEPLOY / "nginx.conf").read_text("utf-8")
+    text = re.sub(r"/etc/letsencrypt/\S+/fullchain.pem", str(certificate), text)
+    text = re.sub(r"/etc/letsencrypt/\S+/privkey.pem", str(key), text)
+    file = tmp_path / "nginx.conf"
+    file.write_text(f"pid {tmp_path}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{\naccess_log off;\n{text}\n}}\n")
+    done = run("nginx", "-t", "-p", tmp_path, "-c", file)
+    assert done.returncode == 0 and "warn" not in done.stderr, done.stderr
+
+
+def test_caddy_reads_its_example() -> None:
+    done = run("caddy", "validate", "--adapter", "caddyfile", "--config", DEPLOY / "Caddyfile")
+    assert done.returncode == 0, done.stderr
+    assert "reverse_proxy" in run("caddy", "adapt", "--config", DEPLOY / "Caddyfile").stdout
+
+
+@pytest.mark.parametrize("file", [DEPLOY / "compose.yaml", ROOT / "Dockerfile"], ids=lambda file: file.name)
+def test_commands_of_containers_have_the_options_they_name(file: Path) -> None:
+    known = typer.main.get_command(build()).commands  # type: ignore[attr-defined]  # a group: it has commands
+    found = [[part.strip(' "') for part in line.split(",")] for line in COMMAND.findall(file.read_text("utf-8"))]
+    assert len(found) == 2
+    for program, name, *rest in found:
+        options = {option for parameter in known[name].params for option in parameter.opts}
+        assert program == "paceline" and {part for part in rest if part.startswith("--")} <= options
+
+
+def test_variables_of_the_image_are_settings() -> None:
+    text = (ROOT / "Dockerfile").read_text("utf-8") + (DEPLOY / "compose.yaml").read_text("utf-8")
+    names = set(re.findall(r"\bPACELINE_([A-Z_]+)", text))
+    assert {"STATE_DIR", "API_KEY_FILE"} <= names
+    assert {name.lower() for name in names} <= set(ServerSettings.model_fields)
+    assert "PACELINE_HOST" not in text, "an agent then listens on loopback, and needs no key"
