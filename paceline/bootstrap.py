@@ -26,14 +26,17 @@ from paceline.core.offloading.draft_length import Unit
 from paceline.core.offloading.workload import ModelShape
 from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ServedModel
-from paceline.engine.loader import choose_device, find, gpu_uuid, load_model
+from paceline.engine.loader import choose_device, engine_threads, find, gpu_uuid, load_model
 from paceline.engine.loader import served_name as model_name
 from paceline.engine.wrappers import DelayedEngine
 from paceline.errors import ConfigError
 from paceline.local_users import can_tell
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import load_embedder
+from paceline.rag.rerank.late_interaction import TokenEncoder
+from paceline.rag.rerank.reranker import Reranker, load_reranker
 from paceline.rag.store.documents import DocumentStore
+from paceline.rag.web.searxng import SearxngSearch
 from paceline.runtime.asking.gate import CloudAsks
 from paceline.runtime.energy.choice import ChosenMeter, Machine, Powers, choose_meter
 from paceline.runtime.energy.debt_file import DebtFile
@@ -43,11 +46,18 @@ from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
+from paceline.runtime.tracing import Tracer, tracer_of
+from paceline.runtime.units.registry import HostUnit, NodeUnits
+from paceline.runtime.workflows.demand import launch_bytes
+from paceline.runtime.workflows.kept_profiles import Conditions, KeptProfiles
+from paceline.runtime.workflows.machine import describe_machine
+from paceline.runtime.workflows.web.access import WebAccess, WebLimits
 from paceline.sealing.answers import open_answers_seal
 from paceline.sealing.seal import PLAIN, Seal
 from paceline.secret_files import STDIN, secret_lines
 from paceline.settings import AgentSettings, NodeSettings
 from paceline.strategies.registry import STRATEGIES
+from paceline.web_settings import STORE
 from paceline.wire.identity_messages import Introduction
 
 _log = logging.getLogger("paceline")
@@ -66,6 +76,7 @@ class OpenedNode:
     model: ServedModel
     name: str  # the model's name for clients
     seal: Seal  # of stored responses and look-up tables
+    tracer: Tracer | None  # that the environment asks for
 
     @property
     def vocab_size(self) -> int:
@@ -109,6 +120,7 @@ async def run_node(
     with open_store(settings) as store, opened_model(settings, demo, open_engine) as model:
         seal = open_answers_seal(settings.state_dir, encrypt=settings.encrypt_documents)
         name = served_name(settings, model)
+        tracer = tracer_of(settings.side)
         node = Node(
             settings.side,
             model,
@@ -125,18 +137,25 @@ async def run_node(
             limits=step_limits(settings),
             energy=open_energy(settings, model),
             draft_engine=None if open_draft is None else open_draft(model),
+            profiles=open_profiles(settings, model, store, spread=open_engine is not None),
+            units=workflow_units(settings),
+            reranker=open_reranker(settings, store),
+            tracer=tracer,
+            web=open_web(settings),
         )
 
         def ready() -> None:
             typer.echo(f"paceline: serving {name} on {url_of(listener)} ({node.num_documents} documents)")
 
         async with node:
-            app, background = await compose(OpenedNode(node, model, name, seal))
+            app, background = await compose(OpenedNode(node, model, name, seal, tracer))
             async with asyncio.TaskGroup() as tasks:
                 beside = None if background is None else tasks.create_task(background())
                 await serve(app, listener, on_ready=ready, until=node.until_lost)
                 if beside is not None:
                     beside.cancel()
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)  # after the last part in a peer's answer
         if node.lost is not None:  # a supervisor starts the program again, with a fresh device
             raise node.lost
 
@@ -155,7 +174,7 @@ def open_model(settings: NodeSettings, demo: Path) -> LoadedModel:
         backend=settings.backend,
         dtype=settings.dtype,
         device=settings.engine_device,
-        threads=settings.threads,
+        threads=settings.threads or len(workflow_units(settings).engine_cores) or None,
         kv_mib=settings.kv_mib,
         name=DEMO if shipped else None,
     )
@@ -256,6 +275,46 @@ def open_store(settings: NodeSettings) -> DocumentStore:
     return store
 
 
+def workflow_units(settings: NodeSettings) -> NodeUnits:
+    """Processing units of workflows, as declared; those of a kind that is not declared are found."""
+    found = NodeUnits()
+    for unit in settings.units:
+        if unit.kind == "engine":
+            found = replace(
+                found, engine=unit.name, lanes=unit.lanes or found.lanes, engine_cores=frozenset(unit.cores)
+            )
+    hosts = [
+        HostUnit(unit.name, frozenset(unit.cores), frozenset(unit.does))
+        for unit in settings.units
+        if unit.kind == "cpu"
+    ]
+    return replace(found, hosts=tuple(hosts) or found.hosts)
+
+
+def open_reranker(settings: NodeSettings, store: DocumentStore) -> Reranker | None:
+    """Load the reranker that the settings name; None where they name none. Raises ConfigError when it is not here."""
+    if settings.reranker is None:
+        return None
+    encoder = store.embedder if isinstance(store.embedder, TokenEncoder) else None
+    return load_reranker(settings.reranker, encoder=encoder)
+
+
+def open_web(settings: NodeSettings) -> WebAccess | None:
+    """What the settings let the workflow `research` search; None without it."""
+    if settings.web_search is None:
+        return None
+    limits = WebLimits(
+        settings.web_search_seconds,
+        settings.web_results,
+        settings.web_page_seconds,
+        settings.web_page_mib << 20,
+        settings.web_pages,
+    )
+    if settings.web_search == STORE:
+        return WebAccess(None, limits)
+    return WebAccess(SearxngSearch(settings.web_search, timeout_s=limits.search_s), limits)
+
+
 def open_tables(settings: NodeSettings, model: ServedModel, seal: Seal = PLAIN) -> TableStore:
     """Open the look-up tables that answers are drafted from: one table per key, in the state directory.
 
@@ -272,6 +331,26 @@ def open_kv(settings: NodeSettings, store: DocumentStore) -> DocumentKvStore | N
     """
     limit = settings.document_kv_mib << 20
     return DocumentKvStore(settings.docs_dir / FOLDER, limit, seal=store.seal) if limit else None
+
+
+def open_profiles(
+    settings: NodeSettings, model: ServedModel, store: DocumentStore, *, spread: bool = False
+) -> KeptProfiles:
+    """What the state directory knows of this side's units, read at the first workflow. spread: over other machines."""
+    fake = settings.model == "fake"
+    device = "cpu" if fake else choose_device(settings.engine_device)
+    here = device == "cpu" and not spread
+    embedder = store.embedder.name
+    conditions = Conditions(
+        model.engine.info.fingerprint,
+        embedder,
+        describe_machine(gpu_uuid(device) or device if device.startswith("cuda") and not spread else None),
+        engine_threads() if here and not fake else 0,
+        str(workflow_units(settings)),
+        settings.reranker or "",
+    )
+    demand = launch_bytes(model.engine.info, step_limits(settings).rows, embedder)
+    return KeptProfiles(settings.state_dir, conditions, demand, shared=here)
 
 
 def retention_of(settings: NodeSettings) -> Retention:

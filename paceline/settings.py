@@ -20,10 +20,12 @@ from paceline.core.energy.values import MeterName
 from paceline.core.permission import MayAsk
 from paceline.core.side import Side
 from paceline.local_users import is_loopback
+from paceline.unit_settings import UnitSettings, units_of
+from paceline.web_settings import STORE, provider
 
 PREFIX = "PACELINE_"
 ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,40}://[^/\s]{1,255}")
-SECRETS = frozenset({"api_keys", "code"})
+SECRETS = frozenset({"api_keys", "code", "web_search"})
 DERIVED = frozenset({"state_dir", "docs_dir", "embedder", "device"})  # their default depends on the machine or a field
 
 ENCRYPT = "encrypt documents, stored responses and look-up tables on the disk, at the next start and for good"
@@ -138,6 +140,27 @@ class NodeSettings(ProgramSettings):
         256, ge=1, le=1 << 20, description="MiB of responses that are kept at most; the oldest go first"
     )
     responses_days: float = Field(30.0, gt=0, le=3650, description="days for which responses are kept")
+    units: tuple[UnitSettings, ...] = Field(
+        (),
+        description="processing units of workflows, as NAME=cpu:cores=0:does=search+rerank+embed for a thread, "
+        "NAME=engine:lanes=4 for the model, or tables [agent.units.NAME]; default: a thread, and the model in 4 lanes",
+    )
+    reranker: str | None = Field(
+        None,
+        description="what workflows rerank with: late-interaction, or a cross-encoder, as a directory or the name of "
+        "one that was downloaded; default: late interaction where the embedder is minilm, else none",
+    )
+    web_search: str | None = Field(
+        None,
+        repr=False,
+        description="what the workflow research searches the web with: the URL of a SearXNG server, or store, the "
+        "cloud's documents in place of the web; default: none, and research is refused",
+    )
+    web_search_seconds: float = Field(10.0, gt=0, le=300, description="seconds that a web search may take")
+    web_results: int = Field(3, ge=1, le=10, description="results of a web search whose pages are read")
+    web_pages: int = Field(8, ge=1, le=64, description="pages of the web that one answer may read")
+    web_page_seconds: float = Field(20.0, gt=0, le=300, description="seconds that fetching a page may take")
+    web_page_mib: int = Field(8, ge=1, le=64, description="MiB of a page at most, decompressed")
     documents: int = Field(2, ge=0, le=64, description="passages each side reads per request, unless the request says")
     max_tokens_default: int | None = Field(
         None, ge=1, description="tokens written when a request sets no limit; default: up to the context"
@@ -150,6 +173,7 @@ class NodeSettings(ProgramSettings):
     min_p: float | None = Field(None, ge=0, le=1, description="likewise; default: the model's, or 0")
     repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="likewise; default: the model's, or 1")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
+    log_format: Literal["text", "json"] = Field("text", description="of a line of the log; json: one object a line")
 
     @field_validator("api_keys", "trusted_proxies", "allowed_origins", mode="before")
     @classmethod
@@ -159,6 +183,16 @@ class NodeSettings(ProgramSettings):
         if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
             return tuple(key.strip() for part in parts for key in part.split(",") if key.strip())
         return value
+
+    @field_validator("units", mode="before")
+    @classmethod
+    def _units(cls, value: object) -> object:
+        return value if value == () else units_of(value)
+
+    @field_validator("web_search")
+    @classmethod
+    def _provider(cls, value: str | None) -> str | None:
+        return provider(value)
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -237,6 +271,8 @@ class ServerSettings(NodeSettings):
     @model_validator(mode="after")
     def _stageable(self) -> Self:
         paced = any(part.split("=")[0].strip() in ("forward", "row") for part in (self.emulate or "").split(","))
+        if self.stages and any(unit.kind == "engine" and unit.cores for unit in self.units):
+            raise ValueError("the cores of an engine on stages are chosen for each stage's process, not by units")
         if self.stages and (self.model == "fake" or self.backend == "hf" or paced):
             raise ValueError("stages cannot be combined with model fake, backend hf, or an emulated pace of the engine")
         return self
@@ -322,6 +358,12 @@ class AgentSettings(NodeSettings):
             raise ValueError("energy_per_token and energy_per_step cannot be set together: leave one out")
         if budgets != (None, None) and self.energy_meter == "off":
             raise ValueError("an energy budget needs an energy_meter other than off")
+        return self
+
+    @model_validator(mode="after")
+    def _searchable(self) -> Self:
+        if self.web_search == STORE and self.cloud is None:
+            raise ValueError("web_search store searches the cloud's documents: set cloud, or a SearXNG server's URL")
         return self
 
     @model_validator(mode="after")

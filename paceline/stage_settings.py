@@ -39,6 +39,7 @@ class StageSettings(ProgramSettings):
         description="where its credential is kept; default: $XDG_STATE_HOME/paceline/device",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
+    log_format: Literal["text", "json"] = Field("text", description="of a line of the log; json: one object a line")
     credential: Literal["-"] | None = Field(
         None,
         description="-: read a credential from standard input, and end with it, as a stage that the server starts does",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.bootstrap import open_reranker, workflow_units
 from paceline.errors import ConfigError
 from paceline.local_users import is_loopback
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
 from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, ServerSettings
 from paceline.settings_sources import describe, resolve
 from paceline.stage_settings import StageSettings
@@ -285,3 +289,55 @@ def test_a_stage_is_set_by_variables_and_its_table_and_leaves_the_others_alone(t
 def test_layers_of_a_stage_are_a_span(layers: str) -> None:
     with pytest.raises(ConfigError, match=r"layers = .* cannot be used: give FIRST:STOP"):
         resolve(StageSettings, {"layers": layers}, {})
+
+
+CORE = min(os.sched_getaffinity(0))
+DECLARED = f"""
+[agent.units.left]
+cores = [{CORE}]
+does = ["rerank", "embed"]
+[agent.units.right]
+[agent.units.chat]
+kind = "engine"
+lanes = 2
+"""
+
+
+def test_units_of_tables_and_of_lines_are_the_same(tmp_path: Path) -> None:
+    of_tables, origins = resolve(AgentSettings, {}, {}, written(tmp_path, DECLARED))
+    lines = f"left=cpu:cores={CORE}:does=rerank+embed,right=cpu,chat=engine:lanes=2"
+    of_lines, _ = resolve(AgentSettings, {"units": [lines]}, {})
+    assert of_tables.units == of_lines.units == resolve(AgentSettings, {}, {"PACELINE_UNITS": lines})[0].units
+    assert any(f"left=cpu:cores={CORE}:does=rerank+embed" in line for line in describe(of_tables, origins))
+    found = workflow_units(of_tables)
+    assert [(host.name, sorted(host.cores)) for host in found.hosts] == [("left", [CORE]), ("right", [])]
+    assert (found.engine, found.lanes) == ("chat", 2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ("left=cpu:cores=100000", r"the unit left may not run on the cores \[100000\]: this process has"),
+        ("left=cpu,left=cpu", "two units are called left"),
+        ("web=cpu", "a unit cannot be called 'web'"),
+        ("left=cpu:does=rerank", "no unit does search and embed"),
+        ("left=cpu:does=dance", "does of the unit left: input should be 'search', 'rerank' or 'embed'"),
+        ("left=cpu:cors=0", "the unit left has no cors: it may have kind, cores, does, lanes"),
+        ("left=cpu:lanes=2", "the unit left has lanes, which only the kind engine has"),
+        ("left=gpu", "kind of the unit left: input should be 'cpu' or 'engine'"),
+        ("a=engine,b=engine", "one unit of the kind engine at most"),
+        ("left", "'left' is no unit"),
+    ],
+)
+def test_units_that_cannot_be_are_a_sentence_at_the_start(lines: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as error:
+        resolve(ServerSettings, {"units": [lines]}, {})
+    assert "flag --units" in str(error.value)
+
+
+def test_a_reranker_that_is_not_here_is_refused_at_the_start(tmp_path: Path) -> None:
+    with DocumentStore.open(tmp_path, HashEmbedder()) as store:
+        settings, _ = resolve(ServerSettings, {"reranker": "nobody/has-this", "model": "fake"}, {})
+        with pytest.raises(ConfigError, match="neither a directory here nor a model that was downloaded"):
+            open_reranker(settings, store)
+        assert open_reranker(resolve(ServerSettings, {}, {})[0], store) is None

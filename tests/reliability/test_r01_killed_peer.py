@@ -14,6 +14,8 @@ from paceline.engine.fake.engine import fake_model
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.sessions.prompts import PromptSet, build_prompts
+from paceline.runtime.units.plain_work import PlainWork
+from paceline.runtime.units.registry import NodeUnits
 from tests.e2e.pair import DEVICE, QUESTION, Pair, running_pair
 from tests.reliability.conftest import Figure
 from tests.reliability.streams import Stream, percentile
@@ -28,7 +30,8 @@ async def prompts_of_the_cloud(directory: Path) -> PromptSet:
     model = fake_model(0)
     messages = [{"role": "user", "content": QUESTION}]
     with DocumentStore.open(store_of(directory, "cloud"), load_embedder("hash")) as store:
-        return await build_prompts(messages, store, model.tokenizer, k=2, max_prompt=2048)
+        work = PlainWork(NodeUnits().registry("cloud"))
+        return await build_prompts(messages, store, model.tokenizer, work, k=2, max_prompt=2048)
 
 
 def ask(pair: Pair, drafts: str) -> Stream:
