@@ -26,6 +26,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import ModelInfo
+from paceline.engine.model_config import cache_input
 from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.engine.tensors import dists
 from paceline.errors import ConfigError, EngineError
@@ -164,12 +165,15 @@ class _Transformers:
         self.attention = model.config._attn_implementation
         self._ids = torch.arange(max(*load.rows, load.prefix), device=model.device)[None] % load.shape.vocab
         with torch.inference_mode():
-            model(input_ids=self._ids[:, : load.prefix], past_key_values=self._cache, use_cache=True)
+            self._run(self._ids[:, : load.prefix])
 
     def forward(self, rows: int) -> None:
         with torch.inference_mode():
-            self._model(input_ids=self._ids[:, :rows], past_key_values=self._cache, use_cache=True)
+            self._run(self._ids[:, :rows])
         self._cache.crop(-rows)
+
+    def _run(self, ids: torch.Tensor) -> None:
+        self._model(input_ids=ids, use_cache=True, **{cache_input(self._model): self._cache})
 
 
 class _Paged:

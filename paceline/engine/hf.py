@@ -22,7 +22,7 @@ from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.faults import engine_error
-from paceline.engine.model_config import MASKED_KINDS, windows
+from paceline.engine.model_config import MASKED_KINDS, cache_input, windows
 from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
 from paceline.engine.self_test import agrees, prompt_for
 from paceline.engine.sequence_table import SequenceTable
@@ -42,6 +42,7 @@ class HFEngine:
     def __init__(self, model: PreTrainedModel, info: ModelInfo, *, recompute: bool | None = None) -> None:
         self._model, self._info = model, info
         self._windows = windows(model.config)
+        self._cache_input = cache_input(model)
         self._can_select_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
         self._caches: dict[SeqId, DynamicCache] = {}
@@ -168,7 +169,7 @@ class HFEngine:
             if not self._recompute:  # else only tokens are stored
                 token = torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
                 with torch.inference_mode():
-                    self._model(input_ids=token, past_key_values=cache, use_cache=True)
+                    self._model(input_ids=token, use_cache=True, **{self._cache_input: cache})
             self._row_shapes = _row_shapes(cache)
         return [(layers, num_rows, heads, dim) for layers, heads, dim in self._row_shapes]
 
@@ -197,8 +198,8 @@ class HFEngine:
             input_ids=torch.tensor([segment.tokens], device=device),
             position_ids=torch.tensor([segment.positions()], device=device),
             attention_mask=masks,
-            past_key_values=cache,
             use_cache=True,
+            **{self._cache_input: cache},
         )
 
     def _logits(self, rows: Sequence[int], **inputs: object) -> torch.Tensor:

@@ -1,10 +1,11 @@
-"""Engine settings from a transformers configuration: attention kinds with their windows, and the context length."""
+"""Settings from a transformers model: attention kinds with their windows, the context length, the name of its cache."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection
 
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.core.offloading.workload import ModelShape
 
@@ -21,6 +22,11 @@ def windows(config: PretrainedConfig) -> dict[str, int | None]:
     if window is not None and getattr(config, "use_sliding_window", True):
         return {"sliding_attention": window}
     return {"full_attention": None}
+
+
+def cache_input(model: PreTrainedModel) -> str:
+    """Name under which `forward` takes a KV cache: transformers 5.24 renamed it, model by model."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def max_positions(config: PretrainedConfig) -> int:

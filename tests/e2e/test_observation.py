@@ -60,7 +60,7 @@ def test_an_answer_is_followed_through_both_processes(tmp_path: Path, monkeypatc
             asked = answer.headers["x-request-id"]
             metrics = client.with_options(base_url=pair.url("device")).get("/metrics", cast_to=str)
             client.close()
-            logs = {side: (tmp_path / f"{side}.log").read_text() for side in SIDES}
+        logs = {side: (tmp_path / f"{side}.log").read_text() for side in SIDES}  # whole, since both have ended
         assert {(service, span.name) for service, span in spans} == {
             ("paceline-device", "answer"),
             ("paceline-cloud", "part"),
