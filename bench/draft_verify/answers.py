@@ -15,6 +15,7 @@ from paceline.runtime.simulation import Channel, FadingChannel, Network, RadioPa
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import SessionFrame
+from paceline.wire.payloads.draft_places import decode_places
 from paceline.wire.payloads.varints import decode_tokens
 from paceline.wire.verify_messages import DraftChain, Verdict
 
@@ -117,7 +118,7 @@ def _play(way: Way, setting: Setting, engines: Mapping[str, PairedEngine], stats
     device = world.session("device").finished
     assert device is not None, "both machines have ended"
     taken.drafted, taken.accepted = device.stats["drafted"], device.stats["accepted"]
-    taken.rounds = sum(isinstance(sent.message, DraftChain) and not sent.message.tokens for sent in world.messages)
+    taken.rounds = sum(isinstance(sent.message, DraftChain) and not sent.message.places for sent in world.messages)
     taken.draft_bytes = world.session("device").egress.kinds().get("drafts", 0)
     if way.spends:
         (link,) = world.links.values()
@@ -131,10 +132,10 @@ def airbytes(message: SessionFrame, way: Way, payload: Payload) -> float | None:
     """Size of a message as the way's paper has it; None: as the codec writes it."""
     match message:
         case DraftChain() if way.payload == "scalars":
-            return len(decode_tokens(message.tokens)) * ENTRY_BITS / 8.0
+            return len(decode_places(message.places)) * ENTRY_BITS / 8.0
         case DraftChain() if way.payload != "ids":
             top_p = float(way.payload.removeprefix("top-p "))
-            ids = sum(payload.ids(nats_of(token), top_p) for token in decode_tokens(message.tokens))
+            ids = sum(payload.ids(nats_of(token), top_p) for token, _ in decode_places(message.places))
             return ids * ENTRY_BITS / 8.0
         case Verdict() if way.down_bits:
             verified = getattr(way.options, "most", 0)

@@ -30,18 +30,23 @@ COMPUTE_W: Final = 12.0  # of the device (Table I)
 BUDGET_J: Final = 1.2  # a step (Table I)
 
 
-def _static(drafts: int) -> VerifyOptions:
-    return VerifyOptions(rescoring=False, waits=True, overlap=False, fixed=True, most=drafts)
+def _static(drafts: int, *, second_guesses: bool = False) -> VerifyOptions:
+    return VerifyOptions(
+        rescoring=False, waits=True, overlap=False, fixed=True, most=drafts, second_guesses=second_guesses
+    )
 
 
 OURS: Final = "ours"
 PLAIN: Final = "cloud decoding"
-STATIC: Final = ("static 5", "static 7", "static 9")
+STATIC: Final = ("static 5", "static 7", "static 9")  # as published
+STATIC_TWICE: Final = "static 7 with second guesses"
 WAYS: Final[Mapping[str, VerifyOptions]] = {
     PLAIN: VerifyOptions(rescoring=False, most=0),
     OURS: VerifyOptions(rescoring=False),
-    "GELATO": VerifyOptions(rescoring=False, waits=True, overlap=False, least=1),  # with the budget
+    # With the budget.
+    "GELATO": VerifyOptions(rescoring=False, waits=True, overlap=False, least=1, second_guesses=False),
     **{name: _static(int(name.split()[1])) for name in STATIC},
+    STATIC_TWICE: _static(7, second_guesses=True),
 }
 
 
@@ -60,7 +65,7 @@ QUICK = Load(round_trips=(0.05,), verify=(0.03, 0.1), spreads=(0.6,), tokens=48,
 
 def measure(load: Load) -> Findings:
     rows: list[dict[str, object]] = []
-    against_static, against_plain = [], []
+    against_static, against_twice, against_plain = [], [], []
     for spread in load.spreads:
         for rtt in load.round_trips:
             for verify in load.verify:
@@ -70,10 +75,14 @@ def measure(load: Load) -> Findings:
                     taken[name] = float(str(row["ms_per_token"]))
                     rows.append(row)
                 against_static.append((rtt, taken["static 7"] / taken[OURS]))
+                against_twice.append((rtt, taken[STATIC_TWICE] / taken[OURS]))
                 against_plain.append(taken[PLAIN] / taken[OURS])
-    at_worst = [ratio for rtt, ratio in against_static if rtt == max(load.round_trips)]
+    longest = max(load.round_trips)
+    at_worst = [ratio for rtt, ratio in against_static if rtt == longest]
+    twice_at_worst = [ratio for rtt, ratio in against_twice if rtt == longest]
     claims = [
         Claim("draft_verify.virtual_worst_link_vs_static7", min(at_worst), 1.5, "higher"),
+        Claim("draft_verify.virtual_worst_link_vs_static7_with_second_guesses", min(twice_at_worst), 1.5, "higher"),
         Claim("draft_verify.virtual_vs_cloud_decoding", min(against_plain), 0.97, "higher"),
     ]
     return Findings(rows, claims)

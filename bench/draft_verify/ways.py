@@ -19,8 +19,9 @@ OURS: Final = VerifyOptions(rescoring=False)
 
 
 def waiting(most: int, *, overlap: bool = False) -> VerifyOptions:
-    """Each step drafts so many tokens, and the cloud waits for them."""
-    return VerifyOptions(rescoring=False, waits=True, overlap=overlap, fixed=True, most=most)
+    """Each step drafts so many tokens, and the cloud waits for them. As published: without second guesses, which find
+    nothing on these engines anyway."""
+    return VerifyOptions(rescoring=False, waits=True, overlap=overlap, fixed=True, most=most, second_guesses=False)
 
 
 @dataclass(frozen=True, slots=True)

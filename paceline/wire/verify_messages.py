@@ -11,6 +11,7 @@ from paceline.core.verification.names import VerifierName
 from paceline.wire.fields import MAX_FRAME_BYTES, Count, Token
 from paceline.wire.messages import DistPayload, Options, SessionMessage, bad_tokens
 from paceline.wire.payloads.draft_codec import PROB_BYTES
+from paceline.wire.payloads.draft_places import MAX_PLACE_BYTES, decode_places
 from paceline.wire.payloads.varints import decode_tokens
 
 Joules = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
@@ -27,6 +28,7 @@ class VerifyOptions(Options, frozen=True):
     gate: bool = True  # drafting stops early where the draft model is unsure
     overlap: bool = True  # drafting goes on while a verdict is on its way
     waits: bool = False  # the verifier waits for drafts; else it decodes meanwhile
+    second_guesses: bool = True  # beside drafts that are unsure another token is verified: *agreement* alone
     needs_dists: bool = False  # verdicts carry distributions, for logprobs
     objective: Objective = "per_step"  # see `core.offloading.draft_length.utility`
     joules_per_step: Joules | None = None  # energy budget of the device's drafting
@@ -53,15 +55,19 @@ class DraftChain(SessionMessage, frozen=True, tag="c"):
 
     base: Count
     offset: Annotated[int, msgspec.Meta(ge=0, le=MAX_CHAIN)]  # tokens of this chain that were sent before
-    tokens: Annotated[
-        bytes, msgspec.Meta(max_length=5 * MAX_CHAIN)
-    ]  # varints, see `wire.payloads.varints`; none: no more drafts
+    places: Annotated[
+        bytes, msgspec.Meta(max_length=MAX_PLACE_BYTES * MAX_CHAIN)
+    ]  # a draft each, some with a second guess: `wire.payloads.draft_places`; none: no more drafts
 
     def fault(self, vocab_size: int | None) -> str | None:
-        tokens = decode_tokens(self.tokens)
-        if self.offset + len(tokens) > MAX_CHAIN:
-            return f"a chain of more than {MAX_CHAIN} tokens - at `$.tokens`"
-        return bad_tokens("tokens", tokens, self.base + self.offset, vocab_size)
+        places = decode_places(self.places)
+        if self.offset + len(places) > MAX_CHAIN:
+            return f"a chain of more than {MAX_CHAIN} tokens - at `$.places`"
+        seconds = [second for _, second in places if second is not None]
+        start = self.base + self.offset
+        return bad_tokens("places", [token for token, _ in places], start, vocab_size) or (
+            bad_tokens("places", seconds, start, vocab_size)
+        )
 
 
 class DraftsWithDists(DraftChain, frozen=True, tag="cl"):
@@ -79,7 +85,7 @@ class DraftsWithDists(DraftChain, frozen=True, tag="cl"):
     ] = []  # noqa: RUF012  # msgspec copies it
 
     def fault(self, vocab_size: int | None) -> str | None:
-        count = len(decode_tokens(self.tokens))
+        count = len(decode_places(self.places))
         if len(self.probs) not in (0, PROB_BYTES * count):
             return f"{len(self.probs)} bytes of probabilities for {count} tokens - at `$.probs`"
         if len(self.dists) not in (0, count):

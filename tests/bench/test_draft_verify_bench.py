@@ -15,6 +15,7 @@ from bench.draft_verify.paired_engines import ENTROPIES, ENTRY_BITS, WHOLE_BITS,
 from bench.draft_verify.ways import CLOUD_DECODING, co_located, dssd, static, waiting
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.errors import ConfigError
+from paceline.wire.payloads.draft_places import encode_places
 from paceline.wire.payloads.varints import encode_tokens
 from paceline.wire.verify_messages import DraftChain, Verdict
 
@@ -49,7 +50,7 @@ def test_payloads_are_scaled_to_their_mean_and_ways_are_sized_by_their_papers() 
     )
     assert payload.mean_bits(0.99998) > payload.mean_bits(0.99995)
     tokens = (40_000, 120_000)
-    drafts = DraftChain(0, 0, 0, 0, encode_tokens(tokens))
+    drafts = DraftChain(0, 0, 0, 0, encode_places([(token, None) for token in tokens]))
     ids = sum(payload.ids(nats_of(token), 0.99995) for token in tokens)
     assert airbytes(drafts, static(7, "top-p 0.99995"), payload) == pytest.approx(ids * ENTRY_BITS / 8)
     assert airbytes(drafts, dssd(WHOLE_BITS), payload) == 2 * ENTRY_BITS / 8

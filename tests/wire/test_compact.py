@@ -10,19 +10,22 @@ from hypothesis import strategies as st
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode, encode
+from paceline.wire.payloads.draft_places import decode_places, encode_places
 from paceline.wire.payloads.varints import encode_tokens
 from paceline.wire.verify_messages import MAX_CHAIN, DraftChain
 
 assert STRATEGIES, "its messages are registered"
 
+IDS = st.integers(0, 151_935)
+PLACES = st.tuples(IDS, st.none() | IDS).filter(lambda place: place[0] != place[1])
 counts = st.one_of(st.integers(0, 300), st.integers(0, 2**31 - 2))
 chains = st.builds(
-    lambda session, epoch, base, offset, tokens: DraftChain(session, epoch, base, offset, encode_tokens(tokens)),
+    lambda session, epoch, base, offset, places: DraftChain(session, epoch, base, offset, encode_places(places)),
     st.one_of(st.integers(0, 300), st.integers(0, 2**53 - 1)),
     counts,
     st.integers(0, 2**30),
     st.integers(0, MAX_CHAIN - 20),
-    st.lists(st.integers(0, 151_935), max_size=20),
+    st.lists(PLACES, max_size=20),
 )
 
 
@@ -62,5 +65,28 @@ def test_faults_are_told(data: bytes, fault: str) -> None:
 
 
 def test_a_message_of_two_drafts_takes_three_bytes_beside_them() -> None:
-    tokens = encode_tokens([500, 9_000])
-    assert len(encode(DraftChain(41, 0, 100, 0, tokens))) == 3 + len(tokens) == 7
+    places = encode_places([(500, None), (8_000, None)])
+    assert len(encode(DraftChain(41, 0, 100, 0, places))) == 3 + len(places) == 7
+
+
+@given(st.lists(PLACES, max_size=20))
+def test_places_come_back_and_a_second_guess_takes_the_bytes_of_a_draft(places: list[tuple[int, int | None]]) -> None:
+    assert decode_places(encode_places(places)) == places
+    real = [(token + 100_000, None if second is None else second + 100_000) for token, second in places]
+    guesses = sum(second is not None for _, second in places)
+    assert len(encode_places(real)) == 3 * (len(places) + guesses)
+
+
+@given(st.binary(max_size=24))
+def test_places_are_written_in_one_way_alone(data: bytes) -> None:
+    try:
+        places = decode_places(data)
+    except RemoteProtocolError:
+        return
+    assert encode_places(places) == data
+
+
+@pytest.mark.parametrize("numbers", [[131], [131, 133], [131, 130], [130, 131]])
+def test_a_second_guess_that_is_missing_or_the_draft_itself_is_refused(numbers: list[int]) -> None:
+    with pytest.raises(RemoteProtocolError, match="no second guess of its own"):
+        decode_places(encode_tokens(numbers))

@@ -11,7 +11,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.verification.draft_dist import POINTS, draft_dist
 from paceline.errors import RemoteProtocolError
 from paceline.wire.payloads.draft_codec import decode_draft_dist, decode_probs, encode_draft_dist, encode_prob
-from paceline.wire.payloads.varints import encode_tokens
+from paceline.wire.payloads.draft_places import encode_places
 from paceline.wire.verify_messages import MAX_DIST_BYTES, DraftsWithDists
 
 VOCAB = 152_000
@@ -45,7 +45,7 @@ def test_faults_are_told() -> None:
     dist = encode_draft_dist(Dist(np.array([300], dtype=np.int32), np.array([1.0])))
     with pytest.raises(RemoteProtocolError, match="outside the vocabulary"):
         decode_draft_dist(dist, 300)
-    two = encode_tokens([1, 2])
+    two = encode_places([(1, None), (2, None)])
     assert "probabilities for 2 tokens" in (DraftsWithDists(0, 0, 0, 0, two, probs=b"a").fault(10) or "")
     assert "1 distributions for 2 tokens" in (DraftsWithDists(0, 0, 0, 0, two, dists=[dist]).fault(10) or "")
     assert "$.recovered" in (DraftsWithDists(0, 0, 1, 0, two, recovered=10).fault(10) or "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.ranking import best_margin, top_by_score
 from paceline.core.sampling.row_head import RowHead
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 
@@ -49,3 +50,11 @@ class OwnDist:
         if self._token is None:
             self._token = sample(filter_top(self.whole, params), params, position)
         return self._token
+
+    def second(self, params: SamplingParams, position: int, *, within: float) -> int | None:
+        """The id that would be sampled if `token` were not; None where it scores more than so many nats below it, or
+        filters have changed the order. Read from `known`: right enough for drafts."""
+        ids = self.known.ids[top_by_score(self.known, params, position, 2)].tolist()
+        if len(ids) < 2 or ids[0] != self.token(params, position):
+            return None
+        return int(ids[1]) if best_margin(self.known, params, position, ids) <= within else None

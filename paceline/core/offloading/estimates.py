@@ -23,6 +23,8 @@ _RECENT: Final = 0.99  # factor on older rounds, per new one
 _LEAST_STEPS: Final = 16  # before a calibration is of use
 _HIGHEST_RATIO: Final = 10.0
 _SLOPES: Final = 0.02, 20.0  # least and highest, 1/nat
+_LEAST_HITS: Final = 0.15  # share of rejected drafts whose second guess is the target, below which none are sent
+_SECOND_PROBE: Final = 16
 
 
 @dataclass(slots=True)
@@ -47,6 +49,24 @@ class AcceptanceByEntropy:
     def at(self, nats: float) -> float:
         """Probability that a draft is accepted."""
         return math.exp(-self.slope * nats)
+
+
+@dataclass(slots=True)
+class SecondGuesses:
+    """How often the target is a rejected draft's second guess, and so whether second guesses pay for their rows."""
+
+    _hits: MovingAverage = field(default_factory=lambda: MovingAverage(0.05))
+    _places: int = 0
+
+    def add(self, *, hit: bool) -> None:
+        """Record a rejected draft that had a second guess."""
+        self._hits.add(float(hit))
+
+    def pays(self) -> bool:
+        """The next place is to have one. Now and then even where they do not pay: else that could never change."""
+        self._places += 1
+        known = self._hits.value
+        return known is None or known >= _LEAST_HITS or self._places % _SECOND_PROBE == 0
 
 
 @dataclass(slots=True)
@@ -240,6 +260,7 @@ class OffloadStats:
 
     estimates: StepEstimates = field(default_factory=StepEstimates)
     acceptance: AcceptanceByEntropy = field(default_factory=AcceptanceByEntropy)
+    seconds: SecondGuesses = field(default_factory=SecondGuesses)
     pace: AnswerPace = field(default_factory=AnswerPace)
     throughput: Throughput = field(default_factory=Throughput)
     energy: EnergyEstimates = field(default_factory=EnergyEstimates)

@@ -9,6 +9,15 @@ from paceline.strategies.draft_verify.verifiers.base import Draft
 from paceline.wire.verify_messages import MAX_CHAIN
 
 
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What became of a draft in whose place a target is known."""
+
+    nats: float  # entropy of the distribution it was drawn from
+    accepted: bool
+    second: bool | None  # its second guess is the target; None: it was accepted, or had none
+
+
 @dataclass(slots=True)
 class Chain:
     """`base` targets, then what has been sent of the chain, of which `passed` are targets by now."""
@@ -40,24 +49,24 @@ class Chain:
         self.drafts.append(draft)
         self.entropies.append(nats)
 
-    def advance(self, head: PrefixNode) -> tuple[float, bool] | None:
-        """The next target: the node that is the head now. Returns what became of the draft in its place: its entropy,
-        and whether it was accepted; None where there was no draft.
+    def advance(self, head: PrefixNode) -> Examined | None:
+        """The next target: the node that is the head now. Returns what became of the draft in its place; None where
+        there was no draft.
 
         Below a target that was not drafted, or not sent in time, another chain begins.
         """
         if not self.nodes:
             self.restart(head.position)
             return None
-        nats, accepted = self.entropies[0], self.nodes[0] is head
-        if not accepted:
+        nats, second = self.entropies[0], self.drafts[0].second
+        if self.nodes[0] is not head:
             self.restart(head.position)
-            return nats, False
+            return Examined(nats, False, None if second is None else second == head.token)
         del self.nodes[0], self.drafts[0], self.entropies[0]
         self.passed += 1
         if self.sent < self.passed:  # the verifier got there by itself
             self.resend(head.position)
-        return nats, True
+        return Examined(nats, True, None)
 
     def resend(self, base: int) -> None:
         """All that is below so many targets is to be sent again, as another chain."""

@@ -322,5 +322,6 @@ def _stats(decoder: BranchDecoder, counts: DraftCounts, alone: int) -> dict[str,
         "drafted": float(counts.drafted),
         "accepted": float(counts.accepted),
         "looked_up": float(counts.looked_up),
+        "second_accepted": float(counts.second),
         "alone": float(alone),
     }

@@ -20,7 +20,7 @@ from paceline.strategies.draft_verify.options import options_of
 from paceline.strategies.draft_verify.pace import Pace
 from paceline.strategies.draft_verify.verifiers.base import Draft
 from paceline.strategies.draft_verify.verifiers.choice import verifier_of
-from paceline.wire.payloads.varints import encode_tokens
+from paceline.wire.payloads.draft_places import encode_places
 from paceline.wire.verify_messages import DraftsWithDists
 
 MAX_LOOKED_UP: Final = 16  # drafts in a row without a forward
@@ -36,6 +36,7 @@ class DraftCounts:
     drafted: int = 0
     accepted: int = 0
     looked_up: int = 0  # of the drafted ones: from tables and the text, without a forward
+    second: int = 0  # second guesses that were the target in place of their draft
 
 
 class Departures:
@@ -84,7 +85,8 @@ class Drafting:
     ) -> None:
         """ngrams: where their best draft is likely enough, the chain goes on with it, and no forward is computed."""
         self._config, self._epoch = config, epoch
-        self._waits = options_of(config).waits
+        options = options_of(config)
+        self._waits, self._second_guesses = options.waits, options.second_guesses
         self._tree, self._decoder, self._pace, self._timing = tree, decoder, pace, timing
         self._ngrams = ngrams
         self._verifier = verifier_of(config)
@@ -110,11 +112,11 @@ class Drafting:
             if not self._pace.empty:
                 self._pace.cancel()
             return
-        nats, accepted = examined
-        self._counts.accepted += accepted
+        self._counts.accepted += examined.accepted
+        self._counts.second += examined.second is True
         if not self._late:
-            self._pace.examined(nats, accepted=accepted)
-        if not accepted:
+            self._pace.examined(examined.nats, accepted=examined.accepted, second=examined.second)
+        if not examined.accepted:
             self._late = False
             self._pace.cancel()
 
@@ -163,12 +165,12 @@ class Drafting:
                 looked_up = self._look_up(last)
                 if looked_up is None:
                     return [*effects, *forward_to(last, self._decoder, self._tree.head, now)]
-                token, nats = looked_up
-                draft = Draft(token) if self._pace.admits(nats) else None
+                suggested, nats = looked_up
+                draft = suggested if self._pace.admits(nats) else None
                 self._counts.looked_up += draft is not None
             else:
                 nats = entropy(last.own_dist.known)
-                draft = self._verifier.draft(last.own_dist, last.position) if self._pace.admits(nats) else None
+                draft = self._drafted(last) if self._pace.admits(nats) else None
             is_end = draft is not None and draft.token in self._config.eos_ids
             if draft is None or (is_end and not self._verifier.drafts_ends):
                 self._pace.end(self._step_bytes(), bandwidth)
@@ -183,7 +185,16 @@ class Drafting:
                 effects += self._send(now)
         return effects
 
-    def _look_up(self, last: PrefixNode) -> tuple[int, float] | None:
+    def _drafted(self, last: PrefixNode) -> Draft:
+        """The model's draft below this node, whose distribution is known."""
+        assert last.own_dist is not None
+        return self._verifier.draft(last.own_dist, last.position, second=self._guesses_twice)
+
+    @property
+    def _guesses_twice(self) -> bool:
+        return self._second_guesses and self._pace.second_guess_pays()
+
+    def _look_up(self, last: PrefixNode) -> tuple[Draft, float] | None:
         """A draft below this node from tables and the text, where it is as likely to be accepted as the draft model's,
         with the entropy of a draft of that model that is as likely. None: compute the model's.
 
@@ -195,12 +206,14 @@ class Drafting:
         rows = _without_row(last, head)
         if len(rows) >= MAX_LOOKED_UP or not decoder.spare_rows([*decoder.missing_rows(head), *rows]):
             return None
-        likeliest = next(iter(self._ngrams.children(last, head)), None)
-        if likeliest is None or likeliest[0] in self._config.eos_ids:
+        children = self._ngrams.children(last, head)
+        if not children or children[0][0] in self._config.eos_ids:
             return None
-        token, prob = likeliest
-        nats = self._pace.nats_of(prob)
-        return (token, nats) if prob >= LEAST_LOOKED_UP and prob >= self._pace.acceptance else None
+        token, prob = children[0]
+        if prob < LEAST_LOOKED_UP or prob < self._pace.acceptance:
+            return None
+        second = children[1][0] if len(children) > 1 and self._guesses_twice else None
+        return Draft(token, second=second), self._pace.nats_of(prob)
 
     def _begin_step(self, last: PrefixNode, bandwidth: float | None, rtt: float | None) -> bool:
         self._looked_at = None
@@ -256,7 +269,8 @@ class Drafting:
     def _step_bytes(self) -> int:
         drafts = self._chain.unsent
         dists = sum(len(draft.drawn_from) for draft in drafts)
-        return _HEADER_BYTES + dists + len(encode_tokens([draft.token for draft in drafts])) if drafts else 0
+        places = encode_places([(draft.token, draft.second) for draft in drafts])
+        return _HEADER_BYTES + dists + len(places) if drafts else 0
 
 
 def forward_to(node: PrefixNode, decoder: BranchDecoder, head: PrefixNode, now: float) -> list[Effect]:

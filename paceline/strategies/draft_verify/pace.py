@@ -227,8 +227,15 @@ class Pace:
         if self._queue is not None and self._queue.per == "token":
             self._queue.add(0.0, tokens)
 
-    def examined(self, nats: float | None, *, accepted: bool) -> None:
-        """Record what became of a draft that the verdict has reached. nats: entropy of its distribution."""
+    def second_guess_pays(self) -> bool:
+        """The next draft is to have a second guess, if one is likely enough."""
+        return self._stats.seconds.pays()
+
+    def examined(self, nats: float | None, *, accepted: bool, second: bool | None = None) -> None:
+        """Record what became of a draft that the verdict has reached. nats: entropy of its distribution. second: its
+        second guess was the target; None: it was accepted, or had none."""
+        if second is not None:
+            self._stats.seconds.add(hit=second)
         self._stats.examined += 1
         self._accepted += accepted
         self._stats.estimates.add_examined(accepted=accepted)

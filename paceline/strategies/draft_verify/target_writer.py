@@ -262,22 +262,27 @@ class TargetWriter:
             return []
         self._waiting = False
         effects = decoder.commit_to(head)
-        nodes = self._nodes(head, [draft.token for draft in drafts or []])
+        nodes = self._nodes(head, drafts or [])
         self._verified += len(nodes)
         return [*effects, *decoder.append_rows([*decoder.missing_rows(head), *nodes], head, self._now)]
 
-    def _nodes(self, head: PrefixNode, drafts: Sequence[int]) -> list[PrefixNode]:
-        """The drafts as nodes below the head, up to one that cannot be a row."""
+    def _nodes(self, head: PrefixNode, drafts: Sequence[Draft]) -> list[PrefixNode]:
+        """The drafts as nodes below the head, up to one that cannot be a row, and their second guesses beside them."""
         last = self._config.max_tokens - 1  # a longer prefix has no next token
         most = min(MAX_ROWS if self._options.most else 0, self._decoder.spare_rows(self._decoder.missing_rows(head)))
-        nodes: list[PrefixNode] = []
+        chain: list[PrefixNode] = []
+        seconds: list[PrefixNode] = []
         node = head
-        for token in drafts[:most]:
-            if token in self._config.eos_ids or node.position >= last or not self._decoder.fits(node.position + 1):
+        for draft in drafts[:most]:
+            if node.position >= last or not self._decoder.fits(node.position + 1):
                 break
-            node = node.child(token)
-            nodes.append(node)
-        return self._decoder.admitted(head, nodes)
+            if draft.second is not None and draft.second not in self._config.eos_ids:
+                seconds.append(node.child(draft.second))
+            if draft.token in self._config.eos_ids:
+                break
+            node = node.child(draft.token)
+            chain.append(node)
+        return self._decoder.admitted(head, [*chain, *seconds[: most - len(chain)]])
 
     def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
         self._finished = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from paceline.strategies.draft_verify.verifiers.base import Draft
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import DistPayload
+from paceline.wire.payloads.draft_places import encode_places
 from paceline.wire.payloads.varints import encode_tokens
 from paceline.wire.verify_messages import MAX_CHAIN, DraftChain, Verdict
 
@@ -34,7 +36,7 @@ def below(copy: PeerChain, targets: list[int]) -> list[int] | None:
 
 
 def chain(base: int, offset: int, *tokens: int) -> DraftChain:
-    return DraftChain(0, 0, base, offset, encode_tokens(tokens))
+    return DraftChain(0, 0, base, offset, encode_places([(token, None) for token in tokens]))
 
 
 @given(st.integers(0, 2**32))
@@ -140,7 +142,7 @@ def test_faults_of_fields_are_told(message: DraftChain | Verdict, fault: str) ->
 
 def test_a_drafted_token_of_a_real_vocabulary_takes_less_than_four_bytes() -> None:
     """A chain of 15 with ids above 2**16, in an answer's middle, in the session of a link that is long up."""
-    message = DraftChain(1001, 0, 300, 0, encode_tokens(range(151_000, 151_015)))
+    message = msgspec.structs.replace(chain(300, 0, *range(151_000, 151_015)), session=1001)
     frame = encode(message)
     assert len(frame) / 15 < 4.0
     assert decode(frame) == message and DraftChain in STRATEGIES["draft_verify"].messages

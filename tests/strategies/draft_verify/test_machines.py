@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.aggregation.own_dist import OwnDist
+from paceline.core.offloading.estimates import SecondGuesses
+from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.base import (
     Branch,
@@ -24,8 +27,11 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.draft_verify.drafter import Drafter
 from paceline.strategies.draft_verify.target_writer import MAX_ROWS, TargetWriter
+from paceline.strategies.draft_verify.verifiers.agreement import Agreement
+from paceline.strategies.draft_verify.verifiers.base import Draft
 from paceline.wire.messages import DraftLimits
-from paceline.wire.payloads.varints import encode_tokens
+from paceline.wire.payloads.draft_places import encode_places
+from paceline.wire.payloads.varints import decode_tokens, encode_tokens
 from paceline.wire.verify_messages import MAX_CHAIN, DraftChain, Verdict, VerifyOptions
 from tests.strategies.cases import EOS, PROMPT, VOCAB, point
 
@@ -69,7 +75,7 @@ def test_a_device_that_sends_many_drafts_gets_no_wider_forward() -> None:
     cloud.on(Started(0.0))
     (prefill,) = cloud.on(FOUND)
     assert isinstance(prefill, Forward)
-    cloud.on(Received(DraftChain(0, 0, 0, 0, encode_tokens([65] * MAX_CHAIN))))
+    cloud.on(Received(DraftChain(0, 0, 0, 0, places([65] * MAX_CHAIN))))
     effects = scored(cloud, prefill)
     (forward,) = [effect for effect in effects if isinstance(effect, Forward)]
     assert len(forward.segment.tokens) == 1 + MAX_ROWS
@@ -81,7 +87,7 @@ def test_without_room_for_rows_of_drafts_none_are_verified() -> None:
     cloud.on(Started(0.0))
     (prefill,) = cloud.on(FOUND)
     assert isinstance(prefill, Forward)
-    cloud.on(Received(DraftChain(0, 0, 0, 0, encode_tokens([65, 65, 65]))))
+    cloud.on(Received(DraftChain(0, 0, 0, 0, places([65, 65, 65]))))
     (forward,) = [effect for effect in scored(cloud, prefill) if isinstance(effect, Forward)]
     assert forward.segment.tokens == (65,)
 
@@ -99,9 +105,56 @@ def test_a_cloud_that_waits_for_drafts_decodes_on_once_there_are_none_until_some
     (first,) = forwards(cloud.on(Received(DraftChain(0, 0, 1, 0, b""))))
     (second,) = forwards(scored(cloud, first))
     (third,) = forwards(scored(cloud, second))
-    assert forwards(cloud.on(Received(DraftChain(0, 0, 2, 0, encode_tokens([66]))))) == []
+    assert forwards(cloud.on(Received(DraftChain(0, 0, 2, 0, places([66]))))) == []
     assert forwards(scored(cloud, third)) == [], "drafts of another text: it waits for those that follow its own"
-    assert len(forwards(cloud.on(Received(DraftChain(0, 0, 4, 0, encode_tokens([65])))))) == 1
+    assert len(forwards(cloud.on(Received(DraftChain(0, 0, 4, 0, places([65])))))) == 1
+
+
+def places(tokens: Sequence[int]) -> bytes:
+    return encode_places([(token, None) for token in tokens])
+
+
+def test_a_second_guess_is_verified_beside_its_draft_and_brings_the_token_behind_it() -> None:
+    cloud = TargetWriter(config("cloud"))
+    cloud.on(Started(0.0))
+    (prefill,) = cloud.on(FOUND)
+    assert isinstance(prefill, Forward)
+    cloud.on(Received(DraftChain(0, 0, 0, 0, encode_places([(65, None), (66, 67), (68, 256)]))))
+    (step,) = forwards(scored(cloud, prefill))
+    assert (step.segment.tokens, step.segment.parents) == ((65, 66, 68, 67), (-1, 0, 1, 0)), "an end is no row"
+    effects = cloud.on(Scored(step.ticket, (point(67), point(68), point(70), point(71)), 0.2))
+    (verdict,) = (effect.message for effect in effects if isinstance(effect, Send))
+    assert isinstance(verdict, Verdict) and decode_tokens(verdict.tokens) == [67, 71]
+
+
+def test_second_guesses_take_no_row_from_the_chain() -> None:
+    cloud = TargetWriter(config("cloud"))
+    cloud.on(Started(0.0))
+    (prefill,) = cloud.on(FOUND)
+    assert isinstance(prefill, Forward)
+    cloud.on(Received(DraftChain(0, 0, 0, 0, encode_places([(65, 66)] * 50))))
+    (step,) = forwards(scored(cloud, prefill))
+    assert step.segment.tokens == (*[65] * 50, *[66] * (MAX_ROWS - 49)), "the first draft is a target already"
+
+
+def test_a_device_names_a_second_guess_where_it_is_unsure_and_asked_to() -> None:
+    own = OwnDist.of(Dist(np.array([65, 66, 67], dtype=np.int32), np.array([0.6, 0.3, 0.1])))
+    verifier = Agreement(SamplingParams(temperature=0.0))
+    assert verifier.draft(own, 0, second=True) == Draft(65, second=66)
+    assert verifier.draft(own, 0, second=False) == Draft(65)
+    sure = OwnDist.of(Dist(np.array([65, 66], dtype=np.int32), np.array([0.99, 0.01])))
+    assert verifier.draft(sure, 0, second=True) == Draft(65)
+
+
+def test_second_guesses_that_are_never_the_target_are_sent_now_and_then_alone() -> None:
+    learnt = SecondGuesses()
+    assert learnt.pays(), "before anything is known"
+    for _ in range(100):
+        learnt.add(hit=False)
+    assert sum(learnt.pays() for _ in range(320)) == 20
+    for _ in range(100):
+        learnt.add(hit=True)
+    assert all(learnt.pays() for _ in range(100))
 
 
 def forwards(effects: Sequence[Effect]) -> list[Forward]:
@@ -115,4 +168,4 @@ def test_a_device_that_drafts_nothing_says_so_once() -> None:
     device.on(Scored(prefill[0].ticket, (point(65),), 0.1))
     said = [device.on(verdict(place, 65)) for place in range(3)]
     chains = [effect.message for effects in said for effect in effects if isinstance(effect, Send)]
-    assert len(chains) <= 1 and all(isinstance(chain, DraftChain) and not chain.tokens for chain in chains)
+    assert len(chains) <= 1 and all(isinstance(chain, DraftChain) and not chain.places for chain in chains)

@@ -25,6 +25,7 @@ from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import RoutingContext
 from paceline.wire.codec import encode
 from paceline.wire.messages import DistPayload, SessionMessage
+from paceline.wire.payloads.draft_places import encode_places
 from paceline.wire.payloads.varints import encode_tokens
 from paceline.wire.verify_messages import DraftChain, DraftsWithDists, Rejected, Verdict, VerdictRequest, VerifyOptions
 from tests.strategies.cases import Manner, engines, job
@@ -57,25 +58,27 @@ def test_both_sides_choose_the_same_verifier(front: Side) -> None:
 def hostile(chance: random.Random, epoch: int, near: int) -> SessionMessage:
     """A message of the right shape that says anything."""
     start = max(0, near + chance.choice((0, 0, 0, 1, 1, -1, 5)))
-    tokens = encode_tokens([chance.choice((65, 101, 256)) for _ in range(chance.randrange(4))])
-    count = len(tokens) - sum(byte > 127 for byte in tokens)
+    count = chance.randrange(4)
+    places = encode_places([(chance.choice((65, 101, 256)), chance.choice((None, 66))) for _ in range(count)])
     match chance.randrange(5):
         case 0:
-            return DraftChain(0, epoch, start, chance.randrange(3), tokens)
+            return DraftChain(0, epoch, start, chance.randrange(3), places)
         case 1:
             probs = chance.choice((b"", bytes(chance.randrange(256) for _ in range(2 * count))))
             recovered = chance.choice((None, 65, 101, 256))
             return DraftsWithDists(
-                0, epoch, start, chance.randrange(2), tokens, chance.random() < 0.5, recovered, probs
+                0, epoch, start, chance.randrange(2), places, chance.random() < 0.5, recovered, probs
             )
         case 2:
             dist = chance.choice((b"\x41\xff\xff\x03", b"\x01", b"\x00\x00\xfe\xff\x03\x00"))
-            return DraftsWithDists(0, epoch, start, 0, tokens, True, None, b"", [dist] * count)
+            return DraftsWithDists(0, epoch, start, 0, places, True, None, b"", [dist] * count)
         case 3:
             heads = (None, DistPayload(b"", b""), DistPayload(b"\x41", b"\x00\x00"), DistPayload(b"\x41", b"\x00\xf0"))
-            return Rejected(0, epoch, start, tokens, False, [], chance.choice(heads))
+            return Rejected(0, epoch, start, encode_tokens([65] * count), False, [], chance.choice(heads))
         case _:
-            return chance.choice((Verdict(0, epoch, start, tokens, False), VerdictRequest(0, epoch, start)))
+            return chance.choice(
+                (Verdict(0, epoch, start, encode_tokens([65, 101][:count]), False), VerdictRequest(0, epoch, start))
+            )
 
 
 @pytest.mark.parametrize("verifier", ["agreement", "rejection", "truncated"])
@@ -112,7 +115,12 @@ def test_a_probability_costs_two_bytes_and_a_truncated_distribution_about_two_an
         len(
             encode(
                 verifier.message(
-                    0, 300, 0, [verifier.draft(own, 300 + place) for place in range(15)], last=True, recovered=None
+                    0,
+                    300,
+                    0,
+                    [verifier.draft(own, 300 + place, second=False) for place in range(15)],
+                    last=True,
+                    recovered=None,
                 )
             )
         )

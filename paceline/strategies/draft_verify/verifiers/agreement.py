@@ -6,13 +6,16 @@ Any draft will do. Drafted with the same noise from a distribution that is nearl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.draft_verify.verifiers.base import Draft, Outcome, Row
-from paceline.wire.payloads.varints import decode_tokens, encode_tokens
+from paceline.wire.payloads.draft_places import decode_places, encode_places
 from paceline.wire.verify_messages import DraftChain
+
+SECOND_WITHIN: Final = 2.0  # nats that the second guess may score below the draft: beyond it is hardly ever the target
 
 
 class Agreement:
@@ -21,8 +24,10 @@ class Agreement:
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
 
-    def draft(self, own: OwnDist, position: int) -> Draft:
-        return Draft(own.token(self._sampling, position))
+    def draft(self, own: OwnDist, position: int, *, second: bool) -> Draft:
+        token = own.token(self._sampling, position)
+        other = own.second(self._sampling, position, within=SECOND_WITHIN) if second else None
+        return Draft(token, second=other)
 
     def message(
         self,
@@ -34,14 +39,14 @@ class Agreement:
         last: bool,  # noqa: ARG002  # an empty message says so
         recovered: int | None,  # noqa: ARG002  # nothing is left to the drafter
     ) -> DraftChain:
-        return DraftChain(0, epoch, base, offset, encode_tokens([draft.token for draft in drafts]))
+        return DraftChain(0, epoch, base, offset, encode_places([(draft.token, draft.second) for draft in drafts]))
 
     def recover(self, own: OwnDist | None, head: Dist, position: int) -> int:  # noqa: ARG002  # nothing is left to it
         """Of a cloud that breaks the rules."""
         return head.argmax()
 
     def received(self, message: DraftChain) -> list[Draft]:
-        return [Draft(token) for token in decode_tokens(message.tokens)]
+        return [Draft(token, second=second) for token, second in decode_places(message.places)]
 
     def decide(self, row: Row, draft: Draft | None) -> Outcome | None:  # noqa: ARG002  # it is compared, not used
         return row.own()

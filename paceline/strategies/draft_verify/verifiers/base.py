@@ -22,6 +22,7 @@ class Draft:
 
     token: int
     drawn_from: bytes = b""  # encoded by `wire.payloads.draft_codec`
+    second: int | None = None  # what the target may be where it is not `token`: a leaf beside the chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,9 @@ class Verifier(Protocol):
     drafts_ends: bool  # the end of the text is a draft like any other: what is drafted may not depend on what was drawn
 
     # ---- the drafter's half
-    def draft(self, own: OwnDist, position: int) -> Draft:
-        """The next draft. own: the draft model's distribution there."""
+    def draft(self, own: OwnDist, position: int, *, second: bool) -> Draft:
+        """The next draft. own: the draft model's distribution there. second: with a second guess, where the verifier
+        takes them and one is likely."""
 
     def message(
         self, epoch: int, base: int, offset: int, drafts: Sequence[Draft], *, last: bool, recovered: int | None

@@ -14,7 +14,7 @@ from paceline.core.verification.coins import prob_of
 from paceline.core.verification.target_parts import TargetParts
 from paceline.strategies.draft_verify.verifiers.base import AcceptOrReject, Decided, Draft, LeftToDrafter, Outcome, Row
 from paceline.wire.payloads.draft_codec import PROB_BYTES, decode_probs, encode_prob
-from paceline.wire.payloads.varints import decode_tokens, encode_tokens
+from paceline.wire.payloads.draft_places import decode_places, encode_places
 from paceline.wire.verify_messages import DraftChain, DraftsWithDists
 
 
@@ -24,7 +24,7 @@ class Rejection(AcceptOrReject):
         super().__init__(sampling)
         self._precise = precise
 
-    def draft(self, own: OwnDist, position: int) -> Draft:
+    def draft(self, own: OwnDist, position: int, *, second: bool) -> Draft:  # noqa: ARG002  # places are decided by one
         dist = self.dist(own)
         token = self.drawn(dist, position)
         return Draft(token, encode_prob(dist.prob(token)))
@@ -32,15 +32,15 @@ class Rejection(AcceptOrReject):
     def message(
         self, epoch: int, base: int, offset: int, drafts: Sequence[Draft], *, last: bool, recovered: int | None
     ) -> DraftChain:
-        tokens = encode_tokens([draft.token for draft in drafts])
+        places = encode_places([(draft.token, None) for draft in drafts])
         probs = b"".join(draft.drawn_from for draft in drafts)
-        return DraftsWithDists(0, epoch, base, offset, tokens, last, recovered, probs)
+        return DraftsWithDists(0, epoch, base, offset, places, last, recovered, probs)
 
     def received(self, message: DraftChain) -> list[Draft]:
         if not isinstance(message, DraftsWithDists):
             return []
         probs = [message.probs[at : at + PROB_BYTES] for at in range(0, len(message.probs), PROB_BYTES)]
-        return [Draft(token, prob) for token, prob in zip(decode_tokens(message.tokens), probs, strict=False)]
+        return [Draft(token, prob) for (token, _), prob in zip(decode_places(message.places), probs, strict=False)]
 
     def decide(self, row: Row, draft: Draft | None) -> Outcome | None:
         final = None if draft is None else row.final()

@@ -15,7 +15,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.verification.coins import prob_of
 from paceline.strategies.draft_verify.verifiers.base import AcceptOrReject, Decided, Draft, Outcome, Row
 from paceline.wire.payloads.draft_codec import decode_draft_dist, encode_draft_dist
-from paceline.wire.payloads.varints import decode_tokens, encode_tokens
+from paceline.wire.payloads.draft_places import decode_places, encode_places
 from paceline.wire.verify_messages import DraftChain, DraftsWithDists
 
 MAX_IDS: Final = 4096  # of one distribution: a chain of flat ones must fit a frame
@@ -26,23 +26,24 @@ class Truncated(AcceptOrReject):
         super().__init__(sampling, mass=mass, max_ids=MAX_IDS)
         self._vocab_size = vocab_size
 
-    def draft(self, own: OwnDist, position: int) -> Draft:
+    def draft(self, own: OwnDist, position: int, *, second: bool) -> Draft:  # noqa: ARG002  # places are decided by one
         dist = self.dist(own)
         return Draft(self.drawn(dist, position), encode_draft_dist(dist))
 
     def message(
         self, epoch: int, base: int, offset: int, drafts: Sequence[Draft], *, last: bool, recovered: int | None
     ) -> DraftChain:
-        tokens = encode_tokens([draft.token for draft in drafts])
+        places = encode_places([(draft.token, None) for draft in drafts])
         dists = [draft.drawn_from for draft in drafts]
-        return DraftsWithDists(0, epoch, base, offset, tokens, last, recovered, b"", dists)
+        return DraftsWithDists(0, epoch, base, offset, places, last, recovered, b"", dists)
 
     def received(self, message: DraftChain) -> list[Draft]:
         if not isinstance(message, DraftsWithDists):
             return []
         for dist in message.dists:
             decode_draft_dist(dist, self._vocab_size)
-        return [Draft(token, dist) for token, dist in zip(decode_tokens(message.tokens), message.dists, strict=False)]
+        places = decode_places(message.places)
+        return [Draft(token, dist) for (token, _), dist in zip(places, message.dists, strict=False)]
 
     def decide(self, row: Row, draft: Draft | None) -> Outcome | None:
         final = None if draft is None else row.final()
