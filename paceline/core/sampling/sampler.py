@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from paceline.core.sampling.dist import Dist, IdArray, IndexArray, ProbArray, best_indices
 from paceline.core.sampling.noise import contenders, gumbel
 
-
 LEAST_TEMPERATURE: Final = 1e-6
 """Below, its inverse magnifies rounding until scores are no numbers."""
 
