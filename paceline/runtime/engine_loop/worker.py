@@ -151,7 +151,8 @@ class EngineWorker:
     def _flush(self) -> None:
         with self._changed:
             self._inbox.extend(self._outbox)
-            self._changed.notify()
+            if not self._undelivered:  # else the thread would wake for each part of a delivery, and wait on
+                self._changed.notify()
         self._outbox.clear()
 
     def _delivered(self) -> None:
