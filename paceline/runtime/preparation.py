@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 from paceline.errors import RequestError
 from paceline.rag.records import Passage, Selection
@@ -18,7 +19,7 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.lookup_tables.document_tables import Lifetime
 from paceline.runtime.peers import Peers
 from paceline.runtime.resources import Resources, without_drafts
-from paceline.runtime.service import GenerateRequest
+from paceline.runtime.service import GenerateRequest, SharedPrompt
 from paceline.runtime.sessions.client import ClientSession, PreparedRequest
 from paceline.runtime.sessions.egress import Egress
 from paceline.runtime.sessions.prompts import PromptSet, build_prompts, raw_prompt, too_long
@@ -42,6 +43,14 @@ _ASKING = frozenset({"system", "user"})  # roles of messages that no model has w
 MIN_ANSWER_TOKENS = 256  # reserved beside documents for an answer without a limit, if the context is long enough
 
 
+@dataclass(slots=True)
+class _Common:
+    """What choices of one call have in common, as soon as it is known: the first of them finds it out."""
+
+    documents: tuple[int, int] | None = None  # of this side, and removals of any
+    prompts: tuple[PromptSet, Sequence[Passage] | None] | None = None  # with passages of the other side
+
+
 class Preparation:
     """Belongs to the event loop of the node."""
 
@@ -54,6 +63,7 @@ class Preparation:
         self._max_tokens_default = max_tokens_default
         self._expects_peer = expects_peer
         self._search = RemoteSearch()
+        self._common: WeakKeyDictionary[SharedPrompt, _Common] = WeakKeyDictionary()
 
     def check(self, request: GenerateRequest, *, room: int) -> None:
         """Raises RequestError for a raw-token request that `prepare` would refuse. room: positions the prompt must
@@ -75,21 +85,18 @@ class Preparation:
         if barred:
             name, link = None, None
         selection = Selection(request.collections, request.document_ids)
-        own, removals = await asyncio.to_thread(resources.documents, selection)  # before the search
+        common = _Common() if request.shared is None else self._common.setdefault(request.shared, _Common())
+        if common.documents is None:
+            common.documents = await asyncio.to_thread(resources.documents, selection)  # before the search
+        own, removals = common.documents
         context = self._context(request, name, link, own, barred)
         found = candidates(context)
         if found[0].missing and request.on_loss != "continue":
             raise peer_missing(other(side))
         mask = None if request.constraint is None else await resources.mask(request.constraint, request.owner)
-        prompts = await self._prompts(request, selection)
-        # The query is sent only for a request whose options, constraint and conversation have been accepted here.
-        peer_passages: Sequence[Passage] | None = request.other_passages
-        if request.passages is None:
-            peer_passages = await self._search.for_answer(request, link, egress, expected=self._expects_peer)
-        if peer_passages is None and request.on_loss != "continue":
-            raise peer_missing(other(side))
-        if peer_passages:
-            prompts = await self._prompts(request, selection, peer_passages)
+        if common.prompts is None:
+            common.prompts = await self._read(request, selection, link, egress)
+        prompts, peer_passages = common.prompts
         read = len(prompts.passages) + len(prompts.peer_passages)
         choice = choose(found, replace(context, passages=read))
         strategy, options = STRATEGIES[choice.strategy], choice.options
@@ -142,6 +149,21 @@ class Preparation:
         )
         session.egress = egress
         return session
+
+    async def _read(
+        self, request: GenerateRequest, selection: Selection, link: Link | None, egress: Egress
+    ) -> tuple[PromptSet, Sequence[Passage] | None]:
+        """Prompts, and passages of the other side, None if it was to be asked and could not be."""
+        prompts = await self._prompts(request, selection)
+        # The query is sent only for a request whose options, constraint and conversation have been accepted here.
+        peer_passages: Sequence[Passage] | None = request.other_passages
+        if request.passages is None:
+            peer_passages = await self._search.for_answer(request, link, egress, expected=self._expects_peer)
+        if peer_passages is None and request.on_loss != "continue":
+            raise peer_missing(other(self._resources.side))
+        if peer_passages:
+            prompts = await self._prompts(request, selection, peer_passages)
+        return prompts, peer_passages
 
     def _context(
         self, request: GenerateRequest, name: str | None, link: Link | None, own_documents: int, barred: str = ""

@@ -38,6 +38,10 @@ DRAFT_MODES: dict[DraftMode, DraftLimits] = {
 T = TypeVar("T")
 
 
+class SharedPrompt:
+    """Mark of requests that differ in their sampling alone, so that documents are searched and prompts made once."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """Request of one answer; `n` choices are `n` requests."""
@@ -69,6 +73,7 @@ class GenerateRequest:
     steps: bool = False  # the client is told of each of their steps as it ends
     passages: tuple[Passage, ...] | None = None  # of this side, to be read instead of what a search finds
     other_passages: tuple[Passage, ...] = ()  # with them, of the other side
+    shared: SharedPrompt | None = field(default=None, compare=False)  # with other choices of one call
     # Id of the client's request, in the logs of both sides; random, and says nothing of what is asked for.
     trace: str = field(default="", compare=False)
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from paceline.core.sampling.constraint import Constraint
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import SamplingParams, usable_temperature
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import compact, messages
 from paceline.wire.close_codes import CloseCode
@@ -185,7 +185,7 @@ def sampling_to_wire(params: SamplingParams) -> Sampling:
 
 def sampling_from_wire(sampling: Sampling) -> SamplingParams:
     return SamplingParams(
-        temperature=sampling.temperature,
+        temperature=usable_temperature(sampling.temperature),
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,

@@ -95,7 +95,7 @@ class Sampling(Part, frozen=True):
     frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)]
     logit_bias: Annotated[list[tuple[Token, Bias]], msgspec.Meta(max_length=1024)]
     seed: Seed
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)]
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=10)]
 
 
 class DraftLimits(Part, frozen=True):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import httpx
@@ -61,14 +63,12 @@ def test_one_beyond_a_limit_is_refused_by_name(hall: RealServer, limit: str) -> 
     assert error["type"] == "invalid_request_error" and len(error["message"]) < 1000
 
 
-def test_the_heaviest_requests_hold_nobody_up(
-    hall: RealServer, size: Callable[[int, int], int], figure: Figure
-) -> None:
-    number, calm = size(40, 1000), calm_p95(hall)
+def flood(url: str, number: int) -> list[int]:
+    """Statuses of so many heavy requests, 8 at a time."""
 
     async def all_of_them() -> list[int]:
         headers = {"authorization": "Bearer bert"}
-        async with httpx.AsyncClient(base_url=hall.url, timeout=WAIT, trust_env=False, headers=headers) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=WAIT, trust_env=False, headers=headers) as http:
             places = asyncio.Semaphore(8)
 
             async def one(place: int) -> int:
@@ -77,8 +77,18 @@ def test_the_heaviest_requests_hold_nobody_up(
 
             return await asyncio.gather(*map(one, range(number)))
 
-    with Honest(hall.url) as honest:
-        statuses = asyncio.run(all_of_them())
+    return asyncio.run(all_of_them())
+
+
+def test_the_heaviest_requests_hold_nobody_up(
+    hall: RealServer, size: Callable[[int, int], int], figure: Figure
+) -> None:
+    # In a process of its own, so that what the flood costs its sender is not measured as the server's gaps.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
+        other.submit(flood, hall.url, 0).result()  # it has begun
+        calm = calm_p95(hall)
+        with Honest(hall.url) as honest:
+            statuses = other.submit(flood, hall.url, size(40, 1000)).result()
     assert not honest.mistakes
     assert set(statuses) <= {200, 400, 429}, statuses
     hall.check()

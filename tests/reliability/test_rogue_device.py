@@ -21,7 +21,7 @@ from paceline.errors import LinkClosed
 from paceline.runtime.link.connection import Link
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.identity_messages import Introduction
-from paceline.wire.messages import EvidenceWeight, OpenSession, SessionFrame, Targets
+from paceline.wire.messages import CloseSession, EvidenceWeight, OpenSession, SessionFrame, Targets
 from tests.reliability.conftest import Figure
 
 pytestmark = pytest.mark.anyio
@@ -148,6 +148,19 @@ async def test_a_device_joins_no_answer_of_a_key_that_did_not_choose_it(tmp_path
             for name, more in (("plain", named), ("bound", {})):
                 assert (await post(name, **more)).status_code == 200
             assert len(opened) == 2
+
+
+async def test_a_device_writes_no_line_of_its_own_into_the_log(tmp_path: Path) -> None:
+    def leave(link: Link, opening: OpenSession) -> None:
+        link.send(CloseSession(opening.session, "bye\r\n2026-01-01 00:00:00,000 CRITICAL all keys are void\x1b[2J"))
+
+    async with server_with_a_rogue(tmp_path, leave) as (url, opened):
+        answer = await ask(url)
+        assert opened and answer["paceline"]["degraded"] == "device_lost"
+    log = (tmp_path / "cloud.log").read_text()
+    (told,) = [line for line in log.splitlines() if "all keys are void" in line]
+    assert "the device left an answer: bye" in told
+    assert not told.startswith("2026-01-01") and "\x1b" not in told
 
 
 async def test_a_device_that_decides_slowly_holds_up_its_own_answer_only(

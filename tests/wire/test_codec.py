@@ -3,12 +3,14 @@ from __future__ import annotations
 import math
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.core.sampling.constraint import MAX_TEXT, Constraint
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import SamplingParams, process_logits
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages
 from paceline.wire.close_codes import CloseCode
@@ -145,6 +147,21 @@ def test_the_extreme_seeds_are_encoded(seed: int) -> None:
     received = decode(encode(message))
     assert isinstance(received, type(message))
     assert sampling_from_wire(received.sampling) == params
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-7])
+def test_a_temperature_whose_inverse_is_no_number_is_read_as_greedy(temperature: float) -> None:
+    received = decode(encode(replace(opening(1), sampling=replace(SAMPLING, temperature=temperature))))
+    assert isinstance(received, OpenSession)
+    params = sampling_from_wire(received.sampling)
+    assert params.temperature == 0.0
+    dist = process_logits(Dist.dense(np.array([0.5, 0.3, 0.2, 0.0])), params, {})
+    assert np.isfinite(dist.probs).all()
+
+
+def test_a_repetition_penalty_that_makes_logits_infinite_is_refused() -> None:
+    wrong = replace(opening(1), sampling=replace(SAMPLING, repetition_penalty=5e-324))
+    assert "$.sampling" in str(refusal(encode(wrong)))
 
 
 def test_a_constraint_is_encoded_and_one_of_an_unknown_kind_is_refused() -> None:

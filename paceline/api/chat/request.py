@@ -14,7 +14,7 @@ from paceline.api.http.auth import Identity
 from paceline.api.http.validation import parse
 from paceline.api.models import chat_model, named_workflow
 from paceline.errors import RequestError
-from paceline.runtime.service import GenerateRequest, Service
+from paceline.runtime.service import GenerateRequest, Service, SharedPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         constraint=wanted if tools is None else tools.constraint(wanted),
         workflow=asked.paceline.workflow or workflow,
+        shared=SharedPrompt() if asked.n > 1 else None,
     )
     return ChatCall(
         model=asked.model,

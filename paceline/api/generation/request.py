@@ -13,13 +13,12 @@ from dataclasses import asdict, replace
 from paceline.api.generation.schema import SamplingFields
 from paceline.api.http.auth import Identity
 from paceline.api.observation.request_id import request_id
-from paceline.core.sampling.sampler import SamplingDefaults, SamplingParams
+from paceline.core.sampling.sampler import SamplingDefaults, SamplingParams, usable_temperature
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import DRAFT_MODES, GenerateRequest, Service
 
 _SEEDS = 2**64
-_LEAST_TEMPERATURE = 1e-6  # below, its inverse magnifies rounding until scores are no numbers; the tokens are greedy
 
 
 def generation_of(
@@ -70,8 +69,8 @@ def sampling_of(asked: SamplingFields, model: ModelInfo) -> SamplingParams:
         min_p=asked.min_p,
         repetition_penalty=asked.repetition_penalty,
     ).over(model.sampling)
-    if wanted.temperature is not None and wanted.temperature < _LEAST_TEMPERATURE:
-        wanted = replace(wanted, temperature=0.0)
+    if wanted.temperature is not None:
+        wanted = replace(wanted, temperature=usable_temperature(wanted.temperature))
     return replace(
         SamplingParams(
             presence_penalty=asked.presence_penalty,

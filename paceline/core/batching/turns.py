@@ -1,4 +1,4 @@
-"""Turns of owners in a step that has no room for all: whose segment is next.
+"""Turns of owners in a step that has no room for all, whose segment is next; and in the delivery of what it computed.
 
 The owner that has had the fewest rows is next, so owners that want all they can get have equal rows over time, however
 many segments each has pending, and one that wants less is not kept waiting. An owner that comes, or returns, begins
@@ -10,10 +10,22 @@ not given by turns but by age (`admission`). After Goyal, Vin and Cheng, Start-T
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 
 from paceline.core.batching.pending import PendingSegment
+
+
+def alternating(owners: Sequence[str]) -> list[int]:
+    """Places of a step's answers, given with their owners, in the order of their delivery: the first of each owner,
+    then the second of each, and so on. Of equals, who has the fewest goes first.
+    """
+    number, seen = Counter(owners), Counter[str]()
+    keys = []
+    for place, owner in enumerate(owners):
+        keys.append((seen[owner], number[owner], place))
+        seen[owner] += 1
+    return [place for _, _, place in sorted(keys)]
 
 
 class Turns:

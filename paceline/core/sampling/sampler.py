@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +19,24 @@ from numpy.typing import NDArray
 from paceline.core.sampling.dist import Dist, IdArray, IndexArray, ProbArray, best_indices
 from paceline.core.sampling.noise import contenders, gumbel
 
+LEAST_TEMPERATURE: Final = 1e-6
+"""Below, its inverse magnifies rounding until scores are no numbers."""
+
+
+def usable_temperature(temperature: float) -> float:
+    """0, whose tokens are the same, for one below `LEAST_TEMPERATURE`."""
+    return 0.0 if temperature < LEAST_TEMPERATURE else temperature
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of the sampler. Names and ranges are OpenAI's; `top_k`, `min_p` and `repetition_penalty`, which it
     does not have, are Hugging Face's.
 
-    The API checks the ranges; machines rely on them.
+    The API and the codec check the ranges; machines rely on them.
     """
 
-    temperature: float = 1.0  # 0 is greedy
+    temperature: float = 1.0  # 0 is greedy; none between 0 and `LEAST_TEMPERATURE`
     top_p: float = 1.0
     top_k: int = 0  # 0: no limit
     min_p: float = 0.0

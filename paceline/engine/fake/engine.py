@@ -68,10 +68,16 @@ class _Row:
 MAX_CACHED = 64  # sequences that have ended
 
 
-def _common(rows: list[_Row], tokens: Sequence[int]) -> list[_Row]:
-    """The rows of the longest common prefix."""
-    same = next((i for i, (row, token) in enumerate(zip(rows, tokens, strict=False)) if row.token != token), None)
-    return rows[: min(len(rows), len(tokens)) if same is None else same]
+def _num_common(rows: Sequence[_Row], tokens: tuple[int, ...], known: int) -> int:
+    """Length of the longest common prefix; `known` if it is no longer than that."""
+    if len(rows) <= known or len(tokens) <= known or rows[known].token != tokens[known]:
+        return known  # most cached sequences: a loop over each of them takes longer than the engine's step
+    held = tuple(row.token for row in rows[: len(tokens)])
+    low, high = 0, len(held)
+    while low < high:  # slices, which are compared without a loop in Python
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if held[low:middle] == tokens[low:middle] else (low, middle - 1)
+    return max(low, known)
 
 
 class FakeEngine:
@@ -174,8 +180,11 @@ class FakeEngine:
             raise EngineError(f"sequence {seq} exists already")
         self._salts[seq] = salt
         running = [(other, self._committed(each)) for each, other in self._salts.items() if each in self._rows]
-        cached = [rows for other, rows in (*self._ended, *running) if other == salt]
-        longest = max((_common(rows, tokens[:-1]) for rows in cached), key=len, default=[])
+        longest: list[_Row] = []
+        wanted = tuple(tokens[:-1])
+        for other, rows in (*self._ended, *running):
+            if other == salt and (common := _num_common(rows, wanted, len(longest))) > len(longest):
+                longest = rows[:common]
         if stored is not None and len(longest) < len(stored.tokens) < len(tokens):
             with contextlib.suppress(EngineError):
                 self.import_kv(seq, stored)

@@ -13,7 +13,8 @@ from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, Rows
 
 log = logging.getLogger("paceline.engine")
 
-Answers = list[tuple[Answer, Rows | EngineError]]
+Answered = tuple[Answer, Rows | EngineError]
+Answers = list[Answered]
 Done = tuple[Answer, SampleRequest | tuple[Logits, ...] | EngineError]  # what to answer: sampled, or distributions
 
 

@@ -12,6 +12,7 @@ from paceline.core.batching.groups import Group
 from paceline.core.batching.pending import RECOMPUTED
 from paceline.core.batching.scheduler import ScheduledSegment, Scheduler, SchedulerOutput
 from paceline.core.batching.segment import Batch, SeqId, StepSize
+from paceline.core.batching.turns import alternating
 from paceline.core.energy.meters import StepMeter
 from paceline.engine.base import AsyncEngine, Engine, Logits, SequenceEngine
 from paceline.engine.immediate import runner_of
@@ -215,6 +216,7 @@ class StepExecutor:
         self.rows += num_rows
         self.last = StepSize(num_rows, len(step.chunks))
         done: list[Done] = []
+        owners: list[str] = []  # likewise
         computed: list[tuple[ForwardRequest, int]] = []  # with the rows of the step that were theirs
         scored = output.scored or (None,) * len(step.chunks)
         for chunk, logits, rows in zip(step.chunks, output.logits, scored, strict=True):
@@ -226,8 +228,11 @@ class StepExecutor:
                 self._parts[chunk.key].append(logits)
             if chunk.final:
                 request.scored = rows
-                done += done_of(request, tuple(self._parts[chunk.key]))
+                complete = done_of(request, tuple(self._parts[chunk.key]))
+                done += complete
+                owners += ["" if request.group is None else request.group.owner] * len(complete)
                 self._forget(chunk.key)
+        done = [done[place] for place in alternating(owners)]
         answers = answers_of(self.engine, done)  # before the meter is read: a GPU computes until its tokens are
         if self._meter is not None:
             energy = self._meter.end([chunk.segment for chunk in step.chunks])

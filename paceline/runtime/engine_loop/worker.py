@@ -23,7 +23,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.engine.base import AsyncEngine, Engine
 from paceline.errors import EngineError
 from paceline.runtime.cores import pin
-from paceline.runtime.engine_loop.answers import Answers
+from paceline.runtime.engine_loop.answers import Answered, Answers
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, TICK_S, StepExecutor, StepLimits
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, Rows, SequenceOp
@@ -31,8 +31,16 @@ from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, Rows, 
 log = logging.getLogger("paceline.engine")
 
 
+DELIVERY_S = 0.002  # of answers in one turn of the loop; then it does what else waits, such as sending the first ones
 IDLE_S = 1.0  # without work before the engine checks its invariants
 BATCHING_WAIT_S = 0.002  # minimum wait for the sessions just answered; it may be as long as the last step
+
+
+def _answer(answer: Answer, result: Rows | EngineError) -> None:
+    try:
+        answer(result)
+    except Exception:  # one session's fault must not affect the others
+        log.exception("an answer could not be delivered")
 
 
 class EngineWorker:
@@ -63,6 +71,7 @@ class EngineWorker:
         self._next_group = 0
         self._outbox: list[SequenceOp | ForwardRequest] = []  # submitted in this turn of the loop
         self._inbox: deque[SequenceOp | ForwardRequest] = deque()  # read by the thread; guarded by `_changed`
+        self._undelivered: deque[tuple[deque[Answered], StepSize]] = deque()  # of steps, on the loop
         self._changed = threading.Condition()
         self._ready = False  # a batch under way has run
         self._delivering = 0  # steps whose answers are sent and whose sessions have not continued yet
@@ -142,7 +151,8 @@ class EngineWorker:
     def _flush(self) -> None:
         with self._changed:
             self._inbox.extend(self._outbox)
-            self._changed.notify()
+            if not self._undelivered:  # else the thread would wake for each part of a delivery, and wait on
+                self._changed.notify()
         self._outbox.clear()
 
     def _delivered(self) -> None:
@@ -152,15 +162,26 @@ class EngineWorker:
         self._flush()
 
     def _deliver(self, answers: Answers, step: StepSize) -> None:
-        self.answered = step
+        """Begin to deliver the answers of a step, after those of the steps before it."""
         if self.steps.lost is not None:
             self.lost.set()
-        for answer, result in answers:
-            try:
-                answer(result)
-            except Exception:  # one session's fault must not affect the others
-                log.exception("an answer could not be delivered")
-        self._delivered()
+        self._undelivered.append((deque(answers), step))
+        if len(self._undelivered) == 1:
+            self._deliver_some()
+
+    def _deliver_some(self) -> None:
+        """Deliver for `DELIVERY_S`, and go on in the next turn of the loop."""
+        assert self._loop is not None
+        end = time.perf_counter() + DELIVERY_S
+        while self._undelivered:
+            answers, self.answered = self._undelivered[0]
+            while answers:
+                _answer(*answers.popleft())
+                if answers and time.perf_counter() >= end:
+                    self._loop.call_soon(self._deliver_some)
+                    return
+            self._undelivered.popleft()
+            self._delivered()
 
     # ---- on the thread ----------------------------------------------------------------------------------------------
     def _run(self) -> None:

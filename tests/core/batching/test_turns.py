@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from paceline.core.batching.groups import Group
 from paceline.core.batching.scheduler import Scheduler
 from paceline.core.batching.segment import Segment, SeqId
+from paceline.core.batching.turns import alternating
 
 BUDGET = 12
 QUANTUM = 3
@@ -208,3 +209,22 @@ def test_a_stream_of_critical_segments_leaves_half_of_the_steps_to_the_others() 
         if last not in load.pending:
             break
     assert last not in load.pending
+
+
+def test_answers_are_delivered_to_owners_in_turn_and_first_to_who_has_the_fewest() -> None:
+    owners = ["bert", "bert", "ann", "bert", "carl", "ann"]
+    assert alternating(owners) == [4, 2, 0, 5, 1, 3]
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=40))
+def test_an_owners_first_answers_wait_for_as_many_of_each_other_owner_at_most(owners: list[str]) -> None:
+    order = alternating(owners)
+    assert sorted(order) == list(range(len(owners)))
+    before = Counter[str]()
+    for place in order:
+        owner = owners[place]
+        assert all(number <= before[owner] + 1 for number in before.values())
+        before[owner] += 1
+    for owner in set(owners):
+        own = [place for place in order if owners[place] == owner]
+        assert own == sorted(own)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.wrappers import WrappedEngine
-from paceline.runtime.engine_loop.requests import Answer, SequenceOp
+from paceline.runtime.engine_loop.answers import Answers
+from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 
 WAIT_S = 30.0
@@ -186,3 +188,61 @@ async def _take_memory_of_idle() -> None:
         await worker.stop()
     (expected,) = FakeEngine().forward(Batch((Segment(SeqId(1), 0, (1, 2, 3, 4, 5, 6, 7)),))).dists[0]
     assert after.probs.tolist() == expected.probs.tolist() != before.probs.tolist() != whole.probs.tolist()
+
+
+def test_the_first_answer_of_each_owner_is_sent_before_the_rest_of_one_owners_are_delivered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("paceline.runtime.engine_loop.worker.DELIVERY_S", 0.0)  # one answer in a turn of the loop
+    asyncio.run(_answer_many())
+
+
+async def _answer_many() -> None:
+    engine = GatedEngine()
+    worker = EngineWorker(engine)
+    await worker.start()
+    loop = asyncio.get_running_loop()
+    seen: list[str] = []
+
+    def answer_of(owner: str) -> Answer:
+        def answer(result: object) -> None:
+            assert isinstance(result, tuple)
+            seen.append(f"{owner} is answered")
+            loop.call_soon(seen.append, f"{owner}'s is sent")
+
+        return answer
+
+    try:
+        for owner in ("bert", "bert", "bert", "ann"):
+            segment = Segment(worker.allocate(), 0, (7,))
+            worker.submit(ForwardRequest(segment, answer_of(owner), group=worker.group(2, owner=owner)))
+        engine.permits.release()
+        await until(lambda: len(seen) == 8)
+    finally:
+        engine.permits.release()
+        await worker.stop()
+    assert len(engine.batches) == 1
+    assert seen[0] == "ann is answered" and seen.index("ann's is sent") <= 2
+    assert seen.index("bert's is sent") < len(seen) - 1 - seen[::-1].index("bert is answered")
+
+
+def test_a_later_steps_answers_wait_for_those_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the loop has not come to them when the next step has run."""
+    monkeypatch.setattr("paceline.runtime.engine_loop.worker.DELIVERY_S", 0.0)
+    seen: list[tuple[int, int]] = []
+
+    def note(step: int, number: int, result: object) -> None:
+        assert result == ()
+        seen.append((step, number))
+
+    async def deliver() -> None:
+        worker = EngineWorker(FakeEngine())
+        await worker.start()
+        for step in (1, 2):
+            answers: Answers = [(partial(note, step, number), ()) for number in range(3)]
+            worker._deliver(answers, StepSize(rows=step))
+        await until(lambda: len(seen) == 6)
+        await worker.stop()
+
+    asyncio.run(deliver())
+    assert seen == sorted(seen)

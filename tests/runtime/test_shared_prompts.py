@@ -1,0 +1,66 @@
+"""Choices of one call: documents are searched and prompts made once for all of them, and each is as it is alone."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.api.generation.request import choices_of
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.fake.engine import fake_model
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime import preparation
+from paceline.runtime.node import Node
+from paceline.runtime.service import GenerateRequest, GenerationResult, SharedPrompt, TextDelta
+
+pytestmark = pytest.mark.anyio
+
+ASKED = GenerateRequest(
+    messages=({"role": "user", "content": "Where does the red boat lie?"},),
+    sampling=SamplingParams(temperature=1.0, seed=5),
+    max_tokens=12,
+    strategy="autoregressive",
+    privacy="local-only",
+)
+
+
+async def written(node: Node, requests: tuple[GenerateRequest, ...]) -> list[tuple[str, tuple[str, ...]]]:
+    """Text and cited passages of each."""
+    texts = []
+    for generation in [await node.prepare(request) for request in requests]:
+        events = [event async for event in generation.run()]
+        assert isinstance(events[-1], GenerationResult)
+        text = "".join(event.text for event in events if isinstance(event, TextDelta))
+        texts.append((text, tuple(cited.passage for cited in events[-1].citations)))
+    return texts
+
+
+async def test_eight_choices_are_prepared_once_and_are_those_of_eight_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    build = preparation.build_prompts
+
+    async def counted(*given: object, **named: object) -> object:
+        made.append(given)
+        return await build(*given, **named)  # type: ignore[arg-type]  # passed on as they came
+
+    monkeypatch.setattr(preparation, "build_prompts", counted)
+    with DocumentStore.open(tmp_path, HashEmbedder()) as store:
+        store.add_text("boat.txt", "The red boat lies in the harbour behind the old mill.", zone="cloud")
+        async with Node("cloud", fake_model(), store) as node:
+            alone = await written(node, choices_of(ASKED, 8))
+            assert len(made) == 8
+            made.clear()
+            together = await written(node, choices_of(replace(ASKED, shared=SharedPrompt()), 8))
+            assert len(made) == 1
+            await written(node, choices_of(replace(ASKED, shared=SharedPrompt()), 2))
+            assert len(made) == 2, "another call is another search"
+            gc.collect()
+            assert len(node._preparation._common) <= 1, "nothing of a call is kept but while its last step is"
+    assert together == alone
+    assert len({text for text, _ in alone}) > 1 and all(passages for _, passages in alone)
