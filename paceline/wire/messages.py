@@ -30,9 +30,9 @@ from paceline.wire.identity_messages import (
 )
 from paceline.wire.payloads.tree_codec import unpack_nodes
 
-# 9: a short form of DraftChain; 8: verifiers and energy budgets of VerifyOptions; 7: OpenSession.cache_key, size and
-# speed of the models
-VERSION = 9
+# 10: choices of Drafts with scores; 9: a short form of DraftChain; 8: verifiers and energy budgets of VerifyOptions;
+# 7: OpenSession.cache_key, size and speed of the models
+VERSION = 10
 SUBPROTOCOL = "paceline.v1"
 
 LAST_TOKEN = 2**31 - 1

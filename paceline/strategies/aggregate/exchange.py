@@ -122,8 +122,8 @@ class DraftExchange:
         tokens = tuple(self._edge(node, parent, first) for node, parent in zip(nodes, parents, strict=True))
         if choices is not None:
             self._sent_choices.update(zip(range(first, self._next_id), choices, strict=True))
-        scores = None if choices is not None else _scores(nodes)
-        packed = pack_nodes(EncodedNodes(head.position, head.own_id, 0, first, parents, tokens, choices, scores))
+        encoded = EncodedNodes(head.position, head.own_id, 0, first, parents, tokens, choices, _scores(nodes))
+        packed = pack_nodes(encoded)
         dists = [encode_head(dist, precise=False) for dist in heads]
         self.node_bytes.add((len(packed) + sum(len(dist.ids) + len(dist.probs) for dist in dists)) / len(nodes))
         return Drafts(0, epoch, packed, dists)

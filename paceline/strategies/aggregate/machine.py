@@ -96,21 +96,20 @@ class Aggregate:
             aggregator_of(config), config.sampling, needs_dists=options.needs_dists, vocab_size=config.vocab_size
         )
         self._tree = PrefixTree(len(config.targets))
-        rescoring = options.rescoring and self._aggregator.name != "coin"  # whose messages have no room for scores
         online_stats = config.stats or OnlineStats()
         self._ngram_drafts = NgramDrafts.of(config, online_stats)
         heads = not (config.needs_dists or options.needs_dists) and self._aggregator.name != "paper"
         self._decoder = BranchDecoder(
             config.sampling,
             config.vocab_size,
-            rescoring=rescoring,
+            rescoring=options.rescoring,
             mask=config.mask,
             eos_ids=config.eos_ids,
             keep_heads=self._ngram_drafts is not None,
             samples=heads,
             heads=heads,
         )
-        self._weights = SideWeights(config.side, self._decoder, rescoring=rescoring)
+        self._weights = SideWeights(config.side, self._decoder, rescoring=options.rescoring)
         self._planner = DraftTreePlanner(
             config.side,
             self._aggregator,

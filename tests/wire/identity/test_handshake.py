@@ -257,7 +257,7 @@ def test_a_claim_that_holds_for_one_server_does_not_for_another() -> None:
     [
         lambda data: data.replace(b"paceline", b"pacelime"),
         lambda data: data.replace(b"cloud challenge", b"cloud_challenge"),
-        lambda data: data.replace(f"\x00\x00\x00\x01{VERSION}".encode(), f"\x00\x00\x00\x01{VERSION - 1}".encode()),
+        lambda data: data.replace(f"\x00\x00\x00\x02{VERSION}".encode(), f"\x00\x00\x00\x02{VERSION + 1}".encode()),
     ],
     ids=["another protocol", "another purpose", "another version"],
 )
