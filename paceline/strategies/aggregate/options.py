@@ -68,6 +68,15 @@ def pinned_side(config: MachineConfig) -> Side | None:
     return "device" if options.needs_dists or stays else None
 
 
+def announces(config: MachineConfig) -> bool:
+    """A device that decides shows the cloud the tokens it expects, so that the cloud computes what will be needed.
+
+    Only for its own clients, and with trees: chains are those of the paper.
+    """
+    front = config.side if config.faces_client else other(config.side)
+    return pinned_side(config) == "device" and front == "device" and config.options.drafting.rows > 1
+
+
 def draft_limits(config: MachineConfig) -> DraftLimits:
     """Limits of this side's drafts. A device that may send choices alone sends one a position: several would reveal
     the distribution behind them."""
