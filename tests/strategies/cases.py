@@ -110,6 +110,8 @@ MANNERS: dict[str, Manner] = {
     "coin, private trees, tables": Manner("coin", tables=True),
     "coin, private trees": Manner("coin"),
     "coin, open chains": Manner("coin", False, CHAIN),
+    "coin, private trees, rescoring": Manner("coin", rescoring=True),
+    "coin, open trees, rescoring": Manner("coin", private=False, rescoring=True),
     "private trees, distributions": Manner(needs_dists=True),
     "open trees, rescoring, distributions": Manner(private=False, rescoring=True, needs_dists=True),
     "coin, private trees, distributions": Manner("coin", needs_dists=True),

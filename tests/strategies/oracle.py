@@ -125,13 +125,15 @@ def tossed(
     prefix: Sequence[int] = (),
 ) -> list[int]:
     """A coin for every position says whose token it is (specs 1.6, mode B)."""
-    assert not rescoring, "not under `coin`"
-    weights = side_weights({side: side_dist(engines[side], branches[side], [], sampling)[1] for side in SIDES})
 
     def target(tokens: list[int]) -> int:
+        by_side = {
+            side: side_dist(engines[side], branches[side], tokens, sampling, rescoring=rescoring, mask=mask)
+            for side in SIDES
+        }
+        weights = side_weights({side: log_h for side, (_, log_h) in by_side.items()})
         cloud = uniform(sampling.seed, len(tokens), "coin") < weights["cloud"]
-        side: Side = "cloud" if cloud else "device"
-        dist, _ = side_dist(engines[side], branches[side], tokens, sampling, mask=mask)
+        dist, _ = by_side["cloud" if cloud else "device"]
         return sample(filter_top(dist, sampling), sampling, len(tokens))
 
     return _written(target, max_tokens, eos_ids, prefix)

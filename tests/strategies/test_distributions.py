@@ -7,6 +7,7 @@ they lie (DRAGON eq. 2 and 4).
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 
@@ -23,6 +24,8 @@ from paceline.engine.fake.engine import FakeEngine
 from paceline.runtime.simulation import Simulation
 from paceline.strategies.base import SIDES, Branch, Side
 from paceline.strategies.registry import STRATEGIES
+from paceline.strategies.strategy import RoutingContext
+from paceline.wire.messages import AggregateOptions
 from tests.core.chi_square import assert_drawn_from
 from tests.depth import DEPTH
 from tests.strategies import oracle
@@ -37,14 +40,23 @@ SHORT: dict[Side, tuple[Branch, ...]] = {
 Probs = NDArray[np.float64]
 
 
-def expected(who: tuple[Side, ...], by: dict[Side, Engine], prefix: tuple[int, ...]) -> Probs:
-    """(VOCAB,) the mixture of all documents of these sides."""
-    branches = [(by[side], branch) for side in who for branch in SHORT[side]]
-    weights = np.exp([branch.score for _, branch in branches])  # type: ignore[arg-type]  # all of `SHORT` have one
-    rows = []
-    for engine, branch in branches:
-        rows.append(engine.forward(Batch((Segment(SeqId(1), 0, (*branch.prompt, *prefix)),))).dists[0][0].probs)
-        engine.release(SeqId(1))
+def expected(
+    who: tuple[Side, ...], by: dict[Side, Engine], prefix: tuple[int, ...], *, rescoring: bool = False
+) -> Probs:
+    """(VOCAB,) the mixture of all documents of these sides. rescoring: what each has predicted of the prefix counts."""
+    scores: list[float] = []
+    rows: list[Probs] = []
+    for side in who:
+        for branch in SHORT[side]:
+            assert branch.score is not None
+            segment = Segment(SeqId(1), 0, (*branch.prompt, *prefix), None, "all")
+            known = by[side].forward(Batch((segment,))).dists[0][-1 - len(prefix) :]
+            by[side].release(SeqId(1))
+            said = [math.log(max(row.prob(token), math.exp(-5.0))) for row, token in zip(known, prefix, strict=False)]
+            evidence = sum(0.5**age * each for age, each in enumerate(reversed(said)))
+            scores.append(branch.score + (evidence if rescoring else 0.0))
+            rows.append(known[-1].probs)
+    weights = np.exp(scores)
     mixture: Probs = (weights / weights.sum()) @ np.array(rows)
     return mixture
 
@@ -80,6 +92,36 @@ def test_the_first_two_tokens_follow_the_law(
     assert_drawn_from(counts.sum(axis=1), law_of_first)
     assert_drawn_from(counts.sum(axis=0), law_of_pairs.sum(axis=0))
     assert_drawn_from(counts.ravel(), law_of_pairs.ravel())
+
+
+@pytest.mark.parametrize(("private", "front"), [(True, "device"), (True, "cloud"), (False, "device")])
+@pytest.mark.parametrize("seeded", [True, False], ids=["seeded", "unseeded"])
+def test_a_named_seed_does_not_change_the_distribution(seeded: bool, private: bool, front: Side) -> None:
+    """By default a seed gives `mixture` and none `coin`. Pairs of tokens are counted by how much likelier they are
+    because weights follow the text, which is where the two would differ if only one of them did."""
+    by: dict[Side, Engine] = {"cloud": FakeEngine(seed=1, spread=0.9), "device": FakeEngine(seed=2, spread=0.9)}
+    options = STRATEGIES["aggregate"].options_for(RoutingContext(front, "aggregate", SamplingParams(), seeded=seeded))
+    assert isinstance(options, AggregateOptions) and options.rescoring
+    assert options.aggregator == ("mixture" if seeded else "coin")
+    manner = Manner("mixture" if seeded else "coin", private=private, rescoring=True)
+    drawn = np.zeros((VOCAB, VOCAB))
+    for seed in range(NUM_SEEDS):
+        sampling = SamplingParams(seed=seed if seeded else -1 - seed)
+        this = job(
+            STRATEGIES["aggregate"], front, sampling, branches=SHORT, max_tokens=2, eos_ids=frozenset(), manner=manner
+        )
+        first, second = Simulation(this, by).run().tokens
+        drawn[first, second] += 1
+    first_law = expected(SIDES, by, ())
+    law, without = (
+        np.array([first_law[token] * expected(SIDES, by, (token,), rescoring=rescoring) for token in range(VOCAB)])
+        for rescoring in (True, False)
+    )
+    gain = np.digitize(law / np.maximum(without, 1e-30), (0.67, 0.82, 0.9, 1.0, 1.1, 1.22, 1.5))
+    counts, probs, wrong = (np.bincount(gain.ravel(), each.ravel()) for each in (drawn, law, without))
+    assert_drawn_from(counts, probs)
+    with pytest.raises(AssertionError):
+        assert_drawn_from(counts, wrong)
 
 
 @pytest.mark.parametrize("front", SIDES)

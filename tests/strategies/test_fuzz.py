@@ -120,7 +120,7 @@ class Run:
         may_move = (
             self.config.has_peer
             and not self.options.needs_dists
-            and (self.options.aggregator == "coin" or not self.config.private)
+            and ((self.options.aggregator == "coin" and not self.options.rescoring) or not self.config.private)
         )
         self._moved = may_move and chance.random() < 0.4  # the cloud decides
         self.machine = self.make()
@@ -134,6 +134,7 @@ class Run:
         self._peer_nodes: list[tuple[int, int]] = []  # names of nodes that the peer has used, and their positions
         self._own_nodes: list[int] = []  # names that the machine has used
         self._chosen: dict[int, int] = {}  # its choices at them, under `coin`
+        self._shown: dict[int, set[int]] = {}  # other tokens after them that it has shown
         self._peer_tokens: set[int] = set()  # tokens that a peer has chosen, under `coin`
         self._turn = 0
         self._now = 0.0
@@ -253,23 +254,28 @@ class Run:
         self._private(message)
 
     def _private(self, message: SessionMessage) -> None:
-        """A device sends nothing that is computed from private documents, whatever it is asked for."""
+        """A device sends nothing that is computed from private documents but choices, whatever it is asked for."""
         if self.config.side == "device" and self.config.private:
-            if self.options.aggregator != "coin":
-                assert not isinstance(message, Drafts | EvidenceWeight | SpeedReport | Handover), message
-            elif isinstance(message, Drafts):
-                assert not message.dists
+            if self.options.aggregator != "coin" or self.options.rescoring:
+                assert not isinstance(message, EvidenceWeight | SpeedReport | Handover), message
+            if isinstance(message, Drafts):
+                assert self.front and not message.dists
                 self._choices(unpack_nodes(message.nodes, VOCAB))
             if isinstance(message, Targets) and self.front:
                 assert not message.lanes
 
     def _choices(self, nodes: EncodedNodes) -> None:
-        """One a position: a node follows a choice of this side, or a token of its peer, and reveals no other."""
-        assert nodes.choices is not None
+        """One after a prefix: a node follows a choice of this side, a token of its peer, or the target that both make,
+        and reveals no other."""
+        assert nodes.choices is not None and nodes.scores is None
+        decides = self.options.aggregator != "coin" or self.options.rescoring
         for number, (parent, edge, choice) in enumerate(
             zip(nodes.parents, nodes.tokens, nodes.choices, strict=True), nodes.first
         ):
-            assert parent < 0 or edge in (FOLLOWS, self._chosen[parent]) or edge in self._peer_tokens, "a guess"
+            if parent >= 0 and edge not in (FOLLOWS, self._chosen[parent]):
+                others = self._shown.setdefault(parent, set())
+                others.add(edge)
+                assert edge in self._peer_tokens or (decides and len(others) == 1), "a guess"
             self._chosen[number] = choice
 
     # ---- random events ----------------------------------------------------------------------------------------------
@@ -361,7 +367,8 @@ class Run:
                 for parent, edge in zip(parents, edges, strict=True)
             ]
         level = chance.choice((0, 0, 0, 1, 2))
-        scored = not coin and self.options.rescoring and chance.random() < 0.9
+        level = 0 if coin and chance.random() < 0.95 else level
+        scored = self.options.rescoring and chance.random() < 0.9
         scores = tuple(chance.randrange(-999, 999) for _ in range(count)) if scored else None
         nodes = EncodedNodes(start, anchor, level, first, tuple(parents), tuple(edges), choices, scores)
         self._peer_nodes += [(number, start) for number in range(first, first + count)]

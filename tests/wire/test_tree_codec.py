@@ -29,7 +29,7 @@ def messages(draw: st.DrawFn) -> EncodedNodes:
     tokens = st.integers(0, VOCAB - 1)
     choices = draw(st.none() | st.lists(tokens, min_size=count, max_size=count))
     numbers = st.lists(st.integers(-(2**30), 2**30), min_size=count, max_size=count)
-    scores = None if choices is not None else draw(st.none() | numbers)
+    scores = draw(st.none() | numbers)
     parents: list[int] = []
     edges: list[int] = []
     for node in range(first, first + count):
@@ -50,7 +50,7 @@ def messages(draw: st.DrawFn) -> EncodedNodes:
     return EncodedNodes(
         position=draw(st.integers(0, 2**31 - 1)),
         anchor=anchor,
-        level=draw(st.integers(0, 2)),
+        level=draw(st.integers(0, 2)) if choices is None else 0,
         first=first,
         parents=tuple(parents),
         tokens=tuple(edges),
@@ -98,6 +98,12 @@ def test_a_node_of_a_chain_takes_eight_bytes_and_further_ones_little_more_than_t
     assert unpack_nodes(pack_nodes(chain), VOCAB) == chain
 
 
+def test_the_weight_of_a_sides_documents_takes_two_bytes_at_most_beside_a_choice() -> None:
+    for score in (-8192, -65, 0, 8191):  # log h from -32 to 32
+        assert len(pack_nodes(replace(CHAIN, scores=(score,)))) <= len(pack_nodes(CHAIN)) + 2
+    assert unpack_nodes(pack_nodes(replace(CHAIN, scores=(-300,))), VOCAB).scores == (-300,)
+
+
 def test_the_maximum_of_nodes_is_encoded_and_one_more_is_refused() -> None:
     def of(count: int) -> EncodedNodes:
         parents = tuple(range(-1, count - 1))
@@ -120,7 +126,8 @@ def test_the_maximum_of_nodes_is_encoded_and_one_more_is_refused() -> None:
         (replace(CHAIN, choices=(-1,)), "choice"),
         (replace(CHAIN, choices=None), "follows a choice"),
         (replace(CHAIN, choices=(1, 2)), "1 nodes"),
-        (replace(CHAIN, level=3), "no level 3"),
+        (replace(CHAIN, level=1), "no level 1"),
+        (replace(CHAIN, choices=None, tokens=(5,), level=3), "no level 3"),
         (replace(CHAIN, position=-1), "out of range"),
         (replace(CHAIN, anchor=-1), "out of range"),
         (replace(CHAIN, first=2**31), "out of range"),
@@ -142,7 +149,8 @@ def test_inconsistent_nodes_are_not_encoded(bad: EncodedNodes, why: str) -> None
         (b"\xc0\x80\x00\x00\x00\x05", "not packed as"),
         (b"\xc0\xff\xff\xff\xff\xff\x00\x00\x00\x05", "too large"),
         (b"\xcf\xff\xff\xff\x7f\x00\x00\x00", "in one message"),
-        (b"\xf0\x00\x00\x00\x05", "no level 3"),
+        (b"\xf0\x00\x00\x00\x05\x00", "not packed as"),
+        (b"\x30\x00\x00\x00\x02\x05", "no level 3"),
         (b"\xc0\x00\x00\x00\x64", "choice"),
     ],
 )

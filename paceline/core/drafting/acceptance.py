@@ -7,6 +7,7 @@ slowly decaying weights, since the character of a text changes.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +18,7 @@ _STRENGTH: Final = 6.0  # weight of the prior, in observations
 _MEMORY: Final = 0.98  # about the last fifty observations count
 
 
+_BESIDE_FIRSTS: Final = (0.55, 0.97)  # prior of the peer's choice, where it is another than the own one and where not
 _MODEL_EDGES: Final = (0.15, 0.3, 0.6, 1.0, 1.5, 2.2, 3.0, 4.0, 6.0)  # likewise, of a draft model's scores
 _MODEL_FIRSTS: Final = (0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.87, 0.93, 0.97)
 _MODEL_MEMORY: Final = 0.995  # about the last two hundred of a class count
@@ -30,6 +32,12 @@ def margin_class(margin: float) -> int:
 def model_margin_class(margin: float) -> int:
     """Likewise of a draft model, by finer classes: its scores say more than those of n-grams."""
     return bisect_right(_MODEL_EDGES, margin)
+
+
+def beside_choice(drafts: Sequence[int], choice: int) -> tuple[tuple[int, ...], int]:
+    """Own drafts and the peer's choice after the same prefix as one list, best first, and its class."""
+    agree = len(drafts) > 0 and drafts[0] == choice
+    return (choice, *(token for token in drafts if token != choice)), int(agree)
 
 
 def _prior(first: float) -> list[float]:
@@ -71,6 +79,11 @@ class AcceptanceByRank:
                 for count, prior in zip(self._counts[group], _prior(self.firsts[group]), strict=True)
             ]
         return self._known[group]
+
+
+def beside_choice_rates() -> AcceptanceByRank:
+    """Acceptance rates of drafts beside a peer's choice before any answer. Its classes are those of `beside_choice`."""
+    return AcceptanceByRank(_BESIDE_FIRSTS)
 
 
 def model_rates() -> AcceptanceByRank:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.core.batching.segment import StepSize
-from paceline.core.drafting.acceptance import AcceptanceByRank, model_rates
+from paceline.core.drafting.acceptance import AcceptanceByRank, beside_choice_rates, model_rates
 from paceline.core.drafting.budget import BudgetStats
 from paceline.core.drafting.ngram_drafter import DrafterStats
 from paceline.core.estimation.timing import TimingModel
@@ -24,6 +24,7 @@ class OnlineStats:
     timing: TimingModel = field(default_factory=TimingModel)
     own_ranks: AcceptanceByRank = field(default_factory=AcceptanceByRank)
     peer_ranks: AcceptanceByRank = field(default_factory=AcceptanceByRank)
+    beside_choice: AcceptanceByRank = field(default_factory=beside_choice_rates)
     budget: BudgetStats = field(default_factory=BudgetStats)
     drafter: DrafterStats = field(default_factory=DrafterStats)
     draft_model: AcceptanceByRank = field(default_factory=model_rates)

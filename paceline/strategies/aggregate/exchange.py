@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from paceline.core.aggregation.registry import LAST_LEVEL, Aggregator
+from paceline.core.aggregation.own_dist import OwnDist
+from paceline.core.aggregation.registry import LAST_LEVEL, Aggregator, PeerDist
 from paceline.core.aggregation.weights import dequantize_score, quantize_score
 from paceline.core.estimation.running import MovingAverage
 from paceline.core.sampling.dist import Dist
@@ -42,9 +43,14 @@ class DraftExchange:
         tree: PrefixTree,
         *,
         derivable: Callable[[PrefixNode], bool] = lambda _: True,
+        announce: Callable[[PrefixNode], int] | None = None,
+        only_choices: bool = False,
     ) -> None:
-        """derivable: the peer may see that this node's token was drafted after its parent."""
+        """derivable: the peer may see that this node's token was drafted after its parent. announce: nothing of a
+        node's distribution is sent, but the token that this expects after it. only_choices: the peer sends likewise."""
         self._derivable = derivable
+        self._announce = announce
+        self._only_choices = only_choices
         self._withheld: list[PrefixNode] = []  # computed nodes that must not be sent yet, parents first
         self._side = side
         self._aggregator = aggregator
@@ -110,11 +116,7 @@ class DraftExchange:
             self._sent[self._next_id] = node
             self._next_id += 1
         assert head.own_id is not None, "a tree is sent from its head on"
-        shares = [
-            self._aggregator.to_wire(self._side, node.own_dist, node.position)
-            for node in nodes
-            if node.own_dist is not None
-        ]
+        shares = [self._share(node, node.own_dist) for node in nodes if node.own_dist is not None]
         heads = [share.head for share in shares if share.head is not None]
         parent_ids = [-1 if node is head or node.parent is None else node.parent.own_id for node in nodes]
         parents = tuple(-1 if parent_id is None else parent_id for parent_id in parent_ids)
@@ -122,11 +124,17 @@ class DraftExchange:
         tokens = tuple(self._edge(node, parent, first) for node, parent in zip(nodes, parents, strict=True))
         if choices is not None:
             self._sent_choices.update(zip(range(first, self._next_id), choices, strict=True))
-        scores = None if choices is not None else _scores(nodes)
-        packed = pack_nodes(EncodedNodes(head.position, head.own_id, 0, first, parents, tokens, choices, scores))
+        scores = None if self._announce is not None else _scores(nodes)
+        encoded = EncodedNodes(head.position, head.own_id, 0, first, parents, tokens, choices, scores)
+        packed = pack_nodes(encoded)
         dists = [encode_head(dist, precise=False) for dist in heads]
         self.node_bytes.add((len(packed) + sum(len(dist.ids) + len(dist.probs) for dist in dists)) / len(nodes))
         return Drafts(0, epoch, packed, dists)
+
+    def _share(self, node: PrefixNode, own: OwnDist) -> PeerDist:
+        if self._announce is not None:
+            return PeerDist(self._announce(node), None)
+        return self._aggregator.to_wire(self._side, own, node.position)
 
     def _edge(self, node: PrefixNode, parent: int, first: int) -> int:
         """Token of a node as it is encoded: FOLLOWS for its parent's choice, sent in an earlier message."""
@@ -166,7 +174,10 @@ class DraftExchange:
             if choice is not None:
                 self._peer_choices[node_id] = choice
             if node.alive:
-                share = self._aggregator.from_wire(sender, dist, choice, node.position, nodes.level)
+                if self._only_choices:
+                    share = None if choice is None else PeerDist(choice, None)
+                else:
+                    share = self._aggregator.from_wire(sender, dist, choice, node.position, nodes.level)
                 if share is not None:
                     log_h = None if nodes.scores is None else dequantize_score(nodes.scores[index])
                     node.set_peer(replace(share, log_evidence=log_h), node_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.estimation.timing import DecodeSpeed, TimingModel
-from paceline.strategies.aggregate.options import pinned_side
+from paceline.strategies.aggregate.options import announces, pinned_side
 from paceline.strategies.aggregate.state import LANES, Answer, PeerState
 from paceline.strategies.base import Effect, MachineConfig, Send
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
@@ -79,6 +79,7 @@ class DraftSender:
         self.may_send = pinned != config.side  # what this side computes may leave it
         is_private = config.private and config.side == "device"
         self._sends_deciding = self.may_send and not is_private and drafting.rows > 1
+        self.announces = announces(config) and config.side == "device"  # choices, and nothing else of its nodes
         self._reports_speed = pinned is None  # else the decision cannot move
         self._whole_sequences = drafting.whole_sequences
         self._peer = peer
@@ -93,7 +94,7 @@ class DraftSender:
 
         A side that decides need not send them; but with trees the peer verifies several of its drafts in one forward.
         """
-        return self._sends_deciding if self._peer.decides else self.may_send
+        return self.announces or (self._sends_deciding if self._peer.decides else self.may_send)
 
     def send_weight(self) -> list[Effect]:
         """Send the summed weight of this side's documents, once they are known."""

@@ -6,9 +6,10 @@ follows and sends what it computes. The decision moves by measured speeds (`core
 lets it.
 
 A target is a function of the seed, the prefix, both distributions and their weights: never of drafts, trees, timing,
-message order or the side that decides. At the level `document-private` a device that follows sends one choice a
-position with its documents' summed weight and its speed (`coin`); with the other aggregators it sends nothing, and
-decides itself: only targets go up and, where the cloud faces the client, the side whose documents each came from.
+message order or the side that decides. At the level `document-private` a device may follow only under `coin` without
+rescoring, and sends one choice a position with its documents' summed weight and its speed. Else it decides: for its own
+client it sends targets and the one path of tokens that it expects, for the cloud's targets with the side whose
+documents each came from.
 
 Where scores follow the text (`Options.rescoring`), they are kept per prefix as distributions are, so that nothing is
 rolled back.
@@ -29,6 +30,7 @@ from paceline.strategies.aggregate.following import DraftSender, Follower
 from paceline.strategies.aggregate.options import (
     accepts,
     aggregator_of,
+    announces,
     check,
     choose,
     draft_limits,
@@ -96,21 +98,20 @@ class Aggregate:
             aggregator_of(config), config.sampling, needs_dists=options.needs_dists, vocab_size=config.vocab_size
         )
         self._tree = PrefixTree(len(config.targets))
-        rescoring = options.rescoring and self._aggregator.name != "coin"  # whose messages have no room for scores
         online_stats = config.stats or OnlineStats()
         self._ngram_drafts = NgramDrafts.of(config, online_stats)
         heads = not (config.needs_dists or options.needs_dists) and self._aggregator.name != "paper"
         self._decoder = BranchDecoder(
             config.sampling,
             config.vocab_size,
-            rescoring=rescoring,
+            rescoring=options.rescoring,
             mask=config.mask,
             eos_ids=config.eos_ids,
             keep_heads=self._ngram_drafts is not None,
             samples=heads,
             heads=heads,
         )
-        self._weights = SideWeights(config.side, self._decoder, rescoring=rescoring)
+        self._weights = SideWeights(config.side, self._decoder, rescoring=options.rescoring)
         self._planner = DraftTreePlanner(
             config.side,
             self._aggregator,
@@ -136,8 +137,16 @@ class Aggregate:
         config, answer, tree = self._config, self._answer, self._tree
         tree.forget_peer_ids()
         self._weights.reset_peer()
+        planner, shows_choices = self._planner, announces(config)
+        shows = shows_choices and config.side == "device"
         exchange = DraftExchange(
-            config.side, self._aggregator, config.vocab_size, tree, derivable=self._planner.derivable_by_peer
+            config.side,
+            self._aggregator,
+            config.vocab_size,
+            tree,
+            derivable=planner.may_be_announced if shows else planner.derivable_by_peer,
+            announce=planner.expected if shows else None,
+            only_choices=shows_choices and config.side == "cloud",
         )
         placement = Placement(FIRST_HOLDER, fixed=pinned_side(config))
         peer = PeerState(config.side, epoch, linked, len(answer.targets), exchange, placement)
@@ -215,6 +224,9 @@ class Aggregate:
         if self._decoder.timed is not None:
             rows, seconds = self._decoder.timed
             self._timing.add(nodes[0].position, rows, seconds)
+        if self._sender.announces:  # not what these rows have decided
+            effects = list(self._advance())
+            return effects if self._finished else [*effects, *self._sender.send(nodes)]
         effects = self._sender.send(nodes)
         return [*effects, *self._advance()]
 

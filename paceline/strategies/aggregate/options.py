@@ -57,17 +57,29 @@ def aggregator_of(config: MachineConfig) -> AggregatorName:
 def pinned_side(config: MachineConfig) -> Side | None:
     """Side where the decision must stay: the device, if what it computes may not leave it. None: it may move.
 
-    Also for logprobs: only the side that decides has the distributions. And for the cloud's clients at any level but
-    `open`: a cloud that decided could continue texts of its choice, and would be sent the weight of the documents.
+    Also for logprobs: only the side that decides has the distributions. Where scores follow the text: each would say
+    how probable a token is after private documents. And for the cloud's clients at any level but `open`: a cloud that
+    decided could continue texts of its choice, and would be sent the weight of the documents.
+    """
+    options = options_of(config)
+    front = config.side if config.faces_client else other(config.side)
+    may_follow = aggregator_of(config) == "coin" and not options.rescoring and front == "device"
+    stays = config.private and not may_follow
+    return "device" if options.needs_dists or stays else None
+
+
+def announces(config: MachineConfig) -> bool:
+    """A device that decides shows the cloud the tokens it expects, so that the cloud computes what will be needed.
+
+    Only for its own clients, and with trees: chains are those of the paper.
     """
     front = config.side if config.faces_client else other(config.side)
-    stays = config.private and (front == "cloud" or aggregator_of(config) != "coin")
-    return "device" if options_of(config).needs_dists or stays else None
+    return pinned_side(config) == "device" and front == "device" and config.options.drafting.rows > 1
 
 
 def draft_limits(config: MachineConfig) -> DraftLimits:
     """Limits of this side's drafts. A device that may send choices alone sends one a position: several would reveal
     the distribution behind them."""
     limits = config.options.drafting
-    only_choices = config.private and config.side == "device" and aggregator_of(config) == "coin"
+    only_choices = config.private and config.side == "device" and pinned_side(config) is None
     return msgspec.structs.replace(limits, width=1) if only_choices else limits

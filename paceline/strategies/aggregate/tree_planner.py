@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.aggregation.registry import Aggregator
-from paceline.core.drafting.acceptance import margin_class
+from paceline.core.drafting.acceptance import beside_choice, margin_class
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.ranking import best_margin
@@ -56,6 +56,7 @@ class DraftTreePlanner:
         self._eos_ids = eos_ids
         known = OnlineStats() if online_stats is None else online_stats
         self._own_ranks, self._peer_ranks = known.own_ranks, known.peer_ranks
+        self._beside_choice = known.beside_choice
 
     def select(
         self, head: PrefixNode, seconds: Callable[[int], float], delay: float, limit: int, *, alone: bool
@@ -89,7 +90,9 @@ class DraftTreePlanner:
 
     def observe_target(self, head: PrefixNode, target: int) -> None:
         """Count the rank of the target after `head` among the drafts of each side."""
-        for ranks, drafts in ((self._own_ranks, self._own(head)), (self._peer_ranks, self._peer(head))):
+        own, peer = self._own(head), self._peer(head)
+        both = self._with_choice(head, own)
+        for ranks, drafts in ((self._own_ranks, own), (self._peer_ranks, peer), (self._beside_choice, both)):
             if drafts is not None:
                 ranks.add(drafts.margin_class, drafts.tokens.index(target) if target in drafts.tokens else None)
 
@@ -117,6 +120,21 @@ class DraftTreePlanner:
         drafted = any(node.token in drafts.tokens[:width] for drafts in both if drafts is not None)
         return drafted or self._predicted(parent) == node.token
 
+    def expected(self, node: PrefixNode) -> int:
+        """The token that this side expects after a node it has computed: the target if it is known, else its own."""
+        predicted = self._predicted(node)
+        assert node.own_dist is not None, "computed"
+        return node.own_dist.token(self._sampling, node.position) if predicted is None else predicted
+
+    def may_be_announced(self, node: PrefixNode) -> bool:
+        """The peer may see this node where it is shown choices alone: it is what this side expects after its parent.
+
+        A second draft would tell of the distribution behind the first. What the peer has drafted needs no word either:
+        it has computed that itself.
+        """
+        parent = node.parent
+        return parent is None or (parent.own_dist is not None and self.expected(parent) == node.token)
+
     # ---- drafts -----------------------------------------------------------------------------------------------------
     def _children(self, node: PrefixNode, head: PrefixNode) -> Sequence[tuple[int, float]]:
         """Tokens that may follow, each with its probability of being the target."""
@@ -125,10 +143,19 @@ class DraftTreePlanner:
             return [(predicted, 1.0)]
         own, peer = self._own(node), self._peer(node)
         drafts, ranks = (peer, self._peer_ranks) if own is None else (own, self._own_ranks)
+        if (both := self._with_choice(node, own)) is not None:
+            drafts, ranks = both, self._beside_choice
         width = self._drafting.width
         if drafts is None:
             return () if self._ngram_drafts is None else self._ngram_drafts.children(node, head)[:width]
         return list(zip(drafts.tokens[:width], ranks.probs(drafts.margin_class), strict=False))
+
+    def _with_choice(self, node: PrefixNode, own: DraftTokens | None) -> DraftTokens | None:
+        """The own drafts and the peer's choice, where both are known, and no more of the peer's distribution."""
+        share = node.peer_dist
+        if own is None or share is None or share.head is not None:
+            return None
+        return DraftTokens(*beside_choice(own.tokens, share.token))
 
     def _predicted(self, node: PrefixNode) -> int | None:
         """The token that is the target after this node, if what is known determines it."""

@@ -1,8 +1,8 @@
 """Draft tree nodes of the `aggregate` strategy in few bytes: the prefix of each node and the sender's choice after it.
 
-One byte holds the number of nodes, the level of detail and whether choices are present; then, as LEB128 numbers, the
-position, the first id and the distance back to the anchor; then for each node the distance back to its parent, doubled,
-plus 1 if the edge's token follows, that token, the choice, and the score where document scores are updated. An edge
+One byte holds the number of nodes, the level of detail, and whether choices and scores are present; then, as LEB128
+numbers, the position, the first id and the distance back to the anchor; then for each node the distance back to its
+parent, doubled, plus 1 if the edge's token follows, that token, the choice, and the score, where present. An edge
 whose token is the sender's choice after the parent needs no token, and a chain of such nodes (a trunk) only the
 choices.
 
@@ -21,7 +21,7 @@ MAX_NODES = 256  # in one message
 FOLLOWS = -1  # instead of an edge's token: the choice sent with the parent, a node of an earlier message
 _LIMIT = 2**31  # exclusive bound of ids, positions and tokens
 _CHOICES, _TRUNK, _LEVEL_SHIFT, _MANY = 0x80, 0x40, 4, 0x0F  # first byte: two flags, two bits, four bits
-_SCORES = 0x40  # the second flag, in a message without choices
+_SCORES, _SCORED_CHOICES = 0x40, 0x10  # scores without choices: the second flag; with them: in place of the level
 _MAX_SCORE = 2**30
 
 
@@ -36,7 +36,7 @@ class EncodedNodes:
     parents: tuple[int, ...]  # (n,) ids in this or an earlier message; -1: none, only for the anchor itself
     tokens: tuple[int, ...]  # (n,) the token on the edge from the parent, or FOLLOWS; 0 for an anchor without parent
     choices: tuple[int, ...] | None  # (n,) the token the sender alone would choose after each; only under `coin`
-    scores: tuple[int, ...] | None = None  # (n,) log h after each, by `weights.quantize_score`; never with choices
+    scores: tuple[int, ...] | None = None  # (n,) log h after each, by `weights.quantize_score`
 
     def choice(self, node: int) -> int | None:
         """The sender's choice after that node, if this message contains it."""
@@ -56,7 +56,7 @@ def pack_nodes(nodes: EncodedNodes) -> bytes:
     )
     flags = (_CHOICES if choices is not None else 0) | (_TRUNK if trunk else 0)
     if nodes.scores is not None:
-        flags = _SCORES
+        flags |= _SCORES if choices is None else _SCORED_CHOICES
     out = bytearray([flags | nodes.level << _LEVEL_SHIFT | min(count - 1, _MANY)])
     if count - 1 >= _MANY:
         _append(out, count - 1 - _MANY)
@@ -92,7 +92,8 @@ def unpack_nodes(data: bytes, vocab_size: int | None = None) -> EncodedNodes:
     tokens: list[int] = []
     choices: list[int] = []
     scores: list[int] = []
-    has_choices, has_scores = bool(flags & _CHOICES), flags & (_CHOICES | _SCORES) == _SCORES
+    has_choices = bool(flags & _CHOICES)
+    has_scores = bool(flags & (_SCORED_CHOICES if has_choices else _SCORES))
     for index in range(count):
         code = 2 if has_choices and flags & _TRUNK else reader.number()
         distance, explicit = code >> 1, code & 1
@@ -113,7 +114,7 @@ def unpack_nodes(data: bytes, vocab_size: int | None = None) -> EncodedNodes:
     nodes = EncodedNodes(
         position=position,
         anchor=first - (back >> 1 if back % 2 == 0 else -(back + 1 >> 1)),
-        level=flags >> _LEVEL_SHIFT & 3,
+        level=0 if has_choices else flags >> _LEVEL_SHIFT & 3,
         first=first,
         parents=tuple(parents),
         tokens=tuple(tokens),
@@ -138,11 +139,11 @@ def _fault(nodes: EncodedNodes, vocab_size: int) -> str | None:
     count = len(nodes.parents)
     if not 1 <= count <= MAX_NODES or len(nodes.tokens) != count or len(nodes.choices or nodes.tokens) != count:
         return f"{count} nodes, {len(nodes.tokens)} tokens, {len(nodes.choices or nodes.tokens)} choices"
-    if nodes.scores is not None and (nodes.choices is not None or len(nodes.scores) != count):
+    if nodes.scores is not None and len(nodes.scores) != count:
         return f"{len(nodes.scores)} scores for {count} nodes"
     if any(abs(score) > _MAX_SCORE for score in nodes.scores or ()):
         return "a score is out of range"
-    if not 0 <= nodes.level <= LAST_LEVEL:
+    if not 0 <= nodes.level <= (LAST_LEVEL if nodes.choices is None else 0):
         return f"there is no level {nodes.level}"
     if not (0 <= nodes.position < _LIMIT and 0 <= nodes.anchor < _LIMIT and 0 <= nodes.first <= _LIMIT - count):
         return "a node's id or position is out of range"

@@ -28,7 +28,7 @@ def test_only_sent_messages_are_counted_by_kind() -> None:
     assert "targets" in str(egress)
 
 
-@pytest.mark.parametrize(("privacy", "more"), [("document-private", set()), ("open", {"drafts", "weight"})])
+@pytest.mark.parametrize(("privacy", "more"), [("document-private", {"drafts"}), ("open", {"drafts", "weight"})])
 async def test_each_side_reports_the_bytes_it_has_sent(
     privacy: str, more: set[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -47,6 +47,7 @@ from tests.strategies.cases import (
     job,
     point,
     says,
+    two,
     weighed,
 )
 from tests.strategies.conformance.worlds import changing_speeds, harsh
@@ -185,7 +186,7 @@ def test_a_device_that_faces_the_client_names_the_side_and_tells_nobody(
     hand.begin()
     hand.on(*heard(0, draft, log_weight=log_weight))
     assert [(emit.token, emit.lane) for emit in hand.emitted] == [(token, lane)]
-    (targets,) = hand.sent
+    *_, targets = hand.sent
     assert isinstance(targets, Targets) and (targets.tokens, targets.lanes) == ([token], b"")
 
 
@@ -204,10 +205,10 @@ def test_a_cloud_that_faces_the_client_names_the_side_it_received() -> None:
 
 
 # ---- what a peer learns ---------------------------------------------------------------------------------------------
-def may_send(message: SessionMessage, rule: AggregatorName) -> bool:
-    """A device with private documents may send this message."""
+def may_send(message: SessionMessage, rule: AggregatorName, front: Side) -> bool:
+    """A device with private documents may send this message. front: as whose client asks."""
     if isinstance(message, Drafts):
-        return rule == "coin" and not message.dists
+        return not message.dists and unpack_nodes(message.nodes, VOCAB).scores is None and front == "device"
     return rule == "coin" or not isinstance(message, EvidenceWeight | SpeedReport | Handover)
 
 
@@ -235,14 +236,14 @@ def test_no_peer_gets_out_of_a_device_what_is_private(front: Side, rule: Aggrega
                 )
             )
             hand.answer()
-        assert all(may_send(message, rule) for message in hand.sent)
+        assert all(may_send(message, rule, front) for message in hand.sent)
 
 
 DOCUMENT = (*PROMPT, 40, 50, 51, 52, 53, 7, 8)
 
 
 def tree(hand: Hand) -> list[tuple[tuple[int, ...], int]]:
-    """Nodes sent under `coin`: each one's tokens from the anchor of its message on, and the choice there."""
+    """Nodes sent with a choice: each one's tokens from the anchor of its message on, and the choice there."""
     paths: dict[int, tuple[int, ...]] = {}
     chosen: dict[int, int] = {}
     sent = []
@@ -305,6 +306,44 @@ def test_an_n_gram_draft_that_the_model_shares_is_sent_with_its_choice() -> None
     assert ((50, 51, 52), 53) in tree(hand)
 
 
+def expecting(say: Callable[[tuple[int, ...]], Dist], **changes: object) -> Hand:
+    """A device with private documents that decides, and draws what its own model would say beside the cloud."""
+    hand = device(front=True, private=True, rtt=0.5, max_tokens=100, drafting=TREE, **changes)
+    hand.say = say
+    hand.begin()
+    return hand
+
+
+def test_a_device_that_decides_shows_the_one_path_it_expects() -> None:
+    """Not its second guesses, which it computes as well, and no distribution."""
+    hand = expecting(lambda path: two(90 + len(path), 40))
+    hand.on(weighed())
+    hand.answer()
+    assert (40,) in hand.rows, "a second guess was computed"
+    shown = tree(hand)
+    assert shown[0] == ((), 90) and ((90, 91, 92), 93) in shown
+    assert len({path for path, _ in shown}) == len(shown) and all(40 not in path for path, _ in shown)
+    assert not any(message.dists for message in hand.sent if isinstance(message, Drafts))
+
+
+def test_a_cloud_computes_what_the_device_expects_beside_its_own_drafts() -> None:
+    hand = cloud(front=False, private=True, rtt=0.5, max_tokens=100, drafting=TREE)
+    hand.say = lambda _: two(50, 51)
+    hand.begin()
+    encoded = EncodedNodes(0, 0, 0, 0, (-1, 0, 1), (0, 60, 61), (60, 61, 62))
+    hand.on(Received(Drafts(0, 0, pack_nodes(encoded))))
+    hand.answer()
+    assert {(60,), (60, 61), (60, 61, 62), (50,)} <= set(hand.rows)
+    assert not hand.tokens, "a choice is no target"
+
+
+def test_choices_in_place_of_distributions_are_no_answer_to_a_device_that_decides() -> None:
+    hand = expecting(lambda _: point(90))
+    hand.on(weighed(), Received(Drafts(0, 0, pack_nodes(EncodedNodes(0, 0, 0, 0, (-1,), (0,), (60,))))))
+    hand.answer()
+    assert not hand.tokens
+
+
 @EVERY_FRONT
 @pytest.mark.parametrize("rule", ["mixture", "paper", "coin"])
 def test_a_device_sends_nothing_that_tells_of_its_private_documents(front: Side, rule: AggregatorName) -> None:
@@ -331,7 +370,7 @@ def test_a_device_sends_nothing_that_tells_of_its_private_documents(front: Side,
                 message, Targets | SyncState | DetailRequest | Drafts | EvidenceWeight | SpeedReport | Handover
             )
             if isinstance(message, Drafts | EvidenceWeight | SpeedReport | Handover):
-                assert may_send(message, rule), message
+                assert may_send(message, rule, front), message
             if isinstance(message, Targets):
                 targets += len(message.tokens)
                 lanes.update(message.lanes)
