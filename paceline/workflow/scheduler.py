@@ -31,6 +31,7 @@ from paceline.workflow.events import (
     Resized,
     UnitBack,
     UnitLost,
+    UnitMoved,
     Unrunnable,
     WorkflowEffect,
     WorkflowEvent,
@@ -92,13 +93,17 @@ class WorkflowScheduler:
             case Dropped():
                 effects += self._drop(event.sub_stages)
             case UnitLost():
-                self._units.lose(event.unit)
-                for running in [each for each in self.activity if each.launch.unit == event.unit]:
+                lost = {event.unit, *event.also}
+                for name in lost:
+                    self._units.lose(name)
+                for running in [each for each in self.activity if each.launch.unit in lost]:
                     self._remove(running.launch.id)
                 kept = {unit.memory for unit in self._units}
                 self._contexts = {name: memory for name, memory in self._contexts.items() if memory in kept}
             case UnitBack():
                 self._units.restore(event.unit)
+            case UnitMoved():
+                self._units.move(event.unit, event.latency_s, event.bytes_per_s)
             case OtherBegan():
                 self._others.begin(event)
             case OtherEnded():
@@ -133,7 +138,7 @@ class WorkflowScheduler:
         kind, took = self._units[launch.unit].kind, event.now - running.began
         items = launch.count if event.items is None else event.items
         if items > 0:
-            self._profiles.learn(node.operation, kind, items, took, running.overlap(event.now))
+            self._profiles.learn(node.operation, kind, items, took - running.moving_s, running.overlap(event.now))
         self.graph.end(launch.sub_stage, launch.count, done=event.items, finished=event.finished)
 
     def _fail(self, event: Failed) -> list[WorkflowEffect]:
@@ -161,8 +166,9 @@ class WorkflowScheduler:
         units = self._units.able(node.model, private=self.graph.stays_private(node.id), lost=lost)
         if node.context in self._contexts:
             units = [unit for unit in units if unit.memory == self._contexts[node.context]]
-        if self.policy.static_map is not None and node.model in self.policy.static_map:
-            units = [unit for unit in units if unit.name == self.policy.static_map[node.model]]
+        mapped = self.policy.static_map or {}
+        if wanted := mapped.get(node.stage) or mapped.get(node.model):
+            units = [unit for unit in units if wanted in (unit.name, unit.name.partition(" ")[0])]
         return [unit for unit in units if self._failures.get((node.id, unit.name), 0) < MAX_FAILURES]
 
     def _dispatch(self, now: float) -> list[WorkflowEffect]:
@@ -182,7 +188,8 @@ class WorkflowScheduler:
                 placer.reserve(busy[node.id].launch.unit, self._rest(node, busy[node.id]))
                 continue
             while placer.idle and (available := self.graph.available(node.id)):
-                work = Work(node, self.graph.remaining(node.id), available, able[node.id])
+                after = self._after(node, able[node.id])
+                work = Work(node, self.graph.remaining(node.id), available, able[node.id], after)
                 placement = placer.place(work, self._critical(node, ranks))
                 if placement is None:
                     break
@@ -221,6 +228,23 @@ class WorkflowScheduler:
                 seconds[running.launch.sub_stage] = left + (seconds[running.launch.sub_stage] if again else 0.0)
         return criticality(self.graph, seconds, self._future, self.policy.future_weight)
 
+    def _after(self, node: SubStage, units: Sequence[ProcessingUnit]) -> dict[str, float]:
+        """By memory, seconds that what continues its text takes there, beyond those where it is fastest: a text is
+        written where it is read. Empty where there is no choice."""
+        memories = {unit.memory for unit in units}
+        if len(memories) < 2:
+            return {}
+        later = [each for each in self.graph.of_context(node.id) if each != node.id]
+        seconds = dict.fromkeys(memories, 0.0)
+        for each in later:
+            follower = self.graph[each]
+            for memory in memories:
+                kinds = {unit.kind for unit in units if unit.memory == memory}
+                known = [self._predictions.seconds(follower, self.graph.remaining(each), kind) for kind in kinds]
+                seconds[memory] += min((found for found in known if found is not None), default=0.0)
+        best = min(seconds.values())
+        return {memory: taken - best for memory, taken in seconds.items()}
+
     def _rest(self, node: SubStage, running: Running) -> float:
         """Seconds of a sub-stage after the launch that is under way, on the same unit."""
         kind = self._units[running.launch.unit].kind
@@ -257,6 +281,7 @@ class WorkflowScheduler:
                 bandwidth=placement.bandwidth,
                 slowdown=placement.slowdown,
                 transfer_s=placement.transfer_s,
+                moving_s=placement.transfer_s,
                 compute_s=placement.compute_s,
                 began=now,
             )

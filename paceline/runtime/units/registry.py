@@ -24,8 +24,10 @@ T = TypeVar("T")
 ENGINE: Final = "engine"  # kind of a lane
 HOST: Final = "cpu"
 LINK: Final = "link"
+CLOUD: Final = "cloud"  # kind of a text that the cloud's model writes for a device
 LANES: Final = 4  # of an engine, by default
 SEARCHES: Final = 4  # at once, of the other side: a mute one takes seconds
+TEXTS: Final = 4  # at once, that the cloud writes
 PAGES: Final = 4  # of the web, at once, and searches for them
 
 
@@ -52,10 +54,12 @@ class NodeUnits:
     engine: str = ENGINE
     engine_cores: frozenset[int] = frozenset()
 
-    def registry(self, zone: Zone, *, shared: bool = False, web: bool = False) -> UnitRegistry:
-        """shared: the engine computes on this host's processor, and on its memory. web: see `UnitRegistry`."""
+    def registry(self, zone: Zone, *, shared: bool = False, web: bool = False, cloud: bool = False) -> UnitRegistry:
+        """shared: the engine computes on this host's processor, and on its memory. web, cloud: see `UnitRegistry`."""
         memory = "host" if shared else "engine"
-        return UnitRegistry(zone, self.lanes, self.hosts, web=web, engine=self.engine, engine_memory=memory)
+        return UnitRegistry(
+            zone, self.lanes, self.hosts, web=web, cloud=cloud, engine=self.engine, engine_memory=memory
+        )
 
     def __str__(self) -> str:
         """In words that are equal where profiles of them may be believed."""
@@ -68,8 +72,8 @@ class NodeUnits:
 class UnitRegistry:
     """All units of one node. `close` ends the threads.
 
-    engine: name of its lanes. web: pages can be searched for and fetched. The link and the web are units that are
-    waited for, and take none of this host's time.
+    engine: name of its lanes. web: pages can be searched for and fetched. cloud: the cloud's model may write texts, for
+    a device. The link, the cloud and the web are units that are waited for, and take none of this host's time.
     """
 
     zone: Zone
@@ -77,6 +81,7 @@ class UnitRegistry:
     hosts: Sequence[HostUnit] = (HostUnit("cpu"),)
     models: WorkflowModels = field(default_factory=WorkflowModels)
     web: bool = False
+    cloud: bool = False
     engine: str = ENGINE
     engine_memory: str = "engine"  # that the lanes share; "host" where they compute on this host's processor
     units: tuple[ProcessingUnit, ...] = field(init=False)
@@ -100,6 +105,10 @@ class UnitRegistry:
             ),
             *(ProcessingUnit(f"{self.engine} {n}", ENGINE, generating, self.zone, lanes) for n in range(self.lanes)),
             *(ProcessingUnit(f"link {n}", LINK, frozenset({names.far}), "cloud", "far") for n in range(SEARCHES)),
+            *(
+                ProcessingUnit(f"{CLOUD} {n}", CLOUD, frozenset({names.agent}), "cloud", CLOUD)
+                for n in range(TEXTS if self.cloud else 0)
+            ),
             *(
                 ProcessingUnit(f"web {n}", "web", frozenset({names.web}), "cloud", "web")
                 for n in range(PAGES if self.web else 0)
