@@ -95,6 +95,7 @@ class WorkflowBuilder:
     sizes: WorkflowSizes
     models: WorkflowModels = field(default_factory=WorkflowModels)
     request: int = 0
+    owner: str = ""
     ids: Iterator[int] = field(default_factory=lambda: iter(range(1, 1_000_000)))
     answer_prefill: SubStageId = NONE
     answer: SubStageId = NONE  # the sub-stage that writes the answer
@@ -303,4 +304,5 @@ class WorkflowBuilder:
             self.workflow,
             context and f"{self.request}/{context}",
             here,
+            self.owner,
         )

@@ -45,6 +45,7 @@ class SubStage:
     workflow: str = ""  # name of its template
     context: str = ""  # text in a model's memory that it continues; all of one context run where that lies
     here: bool = False  # runs in the device's zone whatever it reads, as its request wants; what needs it need not
+    owner: str = ""  # whose request it is: owners take turns
 
     @property
     def operation(self) -> str:

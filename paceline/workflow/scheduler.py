@@ -7,9 +7,10 @@ launched even beyond the bandwidth limit, so a workflow never stands still.
 Other than in the paper: the delay is that of the most critical launch under way, not of a sub-stage that has not begun;
 it is marginal, in seconds; work that several units could share is shared.
 
-Not handled: fairness between requests (the most critical of all goes first), preemption of a launch, seconds to load a
-model, memory capacity. A context stays in the memory where it began; when that is lost with its last unit, what
-computing it anew takes is not predicted.
+Owners take turns (`turns`); within an owner's requests the most critical of all goes first.
+
+Not handled: preemption of a launch, seconds to load a model, memory capacity. A context stays in the memory where it
+began; when that is lost with its last unit, what computing it anew takes is not predicted.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from paceline.workflow.placement import CriticalLaunch, Placement, Placer, Work
 from paceline.workflow.policy import SchedulingPolicy
 from paceline.workflow.profiles import ProfileStore
 from paceline.workflow.templates import WorkflowTemplate
+from paceline.workflow.turns import OwnerTurns
 from paceline.workflow.units import ProcessingUnit, UnitPool
 
 MAX_FAILURES = 2  # of a sub-stage on a unit, then it is not tried there again
@@ -75,6 +77,7 @@ class WorkflowScheduler:
         self._refused: set[SubStageId] = set()
         self._open: set[int] = set()
         self._launches = 0
+        self._turns = OwnerTurns()
         self._others = OtherWork(self.activity, self._units, profiles)
 
     def on(self, event: WorkflowEvent) -> list[WorkflowEffect]:
@@ -178,11 +181,13 @@ class WorkflowScheduler:
         if not placer.idle or not any(self.graph.available(node.id) for node in unfinished):
             return []
         able = {node.id: self._able(node) for node in unfinished}
+        busy = {running.launch.sub_stage: running for running in self.activity}
         ranks = self._ranks(able)
         nodes = sorted(unfinished, key=lambda node: (-ranks[node.id], node.id))
-        order = nodes if self.policy.criticality else sorted(nodes, key=lambda node: node.id)
+        nodes = nodes if self.policy.criticality else sorted(nodes, key=lambda node: node.id)
+        self._turns.see({node.owner for node in nodes})
+        order = self._turns.ordered([node for node in nodes if self.graph.available(node.id) or node.id in busy], ranks)
         effects: list[WorkflowEffect] = []
-        busy = {running.launch.sub_stage: running for running in self.activity}
         for node in order:
             if node.ordered and node.id in busy:  # it goes on where it is
                 placer.reserve(busy[node.id].launch.unit, self._rest(node, busy[node.id]))
@@ -270,6 +275,7 @@ class WorkflowScheduler:
         self._launches += 1
         if node.context:
             self._contexts[node.context] = placement.unit.memory
+        self._turns.give(node.owner, placement.transfer_s + placement.compute_s)
         first, count = self.graph.begin(node.id, placement.count)
         launch = Launch(
             self._launches, node.id, placement.unit.name, placement.shape, first, count, placement.forced, rank

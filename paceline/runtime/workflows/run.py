@@ -136,7 +136,7 @@ class WorkflowRun:
             agents_here=self._side == "device" and self._cloud is None,
         )
         self._builder = builder = WorkflowBuilder(
-            self._workflow, sizes, self.registry.models, self._number, self._driver.ids
+            self._workflow, sizes, self.registry.models, self._number, self._request.owner, self._driver.ids
         )
         nodes = builder.begin()
         works: list[tuple[SubStage, Work]] = []
