@@ -27,9 +27,9 @@ from unittest.mock import patch
 
 import httpx
 
-from paceline.commands import local_pair
+from paceline.commands import local_pair, processes
 from paceline.commands.processes import Children
-from paceline.core.side import SIDES
+from paceline.core.side import SIDES, Side
 from paceline.models import CLOUD
 from paceline.workflow.policy import SchedulingPolicy
 
@@ -116,20 +116,20 @@ def _pair(way: Way, folder: Path, base: str, load: Workload, asked: Sequence[Ask
     for side, text in documents().items():
         files[side].write_text(text)
     given = {"policy": asdict(way.policy), "script": {each.question: dict(each.script) for each in asked}}
-    usual = local_pair.command
+    usual = processes.command
     launcher = [sys.executable, str(Path(program.__file__))]
 
     def command(*arguments: str) -> list[str]:
         return [*launcher, *arguments] if arguments[0] in ("serve", "agent") else usual(*arguments)
 
-    flags = {
+    flags: dict[Side, Sequence[str]] = {
         "device": (*way.flags, "--emulate", f"rtt={load.rtt_ms}ms,forward={load.forward_ms}ms", "--web-search", base),
         "cloud": ("--emulate", f"forward={load.cloud_ms}ms"),
     }
     with (
         Children(own) as children,
         patch.dict(os.environ, {program.VARIABLE: json.dumps(given)}),
-        patch.object(local_pair, "command", command),
+        patch("paceline.commands.local_pair.command", command),
     ):
         started = local_pair.start_pair(
             children,

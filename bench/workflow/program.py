@@ -62,10 +62,8 @@ def is_loopback(address: Address) -> bool:
 if __name__ == "__main__":
     given = json.loads(os.environ[VARIABLE])
     policy = SchedulingPolicy(**given["policy"])
-    service.WorkflowDriver = partial(WorkflowDriver, policy=policy)  # type: ignore[misc, assignment]  # made there
-    access.PageFetcher = partial(  # type: ignore[misc, assignment]  # likewise
-        PageFetcher, allowed=is_loopback, ports=range(1, 65_536)
-    )
+    setattr(service, WorkflowDriver.__name__, partial(WorkflowDriver, policy=policy))  # both are made there
+    setattr(access, PageFetcher.__name__, partial(PageFetcher, allowed=is_loopback, ports=range(1, 65_536)))
     for module, name in ((readers, "REWRITE"), (decisions, "PLAN"), (decisions, "LOOK")):
         agent = getattr(module, name)
         setattr(module, name, replace(agent, parser=scripted(given["script"], agent.stage)))

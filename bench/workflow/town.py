@@ -1,7 +1,7 @@
 """Two-hop questions about made-up towns, with documents of both sides and pages of a web: equal at every run.
 
-A museum's founder is in one side's documents, the founder's year of birth in the other's, and what the museum shows on a
-page. Besides, every document names things that nobody asks about, so that searches find several passages.
+A museum's founder is in one side's documents, the founder's year of birth in the other's, and what the museum shows is
+on a page. Besides, every document names things that nobody asks about, so that searches find several passages.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def documents() -> dict[Side, str]:
     """A text of each side, a paragraph a passage."""
     device = [
         f"The museum of {town} was founded by {person}. The {other} of {town} was opened by a mayor, and the museum of "
-        f"{town} lies beside it. Whoever was born in {town} may visit the museum for nothing on the first day of a month."
+        f"{town} lies beside it. Whoever was born in {town} may visit it for nothing on the first day of a month."
         for town, person in zip(TOWNS, PEOPLE, strict=True)
         for other in OTHERS
     ]
@@ -103,7 +103,7 @@ def web(wait_s: float) -> Iterator[str]:
 def _page(town: str, other: str) -> str:
     shown = SHOWN[TOWNS.index(town)] if town in TOWNS else ""
     paragraphs = [
-        f"<p>The museum of {town} shows {shown}, and its founder was born nearby. Beside the {other} of {town} there is "
+        f"<p>The museum of {town} shows {shown}, and its founder was born nearby. By the {other} of {town} there is "
         f"room {number}, in which {shown} of the museum are repaired for those who were born here.</p>"
         for number in range(6)
     ]

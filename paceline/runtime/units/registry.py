@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from paceline.core.zone import Zone
 from paceline.rag.compute_threads import compute_here
@@ -28,6 +28,7 @@ CLOUD: Final = "cloud"  # kind of a text that the cloud's model writes for a dev
 LANES: Final = 4  # of an engine, by default
 SEARCHES: Final = 4  # at once, of the other side: a mute one takes seconds
 TEXTS: Final = 4  # at once, that the cloud writes
+MAX_LEFT: Final = 8  # threads of a node whose work took too long and has not ended
 PAGES: Final = 4  # of the web, at once, and searches for them
 
 
@@ -87,6 +88,7 @@ class UnitRegistry:
     units: tuple[ProcessingUnit, ...] = field(init=False)
     under_way: Counter[str] = field(init=False, default_factory=Counter)  # launches of each host unit
     _threads: dict[str, ThreadPoolExecutor] = field(init=False)
+    _left: set[Future[Any]] = field(init=False, default_factory=set)  # that nobody waits for any more
 
     def __post_init__(self) -> None:
         """Raises ValueError for cores that this process may not use."""
@@ -114,16 +116,22 @@ class UnitRegistry:
                 for n in range(PAGES if self.web else 0)
             ),
         )
-        self._threads = {
-            host.name: ThreadPoolExecutor(1, f"unit {host.name}", initializer=_settle, initargs=(host.cores,))
-            for host in self.hosts
-        }
+        self._threads = {host.name: _thread(host) for host in self.hosts}
 
     async def run(self, unit: str, work: Callable[[], T]) -> T:
-        """Call `work` on a host unit's thread. Cancelled, it runs to its end there and its result is dropped."""
+        """Call `work` on a host unit's thread. Cancelled, as when it takes too long, it runs to its end there and its
+        result is dropped; what comes next has another thread, unless `MAX_LEFT` such ends are waited for already."""
         self.under_way[unit] += 1
+        working = self._threads[unit].submit(work)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads[unit], work)
+            return await asyncio.wrap_future(working)
+        except asyncio.CancelledError:
+            if not working.done() and len(self._left) < MAX_LEFT:
+                self._left.add(working)
+                working.add_done_callback(self._left.discard)
+                self._threads[unit].shutdown(wait=False)
+                self._threads[unit] = _thread(next(host for host in self.hosts if host.name == unit))
+            raise
         finally:
             self.under_way[unit] -= 1
 
@@ -131,6 +139,10 @@ class UnitRegistry:
         """Drop what waits for the threads; what they are at ends by itself."""
         for thread in self._threads.values():
             thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _thread(host: HostUnit) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, f"unit {host.name}", initializer=_settle, initargs=(host.cores,))
 
 
 def _settle(cores: frozenset[int]) -> None:

@@ -27,6 +27,7 @@ from paceline.workflow.agents.records import Prompt
 log = logging.getLogger("paceline.workflow")
 
 REST_S: Final = 10.0  # for which a cloud that did not write a text is asked for none
+KNOWN_S: Final = 60.0  # for which what it takes is believed: one that was busy is tried again
 PHASES: Final = ("prefill", "decode")
 
 
@@ -38,16 +39,18 @@ class CloudUnits:
         self.names = tuple(unit.name for unit in driver.registry.units if unit.kind == CLOUD)
         self._link: Link | None = None
         self._until = -math.inf  # on the loop's clock
+        self._forgets = -math.inf  # likewise: when what it takes is learnt anew
 
     def offer(self, link: Link | None) -> bool:
         """Whether they may be used now. Tells the scheduler, and what the link takes."""
         if not self.names:
             return False
-        if link is None or not link.accepting or asyncio.get_running_loop().time() < self._until:
+        now = asyncio.get_running_loop().time()
+        if link is None or not link.accepting or now < self._until:
             self._driver.lose(self.names)
             return False
-        if link is not self._link:  # perhaps another cloud, or another network: what it takes is learnt anew
-            self._link = link
+        if link is not self._link or now >= self._forgets:  # perhaps another cloud, or another network
+            self._link, self._forgets = link, now + KNOWN_S
             for phase in PHASES:
                 self._driver.profiles.forget(f"{self._driver.registry.models.agent}/{phase}", CLOUD)
         rate = link.bandwidth

@@ -64,7 +64,8 @@ class Device:
 
     def __post_init__(self) -> None:
         self.units = CloudUnits(self.driver)
-        self.units._link = None if self.bench.links is None else self.bench.links[0]  # what it takes is known
+        self.units._link = None if self.bench.links is None else self.bench.links[0]
+        self.units._forgets = float("inf")  # what it takes is known
         self.bench.cloud._peers._texts = TextServer(self.there.admit)
         assert self.bench.pipes_in_use is not None
         pipe = self.bench.pipes_in_use[0]
