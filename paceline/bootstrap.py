@@ -142,6 +142,7 @@ async def run_node(
             reranker=open_reranker(settings, store),
             tracer=tracer,
             web=open_web(settings),
+            cloud_texts=isinstance(settings, AgentSettings) and settings.cloud_texts,
         )
 
         def ready() -> None:

@@ -334,6 +334,11 @@ class AgentSettings(NodeSettings):
     energy_per_step: float | None = Field(
         None, ge=0, le=1_000_000, description="likewise J a step of drafts, as in the paper; not together"
     )
+    cloud_texts: bool = Field(
+        True,
+        description="let agents of workflows that read nothing private (the question, pages of the web) write on the "
+        "cloud's model, where that is faster and the request's level of privacy is open or document-private",
+    )
     insecure: bool = Field(False, description="allow an unencrypted link to a server on another machine")
 
     @field_validator("cloud_may_ask")

@@ -91,6 +91,7 @@ class Node:
         reranker: Reranker | None = None,
         tracer: Tracer | None = None,
         web: WebAccess | None = None,
+        cloud_texts: bool = True,
     ) -> None:
         """sampling: defaults of requests, before those the model recommends.
 
@@ -98,8 +99,8 @@ class Node:
         with a cloud. open_to_peer: a device sends distributions of its documents if the cloud's client requests it.
         asks: the gate for sessions that a cloud opens at a device, closed with the node; None: none is admitted.
         tables: n-grams for drafts, saved at the end; None: kept in memory only. timed: measure forwards before the
-        first answer. limits: of the engine's steps. energy: None: nothing is known of it. draft_engine, tracer: see
-        `Resources`. profiles, units, reranker, web: of workflows, see `Workflows`.
+        first answer. limits: of the engine's steps. energy: None: nothing is known of it. draft_engine, tracer,
+        cloud_texts: see `Resources`. profiles, units, reranker, web: of workflows, see `Workflows`.
         """
         self._resources = Resources(
             side,
@@ -117,10 +118,13 @@ class Node:
             shared=profiles is not None and profiles.shared,
             tracer=tracer,
             web=web is not None,
+            cloud_texts=cloud_texts,
         )
         self._clients: set[ClientSession] = set()
         self._asks = asks or CloudAsks()
-        self._peers = Peers(self._resources, self._clients, self._run, open_to_peer=open_to_peer, asks=self._asks)
+        self._peers = Peers(
+            self._resources, self._clients, self._run, open_to_peer=open_to_peer, asks=self._asks, admit=self.admit
+        )
         self._preparation = Preparation(
             self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer
         )
@@ -156,7 +160,7 @@ class Node:
         for session in list(self._clients):
             session.fail(PacelineError("the program is shutting down"))
         await self._workflows.close()
-        self._peers.close()
+        await self._peers.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -25,6 +25,7 @@ from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.prompts import build_prompts
 from paceline.runtime.sessions.remote_search import SEARCH, SearchServer, to_wire
+from paceline.runtime.sessions.remote_text import WRITE, Admit, TextServer
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
 from paceline.wire.codec import constraint_from_wire, decode_options, sampling_from_wire
@@ -57,9 +58,10 @@ class Peers:
         *,
         open_to_peer: bool,
         asks: CloudAsks,
+        admit: Admit,
     ) -> None:
         """open_to_peer: a device sends distributions of its documents if the cloud's client requests it. asks: the gate
-        for openings of a cloud."""
+        for openings of a cloud. admit: see `TextServer`."""
         self._resources = resources
         self._clients = clients
         self._run = run
@@ -73,6 +75,7 @@ class Peers:
         self._tokens = Allowances(MAX_PEER_TOKENS)  # of peers, by session
         self._counted: dict[PeerSession, int] = {}  # tokens of each session that are part of that
         self._searches = SearchServer()
+        self._texts = TextServer(admit)
 
     def __len__(self) -> int:
         return len(self.links)
@@ -118,10 +121,11 @@ class Peers:
             if client.prepared.peer_name == peer:
                 client.link_back(link)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End all sessions of peers' clients, at shutdown."""
         for session in list(self._sessions):
             session.link_lost()
+        await self._texts.close()
 
     def _on_down(self, link: Link, peer: str) -> None:
         if self.links.get(peer) is link:
@@ -133,14 +137,19 @@ class Peers:
                 client.link_lost()
         for session in [session for session, its_link in self._sessions.items() if its_link is link]:
             session.link_lost()
+        self._texts.link_lost(link)
 
     # ---- openings ---------------------------------------------------------------------------------------------------
     def _on_open(self, link: Link, peer: str, opening: OpenSession) -> None:
-        """The peer opens a session: this side's part in an answer or, with `SEARCH`, a search for passages."""
+        """The peer opens a session: this side's part in an answer, or a search for passages (`SEARCH`), or a text of a
+        workflow (`WRITE`)."""
         if opening.strategy == SEARCH and self._resources.side == "cloud":
             link.attach(opening.session, lambda _: None)
             store, work = self._resources.store, self._resources.work
             self._run(self._searches.answer(link, peer, opening, store, work, max_passages=MAX_PASSAGES))
+            return
+        if opening.strategy == WRITE and self._resources.side == "cloud":
+            self._texts.open(link, peer, opening)
             return
         ask: Ask | None = None
         taken = False

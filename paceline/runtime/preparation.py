@@ -110,7 +110,7 @@ class Preparation:
         link = self._peers.link(name)  # it may have changed meanwhile
         draft_claim = resources.draft_claim(strategy, prompts.branches, share.tokens)
         complete = not choice.missing and peer_passages is not None
-        salt = f"{removals} {request.owner}"
+        salt = " ".join(filter(None, (str(removals), request.owner, request.guest_key)))
         prepared = PreparedRequest(
             request=request,
             side=side,
@@ -253,7 +253,7 @@ def _check_budget(request: GenerateRequest, choice: StrategyChoice, energy: Side
 def _lifetime(request: GenerateRequest, prompts: PromptSet, strategy: Strategy) -> Lifetime:
     """What the rows that the answer teaches may outlive. A conversation with earlier answers may hold the text of
     documents even where none is found."""
-    if strategy.needs_peer or prompts.peer_passages:
+    if strategy.needs_peer or prompts.peer_passages or request.guest_key:
         return "answer"
     is_first = all(message["role"] in _ASKING for message in request.messages)
     return "owner" if is_first and not prompts.passages else "documents"

@@ -58,15 +58,16 @@ class Resources:
         units: NodeUnits | None = None,
         shared: bool = False,
         web: bool = False,
+        cloud_texts: bool = True,
         tracer: Tracer | None = None,
     ) -> None:
         """sampling: defaults before those the model recommends. tables: None keeps n-grams in memory only.
         draft_engine: of the draft model, whose vocabulary must be the model's. units: None: those that are found.
-        shared: the engine computes on this host's processor. web: workflows may search the web. tracer: of what this
-        side does for peers' clients."""
+        shared: the engine computes on this host's processor. web: workflows may search the web. cloud_texts: of a
+        device, its cloud's model may write texts of their agents. tracer: of what this side does for peers' clients."""
         self.tracer = tracer
         units = units or NodeUnits()
-        self.registry = units.registry(side, shared=shared, web=web)
+        self.registry = units.registry(side, shared=shared, web=web, cloud=side == "device" and cloud_texts)
         self.work = PlainWork(self.registry)
         self.energy = energy or SideEnergy()
         info = model.engine.info

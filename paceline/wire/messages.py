@@ -30,8 +30,8 @@ from paceline.wire.identity_messages import (
 )
 from paceline.wire.payloads.tree_codec import unpack_nodes
 
-# 10: second guesses in DraftChain, choices of Drafts with scores; 9: a short form of DraftChain; 8: verifiers and energy
-# budgets of VerifyOptions; 7: OpenSession.cache_key, size and speed of the models
+# 10: second guesses in DraftChain, choices of Drafts with scores, texts of workflows' agents (`write`); 9: a short form of
+# DraftChain; 8: verifiers and energy budgets of VerifyOptions; 7: OpenSession.cache_key, size and speed of the models
 VERSION = 10
 SUBPROTOCOL = "paceline.v1"
 
@@ -151,6 +151,9 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
 
     With the strategy `search` a device asks for passages only: `query` and `top_k_documents` are used, the other fields
     are empty, and the reply is `RetrievedPassages`.
+
+    With the strategy `write` a device asks for a text of a workflow's agent, which reads nothing private: `messages`,
+    `sampling`, `max_tokens`, `privacy` and `cache_key` are used, and the reply is `WrittenText`, many times.
 
     The opener chooses the session number: even on the cloud, odd on the device, above all numbers it has seen on the
     connection, by no more than 2**20. Where answers compete for memory, both sides prefer the one of the lower number.
@@ -302,6 +305,17 @@ class RetrievedPassages(SessionFrame, frozen=True, tag="found"):
     passages: Annotated[list[RetrievedPassage], msgspec.Meta(max_length=64)]
 
 
+class WrittenText(SessionFrame, frozen=True, tag="text"):
+    """The next piece of a text that the sender's model writes for the receiver, see `OpenSession`. For the session; no
+    machine receives it. The text ends with `CloseSession`, its reason `stop` or `length`."""
+
+    kind = "text"
+    max_bytes = MAX_FRAME_BYTES
+
+    text: Annotated[str, msgspec.Meta(max_length=16_384)]
+    tokens: Annotated[int, msgspec.Meta(ge=0, le=4096)]  # that the piece is of; the last one may have no text
+
+
 CONTROL_MESSAGES: tuple[type[Frame], ...] = (
     *IDENTITY_MESSAGES,
     Ping,
@@ -310,6 +324,7 @@ CONTROL_MESSAGES: tuple[type[Frame], ...] = (
     OpenSession,
     CloseSession,
     RetrievedPassages,
+    WrittenText,
 )
 STRATEGY_MESSAGES: tuple[type[SessionMessage], ...] = (
     Drafts,

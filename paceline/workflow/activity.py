@@ -52,6 +52,7 @@ class Running(Other):
     slowdown: Slowdown
     transfer_s: float  # left
     compute_s: float  # left, alone on the memory
+    moving_s: float = 0.0  # of moving its data, all of it: no part of what it takes there
 
     def left(self, used: float) -> float:
         """Seconds to the end while so many GB/s are used."""

@@ -57,6 +57,7 @@ class WorkflowSizes:
     stored: bool = False  # the documents are split and embedded already
     private: bool = True  # the documents are
     far: bool = False  # the other side's documents are searched too
+    agents_here: bool = False  # no agent's text is written on another side, whatever it reads
 
 
 def templates(models: WorkflowModels | None = None) -> dict[str, WorkflowTemplate]:
@@ -94,6 +95,7 @@ class WorkflowBuilder:
     sizes: WorkflowSizes
     models: WorkflowModels = field(default_factory=WorkflowModels)
     request: int = 0
+    owner: str = ""
     ids: Iterator[int] = field(default_factory=lambda: iter(range(1, 1_000_000)))
     answer_prefill: SubStageId = NONE
     answer: SubStageId = NONE  # the sub-stage that writes the answer
@@ -240,7 +242,14 @@ class WorkflowBuilder:
         self._texts += 1
         context = f"{stage} {self._texts}"
         prefill = self._node(
-            f"{stage}.prefill", self.models.agent, "prefill", reads, needs, ordered=True, context=context
+            f"{stage}.prefill",
+            self.models.agent,
+            "prefill",
+            reads,
+            needs,
+            ordered=True,
+            context=context,
+            here=self.sizes.agents_here,
         )
         decode = self._node(
             f"{stage}.decode",
@@ -254,6 +263,7 @@ class WorkflowBuilder:
             group=GROUP if decides else ANSWER_GROUP,
             feeds=feeds,
             context=context,
+            here=self.sizes.agents_here,
         )
         return [prefill, decode]
 
@@ -273,6 +283,7 @@ class WorkflowBuilder:
         item_bytes: float = 4.0,
         feeds: tuple[SubStageId, ...] = (),
         context: str = "",
+        here: bool = False,
     ) -> SubStage:
         dependencies = tuple(Dependency(at.id if isinstance(at, SubStage) else at, how) for at, how in needs)
         return SubStage(
@@ -292,4 +303,6 @@ class WorkflowBuilder:
             self.request,
             self.workflow,
             context and f"{self.request}/{context}",
+            here,
+            self.owner,
         )

@@ -57,12 +57,23 @@ class UnitLost:
 
     now: float
     unit: str
+    also: Sequence[str] = ()  # units that are gone with it: nothing that ran on one begins anew on another of them
 
 
 @dataclass(frozen=True, slots=True)
 class UnitBack:
     now: float
     unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitMoved:
+    """Moving data to a unit and back takes another time from now on."""
+
+    now: float
+    unit: str
+    latency_s: float
+    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +94,7 @@ class OtherEnded:
     items: int | None = None  # that there were; None: all; 0: nothing can be learnt from it
 
 
-WorkflowEvent = Added | Resized | Ended | Failed | Dropped | UnitLost | UnitBack | OtherBegan | OtherEnded
+WorkflowEvent = Added | Resized | Ended | Failed | Dropped | UnitLost | UnitBack | UnitMoved | OtherBegan | OtherEnded
 
 
 @dataclass(frozen=True, slots=True)

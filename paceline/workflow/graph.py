@@ -44,6 +44,8 @@ class SubStage:
     request: int = 0
     workflow: str = ""  # name of its template
     context: str = ""  # text in a model's memory that it continues; all of one context run where that lies
+    here: bool = False  # runs in the device's zone whatever it reads, as its request wants; what needs it need not
+    owner: str = ""  # whose request it is: owners take turns
 
     @property
     def operation(self) -> str:
@@ -149,8 +151,13 @@ class StageGraph:
         return self._private[node]
 
     def stays_private(self, node: SubStageId) -> bool:
-        """Whether it, or another sub-stage of its context, has private inputs."""
-        return any(self.is_private(each) for each in self._contexts.get(self._nodes[node].context, [node]))
+        """Whether it, or another sub-stage of its context, has private inputs or is to stay here."""
+        together = self.of_context(node)
+        return any(self._nodes[each].here or self.is_private(each) for each in together)
+
+    def of_context(self, node: SubStageId) -> Sequence[SubStageId]:
+        """Sub-stages of its context, itself included, in the order in which they came."""
+        return self._contexts.get(self._nodes[node].context, [node])
 
     def begin(self, node: SubStageId, count: int) -> tuple[int, int]:
         """A launch of at most so many of the available items begins. Returns its first item and their number: fewer

@@ -95,10 +95,8 @@ class LearningProfiles(ProfileStore):
         self.revision += 1
 
     def forget(self, operation: str, kind: str) -> None:
-        """As if it had never run."""
         self._learning.pop((operation, kind), None)
-        if self._profiles.pop((operation, kind), None) is not None:
-            self.revision += 1
+        super().forget(operation, kind)
 
     def adopt(self, measured: LearningProfiles) -> None:
         """Take what was measured anew in place of what is known of the same operations."""

@@ -8,7 +8,7 @@ be free: where it wins, the sub-stage waits for it, and idle units only help, wi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.workflow.activity import Activity, Running
@@ -31,6 +31,7 @@ class Work:
     remaining: int  # items
     available: int  # of them, those that may begin now
     units: Sequence[ProcessingUnit]
+    after: Mapping[str, float] = field(default_factory=dict)  # by memory: s that what continues it there takes longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ class Placer:
 
     def place(self, work: Work, critical: CriticalLaunch | None) -> Placement | None:
         """None: it shall wait. A unit that it waits for is taken for less critical ones."""
+        if (trial := self._trial(work)) is not None:
+            return trial
         options = [option for unit in work.units for option in self._options(work, unit, critical)]
         if not options:
             return self._unknown(work)
@@ -125,7 +128,7 @@ class Placer:
         profile = self.profiles.get(work.node.operation, unit.kind)
         if profile is None:
             return []
-        used = self.activity.used(unit.memory)
+        used, after = self.activity.used(unit.memory), work.after.get(unit.memory, 0.0)
         if unit.name not in self.idle:
             if not self.policy.look_ahead:
                 return []
@@ -134,7 +137,7 @@ class Placer:
             shape = min(self._shapes(work, unit, profile), key=lambda each: seconds_for(profile, work.remaining, each))
             seconds = seconds_for(profile, work.remaining, shape) * profile.slowdown.at(used + profile.bandwidth(shape))
             end = self.free[unit.name] + self._moving(work, unit, shape) + seconds
-            return [_Option(unit, profile, shape, False, end, end)]
+            return [_Option(unit, profile, shape, False, end, end + after)]
         found = []
         for shape in self._shapes(work, unit, profile):
             bandwidth = profile.bandwidth(shape)
@@ -143,7 +146,8 @@ class Placer:
             seconds = seconds_for(profile, work.remaining, shape) * profile.slowdown.at(used + bandwidth)
             end = self.now + self._moving(work, unit, shape) + seconds
             delay = self._delay(critical, unit, bandwidth, seconds)
-            found.append(_Option(unit, profile, shape, True, end, end + self.policy.contention_weight * delay))
+            score = end + after + self.policy.contention_weight * delay
+            found.append(_Option(unit, profile, shape, True, end, score))
         return found
 
     def _help(self, work: Work, option: _Option, best: _Option, critical: CriticalLaunch | None) -> int:
@@ -180,7 +184,7 @@ class Placer:
             profile = self.profiles.get(work.node.operation, unit.kind)
             if profile is None:
                 continue
-            begins = max(ends, self.free[unit.name])
+            begins = max(ends, self.free[unit.name]) + work.after.get(unit.memory, 0.0)
             shape = min(self._shapes(work, unit, profile), key=lambda each: seconds_for(profile, work.remaining, each))
             others = self.activity.used(unit.memory) - (running.bandwidth if running.memory == unit.memory else 0.0)
             rate = profile.slowdown.at(others + profile.bandwidth(shape))
@@ -192,6 +196,8 @@ class Placer:
         return self.predictions.shapes(work.node, work.remaining, unit, profile)
 
     def _moving(self, work: Work, unit: ProcessingUnit, shape: int) -> float:
+        if work.node.open_ended:  # a text comes by itself as it is written, and was asked for when its prompt was sent
+            return 0.0
         launches = math.ceil(work.remaining / shape)
         return unit.transfer_s(work.remaining * work.node.item_bytes) + (launches - 1) * unit.latency_s
 
@@ -202,12 +208,25 @@ class Placer:
             option.unit,
             option.shape,
             count,
-            option.unit.transfer_s(count * work.node.item_bytes),
+            0.0 if work.node.open_ended else option.unit.transfer_s(count * work.node.item_bytes),
             profile.seconds(count),
             profile.bandwidth(option.shape),
             profile.slowdown,
             forced,
         )
+
+    def _trial(self, work: Work) -> Placement | None:
+        """A first launch on a kind of unit that has no profile while others have: one at a time, its time is learnt."""
+        known = {unit.kind for unit in work.units if self.profiles.get(work.node.operation, unit.kind)}
+        if not known:
+            return None
+        for unit in work.units:
+            alone = not any(running.memory == unit.memory for running in self.activity)
+            if unit.kind not in known and unit.name in self.idle and alone:
+                self.idle.discard(unit.name)
+                count = min(work.available, work.node.group or DEFAULT_SHAPE)
+                return Placement(unit, count, count, 0.0, 0.0, 0.0, Slowdown())
+        return None
 
     def _unknown(self, work: Work) -> Placement | None:
         """A first launch of an operation that has no profile anywhere, on the first idle unit: its time is learnt."""

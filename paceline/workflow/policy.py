@@ -17,7 +17,8 @@ class SchedulingPolicy:
     partition: bool = True  # shapes by eq. 3; else `fixed_shape`, and every stage waits for whole ones
     fixed_shape: int = 8  # most items of a launch without partition; ordered sub-stages are one launch then
     criticality: bool = True  # the most critical sub-stage first; else in the order of their appearance
-    static_map: Mapping[str, str] | None = None  # model -> name of the one unit it runs on; None: wherever it is best
+    # Stage or model -> name of the one unit it runs on, or first word of its units' names; None: wherever it is best
+    static_map: Mapping[str, str] | None = None
     look_ahead: bool = True  # a sub-stage may wait for a busy unit that would end it sooner
     control: bool = True  # contention penalty and bandwidth limit
     contention_weight: float = CONTENTION_WEIGHT  # alpha, s a s of delay of the most critical launch

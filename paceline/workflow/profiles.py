@@ -130,6 +130,12 @@ class ProfileStore:
             self._profiles[operation, kind] = learnt.add(shape, seconds)
             self.revision += 1
 
+    def forget(self, operation: str, kind: str) -> None:
+        """As if it had never run."""
+        self._learnt.pop((operation, kind), None)
+        if self._profiles.pop((operation, kind), None) is not None:
+            self.revision += 1
+
     def to_json(self) -> str:
         rows = [row_of(*key, profile) for key, profile in sorted(self._profiles.items())]
         return json.dumps({"version": VERSION, "profiles": rows}, indent=1)

@@ -7,9 +7,10 @@ launched even beyond the bandwidth limit, so a workflow never stands still.
 Other than in the paper: the delay is that of the most critical launch under way, not of a sub-stage that has not begun;
 it is marginal, in seconds; work that several units could share is shared.
 
-Not handled: fairness between requests (the most critical of all goes first), preemption of a launch, seconds to load a
-model, memory capacity. A context stays in the memory where it began; when that is lost with its last unit, what
-computing it anew takes is not predicted.
+Owners take turns (`turns`); within an owner's requests the most critical of all goes first.
+
+Not handled: preemption of a launch, seconds to load a model, memory capacity. A context stays in the memory where it
+began; when that is lost with its last unit, what computing it anew takes is not predicted.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from paceline.workflow.events import (
     Resized,
     UnitBack,
     UnitLost,
+    UnitMoved,
     Unrunnable,
     WorkflowEffect,
     WorkflowEvent,
@@ -41,6 +43,7 @@ from paceline.workflow.placement import CriticalLaunch, Placement, Placer, Work
 from paceline.workflow.policy import SchedulingPolicy
 from paceline.workflow.profiles import ProfileStore
 from paceline.workflow.templates import WorkflowTemplate
+from paceline.workflow.turns import OwnerTurns
 from paceline.workflow.units import ProcessingUnit, UnitPool
 
 MAX_FAILURES = 2  # of a sub-stage on a unit, then it is not tried there again
@@ -74,6 +77,7 @@ class WorkflowScheduler:
         self._refused: set[SubStageId] = set()
         self._open: set[int] = set()
         self._launches = 0
+        self._turns = OwnerTurns()
         self._others = OtherWork(self.activity, self._units, profiles)
 
     def on(self, event: WorkflowEvent) -> list[WorkflowEffect]:
@@ -92,13 +96,17 @@ class WorkflowScheduler:
             case Dropped():
                 effects += self._drop(event.sub_stages)
             case UnitLost():
-                self._units.lose(event.unit)
-                for running in [each for each in self.activity if each.launch.unit == event.unit]:
+                lost = {event.unit, *event.also}
+                for name in lost:
+                    self._units.lose(name)
+                for running in [each for each in self.activity if each.launch.unit in lost]:
                     self._remove(running.launch.id)
                 kept = {unit.memory for unit in self._units}
                 self._contexts = {name: memory for name, memory in self._contexts.items() if memory in kept}
             case UnitBack():
                 self._units.restore(event.unit)
+            case UnitMoved():
+                self._units.move(event.unit, event.latency_s, event.bytes_per_s)
             case OtherBegan():
                 self._others.begin(event)
             case OtherEnded():
@@ -133,7 +141,7 @@ class WorkflowScheduler:
         kind, took = self._units[launch.unit].kind, event.now - running.began
         items = launch.count if event.items is None else event.items
         if items > 0:
-            self._profiles.learn(node.operation, kind, items, took, running.overlap(event.now))
+            self._profiles.learn(node.operation, kind, items, took - running.moving_s, running.overlap(event.now))
         self.graph.end(launch.sub_stage, launch.count, done=event.items, finished=event.finished)
 
     def _fail(self, event: Failed) -> list[WorkflowEffect]:
@@ -161,8 +169,9 @@ class WorkflowScheduler:
         units = self._units.able(node.model, private=self.graph.stays_private(node.id), lost=lost)
         if node.context in self._contexts:
             units = [unit for unit in units if unit.memory == self._contexts[node.context]]
-        if self.policy.static_map is not None and node.model in self.policy.static_map:
-            units = [unit for unit in units if unit.name == self.policy.static_map[node.model]]
+        mapped = self.policy.static_map or {}
+        if wanted := mapped.get(node.stage) or mapped.get(node.model):
+            units = [unit for unit in units if wanted in (unit.name, unit.name.partition(" ")[0])]
         return [unit for unit in units if self._failures.get((node.id, unit.name), 0) < MAX_FAILURES]
 
     def _dispatch(self, now: float) -> list[WorkflowEffect]:
@@ -172,17 +181,20 @@ class WorkflowScheduler:
         if not placer.idle or not any(self.graph.available(node.id) for node in unfinished):
             return []
         able = {node.id: self._able(node) for node in unfinished}
+        busy = {running.launch.sub_stage: running for running in self.activity}
         ranks = self._ranks(able)
         nodes = sorted(unfinished, key=lambda node: (-ranks[node.id], node.id))
-        order = nodes if self.policy.criticality else sorted(nodes, key=lambda node: node.id)
+        nodes = nodes if self.policy.criticality else sorted(nodes, key=lambda node: node.id)
+        self._turns.see({node.owner for node in nodes})
+        order = self._turns.ordered([node for node in nodes if self.graph.available(node.id) or node.id in busy], ranks)
         effects: list[WorkflowEffect] = []
-        busy = {running.launch.sub_stage: running for running in self.activity}
         for node in order:
             if node.ordered and node.id in busy:  # it goes on where it is
                 placer.reserve(busy[node.id].launch.unit, self._rest(node, busy[node.id]))
                 continue
             while placer.idle and (available := self.graph.available(node.id)):
-                work = Work(node, self.graph.remaining(node.id), available, able[node.id])
+                after = self._after(node, able[node.id])
+                work = Work(node, self.graph.remaining(node.id), available, able[node.id], after)
                 placement = placer.place(work, self._critical(node, ranks))
                 if placement is None:
                     break
@@ -221,6 +233,23 @@ class WorkflowScheduler:
                 seconds[running.launch.sub_stage] = left + (seconds[running.launch.sub_stage] if again else 0.0)
         return criticality(self.graph, seconds, self._future, self.policy.future_weight)
 
+    def _after(self, node: SubStage, units: Sequence[ProcessingUnit]) -> dict[str, float]:
+        """By memory, seconds that what continues its text takes there, beyond those where it is fastest: a text is
+        written where it is read. Empty where there is no choice."""
+        memories = {unit.memory for unit in units}
+        if len(memories) < 2:
+            return {}
+        later = [each for each in self.graph.of_context(node.id) if each != node.id]
+        seconds = dict.fromkeys(memories, 0.0)
+        for each in later:
+            follower = self.graph[each]
+            for memory in memories:
+                kinds = {unit.kind for unit in units if unit.memory == memory}
+                known = [self._predictions.seconds(follower, self.graph.remaining(each), kind) for kind in kinds]
+                seconds[memory] += min((found for found in known if found is not None), default=0.0)
+        best = min(seconds.values())
+        return {memory: taken - best for memory, taken in seconds.items()}
+
     def _rest(self, node: SubStage, running: Running) -> float:
         """Seconds of a sub-stage after the launch that is under way, on the same unit."""
         kind = self._units[running.launch.unit].kind
@@ -246,6 +275,7 @@ class WorkflowScheduler:
         self._launches += 1
         if node.context:
             self._contexts[node.context] = placement.unit.memory
+        self._turns.give(node.owner, placement.transfer_s + placement.compute_s)
         first, count = self.graph.begin(node.id, placement.count)
         launch = Launch(
             self._launches, node.id, placement.unit.name, placement.shape, first, count, placement.forced, rank
@@ -257,6 +287,7 @@ class WorkflowScheduler:
                 bandwidth=placement.bandwidth,
                 slowdown=placement.slowdown,
                 transfer_s=placement.transfer_s,
+                moving_s=placement.transfer_s,
                 compute_s=placement.compute_s,
                 began=now,
             )

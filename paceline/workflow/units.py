@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.core.zone import Zone
 
@@ -16,7 +16,7 @@ class ProcessingUnit:
     Units with the same `memory` share its bandwidth. Seconds to load a model are not modelled: a unit has its models.
     """
 
-    name: str
+    name: str  # units that one stage may use as one have the same first word
     kind: str  # cpu, gpu, npu, ...: units of a kind share profiles
     models: frozenset[str]
     zone: Zone = "device"
@@ -53,6 +53,10 @@ class UnitPool:
 
     def restore(self, name: str) -> None:
         self._lost.discard(name)
+
+    def move(self, name: str, latency_s: float, bytes_per_s: float) -> None:
+        """What moving data there takes has changed."""
+        self._units[name] = replace(self._units[name], latency_s=latency_s, bytes_per_s=bytes_per_s)
 
     def able(self, model: str, *, private: bool, lost: bool = False) -> list[ProcessingUnit]:
         """Units that may run the model on such inputs. lost: those too that are lost now."""

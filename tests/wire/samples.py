@@ -30,6 +30,7 @@ from paceline.wire.messages import (
     SpeedReport,
     SyncState,
     Targets,
+    WrittenText,
 )
 from paceline.wire.payloads.tree_codec import EncodedNodes, pack_nodes
 from tests.wire.identities import CLOUD, DEVICE
@@ -106,6 +107,10 @@ def found(session: int) -> RetrievedPassages:
     return RetrievedPassages(session=session, passages=[passage])
 
 
+def written(session: int) -> WrittenText:
+    return WrittenText(session=session, text="Where is the key?", tokens=5)
+
+
 def every_message(session: int = 1) -> list[Message]:
     return [
         HELLO,
@@ -121,6 +126,7 @@ def every_message(session: int = 1) -> list[Message]:
         opening(session),
         closing(session),
         found(session),
+        written(session),
         draft(session),
         choice(session),
         weight(session),

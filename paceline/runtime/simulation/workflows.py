@@ -137,7 +137,8 @@ class WorkflowSimulation:
             raise RuntimeError(f"no true profile of {node.operation} on {unit.kind}")
         items = self.script.items(node, launch.first, launch.count)
         self._items[launch.id] = items
-        transfer, bandwidth = unit.transfer_s(items * node.item_bytes), profile.bandwidth(launch.shape)
+        transfer = 0.0 if node.open_ended else unit.transfer_s(items * node.item_bytes)  # a text comes as it is written
+        bandwidth = profile.bandwidth(launch.shape)
         seconds = profile.seconds(items) * self.jitter(launch)
         self._activity.add(
             Running(

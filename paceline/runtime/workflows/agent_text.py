@@ -25,9 +25,27 @@ class Reader(Protocol):
     def read(self, text: str) -> Outcome:
         """The next part of it. `finished`: no more of it is wanted."""
 
+    @property
+    def private(self) -> bool:
+        """Whether anything of its prompt is private."""
+
+    def restart(self) -> None:
+        """The text begins anew, written by another model: what was decided stays, what was read is forgotten."""
+
     def end(self, fault: str | None) -> tuple[Outcome, str]:
         """There is no more of it: what follows, and what is told of it. fault: why it could not be written; None: it
         was."""
+
+
+class Elsewhere(Protocol):
+    """Units of another side that may write a text."""
+
+    def has(self, unit: str) -> bool: ...
+
+    def write(self, messages: Prompt, max_tokens: int) -> TextStream: ...
+
+    def rest(self, reason: str) -> None:
+        """They have not written one. Launches there are given up, and begin anew on this side."""
 
 
 class Noting(Protocol):
@@ -41,7 +59,8 @@ class Noting(Protocol):
 @dataclass(slots=True)
 class AgentText:
     """write: begins the generation of an answer to messages, of so many tokens at most, of that criticality. Faults of
-    the generation are told to the reader and do not fail the workflow."""
+    the generation are told to the reader and do not fail the workflow. elsewhere: where it may be written besides; of
+    what fails there, nothing is told: it is written here from its beginning."""
 
     stage: str
     messages: Callable[[], Prompt]  # asked for when the prompt is read
@@ -50,31 +69,34 @@ class AgentText:
     write: Write
     run: Noting
     limit_s: float
+    elsewhere: Elsewhere | None = None
     tokens: int = 0  # written
     _stream: TextStream | None = None
     _fault: str | None = None
-    _began: float = 0.0  # on the loop's clock
+    _began: float | None = None  # on the loop's clock
+    _away: bool = False  # another side writes it
 
     async def prefill(self, launch: Launch) -> Outcome:
         """All of it is read at once."""
-        self._began = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout(self.limit_s):
-                self._stream = await self.write(self.messages(), self.max_tokens, launch.criticality)
-                await self._stream.begun()
-        except (PacelineError, TimeoutError, ValueError) as error:
-            self._failed(error)
-        return Outcome(finished=True)
+        if self._began is None:
+            self._began = asyncio.get_running_loop().time()
+        return Outcome(finished=True) if await self._begin(launch) else Outcome(0)
 
     async def decode(self, launch: Launch) -> Outcome:
+        if self._away and not self._is_away(launch):
+            await self.aclose()
+            self.reader.restart()
+            await self._begin(launch)
         part = await self._part(launch.count)
+        if part is None:
+            return Outcome(0)  # of a launch that was given up meanwhile
         self.tokens += part.tokens
         found = self.reader.read(part.text)
         if not part.ended and not found.finished:
             return replace(found, items=part.tokens)
         await self.aclose()
         last, told = self.reader.end(self._fault)
-        seconds = asyncio.get_running_loop().time() - self._began
+        seconds = asyncio.get_running_loop().time() - (self._began or 0.0)
         self.run.note(self.stage, launch, told, failed=self._fault is not None, seconds=seconds)
         return Outcome(
             part.tokens,
@@ -88,16 +110,45 @@ class AgentText:
         if self._stream is not None:
             await self._stream.aclose()
 
-    async def _part(self, tokens: int) -> Part:
-        """The next part; an empty last one where the text cannot be written."""
+    def _is_away(self, launch: Launch) -> bool:
+        return self.elsewhere is not None and self.elsewhere.has(launch.unit)
+
+    async def _begin(self, launch: Launch) -> bool:
+        """Begin the text where the launch is, and wait until its prompt is read. False: not, since another side has
+        not."""
+        await self.aclose()
+        self._away = self._is_away(launch)
+        try:
+            async with asyncio.timeout_at((self._began or 0.0) + self.limit_s):
+                messages = self.messages()
+                if self.elsewhere is not None and self._away:
+                    if self.reader.private:
+                        raise PacelineError("a prompt with private text is read by no other side")
+                    self._stream = self.elsewhere.write(messages, self.max_tokens)
+                else:
+                    self._stream = await self.write(messages, self.max_tokens, launch.criticality)
+                await self._stream.begun()
+        except (PacelineError, TimeoutError, ValueError) as error:
+            return self._failed(error)
+        return True
+
+    async def _part(self, tokens: int) -> Part | None:
+        """The next part; an empty last one where the text cannot be written, None where another side has not."""
         if self._stream is not None and self._fault is None:
             try:
-                async with asyncio.timeout_at(self._began + self.limit_s):
+                async with asyncio.timeout_at((self._began or 0.0) + self.limit_s):
                     return await self._stream.take(tokens)
             except (PacelineError, TimeoutError) as error:
-                self._failed(error)
+                if not self._failed(error):
+                    return None
         return Part("", 0, ended=True)
 
-    def _failed(self, error: Exception) -> None:
-        self._fault = f"no end within {self.limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
-        log.warning("%s of a workflow could not be written: %s", self.stage, self._fault)
+    def _failed(self, error: Exception) -> bool:
+        """Whether that is the end of the text; else it begins anew on this side."""
+        fault = f"no end within {self.limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
+        log.warning("%s of a workflow could not be written: %s", self.stage, fault)
+        if self.elsewhere is not None and self._away:
+            self.elsewhere.rest(fault)
+            return False
+        self._fault = fault
+        return True

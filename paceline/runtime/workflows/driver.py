@@ -24,6 +24,9 @@ from paceline.workflow.events import (
     OtherEnded,
     RequestDone,
     Resized,
+    UnitBack,
+    UnitLost,
+    UnitMoved,
     Unrunnable,
     WorkflowEvent,
 )
@@ -71,6 +74,7 @@ class WorkflowDriver:
         self._tasks: dict[int, asyncio.Task[Outcome]] = {}  # by launch
         self._ended: dict[int, Callable[[PacelineError | None], None]] = {}  # by request
         self._begins: dict[int, float] = {}  # by launch under way
+        self._units: dict[int, str] = {}  # likewise
         self._closed = False
 
     def begin(self, ended: Callable[[PacelineError | None], None]) -> int:
@@ -96,6 +100,20 @@ class WorkflowDriver:
 
     def other_ended(self, number: int, items: int | None) -> None:
         self._tell(OtherEnded(self._now(), number, items))
+
+    def reach(self, units: Sequence[str], latency_s: float, bytes_per_s: float) -> None:
+        """Units elsewhere may be used, and this is what the way there takes."""
+        for name in units:
+            self._tell(UnitMoved(self._now(), name, latency_s, bytes_per_s))
+            self._tell(UnitBack(self._now(), name))
+
+    def lose(self, units: Sequence[str]) -> None:
+        """Units are gone, all at once. What ran there begins again on others, as a launch like the first."""
+        for number, running in list(self._tasks.items()):
+            if self._units[number] in units:
+                running.cancel()
+        if units:
+            self._tell(UnitLost(self._now(), units[0], units[1:]))
 
     @property
     def under_way(self) -> int:
@@ -126,7 +144,7 @@ class WorkflowDriver:
                     _, work = self._work[effect.sub_stage]
                     task = asyncio.get_running_loop().create_task(work(effect))
                     self._tasks[effect.id] = task
-                    self._begins[effect.id] = self._now()
+                    self._begins[effect.id], self._units[effect.id] = self._now(), effect.unit
                     task.add_done_callback(partial(self._done, effect))
                 case Cancel(launch):
                     if (running := self._tasks.get(launch)) is not None:  # else it has just ended, and says so next
@@ -140,7 +158,7 @@ class WorkflowDriver:
 
     def _done(self, launch: Launch, task: asyncio.Task[Outcome]) -> None:
         """A launch has ended; also one that was cancelled before its first step, of which its work knows nothing."""
-        del self._tasks[launch.id], self._begins[launch.id]
+        del self._tasks[launch.id], self._begins[launch.id], self._units[launch.id]
         if task.cancelled():
             log.debug("launch %s on %s was cancelled", launch.id, launch.unit)
         elif (error := task.exception()) is not None:

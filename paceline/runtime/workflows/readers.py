@@ -37,8 +37,13 @@ class SubQuestions:
         self._parser: AgentParser[str, Queries] = REWRITE.parser(self._inputs)
         self._found: list[str] = []
 
+    private = False  # the user's own words alone
+
     def messages(self) -> Prompt:
         return REWRITE.messages(self._inputs)
+
+    def restart(self) -> None:
+        self._parser = REWRITE.parser(self._inputs)
 
     def read(self, text: str) -> Outcome:
         return replace(self._look_up(self._parser.feed(text)), finished=self._parser.done)
@@ -48,7 +53,7 @@ class SubQuestions:
         return last, fault or "; ".join(self._found) or "no sub-question: the question itself is looked up"
 
     def _look_up(self, questions: Sequence[str]) -> Outcome:
-        new = [question for question in questions if question != self._question]
+        new = [question for question in questions if question not in (self._question, *self._found)]
         self._found += new
         return Outcome(added=[work for question in new for work in self._workflow.look_up(question)])
 
@@ -73,8 +78,15 @@ class Refining:
         self._inputs = RefineInputs(self._question, tuple(self._found))
         self._parser = REFINE.parser(self._inputs)
 
+    @property
+    def private(self) -> bool:
+        return any(found.private for found in self._found.values())
+
     def messages(self) -> Prompt:
         return REFINE.messages(self._inputs)
+
+    def restart(self) -> None:
+        self._parser = REFINE.parser(self._inputs)
 
     def read(self, text: str) -> Outcome:
         self._parser.feed(text)

@@ -26,6 +26,7 @@ from paceline.runtime.service import (
 )
 from paceline.runtime.sessions.routing import peer_missing
 from paceline.runtime.workflows.agent_text import AgentText, Reader
+from paceline.runtime.workflows.cloud_texts import CloudTexts
 from paceline.runtime.workflows.driver import Outcome, Work, WorkflowDriver
 from paceline.runtime.workflows.limits import STAGE_S
 from paceline.runtime.workflows.lookup import Found, Lookup, Places
@@ -67,14 +68,17 @@ class WorkflowRun:
         admit: Admit,
         closed: Callable[[], None] = lambda: None,
         web: WebPlaces | None = None,
+        cloud: CloudTexts | None = None,
     ) -> None:
         """side: this one. admit: prepares a generation of this side. closed: called once, when it has ended. web: that
-        `research` searches; None: it is done without, and the answer says so."""
+        `research` searches; None: it is done without, and the answer says so. cloud: whose model may write agents'
+        texts that read nothing private; None: this side's writes all."""
         assert request.workflow is not None
         self.places = places
         self.registry = driver.registry
         self._request = request
         self._web = web if request.workflow == "research" else None
+        self._cloud = cloud
         barred = request.workflow == "research" and web is None
         self._workflow: WorkflowName = "advanced" if barred else request.workflow
         self._side = side
@@ -111,7 +115,7 @@ class WorkflowRun:
             self._driver.cancel(self._number)
             self._number = None
             if sent := self._sent():
-                log.info("sent for the searches of a workflow: %s", sent)
+                log.info("sent for a workflow, before its answer: %s", sent)
         for agent in self._agents:
             await agent.aclose()
         if self._answer is not None:
@@ -129,9 +133,10 @@ class WorkflowRun:
             stored=True,
             private=self._side == "device",
             far=self.places.has_far,
+            agents_here=self._side == "device" and self._cloud is None,
         )
         self._builder = builder = WorkflowBuilder(
-            self._workflow, sizes, self.registry.models, self._number, self._driver.ids
+            self._workflow, sizes, self.registry.models, self._number, self._request.owner, self._driver.ids
         )
         nodes = builder.begin()
         works: list[tuple[SubStage, Work]] = []
@@ -166,7 +171,7 @@ class WorkflowRun:
 
     def agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader) -> AgentText:
         assert kind.max_tokens is not None, "the answer alone has no limit of its own"
-        agent = AgentText(kind.stage, messages, kind.max_tokens, reader, self._write, self, STAGE_S)
+        agent = AgentText(kind.stage, messages, kind.max_tokens, reader, self._write, self, STAGE_S, self._cloud)
         self._agents.append(agent)
         return agent
 
@@ -281,8 +286,10 @@ class WorkflowRun:
         )
 
     def _sent(self) -> dict[str, float]:
-        """Bytes that the searches have sent, by kind."""
-        parts = [self.places.sent()] if self._web is None else [self.places.sent(), self._web.sent()]
+        """Bytes that the searches and the agents' texts have sent, by kind."""
+        parts = [self.places.sent()]
+        parts += [] if self._web is None else [self._web.sent()]
+        parts += [] if self._cloud is None else [self._cloud.egress.stats()]
         return {name: sum(part.get(name, 0.0) for part in parts) for name in sorted(set().union(*parts))}
 
     def _ended(self, fault: PacelineError | None) -> None:

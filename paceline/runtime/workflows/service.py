@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from paceline.errors import RequestError
 from paceline.rag.records import Selection
@@ -13,6 +14,7 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.peers import Peers
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import GenerateRequest
+from paceline.runtime.workflows.cloud_texts import CloudTexts, CloudUnits, cloud_texts
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.kept_profiles import KeptProfiles
 from paceline.runtime.workflows.places import NodePlaces
@@ -45,6 +47,7 @@ class Workflows:
         self._profiles = profiles
         self._web = web
         self._driver: WorkflowDriver | None = None
+        self._cloud: CloudUnits | None = None
 
     def prepare(self, request: GenerateRequest, closed: Callable[[], None]) -> WorkflowRun:
         """Nothing runs before the workflow is. Raises RequestError for one that cannot run here. closed: called once,
@@ -62,6 +65,7 @@ class Workflows:
         if self._driver is None:
             self._driver = WorkflowDriver(resources.registry, None if self._profiles is None else self._profiles.open())
             resources.work.watch(self._driver)
+            self._cloud = CloudUnits(self._driver)
         _, link = self._peers.peer_for(request)
         searched = request.documents > 0  # otherwise the client wants none
         places = NodePlaces(
@@ -72,7 +76,8 @@ class Workflows:
             self._reranker,
             link if searched and side == "device" and request.privacy != "local-only" else None,
         )
-        return WorkflowRun(request, side, places, self._driver, self._admit, closed, self._web_for(request, link))
+        web, cloud = self._web_for(request, link), self._cloud_for(request, link)
+        return WorkflowRun(request, side, places, self._driver, self._admit, closed, web, cloud)
 
     @property
     def names(self) -> tuple[WorkflowName, ...]:
@@ -86,6 +91,13 @@ class Workflows:
         if self._web is None or resources.store is None or request.privacy == "local-only":
             return None
         return NodeWeb(resources.side, self._web, resources.store, request.min_score, link)
+
+    def _cloud_for(self, request: GenerateRequest, link: Link | None) -> CloudTexts | None:
+        """The cloud's model for a request's agents; None where it may write none of their texts, or there is none."""
+        if self._cloud is None:
+            return None
+        key = partial(self._resources.cache_key, f"workflows of {request.owner}")
+        return cloud_texts(self._cloud, link, request.privacy, key)
 
     async def close(self) -> None:
         if self._driver is not None:

@@ -8,8 +8,10 @@ import threading
 
 import pytest
 
+from paceline.errors import PacelineError
 from paceline.rag.compute_threads import ComputeThreads
-from paceline.runtime.units.registry import HostUnit, UnitRegistry
+from paceline.runtime.units.registry import MAX_LEFT, HostUnit, UnitRegistry
+from paceline.runtime.workflows.limits import within
 
 pytestmark = pytest.mark.anyio
 CORE = min(os.sched_getaffinity(0))
@@ -36,3 +38,31 @@ async def test_a_unit_does_what_it_is_for_on_its_cores_and_models_compute_there(
 def test_what_no_unit_does_is_refused() -> None:
     with pytest.raises(ValueError, match="no unit does embed and search"):
         UnitRegistry("device", hosts=(HostUnit("left", does=frozenset({"rerank"})),))
+
+
+async def test_work_that_takes_too_long_keeps_nothing_else_waiting() -> None:
+    registry, go, begun = UnitRegistry("device"), threading.Event(), threading.Semaphore(0)
+
+    def stuck() -> bool:
+        begun.release()
+        return go.wait()
+
+    async def run() -> None:
+        await within(5, asyncio.to_thread(begun.acquire))
+
+    try:
+        for number in range(MAX_LEFT):
+            working = asyncio.create_task(registry.run("cpu", stuck))
+            await run()
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            assert len(registry._left) == number + 1
+            assert await within(10, registry.run("cpu", lambda: 5)) == 5
+        working = asyncio.create_task(registry.run("cpu", stuck))
+        await run()
+        with pytest.raises(PacelineError, match="no end within"):
+            await within(0.01, working)  # one too many: it keeps its thread
+        assert len(registry._left) == MAX_LEFT
+    finally:
+        go.set()
+        registry.close()

@@ -312,7 +312,7 @@ async def test_the_engine_is_told_how_much_of_a_workflow_waits_for_each_text() -
         node._workflows._admit = listening
         for _ in range(2):  # in the second one, the seconds of every stage are known
             asked.clear()
-            generation = await node.prepare(ASKED)
+            generation = await node.prepare(replace(ASKED, privacy="answer-private"))  # no text goes to the cloud
             async with aclosing(generation.run()) as events:  # type: ignore[type-var]
                 _ = [event async for event in events]
     assert len(asked) >= 2 and asked[0].criticality > asked[-1].criticality > 0.0

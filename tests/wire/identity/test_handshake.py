@@ -252,12 +252,17 @@ def test_a_claim_that_holds_for_one_server_does_not_for_another() -> None:
     assert checked(claim_of(honest.received(proof, 0.0))) is CloseCode.BAD_CREDENTIAL
 
 
+def _counted(version: int) -> bytes:
+    """A version as it stands in what is signed."""
+    return len(text := str(version).encode()).to_bytes(4) + text
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda data: data.replace(b"paceline", b"pacelime"),
         lambda data: data.replace(b"cloud challenge", b"cloud_challenge"),
-        lambda data: data.replace(f"\x00\x00\x00\x02{VERSION}".encode(), f"\x00\x00\x00\x02{VERSION + 1}".encode()),
+        lambda data: data.replace(_counted(VERSION), _counted(VERSION - 1)),
     ],
     ids=["another protocol", "another purpose", "another version"],
 )

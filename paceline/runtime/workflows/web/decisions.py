@@ -26,8 +26,13 @@ class Planning:
         self._queries = _Queries(PLAN.parser(self._inputs), search, set())
         self._ended = ended
 
+    private = False  # the user's own words alone
+
     def messages(self) -> Prompt:
         return PLAN.messages(self._inputs)
+
+    def restart(self) -> None:
+        self._queries.restart(PLAN.parser(self._inputs))
 
     def read(self, text: str) -> Outcome:
         return self._queries.read(text)
@@ -56,10 +61,20 @@ class SecondLook:
         """What was refined of a page."""
         self._evidence += evidence
 
+    @property
+    def private(self) -> bool:
+        return any(each.private for each in self._evidence)
+
     def messages(self) -> Prompt:
         inputs = LookInputs(self._question, tuple(self._evidence[:MAX_LOOKED_AT]))
-        self._queries = _Queries(LOOK.parser(inputs), self._search, self._asked())
+        if self._queries is None:
+            self._queries = _Queries(LOOK.parser(inputs), self._search, self._asked())
         return LOOK.messages(inputs)
+
+    def restart(self) -> None:
+        inputs = LookInputs(self._question, tuple(self._evidence[:MAX_LOOKED_AT]))
+        if self._queries is not None:
+            self._queries.restart(LOOK.parser(inputs))
 
     def read(self, text: str) -> Outcome:
         return Outcome(finished=True) if self._queries is None else self._queries.read(text)
@@ -80,6 +95,10 @@ class _Queries:
 
     def read(self, text: str) -> Outcome:
         return replace(self._begin(self._parser.feed(text)), finished=self._parser.done)
+
+    def restart(self, parser: AgentParser[str, Queries]) -> None:
+        """The text begins anew; what was searched for is not searched for again."""
+        self._parser = parser
 
     def end(self) -> tuple[Outcome, str]:
         return self._begin(self._parser.end()), "; ".join(self._found) or "nothing to search for"

@@ -1,0 +1,70 @@
+"""`paceline` for the bench of real units: another policy of the scheduler, scripted decisions, pages from loopback.
+
+Run in place of the program, with `VARIABLE` in its environment; no setting of the program leads here. The demonstration
+model writes its texts, token by token, but decides nothing sensible in them: what an agent asks for is taken from the
+script instead, one question after each `EVERY` characters of its text and the rest at its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from paceline.commands.main import main
+from paceline.core.strangers import Address
+from paceline.rag.web.fetch import PageFetcher
+from paceline.runtime.workflows import readers, service
+from paceline.runtime.workflows.driver import WorkflowDriver
+from paceline.runtime.workflows.web import access, decisions
+from paceline.workflow.agents.queries import Queries
+from paceline.workflow.policy import SchedulingPolicy
+
+VARIABLE: Final = "BENCH_WORKFLOW_PROGRAM"  # JSON: {"policy": fields, "script": {question: {agent: [queries]}}}
+EVERY: Final = 24  # characters of a text until its next decision
+
+
+class ScriptedQueries:
+    """Decides what the script has, as the text goes on. Reads nothing of it but how long it is."""
+
+    def __init__(self, queries: Sequence[str]) -> None:
+        self._left = list(queries)
+        self._all = tuple(queries)
+        self._characters = 0
+        self.done = False  # the model writes its text to the end
+
+    def feed(self, piece: str) -> list[str]:
+        self._characters += len(piece)
+        return self._next(self._characters // EVERY - (len(self._all) - len(self._left)))
+
+    def end(self) -> list[str]:
+        return self._next(len(self._left))
+
+    def result(self) -> Queries:
+        return Queries(self._all, fallback=False, declined=False, dropped=0)
+
+    def _next(self, count: int) -> list[str]:
+        found, self._left = self._left[: max(0, count)], self._left[max(0, count) :]
+        return found
+
+
+def scripted(script: Mapping[str, Mapping[str, Sequence[str]]], agent: str) -> Callable[[Any], ScriptedQueries]:
+    return lambda inputs: ScriptedQueries(script.get(inputs.question, {}).get(agent, ()))
+
+
+def is_loopback(address: Address) -> bool:
+    return address.is_loopback
+
+
+if __name__ == "__main__":
+    given = json.loads(os.environ[VARIABLE])
+    policy = SchedulingPolicy(**given["policy"])
+    setattr(service, WorkflowDriver.__name__, partial(WorkflowDriver, policy=policy))  # both are made there
+    setattr(access, PageFetcher.__name__, partial(PageFetcher, allowed=is_loopback, ports=range(1, 65_536)))
+    for module, name in ((readers, "REWRITE"), (decisions, "PLAN"), (decisions, "LOOK")):
+        agent = getattr(module, name)
+        setattr(module, name, replace(agent, parser=scripted(given["script"], agent.stage)))
+    main()

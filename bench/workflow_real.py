@@ -1,0 +1,210 @@
+"""`paceline bench workflow_real`: seconds of served workflows on real units, by how they are scheduled (HeRo).
+
+A device with two host threads, each on a core of its own, a model in four lanes, and a cloud process behind an emulated
+link, whose model may write texts of agents too. All ways are the served scheduler with another policy; each is a pair
+of processes of its own, and each round asks all of them the same questions. Both sides have the same model, so that a
+text is the same wherever it is written; its forwards are padded to a given time, which leaves the cores to search and
+rerank, as where a model computes on a processor of its own. What agents decide is scripted (`workflow.program`).
+
+Not measured here: the cloud alone, which may not read private documents; units on memory that they do not share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import httpx
+
+from paceline.commands import local_pair, processes
+from paceline.commands.processes import Children
+from paceline.core.side import SIDES, Side
+from paceline.models import CLOUD
+from paceline.workflow.policy import SchedulingPolicy
+
+from .bootstrap import Estimate, ratio_of
+from .report import Claim, Options, Report
+from .workflow import program
+from .workflow.town import Asked, documents, questions, web
+from .workflow.ways import mapped
+
+NAME: Final = "workflow_real"
+SUMMARY: Final = "seconds of served workflows on two cores and a cloud process; baselines: static maps, one core"
+OURS, STATIC, STATIC_CLOUD, ALONE = "ours", "static map", "static map, cloud", "core 0 alone"
+UNITS: Final = ("--units", "left=cpu:cores=0,right=cpu:cores=1,chat=engine:lanes=4")
+ONE: Final = ("--units", "left=cpu:cores=0,chat=engine:lanes=1", "--no-cloud-texts")
+MAP: Final = {"embed": "left", "host": "left", "rerank": "right", "agent": "chat", "chat": "chat"}
+ASKING: Final = [f"{agent}.{phase}" for agent in ("rewrite", "plan", "look") for phase in ("prefill", "decode")]
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    rounds: int = 8
+    workflows: Sequence[str] = ("advanced", "research")
+    forward_ms: int = 30  # of the device's model; a model of 0.5B in bf16 takes that on two cores
+    cloud_ms: int = 10
+    rtt_ms: int = 20
+    web_s: float = 0.1  # of a search, and of a page
+    tokens: int = 24  # of an answer
+
+
+QUICK: Final = Workload(rounds=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    name: str
+    policy: SchedulingPolicy
+    flags: Sequence[str]
+
+
+WAYS: Final = (
+    Way(OURS, SchedulingPolicy(), UNITS),
+    Way(STATIC, mapped(MAP), UNITS),
+    Way(STATIC_CLOUD, mapped({**MAP, **dict.fromkeys(ASKING, "cloud")}), UNITS),
+    Way(ALONE, mapped({**MAP, "rerank": "left"}), ONE),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    seconds: float
+    text: str
+    stages: Mapping[str, float]  # s of all launches of a stage, waiting for lanes of the engine included
+    away: int  # texts that the cloud wrote
+
+
+def run(options: Options, workload: Workload | None = None) -> Report:
+    load = workload or (QUICK if options.quick else Workload())
+    taken: dict[tuple[str, str], list[Answered]] = defaultdict(list)
+    asked = questions()
+    with ExitStack() as stack:
+        base = stack.enter_context(web(load.web_s))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        urls = {way.name: stack.enter_context(_pair(way, folder, base, load, asked)) for way in WAYS}
+        client = stack.enter_context(httpx.Client(timeout=600.0))
+        for round_ in range(-1, load.rounds):  # the first one teaches the scheduler what its units take
+            for workflow in load.workflows:
+                question = asked[(round_ + 1) % len(asked)]
+                for place in range(len(WAYS)):
+                    way = WAYS[(place + round_) % len(WAYS)].name
+                    answered = _ask(client, urls[way], workflow, question.question, load)
+                    if round_ >= 0:
+                        taken[workflow, way].append(answered)
+    rows = [_row(workflow, way, each, taken[workflow, OURS]) for (workflow, way), each in taken.items()]
+    return Report(NAME, _conditions(load), rows, _claims(taken, load))
+
+
+@contextmanager
+def _pair(way: Way, folder: Path, base: str, load: Workload, asked: Sequence[Asked]) -> Iterator[str]:
+    """URL of a device of its own, linked with a cloud of its own."""
+    own = folder / way.name.replace(" ", "_").replace(",", "")
+    own.mkdir()
+    files = {side: own / f"{side}.md" for side in SIDES}
+    for side, text in documents().items():
+        files[side].write_text(text)
+    given = {"policy": asdict(way.policy), "script": {each.question: dict(each.script) for each in asked}}
+    usual = processes.command
+    launcher = [sys.executable, str(Path(program.__file__))]
+
+    def command(*arguments: str) -> list[str]:
+        return [*launcher, *arguments] if arguments[0] in ("serve", "agent") else usual(*arguments)
+
+    flags: dict[Side, Sequence[str]] = {
+        "device": (*way.flags, "--emulate", f"rtt={load.rtt_ms}ms,forward={load.forward_ms}ms", "--web-search", base),
+        "cloud": ("--emulate", f"forward={load.cloud_ms}ms"),
+    }
+    with (
+        Children(own) as children,
+        patch.dict(os.environ, {program.VARIABLE: json.dumps(given)}),
+        patch("paceline.commands.local_pair.command", command),
+    ):
+        started = local_pair.start_pair(
+            children,
+            files,
+            model=str(CLOUD),
+            embedder="minilm",
+            device="bench",
+            flags=("--threads", "1", "--name", "demo"),
+            side_flags=flags,
+        )
+        yield started.url("device")
+
+
+def _ask(client: httpx.Client, url: str, workflow: str, question: str, load: Workload) -> Answered:
+    body = {
+        "model": f"demo:{workflow}",
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": load.tokens,
+        "paceline": {"report": True, "strategy": "autoregressive"},
+    }
+    began = time.perf_counter()
+    reply = client.post(f"{url}/v1/chat/completions", json=body)
+    seconds = time.perf_counter() - began
+    reply.raise_for_status()
+    answer: dict[str, Any] = reply.json()
+    stages: dict[str, float] = defaultdict(float)
+    for step in answer["paceline"]["steps"]:
+        stages[step["stage"]] += step["seconds"]
+    away = sum(step["unit"].startswith("cloud") for step in answer["paceline"]["steps"])
+    return Answered(seconds, answer["choices"][0]["message"]["content"], stages, away)
+
+
+def _ratio(taken: Sequence[Answered], ours: Sequence[Answered]) -> Estimate:
+    return ratio_of([each.seconds for each in taken], [each.seconds for each in ours])
+
+
+def _row(workflow: str, way: str, taken: Sequence[Answered], ours: Sequence[Answered]) -> Row:
+    ratio = _ratio(taken, ours)
+    names = sorted({name for each in taken for name in each.stages})
+    return {
+        "workflow": workflow,
+        "way": way,
+        "seconds": statistics.median(each.seconds for each in taken),
+        "vs_ours": ratio.value,
+        "vs_ours_interval": ratio.interval,
+        "answers_as_ours": sum(each.text == own.text for each, own in zip(taken, ours, strict=True)) / len(taken),
+        "texts_at_the_cloud": statistics.fmean(each.away for each in taken),
+        "stage_seconds": {
+            name: round(statistics.median(each.stages.get(name, 0.0) for each in taken), 3) for name in names
+        },
+    }
+
+
+def _claims(taken: Mapping[tuple[str, str], Sequence[Answered]], load: Workload) -> list[Claim]:
+    claims = []
+    for workflow in load.workflows:
+        ours = taken[workflow, OURS]
+        static = min(_ratio(taken[workflow, way], ours).value for way in (STATIC, STATIC_CLOUD))
+        alone = _ratio(taken[workflow, ALONE], ours).value
+        claims.append(Claim(f"workflow.real_vs_static_{workflow}", static, 1.3, "higher"))
+        claims.append(Claim(f"workflow.real_vs_single_{workflow}", alone, 2.0, "higher"))
+    return claims
+
+
+def _conditions(load: Workload) -> dict[str, object]:
+    return {
+        "clock": "wall, medians of ratios within rounds, 90 % intervals by bootstrap",
+        "rounds": load.rounds,
+        "model": "the demonstration pair's larger model at both sides, its forwards padded (they sleep, not compute)",
+        "forward_ms": {"device": load.forward_ms, "cloud": load.cloud_ms},
+        "rtt_ms": load.rtt_ms,
+        "units": {"ours and maps": UNITS[1], ALONE: ONE[1]},
+        "maps": {way.name: dict(way.policy.static_map or {}) for way in WAYS},
+        "web_s": load.web_s,
+        "decisions": f"scripted, one each {program.EVERY} characters",
+        "load_average": os.getloadavg(),
+    }

@@ -1,0 +1,312 @@
+"""Agents' texts on the cloud's model, over a link in memory: what goes there, what never does, and what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from paceline.errors import LinkError, PacelineError
+from paceline.rag.records import Passage
+from paceline.runtime.service import GenerateRequest, GenerationResult
+from paceline.runtime.sessions import remote_text
+from paceline.runtime.sessions.egress import Egress
+from paceline.runtime.sessions.remote_text import MAX_TEXTS_OF_ONE, WRITE, RemoteText, TextServer
+from paceline.runtime.units.registry import CLOUD, ENGINE, UnitRegistry
+from paceline.runtime.workflows.agent_text import AgentText
+from paceline.runtime.workflows.cloud_texts import CloudUnits, cloud_texts
+from paceline.runtime.workflows.driver import WorkflowDriver
+from paceline.runtime.workflows.lookup import Found
+from paceline.runtime.workflows.readers import Refining
+from paceline.runtime.workflows.run import WorkflowRun
+from paceline.wire.codec import decode, encode
+from paceline.wire.messages import OpenSession, WrittenText
+from paceline.workflow.events import Launch
+from paceline.workflow.graph import SubStageId
+from paceline.workflow.profiles import OperationProfile, ProfileStore, ShapePoint
+from tests.runtime.test_node import Bench, nodes
+from tests.runtime.workflows.test_research import RESEARCH, ScriptedWeb
+from tests.runtime.workflows.test_run import ASKED, KEY, MAP, Models, ScriptedPlaces, _all
+
+pytestmark = pytest.mark.anyio
+
+SECRET = Found(Passage("diary.md", 1, "", "The key is with XYZZYVELDA.", 0.6), "device", private=True)
+EARLIER = ({"role": "user", "content": "What does my diary say?"}, {"role": "assistant", "content": "It says PLUGHED."})
+
+
+def eager() -> ProfileStore:
+    """The cloud writes a hundred times as fast."""
+    seconds = {CLOUD: 0.01, ENGINE: 1.0}
+    return ProfileStore(
+        {
+            (f"agent/{phase}", kind): OperationProfile([ShapePoint(4, each, 0.0)])
+            for phase in ("prefill", "decode")
+            for kind, each in seconds.items()
+        }
+    )
+
+
+@dataclass
+class Device:
+    """The device's end: its workflows, what its own model was asked for, and what it has sent."""
+
+    bench: Bench
+    here: Models = field(default_factory=Models)
+    there: Models = field(default_factory=Models)
+    frames: list[bytes] = field(default_factory=list)
+    driver: WorkflowDriver = field(
+        default_factory=lambda: WorkflowDriver(UnitRegistry("device", web=True, cloud=True), eager())
+    )
+
+    def __post_init__(self) -> None:
+        self.units = CloudUnits(self.driver)
+        self.units._link = None if self.bench.links is None else self.bench.links[0]
+        self.units._forgets = float("inf")  # what it takes is known
+        self.bench.cloud._peers._texts = TextServer(self.there.admit)
+        assert self.bench.pipes_in_use is not None
+        pipe = self.bench.pipes_in_use[0]
+        send = pipe.send_bytes
+
+        async def recorded(data: bytes) -> None:
+            self.frames.append(data)
+            await send(data)
+
+        pipe.send_bytes = recorded  # type: ignore[method-assign]
+
+    def run(self, request: GenerateRequest, places: ScriptedPlaces, web: ScriptedWeb | None = None) -> WorkflowRun:
+        link = None if self.bench.links is None else self.bench.links[0]
+        cloud = cloud_texts(self.units, link, request.privacy, lambda: b"0" * 16)
+        return WorkflowRun(request, "device", places, self.driver, self.here.admit, web=web, cloud=cloud)
+
+    async def answer(
+        self, request: GenerateRequest, places: ScriptedPlaces | None = None, web: ScriptedWeb | None = None
+    ) -> GenerationResult:
+        done = (await _all(self.run(request, places or ScriptedPlaces({"key": KEY}), web)))[-1]
+        assert isinstance(done, GenerationResult)
+        return done
+
+    def openings(self) -> list[OpenSession]:
+        found = [decode(frame) for frame in self.frames]
+        return [message for message in found if isinstance(message, OpenSession)]
+
+
+@asynccontextmanager
+async def device(**models: Models) -> AsyncIterator[Device]:
+    async with nodes() as (bench, _):
+        made = Device(bench, **models)
+        yield made
+        await made.driver.close()
+        assert all(text.closed.is_set() for text in (*made.here.texts, *made.there.texts))
+
+
+def units(done: GenerationResult, stage: str) -> set[str]:
+    return {step.unit.split()[0] for step in done.steps if step.stage == stage}
+
+
+async def test_what_reads_nothing_private_is_written_by_the_cloud_and_the_answer_is_the_same() -> None:
+    places, web = ScriptedPlaces({"key": KEY, "broom": KEY}, {"broom": MAP}), ScriptedWeb()
+    async with device() as made:
+        done = await made.answer(RESEARCH, places, web)
+        assert {kind for kind, _ in made.there.asked} == {"rewrite", "plan", "refine", "look"}
+        assert units(done, "rewrite") == units(done, "plan") == units(done, "look") == {CLOUD}
+        assert units(done, "refine") == {CLOUD, ENGINE}  # of the page, and of the documents
+        assert done.degraded is None and web.queries == ["key in the hall"]
+        assert done.stats["sent_open_bytes"] > 500.0
+        (away,) = made.here.of("answer")
+    async with device() as made:
+        await made.answer(replace(RESEARCH, privacy="answer-private"), places, ScriptedWeb())
+        (alone,) = made.here.of("answer")
+    assert sorted(away.passages or (), key=str) == sorted(alone.passages or (), key=str)
+
+
+async def test_no_frame_has_a_word_of_a_private_document_or_of_an_earlier_answer() -> None:
+    places = ScriptedPlaces({"key": SECRET, "broom": SECRET}, {"broom": MAP})
+    async with device() as made:
+        asked = replace(RESEARCH, messages=(*EARLIER, *RESEARCH.messages))
+        await made.answer(asked, places, ScriptedWeb())
+        assert made.here.of("refine") and "XYZZYVELDA" in str(made.here.of("refine"))
+        assert len(made.openings()) >= 4 and all(opening.strategy == WRITE for opening in made.openings())
+        sent = b"".join(made.frames)
+        assert b"Where is the key?" in sent and b"XYZZYVELDA" not in sent and b"PLUGHED" not in sent
+
+
+@pytest.mark.parametrize("privacy", ["answer-private", "local-only"])
+async def test_levels_that_keep_texts_here_keep_them_here(privacy: Any) -> None:
+    async with device() as made:
+        done = await made.answer(replace(ASKED, privacy=privacy))
+        assert not made.openings() and not made.there.asked
+        assert units(done, "rewrite") == {ENGINE}
+
+
+async def test_a_prompt_with_private_text_is_not_sent_even_where_a_launch_says_so() -> None:
+    class Written:
+        """A unit elsewhere that must not be asked."""
+
+        rested = ""
+
+        def has(self, unit: str) -> bool:  # noqa: ARG002
+            return True
+
+        def write(self, *_: object) -> Any:
+            raise AssertionError("it was sent")
+
+        def rest(self, reason: str) -> None:
+            self.rested = reason
+
+    refining, elsewhere = Refining(None, "Where?"), Written()  # type: ignore[arg-type]  # nothing is read later
+    refining.begin([SECRET])
+    text = AgentText("refine", refining.messages, 8, refining, None, None, 5.0, elsewhere)  # type: ignore[arg-type]
+    await text.prefill(Launch(1, SubStageId(1), "cloud 0", 1, 0, 1))
+    assert "private" in elsewhere.rested
+
+
+@pytest.mark.parametrize("fault", ["refused", "mute", "lost", "nonsense"])
+async def test_what_the_cloud_does_not_write_is_written_here_and_nothing_is_missing(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_text, "PATIENCE_S", 0.3)
+    there = {
+        "refused": Models(fault="rewrite"),
+        "mute": Models(hold="rewrite", rewrite=()),
+        "lost": Models(hold="rewrite", rewrite=("Which ",)),
+        "nonsense": Models(rewrite=("word " * 10_000,)),
+    }[fault]
+    async with device(there=there) as made:
+        answering = asyncio.create_task(made.answer(ASKED))
+        if fault == "lost":
+            await there.holding.wait()
+            await made.bench.unlink()
+        done = await answering
+        assert done.degraded is None
+        assert units(done, "rewrite") == {ENGINE} and made.here.of("rewrite")
+        began = len(made.there.asked)
+        done = await made.answer(ASKED)  # the cloud rests
+        assert len(made.there.asked) == began and units(done, "rewrite") == {ENGINE}
+
+
+async def test_sub_questions_that_the_cloud_has_written_before_it_was_lost_are_searched_for_once() -> None:
+    there = Models(rewrite=("Which broom hides the key?\n",), hold="rewrite")
+    places = ScriptedPlaces({"key": KEY})
+    async with device(there=there) as made:
+        answering = asyncio.create_task(made.answer(ASKED, places))
+        while places.queries.count("Which broom hides the key?") < 1:
+            await asyncio.sleep(0.01)
+        await made.bench.unlink()
+        assert (await answering).degraded is None
+    assert sorted(places.queries) == ["Where is the key?", "Which broom hides the key?"]
+
+
+async def test_a_client_that_leaves_ends_the_text_at_the_cloud() -> None:
+    there = Models(hold="rewrite", rewrite=("Which ",))
+    async with device(there=there) as made:
+        reading = asyncio.create_task(_all(made.run(ASKED, ScriptedPlaces({"key": KEY}))))
+        await there.holding.wait()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        async with asyncio.timeout(5):
+            await there.texts[0].closed.wait()
+
+
+async def test_a_real_cloud_writes_a_text_as_it_would_for_its_own_client() -> None:
+    """`nodes` asserts that no sequence has rows at the end."""
+    async with nodes() as (bench, _):
+        messages = [{"role": "user", "content": "Where is the key?"}]
+        assert bench.links is not None
+        egress = Egress()
+        text = RemoteText(bench.links[0], messages, 12, "document-private", b"", egress)
+        written = await _all(text)
+        plain = replace(ASKED, workflow=None, strategy="autoregressive", documents=0, max_tokens=12, steps=False)
+        own = await _all(await bench.cloud.prepare(replace(plain, sampling=replace(plain.sampling, temperature=0.0))))
+        assert "".join(getattr(each, "text", "") for each in written) == "".join(
+            getattr(each, "text", "") for each in own
+        )
+        done = written[-1]
+        assert isinstance(done, GenerationResult) and (done.completion_tokens, done.reason) == (12, "length")
+        assert egress.kinds()["open"] > 100
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"max_tokens": 513}, "1 to 512 tokens"),
+        ({"max_tokens": 0}, "1 to 512 tokens"),
+        ({"privacy": "local-only"}, "no text"),
+        ({"privacy": "answer-private"}, "no text"),
+        ({"messages": [{"role": "user", "content": "word " * 5000}]}, "maximum context"),
+    ],
+)
+async def test_a_cloud_refuses_what_no_workflow_asks_for(change: dict[str, Any], why: str) -> None:
+    async with nodes() as (bench, _):
+        assert bench.links is not None
+        given = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "privacy": "open"} | change
+        text = RemoteText(bench.links[0], cache_key=b"", egress=Egress(), **given)
+        with pytest.raises(LinkError, match=why):
+            await _all(text)
+
+
+async def test_one_device_has_so_many_texts_at_once_and_another_still_has_its_own() -> None:
+    class Heard:
+        """The cloud's end of a link."""
+
+        def __init__(self) -> None:
+            self.sent: list[Any] = []
+
+        def send(self, message: Any) -> int:
+            self.sent.append(message)
+            return len(encode(message))
+
+        def attach(self, session: int, handler: object) -> None: ...
+
+    models = Models(hold="answer", answer=())
+    server, busy, other = TextServer(models.admit), Heard(), Heard()
+    opening = replace_opening(1)
+    for number in range(MAX_TEXTS_OF_ONE):
+        server.open(busy, "laptop", replace_opening(2 * number + 1))  # type: ignore[arg-type]
+    assert not busy.sent
+    server.open(busy, "laptop", opening)  # type: ignore[arg-type]
+    assert [message.reason for message in busy.sent] == ["refused: it is busy"]
+    server.open(other, "phone", opening)  # type: ignore[arg-type]
+    assert not other.sent
+    await server.close()
+    assert all(text.closed.is_set() for text in models.texts)
+
+
+def replace_opening(session: int) -> OpenSession:
+    from tests.wire.samples import opening
+
+    return OpenSession(
+        **{name: getattr(opening(session), name) for name in OpenSession.__struct_fields__}
+        | {"strategy": WRITE, "max_tokens": 4, "targets": [], "constraint": None, "top_k_documents": 0}
+        | {"privacy": "open"}
+    )
+
+
+async def test_a_cloud_that_writes_without_end_is_stopped() -> None:
+    class Flooding:
+        """The device's end of a link whose cloud sends a text of any length."""
+
+        rtt = None
+        closed = asyncio.Event()
+
+        def open_session(self, handler: Any) -> int:
+            self.handler = handler
+            return 1
+
+        def send(self, message: Any) -> int:  # noqa: ARG002
+            for _ in range(100):
+                self.handler(WrittenText(1, "word " * 100, 0))
+            return 1
+
+        def detach(self, session: int) -> int:  # noqa: ARG002
+            return 0
+
+        def listen(self) -> float:
+            return 0.0
+
+    text = RemoteText(Flooding(), [{"role": "user", "content": "Hi"}], 4, "open", b"", Egress())  # type: ignore[arg-type]
+    with pytest.raises(PacelineError, match="more than it was asked for|too many messages"):
+        await _all(text)
