@@ -53,10 +53,11 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """The outcome for one file. `note`: why it was skipped, which document has the same text, or why it was renamed."""
+    """The outcome for one file. `note`: why it was skipped or could not be read, which document has the same text, or
+    why it was renamed."""
 
     name: str
-    status: Literal["added", "replaced", "unchanged", "duplicate", "skipped"]
+    status: Literal["added", "replaced", "moved", "removed", "unchanged", "duplicate", "skipped", "failed"]
     id: str = ""
     num_chunks: int = 0
     note: str = ""
@@ -67,9 +68,9 @@ class Progress:
     """Progress of adding several files."""
 
     name: str
-    file: int  # from 0
+    file: int  # files done, about
     num_files: int
-    chunk: int  # chunks of this file embedded so far
+    chunk: int  # chunks embedded so far, of those of the files that are embedded together with this one
     num_chunks: int
 
 
@@ -85,6 +86,7 @@ class Passage:
     file_id: str = ""  # id of the uploaded file; of the document where none was uploaded
     collection: str = DEFAULT_COLLECTION
     url: str = ""  # of the page of the web that it is from; then it is of no document
+    place: str = ""  # in the document, for people; "" where it is not known
 
     @property
     def titled(self) -> str:

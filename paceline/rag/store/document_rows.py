@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.rag.chunk import Chunk
-from paceline.rag.chunk_rows import FROM, open_text, read_texts, report, seal_chunk, seal_vector
+from paceline.rag.chunk_rows import FROM, open_place, open_text, read_texts, report, seal_chunk, seal_vector
 from paceline.rag.database import Database
 from paceline.rag.document_kv import text_hash
 from paceline.rag.records import DEFAULT_COLLECTION, Document, Passage, Vectors, Zone, titled
 from paceline.sealing.seal import Box, DamagedError
 
 _DOCUMENT = "id, name, sha256, zone, added_at, num_chunks, source, key, sealed"
+PASSAGE = "name, title, text, place, position, documents.id, key, sealed"  # columns that `open_passage` reads
 _RECORD = "record"  # what `sealed` is, to its seal
 _DAMAGED = "(damaged)"  # in place of a name that cannot be read
 
@@ -57,9 +58,9 @@ def insert_document(
         seal_record(box, document.name, document.sha256, source) if seal.is_on else b"",
     )  # fmt: skip
     database.executemany(
-        "INSERT INTO chunks (document, position, title, text, embedding) VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO chunks (document, position, title, text, embedding, place) VALUES (?, ?, ?, ?, ?, ?)",
         (
-            (document.id, i, *seal_chunk(box, i, chunk.title, chunk.text, vector))
+            (document.id, i, *seal_chunk(box, i, chunk.title, chunk.text, vector, chunk.place))
             for i, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True))
         ),
     )
@@ -97,16 +98,15 @@ def read_passages(database: Database, after: int, count: int) -> list[Passage]:
     scores are 0. Empty only at the end."""
     while True:
         rows = database.execute(
-            f"SELECT name, chunks.id, title, text, collection, position, documents.id, key, sealed FROM {FROM} "
-            "WHERE chunks.id > ? ORDER BY chunks.id LIMIT ?",
+            f"SELECT chunks.id, collection, {PASSAGE} FROM {FROM} WHERE chunks.id > ? ORDER BY chunks.id LIMIT ?",
             after, count,
         ).fetchall()  # fmt: skip
         passages = []
-        for name, chunk_id, title, text, collection, *sealed in rows:
-            opened = open_passage(database, name, title, text, *sealed)
+        for chunk_id, collection, *row in rows:
+            opened = open_passage(database, *row)
             if opened is not None:
-                name, title, text = opened
-                passages.append(Passage(name, chunk_id, title, text, 0.0, collection=collection))
+                name, title, text, place = opened
+                passages.append(Passage(name, chunk_id, title, text, 0.0, collection=collection, place=place))
             after = chunk_id
         if passages or not rows:
             return passages
@@ -117,12 +117,13 @@ def open_passage(
     name: str,
     title: str | bytes,
     text: str | bytes,
+    place: str | bytes,
     position: int,
     document: str,
     key: bytes,
     sealed: bytes,
-) -> tuple[str, str, str] | None:
-    """(document's name, title, text) of a chunk, from columns of its row and of its document's.
+) -> tuple[str, str, str, str] | None:
+    """(document's name, title, text, place) of a chunk, from the columns PASSAGE.
 
     None, with a line in the log, for a damaged one.
     """
@@ -130,7 +131,7 @@ def open_passage(
         box = database.seal.box(key, document)
         if database.seal.is_on:
             name, *_ = open_record(box, sealed)
-        return name, *open_text(box, position, title, text)
+        return name, *open_text(box, position, title, text), open_place(box, position, place)
     except DamagedError as error:
         report(document, error)
         return None
@@ -174,17 +175,19 @@ def set_zone(database: Database, document_id: str, zone: Zone) -> None:
     database.execute("UPDATE documents SET zone = ? WHERE id = ?", zone, document_id)
 
 
-def set_source(database: Database, document_id: str, source: bytes) -> None:
-    """Raises DamagedError."""
+def set_source(database: Database, document: Document, name: str, source: bytes) -> None:
+    """Record that a document is read from this file, under this name. Raises DamagedError."""
     sealed = b""
     if database.seal.is_on:
-        key, record = database.execute("SELECT key, sealed FROM documents WHERE id = ?", document_id).fetchone()
-        box = database.seal.box(key, document_id)
-        name, sha256, _ = open_record(box, record)
+        key, record = database.execute("SELECT key, sealed FROM documents WHERE id = ?", document.id).fetchone()
+        box = database.seal.box(key, document.id)
+        _, sha256, _ = open_record(box, record)
         sealed = seal_record(box, name, sha256, source)
     database.execute(
-        "UPDATE documents SET source = ?, sealed = ? WHERE id = ?", stored_source(database, source), sealed, document_id
-    )
+        "UPDATE documents SET name = ?, source = ?, sealed = ? WHERE id = ?",
+        database.seal.lookup(name), stored_source(database, source), sealed, document.id,
+    )  # fmt: skip
+    database.bump()
 
 
 # ---- sealed records -------------------------------------------------------------------------------------------------
