@@ -162,6 +162,9 @@ class NodeSettings(ProgramSettings):
     web_page_seconds: float = Field(20.0, gt=0, le=300, description="seconds that fetching a page may take")
     web_page_mib: int = Field(8, ge=1, le=64, description="MiB of a page at most, decompressed")
     documents: int = Field(2, ge=0, le=64, description="passages each side reads per request, unless the request says")
+    system: str | None = Field(
+        None, max_length=65_536, description="system message of conversations that bring none; default: none"
+    )
     max_tokens_default: int | None = Field(
         None, ge=1, description="tokens written when a request sets no limit; default: up to the context"
     )

@@ -50,6 +50,7 @@ class Resources:
         *,
         served_name: str | None = None,
         sampling: SamplingDefaults = NO_DEFAULTS,
+        system: str = "",
         kv: DocumentKvStore | None = None,
         tables: TableStore | None = None,
         limits: StepLimits = DEFAULT_LIMITS,
@@ -60,7 +61,7 @@ class Resources:
         web: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
-        """sampling: defaults before those the model recommends. tables: None keeps n-grams in memory only.
+        """sampling: defaults before those the model recommends. system: as in `ModelInfo`. tables: None keeps n-grams in memory only.
         draft_engine: of the draft model, whose vocabulary must be the model's. units: None: those that are found.
         shared: the engine computes on this host's processor. web: workflows may search the web. tracer: of what this
         side does for peers' clients."""
@@ -71,7 +72,7 @@ class Resources:
         self.energy = energy or SideEnergy()
         info = model.engine.info
         self.side: Side = side
-        self.info = replace(info, name=served_name or info.name, sampling=sampling.over(info.sampling))
+        self.info = replace(info, name=served_name or info.name, sampling=sampling.over(info.sampling), system=system)
         self.tokenizer = model.tokenizer
         self.vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)
         self.block_size = model.engine.block_size
