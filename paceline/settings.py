@@ -80,6 +80,12 @@ class NodeSettings(ProgramSettings):
         "long prompts; default: 512, on a GPU 2048",
     )
     step_sequences: int = Field(256, ge=1, le=4096, description="answers continued in one step of the engine")
+    public_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s?#]{1,500}$",
+        description="address under which clients reach this side, for the links of citations; default: that by which "
+        "each request came",
+    )
     api_keys: tuple[str, ...] = Field(
         (),
         repr=False,

@@ -178,7 +178,7 @@ def any_model(service: Service, name: str) -> ModelInfo | EmbedderInfo:
             return embedder
     if any(name == model.name or name in _with_switches(model) for model in service.models()):
         return chat_model(service, name)
-    raise _unknown(name, [model.name for model in (*service.models(), *service.embedders())])
+    raise _unknown(name, [*(model.name for model in service.models()), *(found.name for found in service.embedders())])
 
 
 def _offer(service: Service) -> str:

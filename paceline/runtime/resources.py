@@ -61,10 +61,11 @@ class Resources:
         web: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
-        """sampling: defaults before those the model recommends. system: as in `ModelInfo`. tables: None keeps n-grams in memory only.
-        draft_engine: of the draft model, whose vocabulary must be the model's. units: None: those that are found.
-        shared: the engine computes on this host's processor. web: workflows may search the web. tracer: of what this
-        side does for peers' clients."""
+        """sampling: defaults before those the model recommends. system: as in `ModelInfo`. tables: None keeps n-grams
+        in memory only. draft_engine: of the draft model, whose vocabulary must be the model's. units: None: those
+        found. shared: the engine computes on this host's processor. web: workflows may search the web. tracer: of what
+        this side does for peers' clients.
+        """
         self.tracer = tracer
         units = units or NodeUnits()
         self.registry = units.registry(side, shared=shared, web=web)

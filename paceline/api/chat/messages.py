@@ -20,7 +20,10 @@ _ROLES = {"developer": "system", "function": "tool"}  # here, since instructions
 def conversation(
     messages: Sequence[Message], instructions: Sequence[str] = (), system: str = ""
 ) -> tuple[dict[str, str], ...]:
-    """`instructions`: appended to the system message. system: that message where the conversation has none. Raises RequestError (400) that names message and part."""
+    """`instructions`: appended to the system message. system: that message where the conversation has none.
+
+    Raises RequestError (400) that names message and part.
+    """
     result: list[dict[str, str]] = []
     if _role(messages[0]) != "system" and (own := [text for text in (system, *instructions) if text]):
         result.append({"role": "system", "content": "\n\n".join(own)})

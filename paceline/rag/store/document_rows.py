@@ -24,7 +24,16 @@ from paceline.sealing.seal import Box, DamagedError
 _DOCUMENT = "id, name, sha256, zone, added_at, num_chunks, source, key, sealed"
 PASSAGE = "name, title, text, place, position, documents.id, key, sealed"  # columns that `open_passage` reads
 _RECORD = "record"  # what `sealed` is, to its seal
+AROUND = 2  # chunks before and after a passage that are shown with it
 _DAMAGED = "(damaged)"  # in place of a name that cannot be read
+
+
+class ShownPassage(NamedTuple):
+    """A passage with what stands around it in its document: chunks, whose texts overlap a little."""
+
+    passage: Passage  # without a score
+    before: tuple[str, ...]
+    after: tuple[str, ...]
 
 
 class Removed(NamedTuple):
@@ -91,6 +100,36 @@ def find_chunks(database: Database, chunk_ids: Collection[int]) -> dict[int, str
     marks = ", ".join("?" * len(chunk_ids))
     found = read_texts(database, f"WHERE chunks.id IN ({marks})", *chunk_ids)
     return {chunk.chunk_id: titled(chunk.title, chunk.text).strip() for chunk in found}
+
+
+def find_passage(database: Database, owner: str, chunk_id: int) -> ShownPassage | None:
+    """A passage of the default collection or of a vector store of this owner; None for any other, and a damaged one."""
+    row = database.execute(
+        f"SELECT collection, documents.id, position FROM {FROM} WHERE chunks.id = ? AND (collection = ? OR collection "
+        "IN (SELECT id FROM vector_stores WHERE owner = ?))",
+        chunk_id, DEFAULT_COLLECTION, owner,
+    ).fetchone()  # fmt: skip
+    if row is None:
+        return None
+    collection, document, position = row
+    around = database.execute(
+        f"SELECT chunks.id, position, {PASSAGE} FROM {FROM} WHERE documents.id = ? AND position BETWEEN ? AND ? "
+        "ORDER BY position",
+        document, position - AROUND, position + AROUND,
+    ).fetchall()  # fmt: skip
+    texts: dict[int, str] = {}
+    passage: Passage | None = None
+    for number, place_in_order, *columns in around:
+        if (opened := open_passage(database, *columns)) is None:
+            continue
+        name, title, text, place = opened
+        texts[place_in_order] = text.strip()
+        if number == chunk_id:
+            passage = Passage(name, chunk_id, title, text, 0.0, document, collection, place=place)
+    if passage is None:
+        return None
+    before = tuple(text for number, text in texts.items() if number < position)
+    return ShownPassage(passage, before, tuple(text for number, text in texts.items() if number > position))
 
 
 def read_passages(database: Database, after: int, count: int) -> list[Passage]:

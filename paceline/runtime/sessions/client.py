@@ -162,7 +162,14 @@ class ClientSession(Session):
             case RetrievedPassages(_, passages):
                 side = other(self.prepared.side)
                 self._peer_citations = tuple(
-                    Citation(side, passage.document or "a private document", passage.text, passage.score)
+                    Citation(
+                        side,
+                        passage.document or "a private document",
+                        passage.text,
+                        passage.score,
+                        place=passage.place,
+                        peer_chunk=passage.chunk or None,
+                    )
                     for passage in passages
                 )
             case CloseSession(_, reason):
