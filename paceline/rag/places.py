@@ -47,7 +47,7 @@ def definitions(text: str) -> tuple[tuple[int, str], ...]:
     position, lead = 0, -1  # where the lines that lead to the next definition begin; -1: there are none
     for line in text.split("\n"):
         if definition := _DEFINITION.match(line):
-            found.append((position if lead < 0 else lead, definition["name"]))
+            found.append((position if lead < 0 else lead, definition["name"].rstrip(":.")))
             lead = -1
         elif _LEAD.match(line):
             lead = position if lead < 0 else lead
