@@ -176,7 +176,7 @@ def test_an_emptied_folder_is_not_taken_for_deleted_files(notes: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("add", "notes/nothing"),
+        ("add", "nothing"),
         ("add", "nowhere", "--sync"),
         ("add", "nowhere", "--watch"),
         ("list", "--store", "notes/cats.txt"),

@@ -15,25 +15,30 @@ _WILDCARDS = frozenset("*?[")
 
 
 def matching(documents: Iterable[Document], wanted: str) -> list[Document]:
-    """The documents that `wanted` names: one by its id or name, else those that match it as a pattern, by their name or
-    the path of their file, else those whose name or file is below it as a folder. `*` matches any characters, `/` too.
+    """The documents that `wanted` names: by id or name, else as a pattern for names or, with a `/`, for the paths of
+    files, else as a folder of names or files. As in a shell, `*` stands for any characters but `/`.
     """
     known = list(documents)
     named = [document for document in known if wanted in (document.id, document.name)]
     if named:
         return named
-    path = os.path.realpath(wanted) if "\0" not in wanted else wanted
     if _WILDCARDS & set(wanted):
-        here = os.path.join(os.path.realpath(os.curdir), wanted)
+        path = os.path.join(os.path.realpath(os.curdir), wanted)
         return [
             document
             for document in known
-            if fnmatchcase(document.name, wanted) or any(fnmatchcase(document.source, each) for each in (wanted, here))
+            if _fits(document.name, wanted) or ("/" in wanted and _fits(document.source, path))
         ]
     folder = wanted.rstrip("/") + "/"
+    path = wanted if "\0" in wanted else os.path.realpath(wanted)
     return [document for document in known if document.name.startswith(folder) or is_below(document, [path])]
 
 
 def is_below(document: Document, folders: Sequence[str]) -> bool:
     """True if a document was read from one of these files, or from a file below one of these folders."""
     return any(document.source == folder or document.source.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
+def _fits(path: str, pattern: str) -> bool:
+    parts, patterns = path.split("/"), pattern.split("/")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
