@@ -9,6 +9,7 @@ import msgspec
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
+from paceline.api.generation.links import Addresses
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits, retention_of, run_node
@@ -74,6 +75,7 @@ async def run(settings: AgentSettings) -> None:
             limits=door_limits(settings),
             seal=opened.seal,
             tracer=opened.tracer,
+            addresses=Addresses(settings.public_url or "", settings.cloud or ""),
         )
         return app, None if cloud is None else cloud.keep_linked
 

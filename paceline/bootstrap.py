@@ -127,6 +127,7 @@ async def run_node(
             store,
             served_name=name,
             sampling=sampling_of(settings),
+            system=settings.system or "",
             max_tokens_default=settings.max_tokens_default,
             expects_peer=expects_peer,
             open_to_peer=open_to_peer,

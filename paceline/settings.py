@@ -80,6 +80,12 @@ class NodeSettings(ProgramSettings):
         "long prompts; default: 512, on a GPU 2048",
     )
     step_sequences: int = Field(256, ge=1, le=4096, description="answers continued in one step of the engine")
+    public_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s?#]{1,500}$",
+        description="address under which clients reach this side, for the links of citations; default: that by which "
+        "each request came",
+    )
     api_keys: tuple[str, ...] = Field(
         (),
         repr=False,
@@ -162,6 +168,9 @@ class NodeSettings(ProgramSettings):
     web_page_seconds: float = Field(20.0, gt=0, le=300, description="seconds that fetching a page may take")
     web_page_mib: int = Field(8, ge=1, le=64, description="MiB of a page at most, decompressed")
     documents: int = Field(2, ge=0, le=64, description="passages each side reads per request, unless the request says")
+    system: str | None = Field(
+        None, max_length=65_536, description="system message of conversations that bring none; default: none"
+    )
     max_tokens_default: int | None = Field(
         None, ge=1, description="tokens written when a request sets no limit; default: up to the context"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
+from paceline.api.generation.links import NO_ADDRESSES, Addresses
 from paceline.api.http.auth import Keyring
 from paceline.api.http.limits.doors import DoorLimits
 from paceline.api.responses.event_log.writer import DEFAULT_RETENTION, Retention
@@ -33,6 +34,7 @@ def create_server(
     limits: DoorLimits | None = None,
     seal: Seal = PLAIN,
     tracer: Tracer | None = None,
+    addresses: Addresses = NO_ADDRESSES,
 ) -> FastAPI:
     """Build the application. The keywords: see `create_app`."""
     app = create_app(
@@ -44,6 +46,7 @@ def create_server(
         limits=limits,
         seal=seal,
         tracer=tracer,
+        addresses=addresses,
     )
     register(app, EnrolEndpoint(registry, live.key).routes())
     app.add_api_websocket_route(links.PATH, live.serve)

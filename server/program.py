@@ -8,6 +8,7 @@ from contextlib import closing
 
 from fastapi import FastAPI
 
+from paceline.api.generation.links import Addresses
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits, retention_of, run_node
@@ -55,6 +56,7 @@ async def run(settings: ServerSettings) -> None:
                 limits=door_limits(settings),
                 seal=opened.seal,
                 tracer=opened.tracer,
+                addresses=Addresses(settings.public_url or ""),
             )
             return app, live.watch
 

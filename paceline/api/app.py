@@ -19,6 +19,7 @@ from paceline.api.chat.endpoint import ChatEndpoint
 from paceline.api.completions.endpoint import CompletionsEndpoint
 from paceline.api.description import ApiDescription
 from paceline.api.embeddings.endpoint import EmbeddingsEndpoint
+from paceline.api.generation.links import NO_ADDRESSES, Addresses
 from paceline.api.http.auth import Keyring
 from paceline.api.http.errors import http_failure
 from paceline.api.http.limits.admission import MAX_ACTIVE, AdmissionControl, AdmissionMiddleware
@@ -28,6 +29,7 @@ from paceline.api.metrics import Metrics
 from paceline.api.models import Catalog
 from paceline.api.observation.answers import Observer
 from paceline.api.page.endpoint import Page
+from paceline.api.passages import Passages
 from paceline.api.responses.endpoint import ResponsesEndpoint
 from paceline.api.responses.event_log.log import EventLog
 from paceline.api.responses.event_log.replay import close_interrupted
@@ -53,6 +55,7 @@ def create_app(
     limits: DoorLimits | None = None,
     seal: Seal = PLAIN,
     tracer: Tracer | None = None,
+    addresses: Addresses = NO_ADDRESSES,
 ) -> FastAPI:
     """Make the application. Raises ConfigError when the folder `state` cannot be used.
 
@@ -60,6 +63,7 @@ def create_app(
     `documents`: passages per side where the request sets none. `keep_alive`: s of silence before a comment is sent.
     `state`: the folder that stores responses; None: in memory. `retention`: limits on stored responses.
     `max_active`: POSTs at a time. `limits`: on strangers. `seal`: of stored responses. `tracer`: of answers.
+    `addresses`: under which cited passages are shown.
     `app.state` holds `admission`, the `observer` of answers, the table `routes`, and `closers`, which are awaited when
     the server ends.
     """
@@ -78,10 +82,13 @@ def create_app(
         return {} if service.library is None else service.library.passages(chunk_ids)
 
     event_log = EventLog(state, close_interrupted, retention, texts=texts, seal=seal)
-    responses = ResponsesEndpoint(service, event_log, admission, documents=documents, keep_alive=keep_alive)
+    responses = ResponsesEndpoint(
+        service, event_log, admission, documents=documents, keep_alive=keep_alive, addresses=addresses
+    )
     app.state.closers.append(responses.close)
     for endpoints in (
-        ChatEndpoint(service, documents=documents, keep_alive=keep_alive),
+        ChatEndpoint(service, documents=documents, keep_alive=keep_alive, addresses=addresses),
+        Passages(service),
         responses,
         FilesEndpoint(service),
         VectorStoresEndpoint(service),

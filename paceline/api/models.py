@@ -13,13 +13,16 @@ from dataclasses import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.api.generation.switches import SWITCHES
 from paceline.api.http.limits.admission import AdmissionControl
 from paceline.api.http.strict_json import encode_json
 from paceline.api.routes import Route
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import EmbedderInfo, Service
-from paceline.workflow.builder import WORKFLOWS, WorkflowName
+from paceline.workflow.builder import WORKFLOWS
+
+EMBEDDER_PREFIX = "text-embedding-"
 
 
 class Catalog:
@@ -84,11 +87,12 @@ class Catalog:
 
     def _known(self) -> Iterator[tuple[str, ModelInfo | EmbedderInfo]]:
         """Names of models. Chat models first: a client that takes the first name gets one that can chat. Then the same
-        with a workflow, which menus so have as switches, and embedders."""
-        models, workflows = self._service.models(), self._service.workflows()
+        with a switch, and embedders, by the name that front ends leave out of those menus."""
+        models = self._service.models()
+        switches = [name for name in SWITCHES if name not in WORKFLOWS or name in self._service.workflows()]
         yield from ((model.name, model) for model in models)
-        yield from ((f"{model.name}:{workflow}", model) for model in models for workflow in workflows)
-        yield from ((model.name, model) for model in self._service.embedders())
+        yield from ((f"{model.name}:{switch}", model) for model in models for switch in switches)
+        yield from ((name, embedder) for embedder in self._service.embedders() for name in _names(embedder)[:1])
 
     def _entry(self, name: str, model: ModelInfo | EmbedderInfo) -> dict[str, object]:
         entry: dict[str, object] = {
@@ -130,30 +134,37 @@ def _json(value: object, status: int = 200) -> Response:
 
 
 def chat_model(service: Service, name: str) -> ModelInfo:
-    """The model of this name, or of a name with a workflow behind it. Raises RequestError 404 for an unknown name and
+    """The model of this name, or of a name with a switch behind it. Raises RequestError 404 for an unknown name and
     for an embedder."""
     for model in service.models():
-        if name == model.name or name in _with_workflow(model):
+        if name == model.name or name in _with_switches(model):
             return model
-    if any(embedder.name == name for embedder in service.embedders()):
+    if any(name in _names(embedder) for embedder in service.embedders()):
         raise _missing(f"The model {name!r} makes embeddings and writes no text; ask /v1/embeddings.")
     raise _unknown(name, [model.name for model in service.models()])
 
 
-def named_workflow(service: Service, name: str) -> WorkflowName | None:
-    """The workflow that a model's name ends with, as in `demo:research`; None for a plain name."""
-    found = (_with_workflow(model).get(name) for model in service.models() if model.name != name)
-    return next((workflow for workflow in found if workflow is not None), None)
+def named_switch(service: Service, name: str) -> str | None:
+    """The switch that a model's name ends with, as in `demo:plain`; None for a plain name."""
+    found = (_with_switches(model).get(name) for model in service.models() if model.name != name)
+    return next((switch for switch in found if switch is not None), None)
 
 
-def _with_workflow(model: ModelInfo) -> dict[str, WorkflowName]:
-    return {f"{model.name}:{workflow}": workflow for workflow in WORKFLOWS}
+def _with_switches(model: ModelInfo) -> dict[str, str]:
+    return {f"{model.name}:{switch}": switch for switch in SWITCHES}
+
+
+def _names(embedder: EmbedderInfo) -> tuple[str, ...]:
+    """The embedder's names. By the first, front ends that look for `embed` in a name leave it out of menus of chats."""
+    own = embedder.name.rpartition("/")[2].lower()
+    alias = own if "embed" in own else f"{EMBEDDER_PREFIX}{own}"
+    return tuple(dict.fromkeys((alias, embedder.name)))
 
 
 def embedder(service: Service, name: str) -> EmbedderInfo:
     """Raises RequestError 404 for an unknown name and for a chat model."""
     for found in service.embedders():
-        if found.name == name:
+        if name in _names(found):
             return found
     if any(model.name == name for model in service.models()):
         raise _missing(f"The model {name!r} writes text and makes no embeddings.{_offer(service)}")
@@ -162,13 +173,12 @@ def embedder(service: Service, name: str) -> EmbedderInfo:
 
 def any_model(service: Service, name: str) -> ModelInfo | EmbedderInfo:
     """A model of either kind. Raises RequestError 404 for an unknown name."""
-    known: tuple[ModelInfo | EmbedderInfo, ...] = (*service.models(), *service.embedders())
-    for model in known:
-        if model.name == name:
-            return model
-    if named_workflow(service, name) is not None:
+    for embedder in service.embedders():
+        if name in _names(embedder):
+            return embedder
+    if any(name == model.name or name in _with_switches(model) for model in service.models()):
         return chat_model(service, name)
-    raise _unknown(name, [model.name for model in known])
+    raise _unknown(name, [*(model.name for model in service.models()), *(found.name for found in service.embedders())])
 
 
 def _offer(service: Service) -> str:

@@ -46,18 +46,25 @@ def register(app: typer.Typer) -> None:
         help="Add, list, search and remove the documents of a side.",
         epilog="Example: paceline docs add notes/ --side device",
     )
-    group.command(epilog="Example: paceline docs add notes/ report.md --side device")(add)
+    group.command(epilog="Example: paceline docs add notes/ --sync --side device")(add)
     group.command("list", epilog="Example: paceline docs list --side cloud --json")(list_)
     group.command(epilog='Example: paceline docs search "when does the museum open" --side cloud')(search)
-    group.command(epilog="Example: paceline docs remove report.md --side device")(remove)
+    group.command(epilog="Example: paceline docs remove report.md 'notes/*' --side device")(remove)
     group.command(epilog="Example: paceline docs reindex --side cloud --embedder minilm")(reindex)
     app.add_typer(group, name="docs")
 
 
 def add(
     paths: Annotated[
-        list[Path], typer.Argument(help="text, Markdown, PDF, HTML, DOCX, EPUB, CSV and code files, or folders of them")
+        list[Path],
+        typer.Argument(
+            help="text, Markdown, PDF, HTML, DOCX, PPTX, EPUB, CSV, JSON and code files, or folders of them"
+        ),
     ],
+    sync: Annotated[
+        bool, typer.Option("--sync", help="of folders: documents whose files are gone from there are removed too")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="go on as --sync whenever files change, until Ctrl-C")] = False,
     side: Side = "device",
     store: Store = None,
     state_dir: StateDir = None,
@@ -65,9 +72,35 @@ def add(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Read files into the store. The same text again changes nothing; a file that has changed replaces its document."""
+    """Read files into the store. The same text again changes nothing; a file that has changed replaces its document.
+
+    What cannot be read keeps nothing else from being read: it is listed at the end, and the exit code is 1.
+    """
+    from paceline.rag.folders.watching import changes
+
     with opened(side, store, embedder, config, state_dir) as documents:
-        results = add_with_progress(documents, paths, side)
+        for number, _ in enumerate(changes(_folders(paths)) if watch else [None]):
+            results = add_with_progress(documents, paths, side, sync=sync or watch)
+            if number:
+                results = [result for result in results if result.status not in ("unchanged", "duplicate", "skipped")]
+            _show_results(results, as_json=as_json)
+    failed = [result for result in results if result.status == "failed"]
+    if failed and not watch:
+        typer.echo(f"{_counted(len(failed), 'file')} could not be read, see above", err=True)
+        raise typer.Exit(1)
+
+
+def _folders(paths: list[Path]) -> list[Path]:
+    """The paths to watch. Raises ConfigError for one that is no folder."""
+    for path in paths:
+        if not path.is_dir():
+            raise ConfigError(f"{path} is not a folder; only folders can be watched")
+    return paths
+
+
+def _show_results(results: list[IngestResult], *, as_json: bool) -> None:
+    """Write the outcome of each file, failures last."""
+    results = sorted(results, key=lambda result: result.status == "failed")
     if as_json:
         _write_json(results)
         return
@@ -112,13 +145,19 @@ def search(
         _write_json(passages)
         return
     for passage in passages:
-        typer.echo(f"{passage.score:.3f}  {printable(passage.document)}\n{printable_lines(_indented(passage.text))}")
+        place = f", {passage.place}" if passage.place else ""
+        typer.echo(f"{passage.score:.3f}  {printable(passage.document + place)}")
+        typer.echo(printable_lines(_indented(passage.text)))
     if not passages:
-        typer.echo("nothing is similar enough", err=True)
+        typer.echo("nothing is similar enough, and nothing has the words", err=True)
 
 
 def remove(
-    names: Annotated[list[str], typer.Argument(help="names or ids, as `paceline docs list` shows them")],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="names or ids as `paceline docs list` shows them, patterns such as 'notes*', or folders"),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="remove all documents of the side")] = False,
     side: Side = "device",
     store: Store = None,
     state_dir: StateDir = None,
@@ -127,14 +166,22 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Remove documents; their text and vectors leave the files. Exit code 1 if one of them was not there."""
+    from paceline.rag.folders.matching import matching
+
+    if every == bool(names):
+        raise ConfigError("Give names of documents to remove, or --all alone")
     with opened(side, store, embedder, config, state_dir) as documents:
-        removed = {name: documents.remove(name) > 0 for name in names}
+        known = documents.documents()
+        found = {name: matching(known, name) for name in names or ()} or {"all documents": known}
+        documents.remove(*{document.id for each in found.values() for document in each})
+    removed = {name: len(each) for name, each in found.items()}
     if as_json:
         typer.echo(json.dumps(removed, indent=2))
     else:
-        for name, gone in removed.items():
-            typer.echo(f"{'removed' if gone else 'not there'}  {name}")
-    if not all(removed.values()):
+        for name, number in removed.items():
+            many = f" ({_counted(number, 'document')})" if number > 1 else ""
+            typer.echo(printable(f"{'removed' if number or every else 'not there'}  {name}{many}"))
+    if not every and not all(removed.values()):
         raise typer.Exit(1)
 
 
@@ -180,21 +227,31 @@ def opened(
 
 
 def add_with_progress(
-    store: DocumentStore, paths: Iterable[Path], side: Literal["cloud", "device"]
+    store: DocumentStore, paths: Iterable[Path], side: Literal["cloud", "device"], *, sync: bool = False
 ) -> list[IngestResult]:
-    """Add files, with one progress bar for all of them if stderr is a terminal."""
+    """Add files, with one progress bar for all of them if stderr is a terminal.
+
+    Raises ConfigError where there is nothing to read and nothing to synchronise.
+    """
     from rich.console import Console
     from rich.progress import Progress as Bar
+
+    from paceline.rag.folders.sync import sync_folders
+    from paceline.rag.parsing.kinds import NAMED_KINDS
 
     console = Console(stderr=True)
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=None)
 
         def update(now: Progress) -> None:
-            done = now.file + (now.chunk / now.num_chunks if now.num_chunks else 0)
-            bar.update(task, total=now.num_files, completed=done, description=now.name)
+            bar.update(task, total=now.num_files, completed=now.file, description=printable(now.name))
 
-        return store.add(paths, zone=side, progress=update)
+        if sync:
+            return sync_folders(store, paths, zone=side, progress=update)
+        results = store.add(paths, zone=side, progress=update)
+    if all(result.status == "skipped" for result in results):
+        raise ConfigError(f"Nothing to read there: give files of {NAMED_KINDS}, or folders of them.")
+    return results
 
 
 def _write_json(rows: Iterable[object]) -> None:

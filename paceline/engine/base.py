@@ -35,6 +35,7 @@ class ModelInfo:
     dtype: str
     backend: str  # "fake", "hf" or "paged"
     sampling: SamplingDefaults = NO_DEFAULTS  # the makers' recommendation
+    system: str = ""  # system message of conversations that bring none: this side's setting
     num_weights: int = 0  # of the whole model; 0: unknown
     shape: ModelShape | None = None  # for models of its energy; None: not known
 

@@ -14,7 +14,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.rag.parsing.kinds import FULL_STOPS
+from paceline.rag.parsing.kinds import FULL_STOPS, Kind
+from paceline.rag.parsing.parsed import Parsed
+from paceline.rag.places import Place, definitions, heading_starts, places
 from paceline.rag.records import titled
 
 CHUNK_TOKENS = 160  # about 120 words: one topic of a small document, and well within MiniLM's 256
@@ -22,8 +24,6 @@ OVERLAP_TOKENS = 32  # about two sentences
 
 # A piece is a word and the space after it. Scripts without spaces have long "words", which also end at full stops.
 _PIECE = re.compile(rf"\s+|[^\s{FULL_STOPS}]{{1,64}}[{FULL_STOPS}]{{0,64}}\s*|[{FULL_STOPS}]{{1,64}}\s*")
-_HEADING = re.compile(r"#{1,6}[ \t]")
-_FENCE = re.compile(r"[ \t]*(```|~~~)")
 _SENTENCE_END = re.compile(rf"[.!?…{FULL_STOPS}][\"'”\u2019»)\]*_]*$")
 # Boundaries between pieces, from the worst to the best end of a chunk.
 _INSIDE, _WORD, _LINE, _SENTENCE, _PARAGRAPH, _SECTION = range(6)
@@ -37,6 +37,7 @@ class Chunk:
     end: int
     text: str
     title: str  # the document's and the page, placed before the text; no title where the text begins with it
+    place: str = ""  # in the document, for people: `places`
 
     @property
     def titled(self) -> str:
@@ -53,13 +54,22 @@ class _Piece:
     boundary: int  # after it
 
 
+def split_document(parsed: Parsed, count: Callable[[str], int], *, chunk_tokens: int, overlap: int) -> Iterator[Chunk]:
+    """The chunks of a document that have any text, as `split` makes them."""
+    chunks = split(
+        parsed.text, count, title=parsed.title, pages=parsed.pages, kind=parsed.kind, chunk_tokens=chunk_tokens,
+        overlap=overlap,
+    )  # fmt: skip
+    return (chunk for chunk in chunks if chunk.text.strip())
+
+
 def split(
     text: str,
     count: Callable[[str], int],
     *,
     title: str = "",
     pages: Sequence[int] = (),
-    is_code: bool = False,
+    kind: Kind = "markdown",
     chunk_tokens: int = CHUNK_TOKENS,
     overlap: int = OVERLAP_TOKENS,
 ) -> Iterator[Chunk]:
@@ -71,11 +81,12 @@ def split(
     """
     if not 0 <= overlap <= chunk_tokens / 2:
         raise ValueError(f"overlap must be from 0 to half of chunk_tokens, got {overlap} of {chunk_tokens}")
-    return _chunks(text, _Pieces(_pieces(text, count, chunk_tokens, is_code)), title, pages, chunk_tokens, overlap)
+    pieces = _Pieces(_pieces(text, count, chunk_tokens, kind == "code"))
+    return _chunks(text, pieces, title, places(text, kind, pages), bool(pages), chunk_tokens, overlap)
 
 
 def _chunks(
-    text: str, pieces: _Pieces, title: str, pages: Sequence[int], chunk_tokens: int, overlap: int
+    text: str, pieces: _Pieces, title: str, place: Place, has_pages: bool, chunk_tokens: int, overlap: int
 ) -> Iterator[Chunk]:
     first, last = 0, 0  # the chunk is pieces[first:last]
     while pieces.reach(first, last, chunk_tokens) > last:
@@ -83,22 +94,15 @@ def _chunks(
         assert last > previous >= first, (first, previous, last)
         start, end = pieces.offsets[first], pieces.offsets[last]
         body = text[start:end]
-        page = _page(pages, start + len(body) - len(body.lstrip()), start + len(body.rstrip()))
+        where = place(start + len(body) - len(body.lstrip()), start + len(body.rstrip()))
         shown = "" if _begins_with(body, title) else title
-        yield Chunk(start, end, body, ", ".join(part for part in (shown, page) if part))
+        page = where if has_pages else ""
+        yield Chunk(start, end, body, ", ".join(part for part in (shown, page) if part), where)
         first = _next_first(pieces, last, overlap, chunk_tokens)
 
 
 def _begins_with(body: str, title: str) -> bool:
     return body.lstrip("# \t\n").startswith(title)
-
-
-def _page(pages: Sequence[int], start: int, end: int) -> str:
-    """The page or pages of the characters [start, end), as people write them; "" for a text without pages."""
-    if not pages:
-        return ""
-    first, last = bisect_right(pages, start), bisect_left(pages, max(end, start + 1))
-    return f"page {first}" if first >= last else f"pages {first}\u2013{last}"
 
 
 class _Pieces:
@@ -158,7 +162,10 @@ def _pieces(text: str, count: Callable[[str], int], limit: int, is_code: bool) -
             known[word] = count(word)
         return known[word]
 
-    sections = (_definition_starts(text), frozenset[int]()) if is_code else _heading_starts(text)
+    sections = (_definition_starts(text), frozenset[int]())
+    if not is_code:
+        headings = heading_starts(text)
+        sections = frozenset(start for start, _, _ in headings), frozenset(end for _, end, _ in headings)
     for match in _PIECE.finditer(text):
         parts = _split_word(match[0], tokens_of, limit)
         end = match.start()
@@ -175,23 +182,10 @@ def _split_word(word: str, tokens_of: Callable[[str], int], limit: int) -> list[
     return _split_word(word[:half], tokens_of, limit) + _split_word(word[half:], tokens_of, limit)
 
 
-def _heading_starts(text: str) -> tuple[frozenset[int], frozenset[int]]:
-    """Offsets at which Markdown headings begin and end. Lines within code fences are not headings."""
-    begins, ends = set(), set()
-    position, fenced = 0, False
-    for line in text.split("\n"):
-        if _FENCE.match(line):
-            fenced = not fenced
-        elif not fenced and _HEADING.match(line):
-            begins.add(position)
-            ends.add(position + len(line))
-        position += len(line) + 1
-    return frozenset(begins), frozenset(ends)
-
-
 def _definition_starts(text: str) -> frozenset[int]:
-    """Offsets of lines that begin at the margin after an empty line: in most languages a definition or its comment."""
-    starts = set()
+    """Offsets at which definitions begin: known by their words, or lines at the margin after an empty one, which in
+    most languages are definitions or their comments."""
+    starts = {start for start, _ in definitions(text)}
     position, after_empty = 0, False
     for line in text.split("\n"):
         if after_empty and line[:1].strip() and line[0] not in ")]}":

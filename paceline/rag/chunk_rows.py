@@ -70,12 +70,17 @@ def open_text(box: Box, position: int, title: str | bytes, text: str | bytes) ->
     return box.open_text(title, f"title {position}"), box.open_text(text, f"text {position}")
 
 
+def open_place(box: Box, position: int, place: str | bytes) -> str:
+    """A chunk's place in its document; "" of one from before places were kept. Raises DamagedError."""
+    return box.open_text(place, f"place {position}") if place else ""
+
+
 def seal_chunk(
-    box: Box, position: int, title: str, text: str, vector: NDArray[np.float32]
-) -> tuple[str | bytes, str | bytes, bytes]:
-    """The stored form of (title, text, vector)."""
+    box: Box, position: int, title: str, text: str, vector: NDArray[np.float32], place: str
+) -> tuple[str | bytes, str | bytes, bytes, str | bytes]:
+    """The stored form of (title, text, vector, place)."""
     sealed = box.seal_text(title, f"title {position}"), box.seal_text(text, f"text {position}")
-    return *sealed, seal_vector(box, position, vector)
+    return *sealed, seal_vector(box, position, vector), box.seal_text(place, f"place {position}")
 
 
 def seal_vector(box: Box, position: int, vector: NDArray[np.float32]) -> bytes:

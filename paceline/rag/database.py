@@ -23,7 +23,7 @@ from paceline.sealing.seal import PLAIN, Seal, StoreSeal
 from paceline.sealing.store_key import StoreKey
 
 FILE = "documents.sqlite"
-VERSION = 4  # PRAGMA user_version
+VERSION = 5  # PRAGMA user_version
 _DOCUMENTS = """CREATE TABLE documents (
         id TEXT PRIMARY KEY,
         name TEXT NOT NULL,
@@ -55,6 +55,7 @@ _SCHEMA = (
         text TEXT NOT NULL,
         title TEXT NOT NULL,
         embedding BLOB NOT NULL,  -- float32, little-endian
+        place TEXT NOT NULL DEFAULT '',  -- in the document, for people; of chunks from before it was kept: empty
         UNIQUE (document, position))""",
 )
 _UPLOADS = (
@@ -123,12 +124,13 @@ _FROM_3 = (
     "ALTER TABLE documents ADD COLUMN sealed BLOB NOT NULL DEFAULT x''",
     "ALTER TABLE files ADD COLUMN key BLOB NOT NULL DEFAULT x''",
 )
-# Version 1 has no tables of uploads: these are created in today's form.
+_FROM_4 = ("ALTER TABLE chunks ADD COLUMN place TEXT NOT NULL DEFAULT ''",)
 _MIGRATIONS = {
-    1: _FROM_1,
-    2: (*_FROM_2, *_FROM_3),
-    3: _FROM_3,
-}  # version 1 has no tables of uploads: these are created in today's form
+    1: (*_FROM_1, *_FROM_4),  # it has no tables of uploads: these are created in today's form
+    2: (*_FROM_2, *_FROM_3, *_FROM_4),
+    3: (*_FROM_3, *_FROM_4),
+    4: _FROM_4,
+}
 _logger = logging.getLogger("paceline.rag")
 
 

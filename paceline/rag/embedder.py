@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import re
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -21,6 +23,7 @@ from paceline.rag.records import Vectors
 
 DEFAULT = "minilm"
 _BATCH_TEXTS = 16  # texts between two calls of the progress callback
+_THREADS = 2  # batches embedded at once, where there are as many cores
 
 ProgressCallback = Callable[[int, int], None]  # (texts embedded, texts in all); may raise to stop
 
@@ -62,13 +65,28 @@ def no_progress(done: int, total: int, /) -> None:
 
 
 def embed_all(embedder: Embedder, texts: Sequence[str], progress: ProgressCallback = no_progress) -> Vectors:
-    """(len(texts), dimensions), embedded a few at a time with a call of `progress` after each batch."""
-    parts: list[Vectors] = [np.empty((0, embedder.dimensions), np.float32)]
+    """(len(texts), dimensions), embedded a few at a time, on two cores, with a call of `progress` after each batch."""
     progress(0, len(texts))
-    for start in range(0, len(texts), _BATCH_TEXTS):
-        parts.append(embedder.embed(texts[start : start + _BATCH_TEXTS]))
-        progress(min(start + _BATCH_TEXTS, len(texts)), len(texts))
+    batches = [texts[start : start + _BATCH_TEXTS] for start in range(0, len(texts), _BATCH_TEXTS)]
+    if len(batches) < 2:
+        vectors = embedder.embed(texts)
+        progress(len(texts), len(texts))
+        return vectors
+    parts: list[Vectors] = []
+    with ThreadPoolExecutor(min(_THREADS, num_cores())) as threads:
+        try:
+            for part in threads.map(embedder.embed, batches):
+                parts.append(part)
+                progress(min(len(parts) * _BATCH_TEXTS, len(texts)), len(texts))
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
     return np.concatenate(parts)
+
+
+def num_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class HashEmbedder:

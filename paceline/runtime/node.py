@@ -76,6 +76,7 @@ class Node:
         *,
         served_name: str | None = None,
         sampling: SamplingDefaults = NO_DEFAULTS,
+        system: str = "",
         max_tokens_default: int | None = None,
         expects_peer: bool = False,
         open_to_peer: bool = False,
@@ -93,7 +94,7 @@ class Node:
         web: WebAccess | None = None,
         cloud_texts: bool = True,
     ) -> None:
-        """sampling: defaults of requests, before those the model recommends.
+        """sampling: defaults of requests, before those the model recommends. system: as in `ModelInfo`.
 
         expects_peer: an answer without a peer is marked as degraded even if the request names no device; for an agent
         with a cloud. open_to_peer: a device sends distributions of its documents if the cloud's client requests it.
@@ -109,6 +110,7 @@ class Node:
             self._run,
             served_name=served_name,
             sampling=sampling,
+            system=system,
             kv=kv,
             tables=tables,
             limits=limits,

@@ -50,6 +50,7 @@ class Resources:
         *,
         served_name: str | None = None,
         sampling: SamplingDefaults = NO_DEFAULTS,
+        system: str = "",
         kv: DocumentKvStore | None = None,
         tables: TableStore | None = None,
         limits: StepLimits = DEFAULT_LIMITS,
@@ -61,10 +62,11 @@ class Resources:
         cloud_texts: bool = True,
         tracer: Tracer | None = None,
     ) -> None:
-        """sampling: defaults before those the model recommends. tables: None keeps n-grams in memory only.
-        draft_engine: of the draft model, whose vocabulary must be the model's. units: None: those that are found.
-        shared: the engine computes on this host's processor. web: workflows may search the web. cloud_texts: of a
-        device, its cloud's model may write texts of their agents. tracer: of what this side does for peers' clients."""
+        """sampling: defaults before those the model recommends. system: as in `ModelInfo`. tables: None keeps n-grams
+        in memory only. draft_engine: of the draft model, whose vocabulary must be the model's. units: None: those
+        found. shared: the engine computes on this host's processor. web: workflows may search the web. cloud_texts: of
+        a device, its cloud's model may write texts of their agents. tracer: of what this side does for peers' clients.
+        """
         self.tracer = tracer
         units = units or NodeUnits()
         self.registry = units.registry(side, shared=shared, web=web, cloud=side == "device" and cloud_texts)
@@ -72,7 +74,7 @@ class Resources:
         self.energy = energy or SideEnergy()
         info = model.engine.info
         self.side: Side = side
-        self.info = replace(info, name=served_name or info.name, sampling=sampling.over(info.sampling))
+        self.info = replace(info, name=served_name or info.name, sampling=sampling.over(info.sampling), system=system)
         self.tokenizer = model.tokenizer
         self.vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)
         self.block_size = model.engine.block_size

@@ -91,6 +91,8 @@ class Citation:
     store: str = ""  # its collection; empty likewise
     chunk_id: int | None = None  # as `Passage.chunk_id`; None likewise
     url: str = ""  # of a page of the web, which the side has read and is of neither
+    place: str = ""  # as `Passage.place`; empty where it may not leave its side
+    peer_chunk: int | None = None  # id of a chunk of the other side, which shows it under that
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,8 @@ class Autoregressive:
         token, final = sampled
         lane = None if self._decoder.log_evidence is None else config.side
         if token in config.eos_ids:
-            return [self._finish("stop", Emit(token, final, lane))]
-        effects: list[Effect] = [Emit(token, final, lane)]
+            return [self._finish("stop", Emit(token, final, lane, self._decoder.decided_by))]
+        effects: list[Effect] = [Emit(token, final, lane, self._decoder.decided_by)]
         head = self._tree.advance(token)
         if head.position >= config.max_tokens or not self._decoder.fits(head.position):
             return [*effects, self._finish("length")]

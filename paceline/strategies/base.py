@@ -249,6 +249,8 @@ class Emit:
     token: int
     dist: Dist | None = None  # the target distribution it was chosen from, where this side has it
     lane: Side | None = None  # side whose documents it came from; None: neither clearly, or no document was read
+    # This side's branches that decided it, where some did not; None: all of them alike, or it is not known.
+    branches: frozenset[int] | None = None
     rest: float = 0.0  # mass of the tokens that `dist` lacks and that may have been chosen, where it is a head
 
 

@@ -124,9 +124,9 @@ class LookupTree:
         while reason is None and (sampled := self._decoder.sample(head)) is not None:
             token, final = sampled
             if token in config.eos_ids:
-                reason, end = "stop", Emit(token, final, lane)
+                reason, end = "stop", Emit(token, final, lane, self._decoder.decided_by)
                 break
-            effects.append(Emit(token, final, lane))
+            effects.append(Emit(token, final, lane, self._decoder.decided_by))
             output.append(token)
             head = self._tree.advance(token)
             if head.position >= config.max_tokens or not self._decoder.fits(head.position):

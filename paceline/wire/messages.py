@@ -30,8 +30,9 @@ from paceline.wire.identity_messages import (
 )
 from paceline.wire.payloads.tree_codec import unpack_nodes
 
-# 10: second guesses in DraftChain, choices of Drafts with scores, texts of workflows' agents (`write`); 9: a short form of
-# DraftChain; 8: verifiers and energy budgets of VerifyOptions; 7: OpenSession.cache_key, size and speed of the models
+# 10: second guesses in DraftChain, choices of Drafts with scores, texts of workflows' agents (`write`), places and ids of
+# RetrievedPassage; 9: a short form of DraftChain; 8: verifiers and energy budgets of VerifyOptions; 7:
+# OpenSession.cache_key, size and speed of the models
 VERSION = 10
 SUBPROTOCOL = "paceline.v1"
 
@@ -289,11 +290,13 @@ class SyncState(SessionMessage, frozen=True, tag="have"):
 
 
 class RetrievedPassage(Part, frozen=True):
-    """A passage in a prompt of the sender. From a device, `document` and `text` are empty: they are private."""
+    """A passage in a prompt of the sender. From a device, all but the score is empty: it is private."""
 
     document: Annotated[str, msgspec.Meta(max_length=1024)]
     text: Annotated[str, msgspec.Meta(max_length=16_384)]
     score: float
+    place: Annotated[str, msgspec.Meta(max_length=256)] = ""  # in the document, for people
+    chunk: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0  # its id at the sender, which shows it under that; 0: none
 
 
 class RetrievedPassages(SessionFrame, frozen=True, tag="found"):

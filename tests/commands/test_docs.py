@@ -55,7 +55,8 @@ def test_a_folder_of_every_kind_is_added_and_found(notes: Path) -> None:
     (notes / "wind.py").write_text("def wind():\n    return 'west'\n")
     (notes / "scan.pdf").write_bytes(pdf([b""]))
     results = {each["name"]: each for each in json.loads(in_hash("add", str(notes), "--json").stdout)}
-    assert {name for name, each in results.items() if each["status"] == "skipped"} == {"picture.png", "scan.pdf"}
+    assert {name for name, each in results.items() if each["status"] == "skipped"} == {"picture.png"}
+    assert {name for name, each in results.items() if each["status"] == "failed"} == {"scan.pdf"}
     assert "ocrmypdf" in results["scan.pdf"]["note"]
     for query, name, title in (
         ("when is the lamp lit", "lamps.pdf", "Lamps, page 1"),
@@ -66,7 +67,9 @@ def test_a_folder_of_every_kind_is_added_and_found(notes: Path) -> None:
     ):
         found = json.loads(in_hash("search", query, "--json").stdout)[0]
         assert (found["document"], found["title"]) == (name, title)
-    assert "ocrmypdf" in str(in_hash("add", str(notes / "scan.pdf")).exception)
+    alone = in_hash("add", str(notes / "scan.pdf"))
+    assert alone.exit_code == 1
+    assert "ocrmypdf" in alone.stdout
 
 
 def test_without_json_people_can_read_it(notes: Path) -> None:
@@ -130,14 +133,58 @@ def test_removing_what_is_not_there_is_exit_code_one(notes: Path) -> None:
     in_hash("add", str(notes))
     result = in_hash("remove", "nobody.md", "cats.txt", "--json")
     assert result.exit_code == 1
-    assert json.loads(result.stdout) == {"nobody.md": False, "cats.txt": True}
+    assert json.loads(result.stdout) == {"nobody.md": 0, "cats.txt": 1}
+
+
+def test_folders_patterns_and_all_documents_are_removed(notes: Path) -> None:
+    other = notes.parent / "other"
+    other.mkdir()
+    for name in ("note1.txt", "note2.txt", "plan.txt"):
+        (other / name).write_text(f"Of {name} there is one.")
+    in_hash("add", str(notes), str(other))
+    assert json.loads(in_hash("remove", "note*", "--json").stdout) == {"note*": 2}
+    assert json.loads(in_hash("remove", str(other), "--json").stdout) == {str(other): 1}
+    assert in_hash("remove").exit_code == 1
+    left = len(json.loads(in_hash("list", "--json").stdout))
+    assert json.loads(in_hash("remove", "--all", "--json").stdout) == {"all documents": left}
+    assert json.loads(in_hash("list", "--json").stdout) == []
+
+
+def test_sync_follows_changed_moved_and_deleted_files(notes: Path) -> None:
+    in_hash("add", str(notes))
+    (notes / "museum.md").unlink()
+    (notes / "kept").mkdir()
+    (notes / "cats.txt").rename(notes / "kept" / "cats.txt")
+    (notes / "new.txt").write_text("Something new.")
+    result = in_hash("add", str(notes), "--sync", "--json")
+    assert result.exit_code == 0
+    told = {each["name"]: each["status"] for each in json.loads(result.stdout)}
+    assert told | {"picture.png": ""} == {
+        "kept/cats.txt": "moved", "museum.md": "removed", "new.txt": "added", "picture.png": "",
+    }  # fmt: skip
+    assert {each["name"] for each in json.loads(in_hash("list", "--json").stdout)} == {"kept/cats.txt", "new.txt"}
+
+
+def test_an_emptied_folder_is_not_taken_for_deleted_files(notes: Path) -> None:
+    in_hash("add", str(notes))
+    for file in notes.iterdir():
+        file.unlink()
+    assert "Nothing was changed" in str(in_hash("add", str(notes), "--sync").exception)
+    assert len(json.loads(in_hash("list", "--json").stdout)) == 2
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("add", "nowhere.md"), ("list", "--store", "notes/cats.txt"), ("list", "--config", "nowhere.toml")],
+    [
+        ("add", "nothing"),
+        ("add", "nowhere", "--sync"),
+        ("add", "nowhere", "--watch"),
+        ("list", "--store", "notes/cats.txt"),
+        ("list", "--config", "nowhere.toml"),
+    ],
 )
-def test_what_cannot_be_read_is_a_sentence(notes: Path, arguments: tuple[str, ...]) -> None:  # noqa: ARG001  # makes files
+def test_what_cannot_be_read_is_a_sentence(notes: Path, arguments: tuple[str, ...]) -> None:
+    (notes.parent / "nothing").mkdir()
     result = in_hash(*arguments)
     assert isinstance(result.exception, ConfigError)
 

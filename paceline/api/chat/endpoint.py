@@ -12,6 +12,7 @@ from paceline.api.chat.output import ChatBody, ChatChunks, ChatMeta
 from paceline.api.chat.request import chat_call
 from paceline.api.chat.schema import ChatRequest
 from paceline.api.generation.fan_in import prepare_all
+from paceline.api.generation.links import Addresses
 from paceline.api.generation.streaming import JsonAnswer, SseAnswer
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.strict_json import decode_object
@@ -25,10 +26,11 @@ from paceline.runtime.service import Service
 class ChatEndpoint:
     """The route and the service it uses. Holds no state of a request."""
 
-    def __init__(self, service: Service, *, documents: int, keep_alive: float) -> None:
+    def __init__(self, service: Service, *, documents: int, keep_alive: float, addresses: Addresses) -> None:
         self._service = service
         self._documents = documents
         self._keep_alive = keep_alive
+        self._addresses = addresses
 
     def routes(self) -> tuple[Route, ...]:
         return (
@@ -58,7 +60,10 @@ class ChatEndpoint:
             if error.param == "tools" and call.tools is not None and call.tools.legacy:
                 error.param = "functions"
             raise
-        meta = ChatMeta(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), f"fp_{model.fingerprint[:12]}", call)
+        links = self._addresses.links(request)
+        meta = ChatMeta(
+            f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), f"fp_{model.fingerprint[:12]}", call, links
+        )
         if not call.stream:
             return JsonAnswer(generations, ChatBody(meta))
         return SseAnswer(generations, ChatChunks(meta), self._keep_alive, meta.id)

@@ -17,11 +17,16 @@ from paceline.errors import RequestError
 _ROLES = {"developer": "system", "function": "tool"}  # here, since instructions are appended to the system message
 
 
-def conversation(messages: Sequence[Message], instructions: Sequence[str] = ()) -> tuple[dict[str, str], ...]:
-    """`instructions`: appended to the system message. Raises RequestError (400) that names message and part."""
+def conversation(
+    messages: Sequence[Message], instructions: Sequence[str] = (), system: str = ""
+) -> tuple[dict[str, str], ...]:
+    """`instructions`: appended to the system message. system: that message where the conversation has none.
+
+    Raises RequestError (400) that names message and part.
+    """
     result: list[dict[str, str]] = []
-    if instructions and _role(messages[0]) != "system":
-        result.append({"role": "system", "content": "\n\n".join(instructions)})
+    if _role(messages[0]) != "system" and (own := [text for text in (system, *instructions) if text]):
+        result.append({"role": "system", "content": "\n\n".join(own)})
         instructions = ()
     calls: list[str | None] = []  # ids of the last assistant message's calls
     returned: list[tuple[int, str]] = []  # their results: (index among the calls, text)

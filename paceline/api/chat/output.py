@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
-from urllib.parse import quote
 
 from paceline.api.chat.message_builder import Json, MessageBuilder
 from paceline.api.chat.request import ChatCall
+from paceline.api.generation.links import NO_LINKS, PassageLinks
 from paceline.api.http import sse
 from paceline.api.http.errors import Failure
 from paceline.api.http.strict_json import encode_json
@@ -39,6 +39,7 @@ class ChatMeta:
     created: int  # Unix time, s
     fingerprint: str  # of the model
     call: ChatCall
+    links: PassageLinks
 
 
 class ChoiceBuilder:
@@ -142,20 +143,20 @@ def completion(meta: ChatMeta, choices: Sequence[ChoiceBuilder]) -> Json:
         "choices": [
             {
                 "index": index,
-                "message": _message(choice, done.citations),
+                "message": _message(choice, done.citations, meta.links),
                 "logprobs": _logprobs(call, choice.logprobs),
                 "finish_reason": choice.message.reason(done),
             }
-            | _optional("paceline", report(call, done) if len(dones) > 1 else None)
+            | _optional("paceline", report(call, done, meta.links) if len(dones) > 1 else None)
             for index, (choice, done) in enumerate(zip(choices, dones, strict=True))
         ],
         "usage": usage(dones),
     }
-    return body | _optional("paceline", summary(call, dones))
+    return body | _optional("paceline", summary(call, dones, meta.links))
 
 
-def _message(choice: ChoiceBuilder, citations: Sequence[Citation]) -> Json:
-    annotations: Json = {"annotations": annotations_of(citations, choice.message.length)} if citations else {}
+def _message(choice: ChoiceBuilder, citations: Sequence[Citation], links: PassageLinks) -> Json:
+    annotations: Json = {"annotations": annotations_of(citations, choice.message.length, links)} if citations else {}
     reasoning: Json = {"reasoning_content": "".join(choice.reasoning)} if choice.reasoning else {}
     return choice.message.message() | reasoning | annotations
 
@@ -188,15 +189,15 @@ def final_chunk(
 ) -> Json:
     """The last chunk of a choice. `length`: characters of its content, which its annotations span. `logprobs`: of
     tokens in no earlier chunk."""
-    delta: Json = {"annotations": annotations_of(done.citations, length)} if done.citations else {}
+    delta: Json = {"annotations": annotations_of(done.citations, length, meta.links)} if done.citations else {}
     chunk = _chunk(meta, index, delta, logprobs=logprobs, finish_reason=reason)
-    return chunk | _optional("paceline", report(meta.call, done))
+    return chunk | _optional("paceline", report(meta.call, done, meta.links))
 
 
 def usage_chunk(meta: ChatMeta, dones: Sequence[GenerationResult]) -> Json:
     """The last event when usage was requested. It repeats the summary, so that the last event always has it."""
     chunk = _frame(meta) | {"choices": [], "usage": usage(dones)}
-    return chunk | _optional("paceline", summary(meta.call, dones))
+    return chunk | _optional("paceline", summary(meta.call, dones, meta.links))
 
 
 def _chunk(
@@ -257,7 +258,7 @@ def _stat(done: GenerationResult, name: str) -> int:
     return int(done.stats.get(name, 0))
 
 
-def report(call: Reporting, done: GenerationResult) -> Json | None:
+def report(call: Reporting, done: GenerationResult, links: PassageLinks = NO_LINKS) -> Json | None:
     """The field `paceline` of a finished choice. A lost side is reported even without `report`."""
     if not call.report:
         return {"degraded": done.degraded} if done.degraded is not None else None
@@ -268,7 +269,8 @@ def report(call: Reporting, done: GenerationResult) -> Json | None:
         "citations": [
             {"side": WEB if one.url else one.side, "document": one.document, "passage": one.passage, "score": one.score}
             | ({"file_id": one.file_id} if one.file_id else {})
-            | ({"url": one.url} if one.url else {})
+            | ({"place": one.place} if one.place else {})
+            | {"url": links.url(one)}
             for one in done.citations
         ],
         "stats": dict(done.stats),
@@ -288,27 +290,28 @@ def _energy(use: EnergyUse, tokens: int) -> Json:
     }
 
 
-def summary(call: Reporting, dones: Sequence[GenerationResult]) -> Json | None:
+def summary(call: Reporting, dones: Sequence[GenerationResult], links: PassageLinks = NO_LINKS) -> Json | None:
     """The field `paceline` of the whole call: the first choice's report, degraded if any choice was."""
     if not dones:
         return None
     degraded = next((done.degraded for done in dones if done.degraded is not None), None)
     if not call.report:
         return {"degraded": degraded} if degraded is not None else None
-    return (report(call, dones[0]) or {}) | {"degraded": degraded}
+    return (report(call, dones[0], links) or {}) | {"degraded": degraded}
 
 
-def annotations_of(citations: Sequence[Citation], length: int) -> list[Json]:
-    """OpenAI's `url_citation`, spanning the answer. The URL of a document names it and its side, and cannot be fetched;
-    that of a page is its own."""
+def annotations_of(
+    citations: Sequence[Citation], length: int, links: PassageLinks, *, places: bool = True
+) -> list[Json]:
+    """OpenAI's `url_citation`, spanning the answer. places: titles say where in the document the passage is."""
     return [
         {
             "type": "url_citation",
             "url_citation": {
                 "start_index": 0,
                 "end_index": length,
-                "title": citation.document or UNNAMED,
-                "url": citation.url or f"paceline://{citation.side}/{quote(citation.document, safe='')}",
+                "title": ", ".join(filter(None, (citation.document or UNNAMED, citation.place if places else ""))),
+                "url": links.url(citation),
             },
         }
         for citation in citations

@@ -9,10 +9,11 @@ from paceline.api.chat.messages import conversation
 from paceline.api.chat.schema import ChatRequest
 from paceline.api.chat.tools import ToolUse, format_constraint, format_instructions, tool_use
 from paceline.api.generation.request import check_relations, choices_of, generation_of
+from paceline.api.generation.switches import switched
 from paceline.api.generation.unsupported import refuse_unsupported
 from paceline.api.http.auth import Identity
 from paceline.api.http.validation import parse
-from paceline.api.models import chat_model, named_workflow
+from paceline.api.models import chat_model, named_switch
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest, Service, SharedPrompt
 
@@ -35,13 +36,8 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
     """Raises RequestError: 400 that names the field, 403 for a device of another key, 404 for an unknown model."""
     asked = parse_chat(body)
     model = chat_model(service, asked.model)
-    workflow = named_workflow(service, asked.model)
+    asked = switched(asked, named_switch(service, asked.model))
     check_relations(asked)
-    if workflow is not None and asked.paceline.workflow not in (None, workflow):
-        raise RequestError(
-            f"The model's name asks for the workflow {workflow!r}, and paceline.workflow for another one.",
-            param="paceline.workflow",
-        )
     if asked.top_logprobs is not None and not asked.logprobs:
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
@@ -50,10 +46,9 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
     instructions = [text for text in (tools and tools.instructions(), format_instructions(asked, tools)) if text]
     request = replace(
         generation_of(asked, model, service, identity, documents=documents, limit=limit),
-        messages=conversation(asked.messages, instructions),
+        messages=conversation(asked.messages, instructions, model.system),
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         constraint=wanted if tools is None else tools.constraint(wanted),
-        workflow=asked.paceline.workflow or workflow,
         shared=SharedPrompt() if asked.n > 1 else None,
     )
     return ChatCall(

@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from paceline.api.chat.output import summary
 from paceline.api.chat.request import ChatCall, chat_call
+from paceline.api.generation.links import NO_ADDRESSES, Addresses, PassageLinks
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.limits.admission import AdmissionControl
@@ -46,12 +47,20 @@ class ResponsesEndpoint:
     """The routes, and the service, event log and runs they use."""
 
     def __init__(
-        self, service: Service, log: EventLog, admission: AdmissionControl, *, documents: int, keep_alive: float
+        self,
+        service: Service,
+        log: EventLog,
+        admission: AdmissionControl,
+        *,
+        documents: int,
+        keep_alive: float,
+        addresses: Addresses = NO_ADDRESSES,
     ) -> None:
         self._service = service
         self._log = log
         self._documents = documents
         self._keep_alive = keep_alive
+        self._addresses = addresses
         self.runs = Runs(log, admission)
 
     async def close(self) -> None:
@@ -128,7 +137,8 @@ class ResponsesEndpoint:
             generation = await while_connected(request.receive, prepare(self._service, asked, wanted))
         try:
             watch = request.app.state.observer.answer(request.scope["state"])
-            run = self._start(asked, call, identity, given, search, generation, watch)
+            links = self._addresses.links(request)
+            run = self._start(asked, call, identity, given, search, generation, watch, links)
         except RequestError:
             await generation.aclose()  # it has not begun
             raise
@@ -155,12 +165,13 @@ class ResponsesEndpoint:
         search: Search | None,
         generation: Generation,
         watch: AnswerWatch,
+        links: PassageLinks,
     ) -> Run:
         now = time.time()
         response = new_id("resp")
 
         def extension(done: GenerationResult) -> Json:
-            note = summary(call, [done])
+            note = summary(call, [done], links)
             return {} if note is None else {"paceline": note}
 
         response_events = ResponseEvents(
@@ -170,6 +181,7 @@ class ResponsesEndpoint:
             new_id=new_id,
             clock=lambda: int(time.time()),
             extension=extension,
+            links=links,
         )
         stored_request = encode_json({"input": given, "background": asked.background})
         record = ResponseRecord(response, identity.key, now, asked.previous_response_id, stored_request)

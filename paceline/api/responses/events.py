@@ -14,6 +14,7 @@ from typing import Literal
 
 from paceline.api.chat.output import UNNAMED, annotations_of, logprob_items, step_line
 from paceline.api.chat.tool_calls import Content, ParsedOutput, ToolCallArguments, ToolCallParser, ToolCallStart
+from paceline.api.generation.links import NO_LINKS, PassageLinks
 from paceline.api.http.errors import Failure
 from paceline.api.responses.reasoning import Reasoning
 from paceline.rag.store.files import FILE_PREFIX
@@ -47,6 +48,7 @@ class ResponseEvents:
         new_id: Callable[[str], str],
         clock: Callable[[], int],
         extension: Callable[[GenerationResult], Json],
+        links: PassageLinks = NO_LINKS,
     ) -> None:
         """`response`: the initial state, with all fields. `calls`: the text may hold tool calls.
 
@@ -59,6 +61,7 @@ class ResponseEvents:
         self._new_id = new_id
         self._clock = clock
         self._extension = extension
+        self._links = links
         self._sequence = 0
         self._output: list[Json] = []  # finished items
         self._item: _Message | _Call | Reasoning | None = None  # the item being written
@@ -179,7 +182,7 @@ class ResponseEvents:
             events += self._text("")  # an empty answer is still a message
         if done.citations and isinstance(self._item, _Message):
             length = sum(map(len, self._item.text))
-            self._item.annotations = [_annotation(one, length) for one in done.citations]
+            self._item.annotations = [_annotation(one, length, self._links) for one in done.citations]
             events += [
                 self._part("response.output_text.annotation.added", annotation_index=index, annotation=annotation)
                 for index, annotation in enumerate(self._item.annotations)
@@ -260,8 +263,9 @@ class _Call:
         }
 
 
-def _annotation(citation: Citation, length: int) -> Json:
-    """A `file_citation` for an uploaded file; for another document a `url_citation` whose URL cannot be fetched.
+def _annotation(citation: Citation, length: int, links: PassageLinks) -> Json:
+    """A `file_citation` for an uploaded file; for another document a `url_citation`, without the place in it, which may
+    be a heading: stored responses hold no text of documents.
 
     `length`: characters of the text, which is cited as a whole. Chat nests the URL in an object; responses do not.
     """
@@ -272,7 +276,7 @@ def _annotation(citation: Citation, length: int) -> Json:
             "filename": citation.document,
             "index": length,
         }
-    (annotation,) = annotations_of([citation], length)
+    (annotation,) = annotations_of([citation], length, links, places=False)
     cited = annotation["url_citation"]
     assert isinstance(cited, dict), "written by annotations_of"
     return {"type": "url_citation", **cited}

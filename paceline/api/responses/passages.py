@@ -29,6 +29,7 @@ def stored_form(last: Mapping[str, Any], done: GenerationResult) -> bytes | None
     for chunk_ids, places in ((cited, _cited(body)), (found, _results(body))):
         for chunk_id, (holder, key) in zip(chunk_ids if places else (), places, strict=True):
             holder[key] = "" if chunk_id is None else {_CHUNK: chunk_id}
+            holder.pop("place", None)  # it may be a heading, which is text of the document
     return encode_json(body)
 
 
@@ -50,6 +51,7 @@ def without_passages(data: bytes) -> bytes:
     places = list(_places(body))
     for holder, key in places:
         holder[key] = ""
+        holder.pop("place", None)
     return encode_json(body) if places else data
 
 

@@ -18,7 +18,7 @@ from paceline.rag.chunk_rows import FROM, read_texts, read_vectors
 from paceline.rag.database import Database
 from paceline.rag.index.bm25 import MAX_ROWS, BM25Index, rank_fusion
 from paceline.rag.index.faiss_index import IndexImage, VectorIndex, remove
-from paceline.rag.records import Selection, titled
+from paceline.rag.records import EXACT_SCORE, Selection, titled
 
 FILE = "index.faiss"
 _MAX_CACHED = 8  # selections whose ids and word indexes are cached
@@ -105,8 +105,9 @@ class HybridIndex:
     def candidates(
         self, query: str, vector: NDArray[np.float32], limit: int, selection: Selection, selected: NDArray[np.int64]
     ) -> tuple[list[tuple[int, float]], float]:
-        """Pairs (chunk id, cosine), best first by rank fusion, from at most `limit` hits of each kind of search; and an
-        upper bound of the cosines of all other chunks, exact unless an inverted file was searched.
+        """Pairs (chunk id, score), best first, exact hits of the words before all others, from at most `limit` hits of
+        each kind of search; and an upper bound of the cosines of all other chunks, exact unless an inverted file was
+        searched.
 
         selected: `self.selected(selection)`.
         """
@@ -116,10 +117,11 @@ class HybridIndex:
         index = self._word_index(selection.collections)
         if index is None:
             return found, others
-        order = rank_fusion(
-            list(scores), index.search(query, limit, None if selection.document_ids is None else set(selected.tolist()))
-        )
-        return [(i, scores[i] if i in scores else self._cosine(vector, i)) for i in order], others
+        hits = index.search(query, limit, None if selection.document_ids is None else set(selected.tolist()))
+        exact = {hit.id for hit in hits if hit.is_exact}
+        order = sorted(rank_fusion(list(scores), [hit.id for hit in hits]), key=lambda i: i not in exact)
+        cosines = ((i, scores[i] if i in scores else self._cosine(vector, i)) for i in order)
+        return [(i, max(cosine, EXACT_SCORE) if i in exact else cosine) for i, cosine in cosines], others
 
     def _word_index(self, collections: tuple[str, ...]) -> BM25Index | None:
         """The BM25 index of these collections; None where they have more than MAX_ROWS chunks."""

@@ -1,6 +1,6 @@
-"""Finding files: the named ones, and below named folders every file of a kind that can be read.
+"""Finding files: the named ones, and below named folders every file of a kind that can be read; and reading them ahead.
 
-Links are not followed.
+Links are not followed. What cannot be read is reported and keeps nothing else from being read.
 """
 
 from __future__ import annotations
@@ -8,14 +8,21 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
-from paceline.errors import ConfigError, DocumentError, ParserLost
+from paceline.errors import DocumentError, ParserLost
 from paceline.rag.parsing.kinds import NAMED_KINDS, kind_of
 from paceline.rag.parsing.parsed import MAX_NAME, Parsed
-from paceline.rag.parsing.process import MAX_TRIES, ParserProcess
+from paceline.rag.parsing.pool import ParserPool
+from paceline.rag.parsing.process import MAX_TRIES
+
+_AHEAD = 8  # files parsed or read ahead at most; a text has at most 10 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +31,6 @@ class FoundFile:
 
     path: Path
     name: str  # the document's name, unless another file's document has it
-    explicit: bool = False  # named by the caller, not found in a folder
 
     @property
     def source(self) -> bytes:
@@ -48,57 +54,82 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """An entry of a folder that is not read, and the reason."""
+    """What is not read, and the reason."""
 
     name: str
     reason: str
+    is_failure: bool = False  # it was to be read: a file that was named, or a folder that cannot be entered
 
 
-def read_file(file: FoundFile, parser: ParserProcess) -> Parsed:
-    """Parse a file, again if the parser is killed meanwhile. Raises DocumentError when it cannot be a document."""
+def read_files(files: Sequence[FoundFile], parsers: ParserPool) -> Iterator[tuple[FoundFile, Parsed | DocumentError]]:
+    """Parse files in order, some ahead of the one that is asked for, and one again if its parser is killed.
+
+    A file that cannot be a document yields its error.
+    """
+    under_way: deque[Future[Parsed]] = deque()
+    for number, file in enumerate(files):
+        for later in files[number + len(under_way) : number + _AHEAD]:
+            under_way.append(parsers.submit(later.name, partial(_open, later)))
+        parsing = under_way.popleft()
+        try:
+            yield file, _parsed(file, parsing, parsers)
+        except DocumentError as error:
+            yield file, error
+
+
+def _parsed(file: FoundFile, parsing: Future[Parsed], parsers: ParserPool) -> Parsed:
+    """Raises DocumentError when it cannot be a document, or ends its parser again and again."""
+    for tries_left in reversed(range(MAX_TRIES)):
+        try:
+            return parsing.result()
+        except ParserLost:
+            if tries_left:
+                parsing = parsers.submit(file.name, partial(_open, file))
+    raise DocumentError(
+        f"{file.path}: its reader was killed {MAX_TRIES} times; see whether memory is short, or split it."
+    )
+
+
+def _open(file: FoundFile) -> BinaryIO:
+    """Raises DocumentError for what is not a file that can be read."""
     path = file.path
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise DocumentError(f"{path} is not a regular file; give files of {NAMED_KINDS}, or folders of them.")
-        document = path.open("rb")
+        return path.open("rb")
     except OSError as error:
         raise DocumentError(f"{path} cannot be read: {error.strerror}. Check the path and its permissions.") from error
     except ValueError as error:  # a NUL in the path
         raise DocumentError(f"{str(path)!r} is not a path.") from error
-    with document:
-        for _ in range(MAX_TRIES):
-            try:
-                return parser.parse(file.name, document)
-            except ParserLost:
-                continue
-    raise DocumentError(f"{path}: its reader was killed {MAX_TRIES} times; see whether memory is short, or split it.")
 
 
 def find_files(paths: Iterable[Path]) -> tuple[list[FoundFile], list[Skipped]]:
     """Files to read: the named ones, and every file of a known kind below named folders, in order of name.
 
-    Raises ConfigError for a named path that is missing or of another kind, and when there is nothing to read.
+    A named path that is missing or of another kind is skipped as a failure.
     """
     files: list[FoundFile] = []
     skipped: list[Skipped] = []
     for path in paths:
-        try:
-            is_folder, exists = path.is_dir(), path.exists()
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            raise ConfigError(f"{str(path)!r} cannot be read. Check the path and its permissions.") from error
-        if is_folder:
-            found = list(_walk(path.resolve()))
-            files += [item for item in found if isinstance(item, FoundFile)]
-            skipped += [item for item in found if isinstance(item, Skipped)]
-        elif not exists:
-            raise ConfigError(f"{path} does not exist. Check the path.")
-        elif kind_of(path.name) is None:
-            raise ConfigError(f"{path} is not of a kind that can be read; convert it to {NAMED_KINDS}.")
-        else:
-            files.append(FoundFile(path, _readable(path.name), explicit=True))
-    if not files:
-        raise ConfigError(f"Nothing to read there: give files of {NAMED_KINDS}, or folders of them.")
+        found = _found(path)
+        files += [item for item in found if isinstance(item, FoundFile)]
+        skipped += [item for item in found if isinstance(item, Skipped)]
     return files, skipped
+
+
+def _found(path: Path) -> list[FoundFile | Skipped]:
+    name = _readable(str(path))
+    try:
+        is_folder, exists = path.is_dir(), path.exists()
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        return [Skipped(name, "cannot be read; check the path and its permissions", is_failure=True)]
+    if is_folder:
+        return list(_walk(path.resolve()))
+    if not exists:
+        return [Skipped(name, "does not exist; check the path", is_failure=True)]
+    if kind_of(path.name) is None:
+        return [Skipped(name, f"not of a kind that can be read; convert it to {NAMED_KINDS}", is_failure=True)]
+    return [FoundFile(path, _readable(path.name))]
 
 
 def _walk(root: Path) -> Iterator[FoundFile | Skipped]:
@@ -120,7 +151,7 @@ def _walk(root: Path) -> Iterator[FoundFile | Skipped]:
             below = _name_below(path, root)
             yield Skipped(below, reason) if reason else FoundFile(path, below)
     for error in unreadable:
-        yield Skipped(_name_below(Path(error.filename), root), f"cannot be read: {error.strerror}")
+        yield Skipped(_name_below(Path(error.filename), root), f"cannot be read: {error.strerror}", is_failure=True)
 
 
 def _reason_to_skip(path: Path, root: Path) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal, get_args
 
-Kind = Literal["text", "markdown", "code", "csv", "html", "pdf", "docx", "epub"]
+Kind = Literal["text", "markdown", "code", "csv", "json", "html", "pdf", "docx", "pptx", "epub"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MAX_FILE_BYTES = 64 * 2**20
@@ -28,8 +28,8 @@ class Limits:
 
 
 _CODE = (
-    "bash bat c cc cfg clj conf cpp cs css cxx dart diff erl ex exs go gradle graphql h hpp hrl hs ini java js json "
-    "jsonl jsx kt kts less lua m mjs ml mm patch php pl pm proto ps1 py pyi r rb rs sass scala scss sh sql svelte "
+    "bash bat c cc cfg clj conf cpp cs css cxx dart diff erl ex exs go gradle graphql h hpp hrl hs ini java js jsx "
+    "kt kts less lua m mjs ml mm patch php pl pm proto ps1 py pyi r rb rs sass scala scss sh sql svelte "
     "swift tcl tex tf toml ts tsx vb vue xml yaml yml zig zsh"
 )
 SUFFIXES: Mapping[str, Kind] = {
@@ -45,11 +45,14 @@ SUFFIXES: Mapping[str, Kind] = {
     ".htm": "html",
     ".xhtml": "html",
     ".pdf": "pdf",
+    ".json": "json",
+    ".jsonl": "json",
     ".docx": "docx",
+    ".pptx": "pptx",
     ".epub": "epub",
     **dict.fromkeys((f".{suffix}" for suffix in _CODE.split()), "code"),
 }
-NAMED_KINDS = "text, Markdown, PDF, HTML, DOCX, EPUB, CSV or source code"  # for people
+NAMED_KINDS = "text, Markdown, PDF, HTML, DOCX, PPTX, EPUB, CSV, JSON or source code"  # for people
 
 
 def kind_of(name: str) -> Kind | None:

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import BinaryIO
 
 from paceline.errors import ParserLost
+from paceline.rag.parsing.kinds import Limits
 from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.process import ParserProcess
 
@@ -17,7 +18,8 @@ NUM_PARSERS = 2  # documents parsed at once
 class ParserPool:
     """Processes start when they are needed, and end at `rest` and `close`."""
 
-    def __init__(self, num_parsers: int = NUM_PARSERS) -> None:
+    def __init__(self, num_parsers: int = NUM_PARSERS, limits: Limits | None = None) -> None:
+        self._limits = limits
         self._threads = ThreadPoolExecutor(num_parsers, thread_name_prefix="paceline-parse")
         self._lock = threading.Lock()
         self._idle: list[ParserProcess] = []
@@ -59,7 +61,7 @@ class ParserPool:
             with self._lock:
                 if self._closed:
                     raise _stopping(name)
-                parser = self._idle.pop() if self._idle else ParserProcess()
+                parser = self._idle.pop() if self._idle else ParserProcess(self._limits)
                 self._busy.add(parser)
             try:
                 return parser.parse(name, document)

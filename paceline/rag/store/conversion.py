@@ -79,11 +79,13 @@ def _seal_documents(database: Database) -> None:
             after, seal.lookup(name), seal.lookup(sha256), stored_source(database, source), key,
             seal_record(box, name, sha256, source), before,
         )  # fmt: skip
-        chunks = database.execute("SELECT id, position, title, text, embedding FROM chunks WHERE document = ?", after)
-        for chunk_id, position, title, text, embedding in chunks.fetchall():
+        chunks = database.execute(
+            "SELECT id, position, title, text, embedding, place FROM chunks WHERE document = ?", after
+        )
+        for chunk_id, position, title, text, embedding, place in chunks.fetchall():
             database.execute(
-                "UPDATE chunks SET title = ?, text = ?, embedding = ? WHERE id = ?",
-                *seal_chunk(box, position, title, text, np.frombuffer(embedding, "<f4")), chunk_id,
+                "UPDATE chunks SET title = ?, text = ?, embedding = ?, place = ? WHERE id = ?",
+                *seal_chunk(box, position, title, text, np.frombuffer(embedding, "<f4"), place), chunk_id,
             )  # fmt: skip
         for (text,) in database.execute("SELECT text FROM texts WHERE document = ?", after).fetchall():
             database.execute("UPDATE texts SET text = ? WHERE document = ?", box.seal_text(text, "whole text"), after)

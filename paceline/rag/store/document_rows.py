@@ -15,15 +15,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.rag.chunk import Chunk
-from paceline.rag.chunk_rows import FROM, open_text, read_texts, report, seal_chunk, seal_vector
+from paceline.rag.chunk_rows import FROM, open_place, open_text, read_texts, report, seal_chunk, seal_vector
 from paceline.rag.database import Database
 from paceline.rag.document_kv import text_hash
 from paceline.rag.records import DEFAULT_COLLECTION, Document, Passage, Vectors, Zone, titled
 from paceline.sealing.seal import Box, DamagedError
 
 _DOCUMENT = "id, name, sha256, zone, added_at, num_chunks, source, key, sealed"
+PASSAGE = "name, title, text, place, position, documents.id, key, sealed"  # columns that `open_passage` reads
 _RECORD = "record"  # what `sealed` is, to its seal
+AROUND = 2  # chunks before and after a passage that are shown with it
 _DAMAGED = "(damaged)"  # in place of a name that cannot be read
+
+
+class ShownPassage(NamedTuple):
+    """A passage with what stands around it in its document: chunks, whose texts overlap a little."""
+
+    passage: Passage  # without a score
+    before: tuple[str, ...]
+    after: tuple[str, ...]
 
 
 class Removed(NamedTuple):
@@ -57,9 +67,9 @@ def insert_document(
         seal_record(box, document.name, document.sha256, source) if seal.is_on else b"",
     )  # fmt: skip
     database.executemany(
-        "INSERT INTO chunks (document, position, title, text, embedding) VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO chunks (document, position, title, text, embedding, place) VALUES (?, ?, ?, ?, ?, ?)",
         (
-            (document.id, i, *seal_chunk(box, i, chunk.title, chunk.text, vector))
+            (document.id, i, *seal_chunk(box, i, chunk.title, chunk.text, vector, chunk.place))
             for i, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True))
         ),
     )
@@ -92,21 +102,50 @@ def find_chunks(database: Database, chunk_ids: Collection[int]) -> dict[int, str
     return {chunk.chunk_id: titled(chunk.title, chunk.text).strip() for chunk in found}
 
 
+def find_passage(database: Database, owner: str, chunk_id: int) -> ShownPassage | None:
+    """A passage of the default collection or of a vector store of this owner; None for any other, and a damaged one."""
+    row = database.execute(
+        f"SELECT collection, documents.id, position FROM {FROM} WHERE chunks.id = ? AND (collection = ? OR collection "
+        "IN (SELECT id FROM vector_stores WHERE owner = ?))",
+        chunk_id, DEFAULT_COLLECTION, owner,
+    ).fetchone()  # fmt: skip
+    if row is None:
+        return None
+    collection, document, position = row
+    around = database.execute(
+        f"SELECT chunks.id, position, {PASSAGE} FROM {FROM} WHERE documents.id = ? AND position BETWEEN ? AND ? "
+        "ORDER BY position",
+        document, position - AROUND, position + AROUND,
+    ).fetchall()  # fmt: skip
+    texts: dict[int, str] = {}
+    passage: Passage | None = None
+    for number, place_in_order, *columns in around:
+        if (opened := open_passage(database, *columns)) is None:
+            continue
+        name, title, text, place = opened
+        texts[place_in_order] = text.strip()
+        if number == chunk_id:
+            passage = Passage(name, chunk_id, title, text, 0.0, document, collection, place=place)
+    if passage is None:
+        return None
+    before = tuple(text for number, text in texts.items() if number < position)
+    return ShownPassage(passage, before, tuple(text for number, text in texts.items() if number > position))
+
+
 def read_passages(database: Database, after: int, count: int) -> list[Passage]:
     """The next `count` chunks of all collections with ids greater than `after`, ordered by id, without damaged ones;
     scores are 0. Empty only at the end."""
     while True:
         rows = database.execute(
-            f"SELECT name, chunks.id, title, text, collection, position, documents.id, key, sealed FROM {FROM} "
-            "WHERE chunks.id > ? ORDER BY chunks.id LIMIT ?",
+            f"SELECT chunks.id, collection, {PASSAGE} FROM {FROM} WHERE chunks.id > ? ORDER BY chunks.id LIMIT ?",
             after, count,
         ).fetchall()  # fmt: skip
         passages = []
-        for name, chunk_id, title, text, collection, *sealed in rows:
-            opened = open_passage(database, name, title, text, *sealed)
+        for chunk_id, collection, *row in rows:
+            opened = open_passage(database, *row)
             if opened is not None:
-                name, title, text = opened
-                passages.append(Passage(name, chunk_id, title, text, 0.0, collection=collection))
+                name, title, text, place = opened
+                passages.append(Passage(name, chunk_id, title, text, 0.0, collection=collection, place=place))
             after = chunk_id
         if passages or not rows:
             return passages
@@ -117,12 +156,13 @@ def open_passage(
     name: str,
     title: str | bytes,
     text: str | bytes,
+    place: str | bytes,
     position: int,
     document: str,
     key: bytes,
     sealed: bytes,
-) -> tuple[str, str, str] | None:
-    """(document's name, title, text) of a chunk, from columns of its row and of its document's.
+) -> tuple[str, str, str, str] | None:
+    """(document's name, title, text, place) of a chunk, from the columns PASSAGE.
 
     None, with a line in the log, for a damaged one.
     """
@@ -130,7 +170,7 @@ def open_passage(
         box = database.seal.box(key, document)
         if database.seal.is_on:
             name, *_ = open_record(box, sealed)
-        return name, *open_text(box, position, title, text)
+        return name, *open_text(box, position, title, text), open_place(box, position, place)
     except DamagedError as error:
         report(document, error)
         return None
@@ -174,17 +214,19 @@ def set_zone(database: Database, document_id: str, zone: Zone) -> None:
     database.execute("UPDATE documents SET zone = ? WHERE id = ?", zone, document_id)
 
 
-def set_source(database: Database, document_id: str, source: bytes) -> None:
-    """Raises DamagedError."""
+def set_source(database: Database, document: Document, name: str, source: bytes) -> None:
+    """Record that a document is read from this file, under this name. Raises DamagedError."""
     sealed = b""
     if database.seal.is_on:
-        key, record = database.execute("SELECT key, sealed FROM documents WHERE id = ?", document_id).fetchone()
-        box = database.seal.box(key, document_id)
-        name, sha256, _ = open_record(box, record)
+        key, record = database.execute("SELECT key, sealed FROM documents WHERE id = ?", document.id).fetchone()
+        box = database.seal.box(key, document.id)
+        _, sha256, _ = open_record(box, record)
         sealed = seal_record(box, name, sha256, source)
     database.execute(
-        "UPDATE documents SET source = ?, sealed = ? WHERE id = ?", stored_source(database, source), sealed, document_id
-    )
+        "UPDATE documents SET name = ?, source = ?, sealed = ? WHERE id = ?",
+        database.seal.lookup(name), stored_source(database, source), sealed, document.id,
+    )  # fmt: skip
+    database.bump()
 
 
 # ---- sealed records -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Changes of the default collection: chunk and embed a parsed document, then insert, replace or leave it.
+"""Changes of the default collection: chunk and embed parsed documents, then insert, replace, rename or leave each.
 
 The text is compared by hash: a known text is not embedded again. Embedding happens outside transactions, so each change
 checks in its transaction that what it was computed from still holds, and is otherwise computed again.
@@ -6,11 +6,14 @@ checks in its transaction that what it was computed from still holds, and is oth
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from paceline.errors import ConfigError
-from paceline.rag.chunk import Chunk, split
+from paceline.rag.chunk import Chunk, split_document
 from paceline.rag.chunk_rows import read_texts
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.document_kv import DocumentKvStore
@@ -22,7 +25,7 @@ from paceline.rag.store import document_rows as rows
 
 
 class DocumentWriter:
-    """Adds, removes and re-embeds managed documents, one transaction each. Safe to use from several threads.
+    """Adds, removes and re-embeds managed documents, several in a transaction. Safe to use from several threads.
 
     Leaves the write-ahead log and the index file to the caller.
     """
@@ -44,38 +47,60 @@ class DocumentWriter:
         self._overlap = overlap
 
     def add(
-        self, parsed: Parsed, zone: Zone, progress: ProgressCallback, file: FoundFile | None = None
-    ) -> IngestResult:
-        """Add or replace one document. `file`: where it was read from; None: a text without a file."""
-        while True:
-            with self._connection.reading() as database:
-                known = rows.find_by_text(database, parsed.sha256)
-            chunks: list[Chunk] = []
-            if known is None:
-                size = {"chunk_tokens": self._chunk_tokens, "overlap": self._overlap}
-                found = split(
-                    parsed.text, self._embedder.count, title=parsed.title, pages=parsed.pages,
-                    is_code=parsed.kind == "code", **size,
-                )  # fmt: skip
-                chunks = [chunk for chunk in found if chunk.text.strip()]
-            vectors = embed_all(self._embedder, [chunk.titled for chunk in chunks], progress)
-            result = self._put(parsed, zone, chunks, vectors, file)
-            if result:
-                return result
+        self, batch: Sequence[tuple[Parsed, FoundFile | None]], zone: Zone, progress: ProgressCallback
+    ) -> list[IngestResult]:
+        """Add or replace documents in one transaction, in order. The file: where one was read from; None: a text
+        without a file. progress: called with the chunks embedded so far, of all of them.
+        """
+        results: dict[int, IngestResult] = {}
+        while len(results) < len(batch):
+            waiting = [number for number in range(len(batch)) if number not in results]
+            chunks = self._new_chunks([batch[number][0] for number in waiting])
+            texts = [chunk.titled for part in chunks for chunk in part]
+            vectors = embed_all(self._embedder, texts, progress)
+            ends = np.cumsum([len(part) for part in chunks])
+            of_each = np.split(vectors, ends[:-1])
+            forgotten: set[str] = set()
+            with self._connection.writing() as database:
+                database.check_embedder(database.meta())
+                for number, part, own in zip(waiting, chunks, of_each, strict=True):
+                    parsed, file = batch[number]
+                    result, text_hashes = _put(database, parsed, zone, part, own, file)
+                    forgotten |= text_hashes
+                    if result is not None:
+                        results[number] = result
+            self._document_kv.forget(forgotten)
+        return [results[number] for number in range(len(batch))]
 
-    def remove(self, id_or_name: str) -> int:
-        """Remove a document and its stored KV. Returns the number removed: 0 or 1."""
+    def _new_chunks(self, documents: Sequence[Parsed]) -> list[list[Chunk]]:
+        """Chunks of each of these documents whose text is not stored and not that of one before it."""
+        with self._connection.reading() as database:
+            known = {parsed.sha256 for parsed in documents if rows.find_by_text(database, parsed.sha256)}
+        found: list[list[Chunk]] = []
+        for parsed in documents:
+            size = {"chunk_tokens": self._chunk_tokens, "overlap": self._overlap}
+            is_new = parsed.sha256 not in known
+            found.append(list(split_document(parsed, self._embedder.count, **size)) if is_new else [])
+            known.add(parsed.sha256)
+        return found
+
+    def remove(self, ids_or_names: Iterable[str]) -> int:
+        """Remove documents and their stored KV. Returns the number removed."""
+        removed, text_hashes = 0, set[str]()
         with self._connection.writing() as database:
-            removed = rows.remove_documents(
-                database,
-                "collection = ? AND (documents.id = ? OR name = ?)",
-                DEFAULT_COLLECTION,
-                id_or_name,
-                database.seal.lookup(id_or_name),
-            )
-        if removed.num_documents:
-            self._document_kv.forget(removed.text_hashes)
-        return removed.num_documents
+            for one in ids_or_names:
+                found = rows.remove_documents(
+                    database,
+                    "collection = ? AND (documents.id = ? OR name = ?)",
+                    DEFAULT_COLLECTION,
+                    one,
+                    database.seal.lookup(one),
+                )
+                removed += found.num_documents
+                text_hashes |= found.text_hashes
+        if removed:
+            self._document_kv.forget(text_hashes)
+        return removed
 
     def reindex(self, progress: ProgressCallback) -> int:
         """Embed every chunk of every collection again. Returns the number of chunks."""
@@ -90,38 +115,57 @@ class DocumentWriter:
                 rows.replace_vectors(database, [chunk.chunk_id for chunk in chunks], vectors)
             return len(chunks)
 
-    def _put(
-        self, parsed: Parsed, zone: Zone, chunks: Sequence[Chunk], vectors: Vectors, file: FoundFile | None
-    ) -> IngestResult | None:
-        """Write one document. None, and nothing done, when the document it was a copy of has been removed meanwhile."""
-        source = b"" if file is None else file.source
-        with self._connection.writing() as database:
-            database.check_embedder(database.meta())
-            known = rows.find_by_text(database, parsed.sha256)
-            before = rows.find_by_source(database, parsed.name, source)
-            if known and not known.source and known.name == parsed.name and source:
-                # Read by a release that did not record sources: the same text under the same name is this file.
-                rows.set_source(database, known.id, source)
-                before = known
-            if known and before and known.id == before.id:
-                if known.zone != zone:
-                    rows.set_zone(database, known.id, zone)
-                return IngestResult(known.name, "unchanged", known.id, known.num_chunks)
-            if not known and not chunks:
-                return None
-            name = before.name if before else _free_name(database, [parsed.name] if file is None else file.names())
-            text_hashes: set[str] = set()
-            if before:
-                text_hashes = rows.remove_documents(database, "documents.id = ?", before.id).text_hashes
-            document_id = rows.document_id(database, parsed.sha256)
-            if not known:
-                document = Document(document_id, name, parsed.sha256, zone, time.time(), len(chunks))
-                rows.insert_document(database, document, chunks, vectors, source=source)
-        self._document_kv.forget(text_hashes)
-        if known:
-            return IngestResult(parsed.name, "duplicate", known.id, known.num_chunks, f"the same text as {known.name}")
-        note = "" if before or name == parsed.name else f"{parsed.name} is the name of another file's document"
-        return IngestResult(name, "replaced" if before else "added", document_id, len(chunks), note)
+
+def _put(
+    database: Database,
+    parsed: Parsed,
+    zone: Zone,
+    chunks: Sequence[Chunk],
+    vectors: Vectors,
+    file: FoundFile | None,
+) -> tuple[IngestResult | None, set[str]]:
+    """Write one document inside the caller's transaction; its outcome, and hashes of texts that are gone.
+
+    None, and nothing done, when the document it was a copy of has been removed meanwhile.
+    """
+    source = b"" if file is None else file.source
+    known = rows.find_by_text(database, parsed.sha256)
+    before = rows.find_by_source(database, parsed.name, source)
+    if known and not known.source and known.name == parsed.name and source:
+        # Read by a release that did not record sources: the same text under the same name is this file.
+        rows.set_source(database, known, known.name, source)
+        before = known
+    if known and before and known.id == before.id:
+        if known.zone != zone:
+            rows.set_zone(database, known.id, zone)
+        return IngestResult(known.name, "unchanged", known.id, known.num_chunks), set()
+    if not known and not chunks:
+        return None, set()
+    try:
+        name = before.name if before else _free_name(database, [parsed.name] if file is None else file.names())
+    except ConfigError as error:
+        if file is None:
+            raise
+        return IngestResult(parsed.name, "failed", note=str(error)), set()
+    if known and not before and file is not None and _is_gone(known.source):
+        rows.set_source(database, known, name, source)
+        return IngestResult(name, "moved", known.id, known.num_chunks, f"it was {known.source}"), set()
+    text_hashes: set[str] = set()
+    if before:
+        text_hashes = rows.remove_documents(database, "documents.id = ?", before.id).text_hashes
+    if known:
+        note = f"the same text as {known.name}"
+        return IngestResult(parsed.name, "duplicate", known.id, known.num_chunks, note), text_hashes
+    document_id = rows.document_id(database, parsed.sha256)
+    document = Document(document_id, name, parsed.sha256, zone, time.time(), len(chunks))
+    rows.insert_document(database, document, chunks, vectors, source=source)
+    note = "" if before or name == parsed.name else f"{parsed.name} is the name of another file's document"
+    return IngestResult(name, "replaced" if before else "added", document_id, len(chunks), note), text_hashes
+
+
+def _is_gone(source: str) -> bool:
+    """True if the file that a document was read from is there no more. False for a path that is not shown whole."""
+    return bool(source) and "\ufffd" not in source and not os.path.lexists(source)
 
 
 def _free_name(database: Database, names: Iterable[str]) -> str:

@@ -8,7 +8,8 @@ store on the device: nothing here sends anything anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.side import Side
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, DocumentError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder, ProgressCallback, no_progress
-from paceline.rag.parsing.folders import FoundFile, find_files, read_file
+from paceline.rag.parsing.folders import FoundFile, find_files, read_files
 from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.process import ParserProcess
+from paceline.rag.parsing.pool import ParserPool
 from paceline.rag.parsing.text import parsed_text
 from paceline.rag.records import MANAGED, MIN_SCORE, ZONES, Document, IngestResult, Passage, Progress, Selection, Zone
 from paceline.rag.store.conversion import encrypt_store, finish_encryption
@@ -33,7 +34,10 @@ from paceline.rag.store.document_writer import DocumentWriter
 from paceline.rag.store.passage_search import PassageSearch
 from paceline.sealing.seal import Seal
 
-MAX_KEPT = 32 * 2**20  # characters of texts that are parsed before the first is added; others are parsed twice
+GROUP_FILES = 64  # in one transaction: an interrupted `add` has lost what was computed of at most so many
+GROUP_CHARACTERS = 2**17  # likewise
+
+_Group = list[tuple[FoundFile, Parsed | DocumentError]]
 
 
 class DocumentStore:
@@ -141,33 +145,44 @@ class DocumentStore:
         """Add files, and folders with all files below of a kind that can be read. Each document is added whole or not
         at all.
 
-        The same text again changes nothing; the same file with another text replaces the document. Files of one name
-        in different folders are different documents: the later one's name is prefixed with as much of its path as
-        needed. An unreadable file that was named raises ConfigError before anything is added; one in a folder is
-        skipped and reported.
+        The same text again changes nothing; the same file with another text replaces the document; a text whose file is
+        gone and is found in another one is renamed. Files of one name in different folders are different documents: the
+        later one's name is prefixed with as much of its path as needed. What cannot be read has a result that says so.
         """
         _check_zone(zone)
         files, skipped = find_files([paths] if isinstance(paths, Path) else paths)
-        results = [IngestResult(item.name, "skipped", note=item.reason) for item in skipped]
-        with ParserProcess() as parser:
-            known = _named(files, parser)
+        results = [
+            IngestResult(item.name, "failed" if item.is_failure else "skipped", note=item.reason) for item in skipped
+        ]
+        with closing(ParserPool()) as parsers:
             try:
-                for i, file in enumerate(files):
-                    try:
-                        parsed = known.pop(i, None) or read_file(file, parser)
-                    except ConfigError as error:
-                        if file.explicit:
-                            raise
-                        results.append(IngestResult(file.name, "skipped", note=str(error)))
-                        continue
-
-                    def report(chunk: int, num_chunks: int, i: int = i, name: str = file.name) -> None:
-                        progress(Progress(name, i, len(files), chunk, num_chunks))
-
-                    results.append(self._writer.add(parsed, zone, report, file))
+                first = 0
+                for group in _groups(read_files(files, parsers)):
+                    results += self._add_group(group, zone, progress, first, len(files))
+                    first += len(group)
             finally:
                 self.recover()
         return results
+
+    def _add_group(
+        self, group: _Group, zone: Zone, progress: Callable[[Progress], None], first: int, num_files: int
+    ) -> list[IngestResult]:
+        """Add some of the files, from the number `first` on."""
+        results = [
+            IngestResult(file.name, "failed", note=str(error))
+            for file, error in group
+            if isinstance(error, DocumentError)
+        ]
+        batch: list[tuple[Parsed, FoundFile | None]] = [
+            (parsed, file) for file, parsed in group if isinstance(parsed, Parsed)
+        ]
+
+        def report(chunk: int, num_chunks: int) -> None:
+            place = len(group) * chunk // num_chunks if num_chunks else len(group)
+            name = group[min(place, len(group) - 1)][0].name
+            progress(Progress(name, first + place, num_files, chunk, num_chunks))
+
+        return results + self._writer.add(batch, zone, report) if batch else results
 
     def add_text(self, name: str, text: str, *, zone: Zone) -> IngestResult:
         """Add one document without a file. It replaces an earlier one of the same name that has no file either.
@@ -177,13 +192,13 @@ class DocumentStore:
         _check_zone(zone)
         parsed = parsed_text(name, text)
         try:
-            return self._writer.add(parsed, zone, no_progress)
+            return self._writer.add([(parsed, None)], zone, no_progress)[0]
         finally:
             self.recover()
 
-    def remove(self, id_or_name: str) -> int:
-        """Remove a document; its text and vectors are erased from the files. Returns the number removed: 0 or 1."""
-        num_removed = self._writer.remove(id_or_name)
+    def remove(self, *ids_or_names: str) -> int:
+        """Remove documents; their texts and vectors are erased from the files. Returns the number removed."""
+        num_removed = self._writer.remove(ids_or_names)
         if num_removed:
             self.recover()
         return num_removed
@@ -272,20 +287,18 @@ class DocumentStore:
             return database.execute("SELECT 1 FROM chunks WHERE id = ?", chunk_id).fetchone() is not None
 
 
-def _named(files: Sequence[FoundFile], parser: ParserProcess) -> dict[int, Parsed]:
-    """Parse the files that were named, by their index: all that fit into MAX_KEPT are returned.
-
-    Raises ConfigError for one that cannot be read.
-    """
-    known: dict[int, Parsed] = {}
+def _groups(files: Iterator[tuple[FoundFile, Parsed | DocumentError]]) -> Iterator[_Group]:
+    """Files that are embedded together and written in one transaction: many small ones, or one long one."""
+    group: _Group = []
     size = 0  # characters
-    for i, file in enumerate(files):
-        if file.explicit:
-            parsed = read_file(file, parser)
-            size += len(parsed.text)
-            if size <= MAX_KEPT:
-                known[i] = parsed
-    return known
+    for file, parsed in files:
+        group.append((file, parsed))
+        size += len(parsed.text) if isinstance(parsed, Parsed) else 0
+        if len(group) == GROUP_FILES or size >= GROUP_CHARACTERS:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _check_zone(zone: str) -> None:

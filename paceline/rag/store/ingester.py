@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.errors import ConfigError, DocumentError, ParserLost
-from paceline.rag.chunk import Chunk, split
+from paceline.rag.chunk import Chunk, split_document
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.embedder import Embedder
@@ -242,11 +242,7 @@ class Ingester:
         parsing.add_done_callback(lambda _: self._wake.set())
         yield parsing
         parsed = parsing.result()
-        found = split(
-            parsed.text, self._embedder.count, title=parsed.title, pages=parsed.pages, is_code=parsed.kind == "code",
-            chunk_tokens=job.chunk_tokens, overlap=job.overlap,
-        )  # fmt: skip
-        filled = (chunk for chunk in found if chunk.text.strip())
+        filled = split_document(parsed, self._embedder.count, chunk_tokens=job.chunk_tokens, overlap=job.overlap)
         size, usage = len(parsed.text.encode()), 0  # the chunks hold at least the text
         chunks: list[Chunk] = []
         vectors: list[Vectors] = [np.empty((0, self._embedder.dimensions), np.float32)]

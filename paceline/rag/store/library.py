@@ -17,7 +17,7 @@ from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.index.bm25 import rank_fusion
 from paceline.rag.parsing.process import ParserProcess
 from paceline.rag.records import Passage, Selection, Zone
-from paceline.rag.store.document_rows import find_chunks, find_text
+from paceline.rag.store.document_rows import ShownPassage, find_chunks, find_passage, find_text
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.files import StoredFile, Uploads
 from paceline.rag.store.filters import Attributes, AttributesOf, Filter
@@ -143,6 +143,17 @@ class Library:
         """Texts of those of these chunks that exist, of any owner. For answers whose owner has read them."""
         with self._connection.reading() as database:
             return find_chunks(database, chunk_ids)
+
+    def passage(self, owner: str, chunk_id: int) -> ShownPassage:
+        """A passage of the managed documents or of a store of this owner, in its document.
+
+        Raises RequestError (404) for any other.
+        """
+        with self._connection.reading() as database:
+            shown = find_passage(database, owner, chunk_id)
+        if shown is None:
+            raise RequestError("This passage is not here, or not any more.", status=404, code="not_found", param="id")
+        return shown
 
     # ---- internal ---------------------------------------------------------------------------------------------------
     def _forget(self, text_hashes: set[str]) -> None:

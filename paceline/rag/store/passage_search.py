@@ -17,7 +17,7 @@ from paceline.rag.database import Database, SharedConnection
 from paceline.rag.embedder import Embedder
 from paceline.rag.index.hybrid import FILE, HybridIndex
 from paceline.rag.records import Passage, Selection
-from paceline.rag.store.document_rows import open_passage
+from paceline.rag.store.document_rows import PASSAGE, open_passage
 
 _CANDIDATES = 50  # of each kind of search
 
@@ -79,15 +79,13 @@ def _passages(database: Database, hits: list[tuple[int, float]], k: int) -> list
     """The first k passages with distinct texts. hits: (chunk id, score), best first."""
     passages: dict[str, Passage] = {}  # by text without its spacing, so that copies collapse
     for chunk_id, score in hits:
-        file, collection, *row = database.execute(
-            f"SELECT file, collection, name, title, text, position, documents.id, key, sealed FROM {FROM} "
-            "WHERE chunks.id = ?",
-            chunk_id,
+        file, collection, document, *row = database.execute(
+            f"SELECT file, collection, documents.id, {PASSAGE} FROM {FROM} WHERE chunks.id = ?", chunk_id
         ).fetchone()
         if (opened := open_passage(database, *row)) is None:
             continue
-        (name, title, text), document = opened, row[4]
-        passage = Passage(name, chunk_id, title, text, min(score, 1.0), file or document, collection)
+        name, title, text, place = opened
+        passage = Passage(name, chunk_id, title, text, min(score, 1.0), file or document, collection, place=place)
         passages.setdefault(" ".join(text.split()), passage)
         if len(passages) == k:
             break

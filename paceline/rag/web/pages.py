@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from paceline.errors import DocumentError, ParserLost, WebError
-from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split
+from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split_document
 from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.pool import ParserPool
 from paceline.rag.parsing.process import memory_file
@@ -64,11 +64,8 @@ class PageReader:
 
     def _passages(self, parsed: Parsed) -> list[Chunk]:
         """One more than are wanted, if there are."""
-        chunks = split(
-            parsed.text, self._count, title=parsed.title, pages=parsed.pages, is_code=parsed.kind == "code",
-            chunk_tokens=self._chunk_tokens, overlap=self._overlap,
-        )  # fmt: skip
-        return list(islice((chunk for chunk in chunks if chunk.text.strip()), self._max_passages + 1))
+        chunks = split_document(parsed, self._count, chunk_tokens=self._chunk_tokens, overlap=self._overlap)
+        return list(islice(chunks, self._max_passages + 1))
 
 
 def _declared(page: Page) -> bytes:

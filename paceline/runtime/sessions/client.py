@@ -100,6 +100,7 @@ class ClientSession(Session):
         self._pending_logprobs: list[Logprobs] = []
         self._lane: Side | None = None
         self._lanes: Counter[Side] = Counter()
+        self._deciding: set[int] = set()  # branches that decided a token against others of this side
         self._tokens: list[int] = []
         self._degraded = prepared.missing
         self._faulty = False  # the peer has broken a rule
@@ -162,7 +163,14 @@ class ClientSession(Session):
             case RetrievedPassages(_, passages):
                 side = other(self.prepared.side)
                 self._peer_citations = tuple(
-                    Citation(side, passage.document or "a private document", passage.text, passage.score)
+                    Citation(
+                        side,
+                        passage.document or "a private document",
+                        passage.text,
+                        passage.score,
+                        place=passage.place,
+                        peer_chunk=passage.chunk or None,
+                    )
                     for passage in passages
                 )
             case CloseSession(_, reason):
@@ -234,6 +242,7 @@ class ClientSession(Session):
         if token.lane is not None:
             self._lane = token.lane
             self._lanes[token.lane] += 1
+        self._deciding |= token.branches or frozenset()
         logprobs = self._logprobs(token)
         if logprobs is not None:
             self._pending_logprobs.append(logprobs)
@@ -288,6 +297,9 @@ class ClientSession(Session):
         return "length" if reason == "stop" and mask is not None and not mask.complete(self._tokens) else reason
 
     def _cited(self) -> tuple[Citation, ...]:
-        """Passages of the sides that decided at least one token."""
+        """Passages of the sides that decided at least one token; of this side's those that decided one against others,
+        where any did. Which of the peer's did is known to the peer alone."""
         own = self._citations if self._lanes[self.prepared.side] else ()
+        if self._deciding:
+            own = tuple(citation for index, citation in enumerate(own) if index in self._deciding)
         return (*own, *(self._peer_citations if self._lanes[other(self.prepared.side)] else ()))

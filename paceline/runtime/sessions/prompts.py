@@ -53,6 +53,8 @@ class PromptSet:
                 passage.collection,
                 chunk_id,
                 passage.url,
+                passage.place,
+                passage.chunk_id if chunk_id is None and passage.chunk_id > 0 and not passage.url else None,
             )
             for source, passage, chunk_id in sources
         )

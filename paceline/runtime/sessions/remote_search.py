@@ -18,6 +18,7 @@ from typing import Final, Literal
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.shares import Shares
 from paceline.errors import LinkClosed, LinkError
+from paceline.rag.places import MAX_PLACE
 from paceline.rag.prompt import MAX_QUERY, passages_text, query_of
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
@@ -54,10 +55,11 @@ def to_wire(passages: Sequence[Passage]) -> list[RetrievedPassage]:
     room = MAX_BYTES
     for passage in passages:
         name, text = passage.document[:MAX_NAME], passages_text(passage)[:MAX_TEXT]
-        room -= len(name.encode()) + len(text.encode())
+        place = passage.place[:MAX_PLACE]
+        room -= len(name.encode()) + len(text.encode()) + len(place.encode())
         if room < 0:
             break
-        found.append(RetrievedPassage(name, text, passage.score))
+        found.append(RetrievedPassage(name, text, passage.score, place, passage.chunk_id))
     return found
 
 
@@ -202,4 +204,5 @@ class SearchServer:
 
 def _passage(found: RetrievedPassage) -> Passage:
     """A passage of no store on this side, so that its KV is not stored."""
-    return Passage(found.document, -1, "", found.text, min(max(found.score, -1.0), 1.0), collection="")
+    score = min(max(found.score, -1.0), 1.0)
+    return Passage(found.document, found.chunk or -1, "", found.text, score, collection="", place=found.place)

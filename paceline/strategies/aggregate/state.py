@@ -106,4 +106,5 @@ class Answer:
             peer.exchange.forget_dead()
         stops = token in self._config.eos_ids
         self.ended = stops or len(self.targets) >= self._config.max_tokens
-        return [Emit(token, dist, LANES[lane])] if self._config.faces_client and not stops else []
+        branches = head.decided_by if head.sampled == token else None
+        return [Emit(token, dist, LANES[lane], branches)] if self._config.faces_client and not stops else []

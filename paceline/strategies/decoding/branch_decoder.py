@@ -77,6 +77,11 @@ class BranchDecoder:
         """No forward is under way, and there is something to continue."""
         return self.started and not self._pending
 
+    @property
+    def decided_by(self) -> frozenset[int] | None:
+        """The branches that decided the token that `sample` returned last; None: all alike, or it is not known."""
+        return self._mixer.decided_by
+
     def spare_rows(self, nodes: Sequence[PrefixNode]) -> int:
         """Rows that the open tree may have beside these."""
         return max(0, MAX_OPEN_ROWS - len(self._open) - len(nodes))

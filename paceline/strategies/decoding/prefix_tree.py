@@ -39,6 +39,8 @@ class PrefixNode:
     parent: PrefixNode | None
     own_dist: OwnDist | None = None  # this side's distribution after the prefix, mixed over its documents
     raw_head: Dist | None = None  # head of the same before any processing, where an n-gram table learns from it
+    sampled: int | None = None  # the token that this side alone would decide here, where the engine samples
+    decided_by: frozenset[int] | None = None  # of that token: branches of this side, where not all alike
     branch_dists: tuple[Dist, ...] = ()  # heads of each document's, where scores follow the text
     evidence: tuple[float, ...] | None = None  # what the text so far adds to the score of each document
     log_evidence: float | None = None  # log h of this side after the prefix, where scores follow the text

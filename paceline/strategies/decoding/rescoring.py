@@ -20,6 +20,7 @@ from paceline.core.aggregation.branches import (
     mix_processed,
     row_log_weights,
 )
+from paceline.core.aggregation.deciders import deciders
 from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.weights import (
     dequantize_score,
@@ -58,6 +59,7 @@ class BranchMixer:
         self.num_prefix_rows = 0  # tokens at the prefix's end that are rescored; `take_prefix_rows` takes their rows
         self.needs_path = mask is not None or sampling.looks_back  # `score` needs the tokens before a row
         self.rescoring = rescoring
+        self.decided_by: frozenset[int] | None = None  # branches that decided the token decided last, where not all
         self._sampling = sampling
         self._penalised = sampling.looks_back
         self._vocab_size = vocab_size
@@ -152,6 +154,7 @@ class BranchMixer:
         if not node.alive:
             return
         node.raw_head = row.top
+        node.sampled, node.decided_by = row.token, self._deciders(row, self._evidence(node))
         dists = row.dists
         assert dists is not None, "asked for with heads"
 
@@ -200,8 +203,13 @@ class BranchMixer:
 
     def decide(self, row: SampledRow) -> None:
         """The row's token was decided: what the engine samples next continues it."""
+        self.decided_by = self._deciders(row, self._decided_evidence)
         if self.rescoring and row.branch_probs:
             self._decided_evidence = evidence_after(self._decided_evidence, row.branch_probs)
+
+    def _deciders(self, row: SampledRow, evidence: Evidence) -> frozenset[int] | None:
+        """The branches that decided a row's token. evidence: after the row's prefix."""
+        return deciders(row_log_weights(self._weights, evidence), row.branch_probs) if row.branch_probs else None
 
     def plain(self, rows: Sequence[Dist]) -> Dist:
         """The mixture of each branch's row, without any processing; a head that the engine has mixed as it is."""

@@ -261,7 +261,7 @@ class Drafter:
         self._ended = stops or len(self._targets) >= self._config.max_tokens
         if stops or not self._config.faces_client:
             return []
-        return [Emit(token, dist, lane, rest)]
+        return [Emit(token, dist, lane, rest=rest)]
 
     # ---- a step -----------------------------------------------------------------------------------------------------
     def _advance(self) -> list[Effect]:

@@ -188,10 +188,10 @@ class TargetWriter:
             token, final = outcome.token, outcome.final
             if token in config.eos_ids:
                 self._append(token, final)
-                self._ended, end = True, Emit(token, final, lane)
+                self._ended, end = True, Emit(token, final, lane, self._decoder.decided_by)
                 break
             if config.faces_client:
-                effects.append(Emit(token, final, lane))
+                effects.append(Emit(token, final, lane, self._decoder.decided_by))
             head = self._append(token, final)
             self._accepted += head.cached
         if not any(child.cached for child in head.children.values()):  # else rows that drafts to come may lead to

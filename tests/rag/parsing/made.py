@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 import docx
+import pptx
+from pptx.util import Inches
 
 
 def pdf(pages: Sequence[bytes], title: str = "", *, extra: bytes = b"", compressed: bool = False) -> bytes:
@@ -86,3 +88,22 @@ def book(chapters: Mapping[str, bytes], order: Sequence[str], more: Mapping[str,
     )
     parts = {"mimetype": b"application/epub+zip", "META-INF/container.xml": CONTAINER, "OPS/book.opf": package.encode()}
     return archive({**parts, **{f"OPS/{name}": data for name, data in chapters.items()}, **(more or {})})
+
+
+def presentation() -> bytes:
+    made = pptx.Presentation()
+    first = made.slides.add_slide(made.slide_layouts[0])
+    first.shapes.title.text = "Harbour plans"
+    first.placeholders[1].text = "For the next year"
+    second = made.slides.add_slide(made.slide_layouts[5])
+    second.shapes.title.text = "Fees"
+    table = second.shapes.add_table(2, 2, Inches(1), Inches(2), Inches(4), Inches(1)).table
+    for row, cells in zip(table.rows, (("Berth", "Fee"), ("7", "12 marks")), strict=True):
+        for cell, text in zip(row.cells, cells, strict=True):
+            cell.text = text
+    group = second.shapes.add_group_shape()
+    group.shapes.add_textbox(Inches(1), Inches(4), Inches(2), Inches(1)).text_frame.text = "Paid at the gate."
+    second.notes_slide.notes_text_frame.text = "Say that boats of the town pay nothing."
+    out = io.BytesIO()
+    made.save(out)
+    return out.getvalue()

@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from paceline.errors import ConfigError
-from paceline.rag.parsing.folders import FoundFile, find_files, read_file
-from paceline.rag.parsing.process import ParserProcess
+from paceline.errors import DocumentError
+from paceline.rag.parsing.folders import FoundFile, find_files, read_files
+from paceline.rag.parsing.parsed import Parsed
+from paceline.rag.parsing.pool import ParserPool
+
+
+@pytest.fixture(scope="module")
+def parsers() -> Iterator[ParserPool]:
+    with closing(ParserPool()) as pool:
+        yield pool
 
 
 def test_a_missing_huge_or_special_file_is_refused_without_reading_it_whole(
-    tmp_path: Path, parser: ParserProcess
+    tmp_path: Path, parsers: ParserPool
 ) -> None:
     huge = tmp_path / "huge.txt"
     with huge.open("wb") as stream:
         stream.truncate(1 << 40)  # sparse: a terabyte that fits no memory
     pipe = tmp_path / "pipe.txt"
     os.mkfifo(pipe)
-    for path, reason in ((huge, "larger than 64 MiB"), (pipe, "not a regular file"), (tmp_path / "no.txt", "No such")):
-        with pytest.raises(ConfigError, match=reason):
-            read_file(FoundFile(path, path.name), parser)
+    paths = {huge: "larger than 64 MiB", pipe: "not a regular file", tmp_path / "no.txt": "No such"}
+    files = [FoundFile(path, path.name) for path in paths]
+    for (file, error), reason in zip(read_files(files, parsers), paths.values(), strict=True):
+        assert isinstance(error, DocumentError), file
+        assert reason in str(error)
+
+
+def test_files_are_read_in_order_though_some_ahead(tmp_path: Path, parsers: ParserPool) -> None:
+    for number in range(30):
+        (tmp_path / f"{number:02}.txt").write_text(f"number {number}")
+    files, _ = find_files([tmp_path])
+    read = [parsed.text for _, parsed in read_files(files, parsers) if isinstance(parsed, Parsed)]
+    assert read == [f"number {number}" for number in range(30)]
 
 
 def test_folders_are_walked_and_skipped_entries_are_reported(tmp_path: Path) -> None:
@@ -43,27 +63,30 @@ def test_folders_are_walked_and_skipped_entries_are_reported(tmp_path: Path) -> 
     assert "own name" in reasons["in.txt"]
 
 
-def test_a_path_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_used_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "a.xls").write_bytes(b"")
     for path, reason in (
         (tmp_path / "none.txt", "does not exist"),
         (tmp_path / "a.xls", "convert it"),
         (Path("a\0b.txt"), "cannot be read|does not exist"),
-        (tmp_path, "Nothing to read"),
     ):
-        with pytest.raises(ConfigError, match=reason):
-            find_files([path])
+        files, (skipped,) = find_files([path])
+        assert not files
+        assert skipped.is_failure and re.search(reason, skipped.reason)
+    assert [item.is_failure for item in find_files([tmp_path])[1]] == [False]
 
 
 def test_a_named_file_may_lie_anywhere_and_keeps_its_own_name_only(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "notes.md").write_text("words")
     files, _ = find_files([tmp_path / "x" / ".." / "notes.md"])
-    assert [(file.name, file.explicit) for file in files] == [("notes.md", True)]
+    assert [file.name for file in files] == ["notes.md"]
 
 
-def test_a_file_name_that_is_not_utf_8_becomes_readable(tmp_path: Path, parser: ParserProcess) -> None:
+def test_a_file_name_that_is_not_utf_8_becomes_readable(tmp_path: Path, parsers: ParserPool) -> None:
     with open(os.fsencode(tmp_path) + b"/gr\xfc\xdfe.txt", "wb") as stream:
         stream.write(b"words")
     files, _ = find_files([tmp_path])
-    assert read_file(files[0], parser).name == "gr\ufffd\ufffde.txt"
+    ((_, parsed),) = read_files(files, parsers)
+    assert isinstance(parsed, Parsed)
+    assert parsed.name == "gr\ufffd\ufffde.txt"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pptx
 import pytest
 from pypdf import PdfWriter
 
@@ -13,7 +14,7 @@ from paceline.rag.parsing.kinds import MAX_TEXT_BYTES, MAX_TITLE
 from paceline.rag.parsing.parsed import check_name
 from paceline.rag.parsing.process import ParserProcess
 from paceline.rag.parsing.text import parsed_text
-from tests.rag.parsing.made import archive, book, pdf, shown, word_document
+from tests.rag.parsing.made import archive, book, pdf, presentation, shown, word_document
 
 
 def refusal(parser: ParserProcess, name: str, data: bytes) -> tuple[str, str]:
@@ -212,7 +213,7 @@ def test_what_cannot_be_read_is_refused_with_advice(parser: ParserProcess) -> No
         ("a.docx", archive({"word/document.xml": b"<w"})): ("invalid_file", "damaged"),
         ("a.docx", b"PK\x03\x04 and no more"): ("invalid_file", "damaged archive"),
         ("a.docx", archive({"xl/workbook.xml": b""})): ("unsupported_file", "save its sheets as CSV"),
-        ("a.pptx", archive({"ppt/presentation.xml": b""})): ("unsupported_file", "save it as PDF"),
+        ("a.pptx", archive({"ppt/presentation.xml": b""})): ("invalid_file", "damaged"),
         ("a.odt", archive({"content.xml": b""})): ("unsupported_file", "save it as DOCX"),
         ("a.zip", archive({"a.txt": b"words"})): ("unsupported_file", "unpack it"),
         ("a.doc", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)): ("unsupported_file", "save it as DOCX"),
@@ -241,3 +242,45 @@ def test_what_cannot_be_read_is_refused_with_advice(parser: ParserProcess) -> No
 def test_a_name_that_could_mislead_is_refused(name: str) -> None:
     with pytest.raises(DocumentError, match="cannot name a document"):
         check_name(name)
+
+
+# ---- slides and records ---------------------------------------------------------------------------------------------
+def test_slides_are_read_with_their_tables_groups_and_notes(parser: ParserProcess) -> None:
+    read = parser.parse_bytes("plans.pptx", presentation())
+    assert (read.kind, read.title) == ("pptx", "Harbour plans")
+    first, second = (read.text[start:end] for start, end in zip(read.pages, (read.pages[1], None), strict=True))
+    assert first == "# Harbour plans\n\nFor the next year\n\n"
+    assert second.startswith("# Fees")
+    for part in ("Berth | Fee\n7 | 12 marks", "Paid at the gate.", "boats of the town pay nothing"):
+        assert part in second
+
+
+def test_a_presentation_without_text_is_refused(parser: ParserProcess) -> None:
+    with io.BytesIO() as out:
+        pptx.Presentation().save(out)
+        empty = out.getvalue()
+    assert refusal(parser, "a.pptx", empty) == ("unsupported_file", refusal(parser, "a.pptx", empty)[1])
+    assert "has no text" in refusal(parser, "a.pptx", empty)[1]
+
+
+RECORDS = {
+    '{"name": "Ann", "address": {"city": "Harl", "no": 7}}': "name: Ann\naddress.city: Harl\naddress.no: 7",
+    '[{"a": 1}, {"a": null, "b": ["x", "y"]}]': "[0].a: 1\n\n[1].a: null\n[1].b: x, y",
+    '{"a": 1}\n\n{"a": true}\n': "[0].a: 1\n\n[1].a: true",
+    "[]": "[]",
+    "7": "7",
+    '{"a": 1, // a comment\n}': '{"a": 1, // a comment\n}',
+    "[" * 5000: "[" * 5000,
+}
+
+
+@pytest.mark.parametrize(("text", "read"), RECORDS.items())
+def test_json_is_a_line_for_each_value_with_its_path(parser: ParserProcess, text: str, read: str) -> None:
+    found = parser.parse_bytes("a.json", text.encode())
+    assert (found.text.strip(), found.kind) == (read.strip(), "json")
+
+
+def test_json_that_names_the_same_path_again_and_again_cannot_outgrow_its_limit(parser: ParserProcess) -> None:
+    deep = '{"' + "k" * 20_000 + '": ['
+    many = deep + ", ".join(["[1]"] * 2000) + "]}"
+    assert "10 MiB" in refusal(parser, "a.json", many.encode())[1]

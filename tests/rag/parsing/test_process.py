@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ import pytest
 from paceline.errors import DocumentError, ParserLost
 from paceline.rag.parsing import process as process_module
 from paceline.rag.parsing import sandbox
-from paceline.rag.parsing.folders import FoundFile, read_file
+from paceline.rag.parsing.folders import FoundFile, read_files
 from paceline.rag.parsing.kinds import MAX_REASON, SUFFIXES, Limits
 from paceline.rag.parsing.pool import ParserPool
 from paceline.rag.parsing.process import ParserProcess
@@ -52,7 +53,13 @@ def confined(code: str) -> str:
 
 def child_of(parser: ParserProcess) -> psutil.Process:
     """The process that parses a document, as soon as there is one."""
-    while parser.pid is None or not (children := psutil.Process(parser.pid).children()):
+    while parser.pid is None:
+        pass
+    return child_below(parser.pid)
+
+
+def child_below(pid: int) -> psutil.Process:
+    while not (children := psutil.Process(pid).children()):
         pass
     return children[0]
 
@@ -172,20 +179,20 @@ def test_a_parser_that_crashes_fails_its_document(endless: Path) -> None:
 
 
 def test_a_file_of_a_folder_is_read_again_when_its_parser_is_killed(endless: Path) -> None:
-    with ParserProcess(Limits(cpu_s=1)) as parser:
-        file, errors = FoundFile(endless, "endless.pdf"), []
+    with closing(ParserPool(1, Limits(cpu_s=1))) as parsers:
+        outcomes: list[object] = []
 
         def run() -> None:
-            try:
-                read_file(file, parser)
-            except DocumentError as error:
-                errors.append(str(error))
+            outcomes.extend(read_files([FoundFile(endless, "endless.pdf")], parsers))
 
         thread = threading.Thread(target=run)
         thread.start()
-        child_of(parser).kill()
+        while not (pids := parsers.pids()):
+            pass
+        child_below(pids[0]).kill()
         thread.join()
-        assert len(errors) == 1 and "takes more than 1 s" in errors[0], "the second time it met its own limit"
+        ((_, error),) = outcomes
+        assert isinstance(error, DocumentError) and "takes more than 1 s" in str(error), "the second time its own limit"
 
 
 def test_a_parser_killed_for_good_starts_no_other(endless: Path) -> None:

@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.index import faiss_index as index_module
 from paceline.rag.index.hybrid import FILE, HybridIndex
-from paceline.rag.records import MIN_SCORE, Progress, Vectors, Zone
+from paceline.rag.records import EXACT_SCORE, MIN_SCORE, Progress, Vectors, Zone
 from paceline.rag.store.documents import DocumentStore
 
 BOAT = "The red boat belongs to Ann Bell.\n"
@@ -101,24 +101,51 @@ def test_a_folder_is_added_with_a_result_for_every_entry(store: DocumentStore, t
     steps: list[Progress] = []
     results = {item.name: item for item in store.add(notes, zone="device", progress=steps.append)}
     assert {name: item.status for name, item in results.items()} == {
-        "boat.txt": "added", "sub/train.md": "added", "empty.md": "skipped", "latin.txt": "added",
+        "boat.txt": "added", "sub/train.md": "added", "empty.md": "failed", "latin.txt": "added",
         "picture.png": "skipped",
     }  # fmt: skip
     assert "is empty" in results["empty.md"].note
     last = steps[-1]
-    assert (last.name, last.num_files, last.chunk) == ("sub/train.md", 4, last.num_chunks)
-    assert last.num_chunks == results["sub/train.md"].num_chunks > 1
+    assert (last.name, last.file, last.num_files, last.chunk) == ("sub/train.md", 4, 4, last.num_chunks)
+    assert last.num_chunks == sum(item.num_chunks for item in results.values()) > 1
     titles = {passage.title for passage in store.search("night train", 20)}
     assert titles <= {"", "Trains"}
     assert "Trains" in titles
 
 
-def test_a_named_file_that_cannot_be_read_stops_before_anything_is_added(store: DocumentStore, tmp_path: Path) -> None:
+def test_what_cannot_be_read_keeps_nothing_else_from_being_added(store: DocumentStore, tmp_path: Path) -> None:
     (tmp_path / "good.txt").write_text(BOAT)
     (tmp_path / "bad.txt").write_bytes(b"\0")
-    with pytest.raises(ConfigError, match="binary"):
-        store.add([tmp_path / "good.txt", tmp_path / "bad.txt"], zone="device")
-    assert store.count() == 0
+    paths = [tmp_path / "bad.txt", tmp_path / "none.txt", tmp_path / "good.txt"]
+    results = {item.name: item for item in store.add(paths, zone="device")}
+    assert [item.status for item in results.values()].count("failed") == 2
+    assert "binary" in results["bad.txt"].note
+    assert "does not exist" in results[str(tmp_path / "none.txt")].note
+    assert results["good.txt"].status == "added"
+    assert store.count() == 1
+
+
+def test_equal_new_and_replaced_texts_added_together_are_each_told_apart(store: DocumentStore, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    for name, text in (("a.txt", BOAT), ("b.txt", BOAT), ("c.txt", TRAIN)):
+        (files / name).write_text(text)
+    assert [item.status for item in store.add(files, zone="device")] == ["added", "duplicate", "added"]
+    (files / "a.txt").write_text("Something else entirely.")  # whose former text is now that of b.txt alone
+    assert [item.status for item in store.add(files, zone="device")] == ["replaced", "added", "unchanged"]
+    assert names(store, "red boat", 1) == ["b.txt"]
+
+
+def test_a_text_whose_file_was_renamed_is_renamed_and_not_embedded_again(store: DocumentStore, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "old.txt").write_text(BOAT)
+    (added,) = store.add(files, zone="device")
+    (files / "old.txt").rename(files / "new.txt")
+    (moved,) = store.add(files, zone="device")
+    assert (moved.status, moved.name, moved.id) == ("moved", "new.txt", added.id)
+    assert names(store, "red boat") == ["new.txt"]
+    assert store.removals() == 0
 
 
 def test_bad_names_zones_and_texts_are_refused(store: DocumentStore) -> None:
@@ -169,7 +196,7 @@ def test_a_search_without_hits_takes_one_round_and_no_hit_is_ever_missed(
     monkeypatch.setattr(HybridIndex, "candidates", counted)
     assert store.search("quarterly tax report", 3) == []
     assert limits == [50]
-    for query in ("word17 of3 line4", "of1 of2 of3 line1 line2 line3", "word5"):
+    for query in ("of1 of2 of3 line1 line2 line3", "word5 of5 line5 of1 of2 of3 of4 of6 line7 line8 word17"):
         vector = HashEmbedder().embed([query])[0]
         for min_score in (0.05, 0.1, 0.2):
             scores = [float(vector @ HashEmbedder().embed([passage.titled])[0]) for passage in passages]
@@ -177,7 +204,7 @@ def test_a_search_without_hits_takes_one_round_and_no_hit_is_ever_missed(
             assert {one.chunk_id for one in store.search(query, 10_000, min_score=min_score)} == right
 
 
-def test_words_and_vectors_decide_the_order_together_but_the_score_is_the_cosine(store: DocumentStore) -> None:
+def test_words_and_vectors_decide_the_order_and_the_score_is_the_cosine(store: DocumentStore) -> None:
     for i in range(60):
         store.add_text(f"bus{i}.txt", f"The bus to town number {i} leaves the old station at noon.", zone="device")
     rare = "Codeword zx4417 was agreed long ago by several people at some meeting about many other things entirely."
@@ -185,11 +212,24 @@ def test_words_and_vectors_decide_the_order_together_but_the_score_is_the_cosine
     query = "the bus that leaves the old station for town zx4417"
     passages = store.search(query, 100, min_score=-1.0)
     found = {passage.document: i for i, passage in enumerate(passages)}
-    by_cosine = sorted(passages, key=lambda passage: -passage.score)
-    assert found["rare.txt"] < next(i for i, passage in enumerate(by_cosine) if passage.document == "rare.txt")
+    assert found["rare.txt"] == 0
+    assert passages[0].score == EXACT_SCORE
     vector = HashEmbedder().embed([query])[0]
-    for passage in passages:
+    for passage in passages[1:]:
         assert passage.score == pytest.approx(float(vector @ HashEmbedder().embed([passage.text])[0]), abs=1e-6)
+
+
+def test_a_rare_word_is_found_first_and_without_any_similarity(store: DocumentStore) -> None:
+    """The one locker asked for comes before many that are as similar, and a bare number before a threshold."""
+    for i in range(1400, 1600):
+        store.add_text(f"note{i}.txt", f"The code of locker {i} is {20_000 + i * 7}. " + TRAIN * 3, zone="device")
+    assert names(store, "what is the code of locker 1437", 1) == ["note1437.txt"]
+    (found,) = store.search("1500", 2)
+    assert found.document == "note1500.txt"
+    vector = HashEmbedder().embed(["1500"])[0]
+    assert float(vector @ HashEmbedder().embed([found.titled])[0]) < MIN_SCORE < found.score == EXACT_SCORE
+    assert store.search("1500", 2, min_score=0.9) == []
+    assert store.search("zx9999", 2) == []
 
 
 def test_another_embedder_is_refused_until_everything_is_embedded_again(store: DocumentStore, folder: Path) -> None:

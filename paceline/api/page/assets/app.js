@@ -153,10 +153,14 @@ function showBusy() {
   $("stop").hidden = !busy;
 }
 
-function openSource({ document: name, side, passage, score }) {
+function openSource({ document: name, side, passage, score, place, url }) {
   $("source-title").textContent = name;
   const known = Number.isFinite(score) ? ` Similarity to the question: ${score.toFixed(2)}.` : "";
-  $("source-told").textContent = `A document of the ${side}.${known}`;
+  const where = place ? `, ${place}` : "";
+  $("source-told").textContent = `A document of the ${side}${where}.${known}`;
+  const opens = /^https?:/.test(url ?? "");
+  $("source-link").hidden = !opens;
+  if (opens) $("source-link").href = url;
   $("source-text").textContent = passage || "The other side keeps the text of its documents to itself.";
   $("source").showModal();
 }

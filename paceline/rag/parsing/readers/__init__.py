@@ -4,7 +4,8 @@ Each module has `read(data, name) -> Content`, and raises `UnreadableError` with
 error means that the document is damaged. They trust the process around them to end what takes too long or too much.
 
 `content`: the result, and the text under construction. `decoding`: character sets. `sniffing`: kinds by content.
-`archive`: zip containers. `plain`: text, Markdown and code. `table`: CSV. `markup`: HTML. `pdf`, `docx`, `epub`.
+`archive`: zip containers. `plain`: text, Markdown and code. `table`: CSV. `records`: JSON. `markup`: HTML. `pdf`,
+`docx`, `slides`: PPTX, `epub`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ MODULES: Mapping[Kind, str] = {
     "markdown": "plain",
     "code": "plain",
     "csv": "table",
+    "json": "records",
     "html": "markup",
     "pdf": "pdf",
     "docx": "docx",
+    "pptx": "slides",
     "epub": "epub",
 }

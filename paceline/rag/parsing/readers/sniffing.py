@@ -33,7 +33,7 @@ def kind_by_content(data: bytes, claimed: Kind | None) -> Kind:
     for mark, advice in _OTHERS:
         if data.startswith(mark):
             raise UnreadableError(advice)
-    if claimed in ("pdf", "docx", "epub"):
+    if claimed in ("pdf", "docx", "pptx", "epub"):
         if not data:
             raise UnreadableError("is empty; write something in it or leave it out", "invalid_file")
         raise UnreadableError(f"is named as a {claimed.upper()} file and is none; export it again", "invalid_file")
@@ -46,12 +46,12 @@ def _kind_of_archive(data: bytes) -> Kind:
     names = set(open_archive(data).namelist())
     if "word/document.xml" in names:
         return "docx"
+    if "ppt/presentation.xml" in names:
+        return "pptx"
     if "META-INF/container.xml" in names:
         return "epub"
     if any(name.startswith("xl/") for name in names):
         raise UnreadableError("is a spreadsheet; save its sheets as CSV")
-    if any(name.startswith("ppt/") for name in names):
-        raise UnreadableError("is a presentation; save it as PDF")
     if "content.xml" in names:
         raise UnreadableError("is an OpenDocument file; save it as DOCX or PDF")
     raise UnreadableError("is an archive; unpack it and give the files in it")
