@@ -101,4 +101,5 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """The answer to an unknown path or method."""
     assert isinstance(error, HTTPException), "registered for nothing else"
     allow = allowed(request.app, request.scope) if error.status_code == 405 else None
-    return http_failure(error.status_code, request.method, request.url.path[:256], allow).response()
+    failure = http_failure(error.status_code, request.method, request.url.path[:256], allow)
+    return failure.response(request.app.state.admission.error_shapes.get(request.scope["path"]))

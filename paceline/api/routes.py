@@ -24,7 +24,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope as AsgiScope
 
 from paceline.api.http.auth import Identity, Scope
-from paceline.api.http.errors import Failure
+from paceline.api.http.errors import ErrorShape, Failure
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Shape = type[BaseModel] | str | None
@@ -48,7 +48,9 @@ class Route:
     query: type[BaseModel] | None = None
     response: Shape = None  # of a 200
     media_type: str = "application/json"  # of a 200
-    stream: Shape = None  # of one event, where the answer may be text/event-stream
+    stream: Shape = None  # of one event, where the answer may be a stream
+    stream_type: str = "text/event-stream"  # its media type
+    errors: ErrorShape | None = None  # None: OpenAI's
     refusals: tuple[int, ...] = ()  # statuses besides those that `openapi` adds for every route of this kind
 
 
@@ -57,6 +59,9 @@ def register(app: FastAPI, routes: Sequence[Route]) -> None:
     for route in routes:
         assert not route.open or route.scope is None, "a scope needs a key"
         app.state.routes.append(route)
+        if route.errors is not None:
+            assert "{" not in route.path, "refusals before routing find the shape by the path"
+            app.state.admission.error_shapes[route.path] = route.errors
         if route.open:
             app.state.admission.open_paths.add(route.path)
         app.router.add_route(route.path, _guarded(route), methods=[route.method])  # GET brings HEAD with it
@@ -75,7 +80,7 @@ def _guarded(route: Route) -> Endpoint:
     async def guarded(request: Request) -> Response:
         identity: Identity = request.state.identity
         if not identity.may(route.scope):
-            return _insufficient(str(route.scope)).response()
+            return _insufficient(str(route.scope)).response(route.errors)
         return await route.endpoint(request)
 
     return guarded

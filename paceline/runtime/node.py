@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -33,6 +33,7 @@ from paceline.runtime.link.traffic import link_states
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
+from paceline.runtime.reranking import PassageReranker
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
     EmbedderInfo,
@@ -52,7 +53,7 @@ from paceline.runtime.tracing import Tracer
 from paceline.runtime.units.registry import NodeUnits
 from paceline.runtime.upkeep import keep_debt, keep_profiles, prefill_documents, watch_removals
 from paceline.runtime.workflows.kept_profiles import KeptProfiles
-from paceline.runtime.workflows.service import Workflows
+from paceline.runtime.workflows.service import Workflows, own_reranker
 from paceline.runtime.workflows.web.access import WebAccess
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
@@ -134,6 +135,8 @@ class Node:
         self._library: Library | None = None
         self._scorer = PromptScorer(self.worker, model.tokenizer, self._resources.vocab_size)
         self._embedder = None if store is None else TextEmbedder(store.embedder, self._resources.work)
+        found = reranker or own_reranker(store)
+        self._reranker = None if found is None else PassageReranker(found, self._resources.work)
 
     async def __aenter__(self) -> Self:
         resources = self._resources
@@ -241,6 +244,9 @@ class Node:
     async def tokenize(self, text: str) -> tuple[int, ...]:
         return tuple(await asyncio.to_thread(self._resources.tokenizer.raw, text))
 
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        return tuple(await asyncio.to_thread(self._resources.tokenizer.chat, messages))
+
     async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
         return await asyncio.to_thread(token_strings, self._resources.tokenizer, tokens)
 
@@ -254,6 +260,14 @@ class Node:
         if self._embedder is None:
             raise RequestError("This side keeps no documents and has no embedder.", status=404, param="model")
         return await self._embedder.embed(texts)
+
+    def rerankers(self) -> Sequence[str]:
+        return () if self._reranker is None else (self._reranker.name,)
+
+    async def rerank(self, query: str, passages: Sequence[str]) -> Sequence[float]:
+        if self._reranker is None:
+            raise RequestError("This side has no reranker: start it with --reranker.", status=404, param="model")
+        return await self._reranker.relevance(query, passages)
 
     async def find(self, work: Callable[[], T]) -> T:
         return await self._resources.work.search(work)

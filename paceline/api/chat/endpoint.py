@@ -12,7 +12,7 @@ from paceline.api.chat.output import ChatBody, ChatChunks, ChatMeta
 from paceline.api.chat.request import chat_call
 from paceline.api.chat.schema import ChatRequest
 from paceline.api.generation.fan_in import prepare_all
-from paceline.api.generation.streaming import JsonAnswer, SseAnswer
+from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.strict_json import decode_object
 from paceline.api.models import chat_model
@@ -61,4 +61,4 @@ class ChatEndpoint:
         meta = ChatMeta(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), f"fp_{model.fingerprint[:12]}", call)
         if not call.stream:
             return JsonAnswer(generations, ChatBody(meta))
-        return SseAnswer(generations, ChatChunks(meta), self._keep_alive, meta.id)
+        return StreamedAnswer(generations, ChatChunks(meta), self._keep_alive, meta.id)
