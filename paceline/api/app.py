@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
+from paceline.api.anthropic.endpoint import MessagesEndpoint
 from paceline.api.chat.endpoint import ChatEndpoint
 from paceline.api.completions.endpoint import CompletionsEndpoint
 from paceline.api.description import ApiDescription
@@ -27,13 +28,18 @@ from paceline.api.http.sse import KEEP_ALIVE_S
 from paceline.api.metrics import Metrics
 from paceline.api.models import Catalog
 from paceline.api.observation.answers import Observer
+from paceline.api.ollama.embedding import OllamaEmbedding
+from paceline.api.ollama.generating import OllamaGeneration
+from paceline.api.ollama.listing import OllamaListing
 from paceline.api.page.endpoint import Page
+from paceline.api.rerank.endpoint import RerankEndpoint
 from paceline.api.responses.endpoint import ResponsesEndpoint
 from paceline.api.responses.event_log.log import EventLog
 from paceline.api.responses.event_log.replay import close_interrupted
 from paceline.api.responses.event_log.writer import DEFAULT_RETENTION, Retention
 from paceline.api.routes import allowed, register
 from paceline.api.status import Status
+from paceline.api.tokens.endpoint import TokensEndpoint
 from paceline.api.vector_stores.endpoint import VectorStoresEndpoint
 from paceline.api.vector_stores.files import FilesEndpoint
 from paceline.runtime.service import Service
@@ -82,11 +88,17 @@ def create_app(
     app.state.closers.append(responses.close)
     for endpoints in (
         ChatEndpoint(service, documents=documents, keep_alive=keep_alive),
+        MessagesEndpoint(service, documents=documents, keep_alive=keep_alive),
         responses,
         FilesEndpoint(service),
         VectorStoresEndpoint(service),
         CompletionsEndpoint(service, keep_alive=keep_alive),
         EmbeddingsEndpoint(service),
+        RerankEndpoint(service),
+        TokensEndpoint(service),
+        OllamaGeneration(service, documents=documents, keep_alive=keep_alive),
+        OllamaEmbedding(service),
+        OllamaListing(service),
         Catalog(service, admission),
         Metrics(service, app.state.observer.counts),
         Status(service, admission),

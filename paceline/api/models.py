@@ -1,4 +1,4 @@
-"""`/v1/models`, `/healthz`, `/readyz`, and the lookup of models by name.
+"""`/v1/models`, `/version`, `/healthz`, `/readyz`, `/health`, and the lookup of models by name.
 
 Front ends fill their menus from the list; agents read the context length from `max_model_len` or `meta.n_ctx`. Chat
 models and embedders share one list, since clients read only one. Each endpoint accepts its own kind only.
@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline import __version__
 from paceline.api.http.limits.admission import AdmissionControl
 from paceline.api.http.strict_json import encode_json
 from paceline.api.routes import Route
@@ -20,6 +22,10 @@ from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import EmbedderInfo, Service
 from paceline.workflow.builder import WORKFLOWS, WorkflowName
+
+
+class Version(BaseModel):
+    version: str
 
 
 class Catalog:
@@ -65,10 +71,29 @@ class Catalog:
                 open=True,
                 refusals=(503,),
             ),
+            Route(
+                method="GET",
+                path="/health",
+                endpoint=self.ready,
+                summary="Say whether it can be asked, where vLLM and llama.cpp do.",
+                scope=None,
+                open=True,
+                refusals=(503,),
+            ),
+            Route(
+                method="GET",
+                path="/version",
+                endpoint=self.version,
+                summary="Name the release of this program.",
+                scope=None,
+                response=Version,
+            ),
         )
 
     async def list_models(self, request: Request) -> Response:  # noqa: ARG002  # an endpoint's signature
-        return _json({"object": "list", "data": [self._entry(name, model) for name, model in self._known()]})
+        return _json(
+            {"object": "list", "data": [self._entry(name, model) for name, model in served_models(self._service)]}
+        )
 
     async def show_model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -82,13 +107,8 @@ class Catalog:
         ready = readiness.ready and not self._admission.draining
         return _json({"ready": ready, "side": self._service.side, **readiness.detail}, 200 if ready else 503)
 
-    def _known(self) -> Iterator[tuple[str, ModelInfo | EmbedderInfo]]:
-        """Names of models. Chat models first: a client that takes the first name gets one that can chat. Then the same
-        with a workflow, which menus so have as switches, and embedders."""
-        models, workflows = self._service.models(), self._service.workflows()
-        yield from ((model.name, model) for model in models)
-        yield from ((f"{model.name}:{workflow}", model) for model in models for workflow in workflows)
-        yield from ((model.name, model) for model in self._service.embedders())
+    async def version(self, request: Request) -> Response:  # noqa: ARG002
+        return _json({"version": __version__})
 
     def _entry(self, name: str, model: ModelInfo | EmbedderInfo) -> dict[str, object]:
         entry: dict[str, object] = {
@@ -123,6 +143,15 @@ class Catalog:
             "meta": {"n_embd": model.dimensions},
             "paceline": {"kind": "embedding", "side": self._service.side},
         }
+
+
+def served_models(service: Service) -> Iterator[tuple[str, ModelInfo | EmbedderInfo]]:
+    """Names of models. Chat models first: a client that takes the first name gets one that can chat. Then the same
+    with a workflow, which menus so have as switches, and embedders."""
+    models, workflows = service.models(), service.workflows()
+    yield from ((model.name, model) for model in models)
+    yield from ((f"{model.name}:{workflow}", model) for model in models for workflow in workflows)
+    yield from ((model.name, model) for model in service.embedders())
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -114,7 +114,9 @@ def _operation(route: Route, refs: Mapping[Described, Json]) -> Json:
         "operationId": "_".join([route.method.lower(), *re.findall(r"\w+", plain_path(route.path))]),
         "summary": route.summary,
         "tags": [route.scope or "service"],
-        "security": [] if route.open else [{scheme: [route.scope] if route.scope else []} for scheme in ("bearer", "key")],
+        "security": []
+        if route.open
+        else [{scheme: [route.scope] if route.scope else []} for scheme in ("bearer", "key")],
         "responses": _responses(route, refs),
     }
     parameters = [

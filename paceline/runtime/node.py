@@ -44,6 +44,7 @@ from paceline.runtime.service import (
     Load,
     Logprobs,
     Readiness,
+    Reranked,
 )
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.egress import Egress
@@ -136,7 +137,9 @@ class Node:
         self._scorer = PromptScorer(self.worker, model.tokenizer, self._resources.vocab_size)
         self._embedder = None if store is None else TextEmbedder(store.embedder, self._resources.work)
         found = reranker or own_reranker(store)
-        self._reranker = None if found is None else PassageReranker(found, self._resources.work)
+        self._reranker = None
+        if found is not None and store is not None:
+            self._reranker = PassageReranker(found, self._resources.work, store.embedder.count)
 
     async def __aenter__(self) -> Self:
         resources = self._resources
@@ -264,10 +267,10 @@ class Node:
     def rerankers(self) -> Sequence[str]:
         return () if self._reranker is None else (self._reranker.name,)
 
-    async def rerank(self, query: str, passages: Sequence[str]) -> Sequence[float]:
+    async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
         if self._reranker is None:
             raise RequestError("This side has no reranker: start it with --reranker.", status=404, param="model")
-        return await self._reranker.relevance(query, passages)
+        return await self._reranker.rerank(query, passages)
 
     async def find(self, work: Callable[[], T]) -> T:
         return await self._resources.work.search(work)

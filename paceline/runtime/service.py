@@ -190,6 +190,12 @@ class Embeddings:
     tokens: int  # of all texts together
 
 
+@dataclass(frozen=True, slots=True)
+class Reranked:
+    relevance: tuple[float, ...]  # of each passage: a probability from a cross-encoder, else a mean of cosines
+    tokens: int  # of query and passages, in the embedder's vocabulary
+
+
 class Service(Protocol):
     """One side of the program, as its HTTP surface sees it."""
 
@@ -218,7 +224,7 @@ class Service(Protocol):
         """Tokens of a raw prompt, at least one. Raises RequestError."""
 
     async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Tokens of a conversation without documents, up to the start of the assistant's answer. Raises RequestError."""
+        """Tokens of a conversation without documents, up to the start of its answer. Raises RequestError."""
 
     async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
         """Bytes of each token of a raw prompt; the name of a special token."""
@@ -239,9 +245,8 @@ class Service(Protocol):
     def rerankers(self) -> Sequence[str]:
         """Names for `rerank`: of the one there is, or none."""
 
-    async def rerank(self, query: str, passages: Sequence[str]) -> Sequence[float]:
-        """Relevance of each passage, higher is more: a probability from a cross-encoder, else a mean of cosines. Raises
-        RequestError where there is no reranker."""
+    async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
+        """Raises RequestError where there is no reranker."""
 
     def check_room(self, owner: str) -> None:
         """Raises RequestError (429) where `prepare` would refuse any request of this owner now: what must be refused is

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Final
 
 ABSENT: Final[Mapping[str, str]] = {
-    "/v1/audio": "Sound is neither read nor written: transcribe it elsewhere (whisper.cpp has /v1/audio/transcriptions), "
-    "and send the text to /v1/chat/completions.",
+    "/v1/audio": "Sound is neither read nor written: transcribe it elsewhere (whisper.cpp has this path) and "
+    "send the text to /v1/chat/completions.",
     "/v1/images": "Images are not made here: the model reads and writes text (/v1/chat/completions).",
     "/v1/videos": "Videos are not made here: the model reads and writes text (/v1/chat/completions).",
-    "/v1/moderations": "Nothing is moderated here: ask the model in /v1/chat/completions, with a response_format of the "
-    "categories you need.",
+    "/v1/moderations": "Nothing is moderated here: ask the model in /v1/chat/completions, with your categories as its "
+    "response_format.",
     "/v1/batches": "There are no batches: send the requests at the same time, they are computed together, or use "
     '/v1/responses with "background": true.',
-    "/v1/fine_tuning": "Models are not trained here: train elsewhere, and serve the folder with `paceline serve --model`.",
+    "/v1/fine_tuning": "Models are not trained here: train one elsewhere, and serve it: `paceline serve --model`.",
     "/v1/assistants": "OpenAI has ended assistants: use /v1/responses, with /v1/conversations and /v1/vector_stores.",
     "/v1/threads": "OpenAI has ended threads: use /v1/conversations with /v1/responses.",
     "/v1/uploads": "Files arrive in one piece: /v1/files takes up to 64 MiB.",
