@@ -18,6 +18,7 @@ from paceline import __version__
 from paceline.api.anthropic.endpoint import MessagesEndpoint
 from paceline.api.chat.endpoint import ChatEndpoint
 from paceline.api.completions.endpoint import CompletionsEndpoint
+from paceline.api.conversations.endpoint import ConversationsEndpoint
 from paceline.api.description import ApiDescription
 from paceline.api.embeddings.endpoint import EmbeddingsEndpoint
 from paceline.api.http.auth import Keyring
@@ -90,6 +91,7 @@ def create_app(
         ChatEndpoint(service, documents=documents, keep_alive=keep_alive),
         MessagesEndpoint(service, documents=documents, keep_alive=keep_alive),
         responses,
+        ConversationsEndpoint(responses.conversations),
         FilesEndpoint(service),
         VectorStoresEndpoint(service),
         CompletionsEndpoint(service, keep_alive=keep_alive),
@@ -114,4 +116,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for nothing else"
     allow = allowed(request.app, request.scope) if error.status_code == 405 else None
     failure = http_failure(error.status_code, request.method, request.url.path[:256], allow)
-    return failure.response(request.app.state.admission.error_shapes.get(request.scope["path"]))
+    return failure.response(request.app.state.admission.error_shape(request.scope["path"]))

@@ -60,8 +60,8 @@ def register(app: FastAPI, routes: Sequence[Route]) -> None:
         assert not route.open or route.scope is None, "a scope needs a key"
         app.state.routes.append(route)
         if route.errors is not None:
-            assert "{" not in route.path, "refusals before routing find the shape by the path"
-            app.state.admission.error_shapes[route.path] = route.errors
+            assert route.path.startswith(route.errors.prefix), "refusals before routing find the shape by the path"
+            app.state.admission.error_shapes[route.errors.prefix] = route.errors
         if route.open:
             app.state.admission.open_paths.add(route.path)
         app.router.add_route(route.path, _guarded(route), methods=[route.method])  # GET brings HEAD with it

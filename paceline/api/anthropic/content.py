@@ -28,8 +28,8 @@ class ContentBuilder:
         self._pieces: list[str] = []  # of it
 
     def step(self, step: WorkflowStep) -> list[Json]:
-        """A step of a workflow, as thinking."""
-        return self._add("thinking", step_line(step))
+        """A step of a workflow, as thinking; one that ends within the text is in the report alone."""
+        return [] if self._open == "text" else self._add("thinking", step_line(step))
 
     def push(self, text: str) -> list[Json]:
         if self._parser is None:

@@ -51,6 +51,7 @@ class Failure:
 class ErrorShape:
     """How another API than OpenAI's writes errors."""
 
+    prefix: str  # of its paths
     model: type[BaseModel]  # describes it
     encode: Callable[[Failure], Mapping[str, object]]
 

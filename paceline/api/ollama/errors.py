@@ -19,4 +19,4 @@ def envelope(failure: Failure) -> Mapping[str, object]:
     return {"error": failure.message}
 
 
-SHAPE = ErrorShape(OllamaError, envelope)
+SHAPE = ErrorShape("/api", OllamaError, envelope)

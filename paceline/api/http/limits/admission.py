@@ -49,7 +49,7 @@ class AdmissionControl:
         self.keyring = keyring
         self.limits = limits or DoorLimits()
         self.open_paths: set[str] = set()  # filled by `routes.register`, and so are the next
-        self.error_shapes: dict[str, ErrorShape] = {}  # by path, where it is not OpenAI's
+        self.error_shapes: dict[str, ErrorShape] = {}  # by prefix, where it is not OpenAI's
         self.draining = False
         self._places = Shares(max_active)  # of keys
         self._open_places = Shares(MAX_OPEN, most=MAX_OPEN_PER_ADDRESS)  # of addresses
@@ -59,6 +59,11 @@ class AdmissionControl:
     @property
     def active(self) -> int:
         return self._places.taken + self._open_places.taken
+
+    def error_shape(self, path: str) -> ErrorShape | None:
+        """How errors of a path are written, known or not; None: as OpenAI does."""
+        found = (each for prefix, each in self.error_shapes.items() if path == prefix or path.startswith(f"{prefix}/"))
+        return next(found, None)
 
     def enter(self, key: str = "") -> Failure | None:
         """Admit one request of a key, to be ended by `leave`; or return why it is refused. An empty one is everybody's,
@@ -126,7 +131,7 @@ class AdmissionMiddleware:
         if scope["type"] != "http":
             await self._socket(scope, receive, send, visitor)
             return
-        exchange = _Exchange(scope, send, self.admission.error_shapes.get(scope["path"]))
+        exchange = _Exchange(scope, send, self.admission.error_shape(scope["path"]))
         request = f"{scope['method']} {scope.get('raw_path', b'')[:256].decode('latin-1')}"  # still percent-encoded
         try:
             await self._answer(scope, receive, exchange)
