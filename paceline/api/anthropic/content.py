@@ -8,10 +8,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-from pydantic_core import from_json
-
 from paceline.api.chat.output import annotations_of, step_line
-from paceline.api.chat.tool_calls import Content, ParsedOutput, ToolCallArguments, ToolCallParser, ToolCallStart
+from paceline.api.chat.tool_calls import (
+    Content,
+    ParsedOutput,
+    ToolCallArguments,
+    ToolCallParser,
+    ToolCallStart,
+    arguments_of,
+)
 from paceline.api.chat.tools import ToolUse
 from paceline.runtime.service import Citation, GenerationResult, WorkflowStep
 
@@ -88,13 +93,8 @@ class ContentBuilder:
         if not self._open:
             return []
         text, kind, self._open, self._pieces = "".join(self._pieces), self._open, "", []
-        self.blocks[-1] |= {"input": _object(text)} if kind == "tool_use" else {kind: text}
+        self.blocks[-1] |= {"input": arguments_of(text)} if kind == "tool_use" else {kind: text}
         return [{"type": "content_block_stop", "index": len(self.blocks) - 1}]
-
-
-def _object(text: str) -> object:
-    """Arguments as an object; as far as it was written if a limit cut it, as Anthropic's client reads a stream."""
-    return from_json(text, allow_partial=True) if text else {}
 
 
 def _citation(index: int, citation: Citation) -> Json:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import from_json
-
 from paceline.api.chat.message_builder import Json, MessageBuilder
 from paceline.api.chat.output import Reporting, logprob_items, step_line, summary
+from paceline.api.chat.tool_calls import arguments_of
 from paceline.api.chat.tools import ToolUse
 from paceline.api.http import sse
 from paceline.api.http.errors import Failure
@@ -139,12 +138,8 @@ def _text(deltas: Sequence[Json]) -> str:
 
 
 def _calls(message: Mapping[str, Any]) -> list[Json]:
-    """Calls with their arguments as objects; as far as they were written if a limit cut them."""
-    return [
-        {"function": {"name": name, "arguments": from_json(arguments, allow_partial=True) if arguments else {}}}
-        for call in message.get("tool_calls", ())
-        for name, arguments in [(call["function"]["name"], call["function"]["arguments"])]
-    ]
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return [{"function": {"name": call["name"], "arguments": arguments_of(call["arguments"])}} for call in calls]
 
 
 def _field(part: object, name: str) -> object:
