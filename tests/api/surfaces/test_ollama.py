@@ -91,9 +91,9 @@ def test_calls_come_whole_with_their_arguments_as_an_object(
 
 
 def test_a_call_that_was_cut_has_what_was_written_of_it(http: httpx.Client, service: ScriptedService) -> None:
-    service.script = Script([TextDelta(CALL[:-16], 1), done("length")])
+    service.script = Script([TextDelta(CALL.partition("}}")[0] + ', "unit": "ce', 1), done("length")])
     (call,) = chat(http, tools=[TOOL], stream=False).json()["message"]["tool_calls"]
-    assert call["function"]["name"] == "weather" and isinstance(call["function"]["arguments"], dict)
+    assert call == {"function": {"name": "weather", "arguments": {"city": "Paris"}}}
 
 
 def test_options_are_sampling_parameters(http: httpx.Client, service: ScriptedService) -> None:
@@ -198,13 +198,16 @@ def test_a_silence_is_filled_with_lines_without_text(service: ScriptedService) -
     held = Signal()
     service.script = Script([TextDelta("a", 1), held, *answering("b")])
     body = {"model": "scripted", "messages": HI}
-    texts = []
-    with serving(service, keep_alive=0.01) as url, client_of(url) as http:
-        with http.stream("POST", "/api/chat", json=body) as response:
-            for line in response.iter_lines():
-                texts.append(json.loads(line)["message"]["content"])
-                if texts[-1] == "":
-                    held.set()
+    texts: list[str] = []
+    with (
+        serving(service, keep_alive=0.01) as url,
+        client_of(url) as http,
+        http.stream("POST", "/api/chat", json=body) as response,
+    ):
+        for line in response.iter_lines():
+            texts.append(json.loads(line)["message"]["content"])
+            if texts[-1] == "":
+                held.set()
     assert "".join(texts) == "ab" and "" in texts[:-1]
 
 
