@@ -42,4 +42,4 @@ def envelope(failure: Failure) -> Mapping[str, object]:
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id.get()}
 
 
-SHAPE = ErrorShape("/v1/messages", AnthropicError, envelope)
+SHAPE = ErrorShape("/v1/messages", AnthropicError, envelope, id_header=b"request-id")

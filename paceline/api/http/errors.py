@@ -49,11 +49,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How another API than OpenAI's writes errors."""
+    """How another API than OpenAI's writes errors, and names a request."""
 
     prefix: str  # of its paths
     model: type[BaseModel]  # describes it
     encode: Callable[[Failure], Mapping[str, object]]
+    id_header: bytes = b""  # for the id of the request, besides `x-request-id`
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -269,7 +269,7 @@ def test_refusals_have_anthropics_shape(
     body = response.json()
     assert response.status_code == status and body["type"] == "error"
     assert body["error"]["type"] == kind and words in body["error"]["message"]
-    assert body["request_id"] == response.headers["x-request-id"]
+    assert body["request_id"] == response.headers["x-request-id"] == response.headers["request-id"]
 
 
 def test_a_prompt_that_is_too_long_is_refused_in_the_words_agents_know(

@@ -275,6 +275,8 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             own = [(b"x-request-id", self.id.encode()), (b"openai-processing-ms", b"%.0f" % self.ms())]
+            if self._shape is not None and self._shape.id_header:
+                own.append((self._shape.id_header, self.id.encode()))
             message = {**message, "headers": [*message.get("headers", []), *own, *self.extra]}
         await self._send(message)
 
