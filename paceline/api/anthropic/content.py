@@ -44,7 +44,7 @@ class ContentBuilder:
     def end(self, done: GenerationResult) -> list[Json]:
         events = [] if self._parser is None else self._parsed(self._parser.flush(done.reason != "stop"))
         if self._open == "text":
-            cited = [_citation(index, one) for index, one in enumerate(done.citations)]
+            cited = [_citation(one) for one in done.citations]
             events += [self._delta({"type": "citations_delta", "citation": one}) for one in cited]
             self.blocks[-1] |= {"citations": cited} if cited else {}
         return events + self._close()
@@ -97,16 +97,15 @@ class ContentBuilder:
         return [{"type": "content_block_stop", "index": len(self.blocks) - 1}]
 
 
-def _citation(index: int, citation: Citation) -> Json:
+def _citation(citation: Citation) -> Json:
+    """As of a search by the server: what clients know to have a URL."""
     (annotation,) = annotations_of([citation], 0)
     named = annotation["url_citation"]
     assert isinstance(named, dict), "made by annotations_of"
     return {
-        "type": "search_result_location",
+        "type": "web_search_result_location",
         "cited_text": citation.passage,
-        "source": named["url"],
+        "url": named["url"],
         "title": named["title"],
-        "search_result_index": index,
-        "start_block_index": 0,
-        "end_block_index": 1,
+        "encrypted_index": "",  # by which Anthropic finds its own results again
     }

@@ -143,11 +143,12 @@ def test_usage_counts_cached_tokens_apart(http: httpx.Client, service: ScriptedS
     assert start["input_tokens"] == 7 and start["output_tokens"] == 0
 
 
-def test_documents_are_search_results_cited_by_the_text(http: httpx.Client, service: ScriptedService) -> None:
+def test_documents_are_cited_by_the_text_as_found_by_the_server(http: httpx.Client, service: ScriptedService) -> None:
     service.script = Script(SCRIPTS["cited"])
     (citation,) = whole(http)["content"][0]["citations"]
-    assert citation["type"] == "search_result_location"
+    assert citation["type"] == "web_search_result_location"
     assert (citation["cited_text"], citation["title"]) == ("The passage.", "notes.md")
+    assert citation["url"] == "paceline://cloud/notes.md"
 
 
 def test_what_is_asked_becomes_a_chat(http: httpx.Client, service: ScriptedService) -> None:
