@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -23,7 +23,6 @@ from paceline.rag.rerank.reranker import Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.runtime.asking.gate import CloudAsks
-from paceline.runtime.embeddings import TextEmbedder
 from paceline.runtime.energy.side import SideEnergy
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
 from paceline.runtime.engine_loop.load import engine_load
@@ -31,30 +30,24 @@ from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.connection import Link
 from paceline.runtime.link.traffic import link_states
 from paceline.runtime.lookup_tables.store import TableStore
+from paceline.runtime.node_texts import NodeTexts
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
-from paceline.runtime.reranking import PassageReranker
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
-    EmbedderInfo,
-    Embeddings,
     GenerateRequest,
     Generation,
     LinkState,
     Load,
-    Logprobs,
     Readiness,
-    Reranked,
 )
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.egress import Egress
-from paceline.runtime.sessions.output_text import token_strings
-from paceline.runtime.sessions.prompt_logprobs import PromptScorer
 from paceline.runtime.tracing import Tracer
 from paceline.runtime.units.registry import NodeUnits
 from paceline.runtime.upkeep import keep_debt, keep_profiles, prefill_documents, watch_removals
 from paceline.runtime.workflows.kept_profiles import KeptProfiles
-from paceline.runtime.workflows.service import Workflows, own_reranker
+from paceline.runtime.workflows.service import Workflows
 from paceline.runtime.workflows.web.access import WebAccess
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
@@ -67,7 +60,7 @@ MAX_ANSWERS = 1152  # admitted at once, of which one owner may have 1,024 (`core
 RETRY_AFTER_S = 1
 
 
-class Node:
+class Node(NodeTexts):
     """Use as an async context manager on the loop that serves it. Methods belong to that loop's thread."""
 
     def __init__(
@@ -134,12 +127,7 @@ class Node:
         self._timed = timed
         self._tasks: set[asyncio.Task[None]] = set()
         self._library: Library | None = None
-        self._scorer = PromptScorer(self.worker, model.tokenizer, self._resources.vocab_size)
-        self._embedder = None if store is None else TextEmbedder(store.embedder, self._resources.work)
-        found = reranker or own_reranker(store)
-        self._reranker = None
-        if found is not None and store is not None:
-            self._reranker = PassageReranker(found, self._resources.work, store.embedder.count)
+        super().__init__(self._resources, reranker)
 
     async def __aenter__(self) -> Self:
         resources = self._resources
@@ -185,12 +173,6 @@ class Node:
 
     def models(self) -> Sequence[ModelInfo]:
         return (self._resources.info,)
-
-    def embedders(self) -> Sequence[EmbedderInfo]:
-        store = self._resources.store
-        if store is None:
-            return ()
-        return (EmbedderInfo(store.embedder.served_name, store.embedder.dimensions, store.embedder.max_tokens),)
 
     def strategies(self) -> Sequence[str]:
         return tuple(STRATEGIES)
@@ -244,33 +226,8 @@ class Node:
         """Wait until the engine cannot be used any more."""
         await self.worker.lost.wait()
 
-    async def tokenize(self, text: str) -> tuple[int, ...]:
-        return tuple(await asyncio.to_thread(self._resources.tokenizer.raw, text))
-
-    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        return tuple(await asyncio.to_thread(self._resources.tokenizer.chat, messages))
-
-    async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
-        return await asyncio.to_thread(token_strings, self._resources.tokenizer, tokens)
-
     def check(self, request: GenerateRequest, *, room: int) -> None:
         self._preparation.check(request, room=room)
-
-    async def score(self, prompt: Sequence[int], top: int) -> Sequence[Logprobs]:
-        return await self._scorer.score(prompt, top)
-
-    async def embed(self, texts: Sequence[str]) -> Embeddings:
-        if self._embedder is None:
-            raise RequestError("This side keeps no documents and has no embedder.", status=404, param="model")
-        return await self._embedder.embed(texts)
-
-    def rerankers(self) -> Sequence[str]:
-        return () if self._reranker is None else (self._reranker.name,)
-
-    async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
-        if self._reranker is None:
-            raise RequestError("This side has no reranker: start it with --reranker.", status=404, param="model")
-        return await self._reranker.rerank(query, passages)
 
     async def find(self, work: Callable[[], T]) -> T:
         return await self._resources.work.search(work)

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK: runs over chat completions and responses, a forced tool, and a conversation kept by the server."""
+"""OpenAI's Agents SDK: runs over chat completions and responses, a forced tool, conversations kept by the server."""
 
 from __future__ import annotations
 

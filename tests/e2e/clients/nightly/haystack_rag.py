@@ -42,9 +42,7 @@ def agent() -> None:
 
 
 def embedded() -> None:
-    embedder = OpenAITextEmbedder(
-        model=checks.EMBEDDER, api_base_url=f"{url}/v1", api_key=Secret.from_token(key)
-    )
+    embedder = OpenAITextEmbedder(model=checks.EMBEDDER, api_base_url=f"{url}/v1", api_key=Secret.from_token(key))
     assert len(embedder.run("a")["embedding"]) == 384
 
 

@@ -7,10 +7,10 @@ from typing import Literal
 
 sys.path.append(sys.path.pop(0))  # this script has the package's name
 
-import checks  # noqa: E402
-import instructor  # noqa: E402
-from openai import OpenAI  # noqa: E402
-from pydantic import BaseModel  # noqa: E402
+import checks
+import instructor
+from openai import OpenAI
+from pydantic import BaseModel
 
 
 class Place(BaseModel):

@@ -19,7 +19,7 @@ ollama = ChatOllama(model=checks.MODEL, base_url=url, client_kwargs=HEADERS)
 @tool
 def opening_hours(place: Literal["harbour", "library"]) -> str:
     """When a place opens."""
-    return "At 8:30."
+    return f"The {place} opens at 8:30."
 
 
 def streamed(model: Any) -> None:
@@ -36,7 +36,12 @@ def called() -> None:
 
 
 def schema() -> None:
-    shape = {"title": "place", "type": "object", "properties": {"place": {"enum": checks.PLACES}}, "required": ["place"]}
+    shape = {
+        "title": "place",
+        "type": "object",
+        "properties": {"place": {"enum": checks.PLACES}},
+        "required": ["place"],
+    }
     found = ollama.with_structured_output(shape, method="json_schema").invoke(checks.QUESTION)
     assert found["place"] in checks.PLACES
 

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 sys.path.append(sys.path.pop(0))  # this script has the package's name
 
-import checks  # noqa: E402
-from llama_index.core.agent.workflow import FunctionAgent  # noqa: E402
-from llama_index.core.llms import ChatMessage  # noqa: E402
-from llama_index.embeddings.ollama import OllamaEmbedding  # noqa: E402
-from llama_index.embeddings.openai_like import OpenAILikeEmbedding  # noqa: E402
-from llama_index.llms.anthropic import Anthropic  # noqa: E402
-from llama_index.llms.ollama import Ollama  # noqa: E402
-from llama_index.llms.openai_like import OpenAILike  # noqa: E402
+import checks
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.llms import ChatMessage
+from llama_index.embeddings.ollama import OllamaEmbedding
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+from llama_index.llms.anthropic import Anthropic
+from llama_index.llms.ollama import Ollama
+from llama_index.llms.openai_like import OpenAILike
 
 url, key = sys.argv[1:]
 HEADERS = {"authorization": f"Bearer {key}"}

@@ -13,7 +13,11 @@ from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompleti
 
 url, key = sys.argv[1:]
 completions = LocalCompletionsAPI(
-    model=checks.MODEL, base_url=f"{url}/v1/completions", tokenizer_backend=None, tokenized_requests=False, max_length=2048
+    model=checks.MODEL,
+    base_url=f"{url}/v1/completions",
+    tokenizer_backend=None,
+    tokenized_requests=False,
+    max_length=2048,
 )
 chat = LocalChatCompletion(model=checks.MODEL, base_url=f"{url}/v1/chat/completions", max_length=2048)
 

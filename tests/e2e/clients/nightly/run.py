@@ -1,8 +1,8 @@
 """Runs every client of this folder against one server with the demo model and a document, and prints a table.
 
 A client is a script and a list of packages: NAME.py with NAME.txt, or NAME.mjs with NAME.json. Each gets an environment
-of its own in `.venv-nightly/`, installed anew when its list has changed. A script prints JSON: its version, and for each
-check null or what went wrong. Ends with 1 if anything did. Not part of `make test`: the environments take gigabytes.
+of its own in `.venv-nightly/`, installed anew when its list has changed. A script prints JSON: its version, and each
+check with null or what went wrong. Ends with 1 if anything did. Not part of `make test`: the environments take gigabytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[3] / ".venv-nightly"
 DOCUMENT = "The harbour library of Tarnwick opens at 8:30 on weekdays. Its lighthouse is blue.\n"
 LIMIT_S = 600.0  # for one client
-EMBEDDER = "all-MiniLM-L6-v2"
 
 Row = tuple[str, str, str, str]
 
