@@ -15,8 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
+from paceline.api.anthropic.endpoint import MessagesEndpoint
 from paceline.api.chat.endpoint import ChatEndpoint
 from paceline.api.completions.endpoint import CompletionsEndpoint
+from paceline.api.conversations.endpoint import ConversationsEndpoint
 from paceline.api.description import ApiDescription
 from paceline.api.embeddings.endpoint import EmbeddingsEndpoint
 from paceline.api.generation.links import NO_ADDRESSES, Addresses
@@ -28,14 +30,19 @@ from paceline.api.http.sse import KEEP_ALIVE_S
 from paceline.api.metrics import Metrics
 from paceline.api.models import Catalog
 from paceline.api.observation.answers import Observer
+from paceline.api.ollama.embedding import OllamaEmbedding
+from paceline.api.ollama.generating import OllamaGeneration
+from paceline.api.ollama.listing import OllamaListing
 from paceline.api.page.endpoint import Page
 from paceline.api.passages import Passages
+from paceline.api.rerank.endpoint import RerankEndpoint
 from paceline.api.responses.endpoint import ResponsesEndpoint
 from paceline.api.responses.event_log.log import EventLog
 from paceline.api.responses.event_log.replay import close_interrupted
 from paceline.api.responses.event_log.writer import DEFAULT_RETENTION, Retention
 from paceline.api.routes import allowed, register
 from paceline.api.status import Status
+from paceline.api.tokens.endpoint import TokensEndpoint
 from paceline.api.vector_stores.endpoint import VectorStoresEndpoint
 from paceline.api.vector_stores.files import FilesEndpoint
 from paceline.runtime.service import Service
@@ -88,12 +95,19 @@ def create_app(
     app.state.closers.append(responses.close)
     for endpoints in (
         ChatEndpoint(service, documents=documents, keep_alive=keep_alive, addresses=addresses),
+        MessagesEndpoint(service, documents=documents, keep_alive=keep_alive, addresses=addresses),
         Passages(service),
         responses,
+        ConversationsEndpoint(responses.conversations),
         FilesEndpoint(service),
         VectorStoresEndpoint(service),
         CompletionsEndpoint(service, keep_alive=keep_alive),
         EmbeddingsEndpoint(service),
+        RerankEndpoint(service),
+        TokensEndpoint(service),
+        OllamaGeneration(service, documents=documents, keep_alive=keep_alive),
+        OllamaEmbedding(service),
+        OllamaListing(service),
         Catalog(service, admission),
         Metrics(service, app.state.observer.counts),
         Status(service, admission),
@@ -108,4 +122,5 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """The answer to an unknown path or method."""
     assert isinstance(error, HTTPException), "registered for nothing else"
     allow = allowed(request.app, request.scope) if error.status_code == 405 else None
-    return http_failure(error.status_code, request.method, request.url.path[:256], allow).response()
+    failure = http_failure(error.status_code, request.method, request.url.path[:256], allow)
+    return failure.response(request.app.state.admission.error_shape(request.scope["path"]))

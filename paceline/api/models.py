@@ -1,4 +1,4 @@
-"""`/v1/models`, `/healthz`, `/readyz`, and the lookup of models by name.
+"""`/v1/models`, `/version`, `/healthz`, `/readyz`, `/health`, and the lookup of models by name.
 
 Front ends fill their menus from the list; agents read the context length from `max_model_len` or `meta.n_ctx`. Chat
 models and embedders share one list, since clients read only one. Each endpoint accepts its own kind only.
@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline import __version__
 from paceline.api.generation.switches import SWITCHES
 from paceline.api.http.limits.admission import AdmissionControl
 from paceline.api.http.strict_json import encode_json
@@ -23,6 +25,10 @@ from paceline.runtime.service import EmbedderInfo, Service
 from paceline.workflow.builder import WORKFLOWS
 
 EMBEDDER_PREFIX = "text-embedding-"
+
+
+class Version(BaseModel):
+    version: str
 
 
 class Catalog:
@@ -68,10 +74,29 @@ class Catalog:
                 open=True,
                 refusals=(503,),
             ),
+            Route(
+                method="GET",
+                path="/health",
+                endpoint=self.ready,
+                summary="Say whether it can be asked, where vLLM and llama.cpp do.",
+                scope=None,
+                open=True,
+                refusals=(503,),
+            ),
+            Route(
+                method="GET",
+                path="/version",
+                endpoint=self.version,
+                summary="Name the release of this program.",
+                scope=None,
+                response=Version,
+            ),
         )
 
     async def list_models(self, request: Request) -> Response:  # noqa: ARG002  # an endpoint's signature
-        return _json({"object": "list", "data": [self._entry(name, model) for name, model in self._known()]})
+        return _json(
+            {"object": "list", "data": [self._entry(name, model) for name, model in served_models(self._service)]}
+        )
 
     async def show_model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -85,14 +110,8 @@ class Catalog:
         ready = readiness.ready and not self._admission.draining
         return _json({"ready": ready, "side": self._service.side, **readiness.detail}, 200 if ready else 503)
 
-    def _known(self) -> Iterator[tuple[str, ModelInfo | EmbedderInfo]]:
-        """Names of models. Chat models first: a client that takes the first name gets one that can chat. Then the same
-        with a switch, and embedders, by the name that front ends leave out of those menus."""
-        models = self._service.models()
-        switches = [name for name in SWITCHES if name not in WORKFLOWS or name in self._service.workflows()]
-        yield from ((model.name, model) for model in models)
-        yield from ((f"{model.name}:{switch}", model) for model in models for switch in switches)
-        yield from ((name, embedder) for embedder in self._service.embedders() for name in _names(embedder)[:1])
+    async def version(self, request: Request) -> Response:  # noqa: ARG002
+        return _json({"version": __version__})
 
     def _entry(self, name: str, model: ModelInfo | EmbedderInfo) -> dict[str, object]:
         entry: dict[str, object] = {
@@ -127,6 +146,16 @@ class Catalog:
             "meta": {"n_embd": model.dimensions},
             "paceline": {"kind": "embedding", "side": self._service.side},
         }
+
+
+def served_models(service: Service) -> Iterator[tuple[str, ModelInfo | EmbedderInfo]]:
+    """Names of models. Chat models first: a client that takes the first name gets one that can chat. Then the same
+    with a switch, and embedders, by the name that front ends leave out of those menus."""
+    models = service.models()
+    switches = [name for name in SWITCHES if name not in WORKFLOWS or name in service.workflows()]
+    yield from ((model.name, model) for model in models)
+    yield from ((f"{model.name}:{switch}", model) for model in models for switch in switches)
+    yield from ((name, embedder) for embedder in service.embedders() for name in _names(embedder)[:1])
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -19,6 +19,7 @@ from openai.pagination import SyncCursorPage, SyncPage
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
+from paceline.api.http.errors import ErrorShape
 from paceline.api.routes import Route
 
 OFFICIAL = "openai."  # prefix of the official client's shapes, some of whose names are also ours
@@ -81,8 +82,11 @@ def describe(app: FastAPI) -> Json:
         "components": {
             "schemas": schemas,
             "headers": _HEADERS,
-            "responses": {str(status): _refusal(status, refs) for status in _MEANING},
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "responses": _refusal_shapes(routes, refs),
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
@@ -110,7 +114,9 @@ def _operation(route: Route, refs: Mapping[Described, Json]) -> Json:
         "operationId": "_".join([route.method.lower(), *re.findall(r"\w+", plain_path(route.path))]),
         "summary": route.summary,
         "tags": [route.scope or "service"],
-        "security": [] if route.open else [{"bearer": [route.scope] if route.scope else []}],
+        "security": []
+        if route.open
+        else [{scheme: [route.scope] if route.scope else []} for scheme in ("bearer", "key")],
         "responses": _responses(route, refs),
     }
     parameters = [
@@ -150,16 +156,39 @@ def _responses(route: Route, refs: Mapping[Described, Json]) -> Json:
     schema = {"schema": refs[route.response, "serialization"]} if route.response else {}
     content: Json = {route.media_type: schema}
     if route.stream is not None:
-        encoded = {"contentMediaType": "application/json", "contentSchema": refs[route.stream, "serialization"]}
-        data: Json = {"type": "string", "anyOf": [{"const": "[DONE]"}, encoded]}
-        event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
-        content["text/event-stream"] = {"schema": event}
+        content[route.stream_type] = {"schema": _streamed(route, refs[route.stream, "serialization"])}
     answers: Json = {"200": {"description": "As asked.", "headers": _headers(200), "content": content}}
-    return answers | {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(_refusals(route))}
+    return answers | {
+        str(status): {"$ref": f"#/components/responses/{_refusal_name(status, route.errors)}"}
+        for status in sorted(_refusals(route))
+    }
 
 
-def _refusal(status: int, refs: Mapping[Described, Json]) -> Json:
-    content = {"application/json": {"schema": refs[Error, "serialization"]}}
+def _streamed(route: Route, schema: Json) -> Json:
+    """The schema of one event; of one line, where the stream is of lines."""
+    if route.stream_type != "text/event-stream":
+        return schema
+    encoded = {"contentMediaType": "application/json", "contentSchema": schema}
+    data: Json = {"type": "string", "anyOf": [{"const": "[DONE]"}, encoded]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+
+
+def _refusal_shapes(routes: Sequence[Route], refs: Mapping[Described, Json]) -> Json:
+    """Each status in OpenAI's shape, and those of routes that have another in theirs."""
+    shapes: Json = {_refusal_name(status, None): _refusal(status, Error, refs) for status in _MEANING}
+    for route in routes:
+        if route.errors is not None:
+            for status in _refusals(route):
+                shapes[_refusal_name(status, route.errors)] = _refusal(status, route.errors.model, refs)
+    return dict(sorted(shapes.items()))
+
+
+def _refusal_name(status: int, errors: ErrorShape | None) -> str:
+    return str(status) if errors is None else f"{errors.model.__name__}{status}"
+
+
+def _refusal(status: int, model: type[BaseModel], refs: Mapping[Described, Json]) -> Json:
+    content = {"application/json": {"schema": refs[model, "serialization"]}}
     return {"description": _MEANING[status], "headers": _headers(status), "content": content}
 
 
@@ -188,9 +217,10 @@ class _Generator(GenerateJsonSchema):
         return False
 
 
-def _schemas(routes: Iterable[Route]) -> tuple[dict[Described, Json], Json]:
+def _schemas(routes: Sequence[Route]) -> tuple[dict[Described, Json], Json]:
     """A reference or schema for each shape and mode, and all schemas that are referred to."""
     own: dict[Described, None] = {(Error, "serialization"): None}
+    own |= {(route.errors.model, "serialization"): None for route in routes if route.errors is not None}
     theirs: dict[Described, None] = {}
     for route in routes:
         own |= {(model, "validation"): None for model in (route.request, route.form) if model is not None}

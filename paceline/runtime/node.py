@@ -23,7 +23,6 @@ from paceline.rag.rerank.reranker import Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.runtime.asking.gate import CloudAsks
-from paceline.runtime.embeddings import TextEmbedder
 from paceline.runtime.energy.side import SideEnergy
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
 from paceline.runtime.engine_loop.load import engine_load
@@ -31,23 +30,19 @@ from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.connection import Link
 from paceline.runtime.link.traffic import link_states
 from paceline.runtime.lookup_tables.store import TableStore
+from paceline.runtime.node_texts import NodeTexts
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
-    EmbedderInfo,
-    Embeddings,
     GenerateRequest,
     Generation,
     LinkState,
     Load,
-    Logprobs,
     Readiness,
 )
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.egress import Egress
-from paceline.runtime.sessions.output_text import token_strings
-from paceline.runtime.sessions.prompt_logprobs import PromptScorer
 from paceline.runtime.tracing import Tracer
 from paceline.runtime.units.registry import NodeUnits
 from paceline.runtime.upkeep import keep_debt, keep_profiles, prefill_documents, watch_removals
@@ -65,7 +60,7 @@ MAX_ANSWERS = 1152  # admitted at once, of which one owner may have 1,024 (`core
 RETRY_AFTER_S = 1
 
 
-class Node:
+class Node(NodeTexts):
     """Use as an async context manager on the loop that serves it. Methods belong to that loop's thread."""
 
     def __init__(
@@ -138,8 +133,7 @@ class Node:
         self._timed = timed
         self._tasks: set[asyncio.Task[None]] = set()
         self._library: Library | None = None
-        self._scorer = PromptScorer(self.worker, model.tokenizer, self._resources.vocab_size)
-        self._embedder = None if store is None else TextEmbedder(store.embedder, self._resources.work)
+        super().__init__(self._resources, reranker)
 
     async def __aenter__(self) -> Self:
         resources = self._resources
@@ -185,12 +179,6 @@ class Node:
 
     def models(self) -> Sequence[ModelInfo]:
         return (self._resources.info,)
-
-    def embedders(self) -> Sequence[EmbedderInfo]:
-        store = self._resources.store
-        if store is None:
-            return ()
-        return (EmbedderInfo(store.embedder.served_name, store.embedder.dimensions, store.embedder.max_tokens),)
 
     def strategies(self) -> Sequence[str]:
         return tuple(STRATEGIES)
@@ -244,22 +232,8 @@ class Node:
         """Wait until the engine cannot be used any more."""
         await self.worker.lost.wait()
 
-    async def tokenize(self, text: str) -> tuple[int, ...]:
-        return tuple(await asyncio.to_thread(self._resources.tokenizer.raw, text))
-
-    async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
-        return await asyncio.to_thread(token_strings, self._resources.tokenizer, tokens)
-
     def check(self, request: GenerateRequest, *, room: int) -> None:
         self._preparation.check(request, room=room)
-
-    async def score(self, prompt: Sequence[int], top: int) -> Sequence[Logprobs]:
-        return await self._scorer.score(prompt, top)
-
-    async def embed(self, texts: Sequence[str]) -> Embeddings:
-        if self._embedder is None:
-            raise RequestError("This side keeps no documents and has no embedder.", status=404, param="model")
-        return await self._embedder.embed(texts)
 
     async def find(self, work: Callable[[], T]) -> T:
         return await self._resources.work.search(work)

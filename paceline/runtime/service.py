@@ -136,6 +136,7 @@ class GenerationResult:
     completion_tokens: int
     strategy: str
     strategy_reason: str  # for the choice of the strategy, a sentence
+    stop: str = ""  # the stop string that ended the text, if one did
     degraded: str | None = None  # "device_lost", "device_missing", "device_refused", and likewise for the cloud
     citations: tuple[Citation, ...] = ()
     found: tuple[Citation, ...] = ()  # all passages of this side's prompts, whether they decided a token or not
@@ -197,6 +198,12 @@ class Embeddings:
     tokens: int  # of all texts together
 
 
+@dataclass(frozen=True, slots=True)
+class Reranked:
+    relevance: tuple[float, ...]  # of each passage: a probability from a cross-encoder, else a mean of cosines
+    tokens: int  # of query and passages, in the embedder's vocabulary
+
+
 class Service(Protocol):
     """One side of the program, as its HTTP surface sees it."""
 
@@ -224,6 +231,9 @@ class Service(Protocol):
     async def tokenize(self, text: str) -> tuple[int, ...]:
         """Tokens of a raw prompt, at least one. Raises RequestError."""
 
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Tokens of a conversation without documents, up to the start of its answer. Raises RequestError."""
+
     async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
         """Bytes of each token of a raw prompt; the name of a special token."""
 
@@ -239,6 +249,12 @@ class Service(Protocol):
 
     async def embed(self, texts: Sequence[str]) -> Embeddings:
         """Embed texts. Raises RequestError where there is no embedder or a text is too long."""
+
+    def rerankers(self) -> Sequence[str]:
+        """Names for `rerank`: of the one there is, or none."""
+
+    async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
+        """Raises RequestError where there is no reranker."""
 
     def check_room(self, owner: str) -> None:
         """Raises RequestError (429) where `prepare` would refuse any request of this owner now: what must be refused is
@@ -256,6 +272,10 @@ class Service(Protocol):
 
 class Generation(Protocol):
     """An admitted request. Must be run or closed, exactly once."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the longest prompt, as the result will say; 0 where it is not known before the answer."""
 
     def run(self) -> AsyncIterator[GenerateEvent]:
         """Yield text deltas, then one GenerationResult. Closing the iterator cancels the generation and frees its

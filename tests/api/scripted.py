@@ -28,6 +28,7 @@ from paceline.runtime.service import (
     LinkState,
     Load,
     Readiness,
+    Reranked,
     TextDelta,
 )
 from paceline.strategies.base import Side
@@ -97,6 +98,10 @@ class ScriptedPrepared:
         self._script = script
         self._request = request
 
+    @property
+    def prompt_tokens(self) -> int:
+        return 7
+
     async def run(self) -> AsyncIterator[GenerateEvent]:
         self._script.began.set()
         try:
@@ -140,6 +145,18 @@ class ScriptedService:
 
     def check_room(self, owner: str) -> None:
         """There is room for everybody."""
+
+    def rerankers(self) -> Sequence[str]:
+        return ("scripted-reranker",)
+
+    async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
+        """Words that query and passage have in common, of all of the query's."""
+        words = set(query.split())
+        shared = tuple(len(words & set(passage.split())) / len(words) for passage in passages)
+        return Reranked(shared, sum(len(text.split()) for text in (query, *passages)))
+
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        return tuple(byte for message in messages for byte in message["content"].encode())
 
     async def find(self, work: Callable[[], T]) -> T:
         return await asyncio.to_thread(work)

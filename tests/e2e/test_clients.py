@@ -290,3 +290,31 @@ def check_responses(said: Said, text: str) -> None:
     assert numbers == list(range(len(numbers)))
     assert said.get("resumed", numbers[3:]) == numbers[3:]
     assert said.get("gone", True)
+
+
+# ---- clients of other APIs ------------------------------------------------------------------------------------------
+def test_anthropics_client_gets_what_curl_gets(server: tuple[str, str], measure: Said) -> None:
+    said = script(OTHER_PYTHON, str(CLIENTS / "anthropic_chat.py"))(*server)
+    tokens = TASKS["response"]["max_output_tokens"]
+    assert said["whole"] == {"text": measure["responses"], "reason": "max_tokens", "usage": tokens} == said["streamed"]
+    for way in ("tool", "tool_streamed"):
+        assert said[way]["name"] == TASKS["tool"]["name"]
+        jsonschema.validate(json.loads(said[way]["arguments"]), TASKS["tool"]["parameters"])
+    assert said["tool"] == said["tool_streamed"]
+    assert said["after_tool"] in ("end_turn", "max_tokens", "tool_use")
+    assert said["counted"] == said["asked"]
+    assert TASKS["model"] in said["models"]
+    assert said["refusal"] == {"status": 404, "named": True, "kind": "not_found_error"}
+
+
+def test_ollamas_client_gets_what_curl_gets(server: tuple[str, str], measure: Said) -> None:
+    said = script(OTHER_PYTHON, str(CLIENTS / "ollama_chat.py"))(*server)
+    assert said["whole"] == said["streamed"] == measure["whole"]
+    assert said["generated"] == said["generated_streamed"] == measure["whole"]["text"]
+    assert said["completions"] == measure["completions"]
+    assert said["calls"] == said["calls_streamed"]
+    jsonschema.validate(json.loads(said["schema"]), TASKS["schema"])
+    for vector, wanted in zip(said["embeddings"], measure["embeddings"], strict=True):
+        assert vector == pytest.approx(wanted, abs=1e-6)
+    assert TASKS["model"] in said["models"] and said["context"] > 0
+    assert said["refusal"]["status"] == 404 and "nobody" in said["refusal"]["text"]

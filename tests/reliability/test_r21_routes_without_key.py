@@ -15,7 +15,12 @@ from tests.reliability.conftest import Figure
 from tests.reliability.real_server import WAIT, RealServer
 
 PAGE = {asset.path for asset in load_assets()}  # files of the web page, which hold nothing of a user
-OPEN = {"/healthz", "/readyz", "/v1/devices/enrol"} | PAGE  # answered without a key, each for a reason (docs)
+OPEN = {
+    "/health",
+    "/healthz",
+    "/readyz",
+    "/v1/devices/enrol",
+} | PAGE  # answered without a key, each for a reason (docs)
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "FROB")
 WRONG = (None, "", "Bearer", "Bearer wrong", "Bearer ann wrong", "Basic YW5uOg==", "Bearer ann,bert", "ann")
 NEVER = (

@@ -8,17 +8,14 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.api.chat.admit import admit_chat, read_chat
 from paceline.api.chat.output import ChatBody, ChatChunks, ChatMeta
 from paceline.api.chat.request import chat_call
 from paceline.api.chat.schema import ChatRequest
-from paceline.api.generation.fan_in import prepare_all
 from paceline.api.generation.links import Addresses
-from paceline.api.generation.streaming import JsonAnswer, SseAnswer
-from paceline.api.http.body import read_body, while_connected
-from paceline.api.http.strict_json import decode_object
+from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
 from paceline.api.models import chat_model
 from paceline.api.routes import Route
-from paceline.api.vector_stores.search import select_stores
 from paceline.errors import RequestError
 from paceline.runtime.service import Service
 
@@ -48,14 +45,11 @@ class ChatEndpoint:
         )
 
     async def __call__(self, request: Request) -> Response:
-        self._service.check_room(request.state.identity.key)
-        body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
+        body = await read_chat(request, self._service)
         call = chat_call(body, self._service, request.state.identity, documents=self._documents)
         model = chat_model(self._service, call.model)
-        identity = request.state.identity
-        requests = await select_stores(call.requests, self._service, identity, call.vector_stores)
         try:
-            generations = await while_connected(request.receive, prepare_all(self._service, requests))
+            generations = await admit_chat(request, call, self._service)
         except RequestError as error:
             if error.param == "tools" and call.tools is not None and call.tools.legacy:
                 error.param = "functions"
@@ -66,4 +60,4 @@ class ChatEndpoint:
         )
         if not call.stream:
             return JsonAnswer(generations, ChatBody(meta))
-        return SseAnswer(generations, ChatChunks(meta), self._keep_alive, meta.id)
+        return StreamedAnswer(generations, ChatChunks(meta), self._keep_alive, meta.id)

@@ -86,11 +86,16 @@ class ChatBody:
 class ChatChunks:
     """Encoder of a streamed completion (`AnswerChunks`)."""
 
+    headers = sse.HEADERS
+
     def __init__(self, meta: ChatMeta) -> None:
         self._meta = meta
         self._messages = [MessageBuilder(meta.call.tools) for _ in meta.call.requests]
         self._logprobs: list[list[Json]] = [[] for _ in self._messages]  # that are not sent yet
         self._dones: dict[int, GenerationResult] = {}
+
+    def ping(self) -> bytes:
+        return sse.PING
 
     def begin(self) -> bytes:
         return b"".join(sse.event(role_chunk(self._meta, index)) for index in range(len(self._messages)))

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
 
+from pydantic_core import from_json
+
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
@@ -171,6 +173,14 @@ class ToolCallParser:
         self._held = self._held if tail is None else self._held[tail.end() :]
         self._state = "text"
         return True
+
+
+def arguments_of(text: str) -> object:
+    """Arguments as an object, for surfaces that have them so: as far as they were written, where a limit cut them."""
+    try:
+        return from_json(text, allow_partial=True)
+    except ValueError:  # nothing was written, or no JSON, where no mask held the model
+        return {}
 
 
 def _mark_begun(text: str) -> int:

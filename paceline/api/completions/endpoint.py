@@ -19,7 +19,7 @@ from paceline.api.completions.output import CompletionBody, CompletionChunks, Co
 from paceline.api.completions.request import CompletionCall, CompletionRequest, completion_call
 from paceline.api.generation.fan_in import close_all, prepare_all
 from paceline.api.generation.inputs import Input
-from paceline.api.generation.streaming import JsonAnswer, SseAnswer
+from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.strict_json import decode_object
 from paceline.api.routes import Route
@@ -74,7 +74,7 @@ class CompletionsEndpoint:
         meta, generations = await while_connected(request.receive, self._begin(call))
         if not call.stream:
             return JsonAnswer(generations, CompletionBody(meta))
-        return SseAnswer(generations, CompletionChunks(meta), self._keep_alive, meta.id)
+        return StreamedAnswer(generations, CompletionChunks(meta), self._keep_alive, meta.id)
 
     async def _begin(self, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
         """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""

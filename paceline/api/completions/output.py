@@ -125,10 +125,15 @@ class ChoiceEncoder:
 class CompletionChunks:
     """Encoder of a streamed completion (`AnswerChunks`)."""
 
+    headers = sse.HEADERS
+
     def __init__(self, meta: CompletionMeta) -> None:
         self._meta = meta
         self._encoders = [ChoiceEncoder(meta, index) for index in range(meta.num_choices)]
         self._dones: dict[int, GenerationResult] = {}
+
+    def ping(self) -> bytes:
+        return sse.PING
 
     def begin(self) -> bytes:
         return b"".join(self._chunk(index, encoder.begin()) for index, encoder in enumerate(self._encoders))

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.api.generation.fan_in import GenerationFanIn
-from paceline.api.http import sse
 from paceline.api.http.body import ClientGoneError, while_connected
 from paceline.api.http.errors import Failure, failure_of
 from paceline.api.observation.answers import AnswerWatch, Observer
@@ -41,8 +40,14 @@ class AnswerBody(Protocol):
 class AnswerChunks(Protocol):
     """Encoder of a streamed answer: `begin`, any number of `take`, then `end`, or `fail` at any time.
 
-    Each returns whole server-sent events, or nothing.
+    Each returns whole events or lines, or nothing.
     """
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    def ping(self) -> bytes:
+        """What clients ignore, and keeps a silent connection open."""
 
     def begin(self) -> bytes: ...
 
@@ -86,8 +91,8 @@ class JsonAnswer(Response):
         await send_part(send, {"type": "http.response.body", "body": body})
 
 
-class SseAnswer(Response):
-    """Sends events as they come, and a comment after `keep_alive` seconds of silence.
+class StreamedAnswer(Response):
+    """Sends events as they come, and `ping`s of the encoder after `keep_alive` seconds of silence.
 
     Cancels the generations when the client leaves.
     """
@@ -106,14 +111,14 @@ class SseAnswer(Response):
 
     async def _write(self, fan_in: GenerationFanIn, send: Send) -> None:
         event = await fan_in.next(min(HEADERS_WAIT_S, self._keep_alive))
-        headers = [(name.encode(), value.encode()) for name, value in sse.HEADERS.items()]
+        headers = [(name.encode(), value.encode()) for name, value in self._chunks.headers.items()]
         await send_part(send, {"type": "http.response.start", "status": 200, "headers": headers})
         running = len(self._generations)
         try:
             await put(send, self._chunks.begin())
             while True:
                 if event is None:
-                    await put(send, sse.PING)
+                    await put(send, self._chunks.ping())
                 else:
                     running -= isinstance(event[1], GenerationResult)
                     await put(send, self._chunks.take(*event))

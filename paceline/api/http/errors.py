@@ -1,4 +1,4 @@
-"""Errors as HTTP: OpenAI's error envelope with all four keys, for every failed request.
+"""Errors as HTTP: OpenAI's error envelope with all four keys, unless the route speaks another API's.
 
 Maps an exception to its status and, where a retry may succeed, to Retry-After. An unexpected exception becomes a 500
 whose text reveals no internals.
@@ -7,11 +7,13 @@ whose text reveals no internals.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from pydantic import BaseModel
 from starlette.responses import Response
 
+from paceline.api.http.absent import hint_of
 from paceline.api.http.strict_json import encode_json
 from paceline.errors import EngineError, LinkError, PacelineError, RequestError, StorageError
 
@@ -35,13 +37,24 @@ class Failure:
         """All four keys, `code` a string or null: SDKs in typed languages require it."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
+    def response(self, shape: ErrorShape | None = None) -> Response:
+        """shape: None for OpenAI's."""
         return Response(
-            encode_json(self.envelope()),
+            encode_json(self.envelope() if shape is None else shape.encode(self)),
             status_code=self.status,
             media_type="application/json",
             headers=dict(self.headers),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """How another API than OpenAI's writes errors, and names a request."""
+
+    prefix: str  # of its paths
+    model: type[BaseModel]  # describes it
+    encode: Callable[[Failure], Mapping[str, object]]
+    id_header: bytes = b""  # for the id of the request, besides `x-request-id`
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -77,7 +90,7 @@ def unauthorized(message: str) -> Failure:
 def http_failure(status: int, method: str, path: str, allow: str | None) -> Failure:
     """A fault found by the router: an unknown path, or a method it does not take."""
     if status == 404:
-        return Failure(404, f"There is no {path} here.", code="unknown_url")
+        return Failure(404, f"There is no {path} here.{hint_of(path)}", code="unknown_url")
     if status == 405:
         headers = {"Allow": allow} if allow else {}
         return Failure(405, f"{path} does not take {method}.", code="method_not_allowed", headers=headers)

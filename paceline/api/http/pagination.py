@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from paceline.api.http.strict_json import encode_json
 from paceline.api.http.validation import Schema, parse
+from paceline.errors import RequestError
 from paceline.rag.store.paging import Paging
 from paceline.rag.store.vector_stores import Status
 
@@ -46,6 +47,19 @@ class AttachedQuery(PageQuery):
 def parse_query(schema: type[Q], query: QueryParams) -> Q:
     """Raises RequestError (400) that names the parameter."""
     return parse(schema, dict(query.items()))
+
+
+def page_of(items: Sequence[Mapping[str, object]], asked: PageQuery) -> tuple[list[Mapping[str, object]], bool]:
+    """A page of items that are in memory, oldest first, and whether there are more. Raises RequestError (400)."""
+    page = list(reversed(items)) if asked.order == "desc" else list(items)
+    for name, cursor in (("after", asked.after), ("before", asked.before)):
+        if cursor is None:
+            continue
+        at = next((index for index, item in enumerate(page) if item["id"] == cursor), None)
+        if at is None:
+            raise RequestError(f"There is no item {cursor!r} in this list.", param=name)
+        page = page[at + 1 :] if name == "after" else page[:at]
+    return page[: asked.limit], len(page) > asked.limit
 
 
 def listing(items: Sequence[Mapping[str, object]], more: bool) -> Response:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from paceline.api.chat.schema import MAX_MESSAGES
 from paceline.api.http.body import MAX_BODY
+from paceline.api.responses.event_log.conversations import Conversations
 from paceline.api.responses.event_log.log import EventLog
 from paceline.api.responses.event_log.replay import close_interrupted
 from paceline.api.responses.event_log.store import ENDS
@@ -22,14 +23,20 @@ from paceline.runtime.service import GenerateRequest, Generation, Service
 MAX_EARLIER = 4 * MAX_BODY  # bytes of earlier turns
 
 
-async def conversation_of(asked: ResponseRequest, given: Sequence[Json], log: EventLog, owner: str) -> list[Json]:
-    """Inputs and outputs of the responses that are continued, oldest first, and then the items `given` now.
+async def conversation_of(
+    asked: ResponseRequest, given: Sequence[Json], log: EventLog, conversations: Conversations, owner: str
+) -> list[Json]:
+    """Items of the conversation or of the responses that are continued, oldest first, and then those `given` now.
 
     With `truncation: auto` the oldest are dropped when there are too many. Raises RequestError (400).
     """
     truncate = asked.truncation == "auto"
     room = MAX_MESSAGES - bool(asked.instructions and truncate)  # instructions are a message too
-    items = [*await _earlier(asked.previous_response_id, log, owner, room - len(given), truncate=truncate), *given]
+    if asked.conversation_id is not None:
+        earlier = await conversations.items(asked.conversation_id, owner)
+    else:
+        earlier = await _earlier(asked.previous_response_id, log, owner, room - len(given), truncate=truncate)
+    items = [*earlier, *given]
     if len(items) <= room:
         return items
     if not truncate:

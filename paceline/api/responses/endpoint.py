@@ -23,11 +23,13 @@ from paceline.api.generation.links import NO_ADDRESSES, Addresses, PassageLinks
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.limits.admission import AdmissionControl
-from paceline.api.http.pagination import PageQuery, answer, listing, parse_query
+from paceline.api.http.pagination import PageQuery, answer, listing, page_of, parse_query
 from paceline.api.http.strict_json import decode_object, encode_json
 from paceline.api.http.validation import parse
 from paceline.api.observation.answers import AnswerWatch
 from paceline.api.responses.context import conversation_of, prepare
+from paceline.api.responses.event_log.conversation_rows import Turn
+from paceline.api.responses.event_log.conversations import Conversations
 from paceline.api.responses.event_log.log import EventLog
 from paceline.api.responses.event_log.replay import close_interrupted, replay
 from paceline.api.responses.event_log.store import ENDS, ResponseRecord
@@ -61,6 +63,7 @@ class ResponsesEndpoint:
         self._documents = documents
         self._keep_alive = keep_alive
         self._addresses = addresses
+        self.conversations = Conversations(log)
         self.runs = Runs(log, admission)
 
     async def close(self) -> None:
@@ -130,7 +133,7 @@ class ResponsesEndpoint:
         check(body, asked)
         identity: Identity = request.state.identity
         given = input_items(asked.input, new_id) if body.get("input") is not None else []
-        items = await conversation_of(asked, given, self._log, identity.key)
+        items = await conversation_of(asked, given, self._log, self.conversations, identity.key)
         with as_written(asked):
             call = chat_call(chat_body(asked, items), self._service, identity, documents=self._documents)
             wanted, search = await self._searching(asked, call, identity)
@@ -185,8 +188,11 @@ class ResponsesEndpoint:
         )
         stored_request = encode_json({"input": given, "background": asked.background})
         record = ResponseRecord(response, identity.key, now, asked.previous_response_id, stored_request)
+        turn = None
+        if asked.conversation_id is not None:
+            turn = Turn(asked.conversation_id, tuple(encode_json(item) for item in given))
         return self.runs.start(
-            record, generation, watch, response_events, stored=asked.store, background=asked.background
+            record, generation, watch, response_events, stored=asked.store, background=asked.background, turn=turn
         )
 
     async def _searching(
@@ -246,16 +252,7 @@ class ResponsesEndpoint:
     async def list_input(self, request: Request) -> Response:
         asked = parse_query(PageQuery, request.query_params)
         items = json.loads((await self._found(request)).request)["input"]
-        if asked.order == "desc":
-            items.reverse()
-        for name, id in (("after", asked.after), ("before", asked.before)):
-            if id is None:
-                continue
-            at = next((index for index, item in enumerate(items) if item["id"] == id), None)
-            if at is None:
-                raise RequestError(f"This response has no input item {id!r}.", param=name)
-            items = items[at + 1 :] if name == "after" else items[:at]
-        return listing(items[: asked.limit], len(items) > asked.limit)
+        return listing(*page_of(items, asked))
 
     async def _found(self, request: Request, *, expired: bool = False) -> ResponseRecord:
         """The response named in the path. Raises RequestError (404) when there is none, or another key created it."""

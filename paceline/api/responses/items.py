@@ -18,15 +18,15 @@ SKIPPED = frozenset({"reasoning", "file_search_call"})
 _TEXTS = ("input_text", "output_text", "text")
 
 
-def input_items(given: str | Sequence[InputItem], new_id: Callable[[str], str]) -> list[Json]:
+def input_items(given: str | Sequence[InputItem], new_id: Callable[[str], str], *, field: str = "input") -> list[Json]:
     """The input as it is stored, listed and continued: every item with an id. Raises RequestError (400).
 
-    `new_id`: makes an id from a prefix such as "msg".
+    `new_id`: makes an id from a prefix such as "msg". `field`: of the body.
     """
     if isinstance(given, str):
         content = [{"type": "input_text", "text": given}]
         return [{"id": new_id("msg"), "type": "message", "status": "completed", "role": "user", "content": content}]
-    return [_item(item, f"input[{index}]", new_id) for index, item in enumerate(given) if item.type not in SKIPPED]
+    return [_item(item, f"{field}[{index}]", new_id) for index, item in enumerate(given) if item.type not in SKIPPED]
 
 
 def _item(item: InputItem, where: str, new_id: Callable[[str], str]) -> Json:

@@ -21,7 +21,6 @@ Json = dict[str, object]
 LOGPROBS = "message.output_text.logprobs"
 SERVED_TOOLS = ("function", "file_search")
 UNSERVED = {  # fields that refer to state which is not kept here
-    "conversation": "Conversations are not kept here; continue a response with previous_response_id",
     "prompt": "Prompt templates are not kept here; send instructions and input",
 }
 _NAMES = {
@@ -38,8 +37,12 @@ def check(body: Mapping[str, object], asked: ResponseRequest) -> None:
     for name, sentence in UNSERVED.items():
         if body.get(name) is not None:
             raise RequestError(f"{sentence} (in `{name}`).", code="unsupported_parameter", param=name)
-    if body.get("input") is None and asked.previous_response_id is None:
+    if body.get("input") is None and asked.previous_response_id is None and asked.conversation is None:
         raise RequestError("The field input is required.", param="input")
+    if asked.conversation is not None and asked.previous_response_id is not None:
+        raise RequestError("conversation and previous_response_id exclude each other.", param="conversation")
+    if asked.conversation is not None and not asked.store:
+        raise RequestError("A conversation keeps what is said in it, so store must be true.", param="store")
     if asked.background and not asked.store:
         raise RequestError("A response in the background can only be fetched if store is true.", param="background")
     for index, tool in enumerate(asked.tools):
@@ -178,6 +181,7 @@ def first_state(asked: ResponseRequest, response: str, created: int, sampling: S
         "output": [],
         "parallel_tool_calls": asked.parallel_tool_calls,
         "previous_response_id": asked.previous_response_id,
+        **({} if asked.conversation_id is None else {"conversation": {"id": asked.conversation_id}}),
         "prompt_cache_key": asked.prompt_cache_key,
         "reasoning": {"effort": None, "summary": None},
         "safety_identifier": asked.safety_identifier,

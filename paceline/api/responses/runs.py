@@ -7,19 +7,22 @@ background response ends by itself, by a cancellation, or with the server.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from paceline.api.generation.fan_in import GenerationFanIn
 from paceline.api.http.errors import Failure, failure_of
 from paceline.api.http.limits.admission import AdmissionControl
 from paceline.api.http.strict_json import encode_json
 from paceline.api.observation.answers import AnswerWatch
+from paceline.api.responses.event_log.conversation_rows import Turn
 from paceline.api.responses.event_log.live_events import LiveEvents
 from paceline.api.responses.event_log.log import EventLog
 from paceline.api.responses.event_log.store import ResponseRecord
 from paceline.api.responses.events import Event, Json, ResponseEvents
-from paceline.api.responses.passages import stored_form
+from paceline.api.responses.passages import stored_form, without_passages
 from paceline.core.shares import Shares
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import Generation, GenerationResult
@@ -33,7 +36,8 @@ _log = logging.getLogger("paceline.api")
 class Run:
     """A response being written."""
 
-    def __init__(self, live: LiveEvents, response_events: ResponseEvents) -> None:
+    def __init__(self, live: LiveEvents, response_events: ResponseEvents, turn: Turn | None) -> None:
+        self.turn = turn
         self.live = live
         self.response_events = response_events
         self.cancelled = False  # by a client, as opposed to the server's end
@@ -61,8 +65,11 @@ class Runs:
         *,
         stored: bool,
         background: bool,
+        turn: Turn | None = None,
     ) -> Run:
         """Start a run, which owns `generation`. A background run counts as an active request, so that a drain waits.
+
+        `turn`: what was asked in a conversation, which gets it with the answer when that has ended well.
 
         Raises RequestError (429) when there are too many of those.
         """
@@ -75,7 +82,7 @@ class Runs:
                 type="rate_limit_error",
                 code="too_many_background_responses",
             )
-        run = Run(self._log.begin(record, stored=stored), response_events)
+        run = Run(self._log.begin(record, stored=stored), response_events, turn)
         self._runs[record.id] = run
         if background:
             self._admission.stay(owner)
@@ -150,7 +157,16 @@ class Runs:
         assert isinstance(final, dict), "the last event holds the response"
         run.final = final
         stored_last = None if done is None else stored_form(last, done)
-        self._log.append_nowait(run.live, _encoded(events), last=True, stored_last=stored_last)
+        turn = None
+        if run.turn is not None and done is not None:
+            turn = replace(run.turn, items=(*run.turn.items, *_output(last)))
+        self._log.append_nowait(run.live, _encoded(events), last=True, stored_last=stored_last, turn=turn)
+
+
+def _output(last: Json) -> list[bytes]:
+    """The items of a last event, without passages of documents, which no conversation keeps."""
+    without = without_passages(encode_json(last))
+    return [encode_json(item) for item in json.loads(without)["response"]["output"]]
 
 
 def _encoded(events: Sequence[Event]) -> list[tuple[str, bytes]]:

@@ -97,6 +97,10 @@ class Text(Schema):
     verbosity: Literal["low", "medium", "high"] | None = None  # a hint, without effect
 
 
+class ConversationRef(Schema):
+    id: Annotated[str, Field(max_length=MAX_ID)]
+
+
 class ResponseRequest(Schema):
     model: str
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)] = ""
@@ -116,12 +120,17 @@ class ResponseRequest(Schema):
     background: bool = False
     truncation: Literal["auto", "disabled"] = "disabled"
     previous_response_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
+    conversation: Annotated[str, Field(max_length=MAX_ID)] | ConversationRef | None = None
     user: Hint | None = None
     safety_identifier: Hint | None = None
     prompt_cache_key: Hint | None = None
     service_tier: Hint | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None  # ours: OpenAI has it in chat only
     paceline: Extension = Field(default_factory=Extension)
+
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
 
 
 class RetrieveQuery(Schema):

@@ -42,17 +42,18 @@ class StopStrings:
         self._stops = tuple(stops)
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
-        self._found = False
+        self.found = ""  # the stop string that was found
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text that is safe to send, whether a stop string has been found). No text is returned after it."""
-        if self._found:
+        if self.found:
             return "", True
         text = self._held + text
         matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if matches:
-            self._found, self._held = True, ""
-            return text[: min(matches)[1]], True
+            end, at = min(matches)
+            self.found, self._held = text[at:end], ""
+            return text[:at], True
         keep = self._held_back_length(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False

@@ -108,6 +108,10 @@ class ClientSession(Session):
         self._pause: asyncio.TimerHandle | None = None  # set while waiting for a lost peer
         self._peer_citations: tuple[Citation, ...] = ()
 
+    @property
+    def prompt_tokens(self) -> int:
+        return self.prepared.prompts.longest
+
     async def run(self) -> AsyncIterator[GenerateEvent]:
         self.deliver(Started(self._loop.time()))
         try:
@@ -277,6 +281,7 @@ class ClientSession(Session):
                 reason=self._reason(finish.reason),
                 prompt_tokens=prepared.prompts.longest,
                 completion_tokens=len(self._tokens),
+                stop=self._text.stop,
                 strategy=prepared.strategy,
                 strategy_reason=prepared.reason + (f"; it refuses: {self._refusal}" if self._refusal else ""),
                 degraded=self._degraded,

@@ -18,6 +18,11 @@ class AnswerText:
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
         self._stops = StopStrings(tuple(stops))
 
+    @property
+    def stop(self) -> str:
+        """The stop string that ended the answer; empty if none did."""
+        return self._stops.found
+
     def push(self, token: int) -> tuple[str, bool]:
         """Append a token: (text that has become final, whether a stop string ended the answer)."""
         return self._stops.push(self._detokenizer.push(token))

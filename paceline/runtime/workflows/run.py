@@ -97,6 +97,10 @@ class WorkflowRun:
         self._steps: list[WorkflowStep] = []
         self._failed = ["the web, which this level of privacy does not search"] if barred else list[str]()
 
+    @property
+    def prompt_tokens(self) -> int:
+        return 0  # its agents have not written it yet
+
     async def run(self) -> AsyncIterator[GenerateEvent]:
         self._begin()
         try:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 from paceline.errors import PacelineError
-from paceline.runtime.service import GenerateEvent, Generation, GenerationResult, TextDelta
+from paceline.runtime.service import GenerateEvent, GenerationResult, TextDelta
+
+
+class TextSource(Protocol):
+    """What is read: a generation of this side, or a text that the other side's model writes."""
+
+    def run(self) -> AsyncIterator[GenerateEvent]: ...
+
+    async def aclose(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +37,7 @@ class TextStream:
 
     def __init__(
         self,
-        generation: Generation,
+        generation: TextSource,
         heard: Callable[[GenerateEvent], None] | None = None,
         failed: Callable[[Exception], None] | None = None,
     ) -> None:

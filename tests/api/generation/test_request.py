@@ -7,6 +7,7 @@ from typing import TypeAlias
 import httpx
 import pytest
 
+from paceline.api.routes import Route
 from tests.api.conftest import BODY
 from tests.api.scripted import ScriptedService
 
@@ -27,6 +28,17 @@ def fault(response: httpx.Response, status: int = 400) -> dict[str, str | None]:
     assert error["message"] and error["type"]
     assert error["code"] is None or isinstance(error["code"], str)
     return error
+
+
+def told(response: httpx.Response, route: Route, status: int = 400) -> str:
+    """The message of an error, in the shape of the route's surface."""
+    if route.errors is None:
+        return str(fault(response, status)["message"])
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    route.errors.model.model_validate(response.json(), strict=True)
+    error = response.json()["error"]
+    return str(error["message"] if isinstance(error, dict) else error)
 
 
 # fmt: off

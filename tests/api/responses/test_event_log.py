@@ -100,9 +100,9 @@ async def test_rows_are_read_after_they_are_committed(log: EventLog, monkeypatch
     write = EventStore.write
 
     def noted(
-        self: EventStore, begun: Sequence[ResponseRecord], rows: Sequence[object], ended: Sequence[tuple[str, int]]
+        self: EventStore, begun: Sequence[ResponseRecord], rows: Sequence[object], *rest: Sequence[object]
     ) -> None:
-        write(self, begun, rows, ended)  # type: ignore[arg-type]  # passed on as it came
+        write(self, begun, rows, *rest)  # type: ignore[arg-type]  # passed on as it came
         order.append(f"written {len(rows)}")
 
     monkeypatch.setattr(EventStore, "write", noted)
@@ -117,10 +117,10 @@ async def test_waiting_appends_are_written_in_one_transaction(log: EventLog, mon
     write = EventStore.write
 
     def counted(
-        self: EventStore, begun: Sequence[ResponseRecord], rows: Sequence[object], ended: Sequence[tuple[str, int]]
+        self: EventStore, begun: Sequence[ResponseRecord], rows: Sequence[object], *rest: Sequence[object]
     ) -> None:
         sizes.append(len(rows))
-        write(self, begun, rows, ended)  # type: ignore[arg-type]  # passed on as it came
+        write(self, begun, rows, *rest)  # type: ignore[arg-type]  # passed on as it came
 
     held = threading.Event()
     busy = asyncio.create_task(log.query(lambda: held.wait(30)))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.api.http.auth import Identity, Keyring
 from paceline.api.http.body import ClientGoneError, within
 from paceline.api.http.cors import Headers, answer_headers, is_local_host, is_local_origin, preflight_headers
-from paceline.api.http.errors import RETRY_AFTER_S, Failure, failure_of, unauthorized
+from paceline.api.http.errors import RETRY_AFTER_S, ErrorShape, Failure, failure_of, unauthorized
 from paceline.api.http.limits.doors import DoorLimits, Visitor
 from paceline.api.observation.request_id import new_request_id, request_id
 from paceline.core.shares import Shares
@@ -29,6 +31,9 @@ MAX_ACTIVE = 1440  # POSTs at a time, of which one key may have 1,280 (`core.sha
 MAX_OPEN = 64  # POSTs to open routes at a time
 MAX_OPEN_PER_ADDRESS = 8
 OPEN_BODY_S = 5.0  # for the body of one, whoever sends it
+
+CLIENT_REQUEST_ID = b"x-client-request-id"  # up to 512 characters, as at OpenAI
+_CLIENT_REQUEST = re.compile(rb"[\x20-\x7e]{1,512}")
 
 _RETRY = {"Retry-After": str(RETRY_AFTER_S)}
 _CLOSE = {"Connection": "close"}
@@ -43,7 +48,8 @@ class AdmissionControl:
     def __init__(self, keyring: Keyring, max_active: int = MAX_ACTIVE, limits: DoorLimits | None = None) -> None:
         self.keyring = keyring
         self.limits = limits or DoorLimits()
-        self.open_paths: set[str] = set()  # filled by `routes.register`
+        self.open_paths: set[str] = set()  # filled by `routes.register`, and so are the next
+        self.error_shapes: dict[str, ErrorShape] = {}  # by prefix, where it is not OpenAI's
         self.draining = False
         self._places = Shares(max_active)  # of keys
         self._open_places = Shares(MAX_OPEN, most=MAX_OPEN_PER_ADDRESS)  # of addresses
@@ -53,6 +59,11 @@ class AdmissionControl:
     @property
     def active(self) -> int:
         return self._places.taken + self._open_places.taken
+
+    def error_shape(self, path: str) -> ErrorShape | None:
+        """How errors of a path are written, known or not; None: as OpenAI does."""
+        found = (each for prefix, each in self.error_shapes.items() if path == prefix or path.startswith(f"{prefix}/"))
+        return next(found, None)
 
     def enter(self, key: str = "") -> Failure | None:
         """Admit one request of a key, to be ended by `leave`; or return why it is refused. An empty one is everybody's,
@@ -120,7 +131,7 @@ class AdmissionMiddleware:
         if scope["type"] != "http":
             await self._socket(scope, receive, send, visitor)
             return
-        exchange = _Exchange(scope, send)
+        exchange = _Exchange(scope, send, self.admission.error_shape(scope["path"]))
         request = f"{scope['method']} {scope.get('raw_path', b'')[:256].decode('latin-1')}"  # still percent-encoded
         try:
             await self._answer(scope, receive, exchange)
@@ -131,7 +142,7 @@ class AdmissionMiddleware:
                 _log.exception("%s failed (%s)", request, exchange.id)
             if exchange.status is not None:
                 raise  # the answer has begun: all that is left is to close the connection
-            await failure_of(error).response()(scope, receive, exchange.send)
+            await exchange.refuse(failure_of(error), receive)
         if exchange.status is not None:
             level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
             _log.log(level, "%s %d %.0f ms %s", request, exchange.status, exchange.ms(), exchange.id)
@@ -152,7 +163,7 @@ class AdmissionMiddleware:
         if not self.admission.keyring.required:
             foreign = self._foreign(scope, _text(headers.get(b"host")), _text(origin))
             if foreign is not None:
-                await foreign.response()(scope, receive, exchange.send)
+                await exchange.refuse(foreign, receive)
                 return
         if origin is not None:
             exchange.extra += answer_headers(origin)
@@ -163,10 +174,11 @@ class AdmissionMiddleware:
             await exchange.send({"type": "http.response.body", "body": b""})
             return
         identity: Identity | None = Identity()
+        key = _presented(headers)
         if scope["path"] not in self.admission.open_paths:
-            identity = self.admission.keyring.identify(_text(headers.get(b"authorization")))
+            identity = self.admission.keyring.identify(key)
         if identity is None:
-            await _refused(b"authorization" in headers).response()(scope, receive, exchange.send)
+            await exchange.refuse(_refused(key is not None), receive)
             return
         scope["state"]["identity"] = identity
         if scope["path"] in self.admission.open_paths:
@@ -207,14 +219,14 @@ class AdmissionMiddleware:
         if visitor is not None and not visitor.identify(key, alone=not self.admission.keyring.required):
             message = "This key has too many connections open: close idle ones, or use them for several requests."
             refusal = Failure(429, message, "rate_limit_error", "too_many_connections", headers=_RETRY | _CLOSE)
-            await refusal.response()(scope, receive, exchange.send)
+            await exchange.refuse(refusal, receive)
             return
         if scope["method"] != "POST":
             await self.app(scope, receive, exchange.send)
             return
         refused = self.admission.enter(key)
         if refused is not None:
-            await refused.response()(scope, receive, exchange.send)
+            await exchange.refuse(refused, receive)
             return
         try:
             await self.app(scope, receive, exchange.send)
@@ -229,7 +241,7 @@ class AdmissionMiddleware:
         refusal = self.admission.enter_open(address)
         if refusal is not None:
             refusal = replace(refusal, headers={**refusal.headers, **_CLOSE})  # what is left of its body is not read
-            await refusal.response()(scope, receive, exchange.send)
+            await exchange.refuse(refusal, receive)
             return
         try:
             await self.app(scope, within(receive, OPEN_BODY_S), exchange.send)
@@ -240,15 +252,21 @@ class AdmissionMiddleware:
 class _Exchange:
     """One request and its answer. Adds the headers that all answers carry."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, shape: ErrorShape | None) -> None:
+        """shape: of errors; None for OpenAI's."""
         self.id = new_request_id()
-        self.extra: Headers = []
+        self.extra: Headers = _echoed(scope)
+        self._scope = scope
+        self._shape = shape
         self.status: int | None = None
         self._send = send
         self._began = time.monotonic()
         scope.setdefault("state", {})["request_id"] = self.id
         scope["state"]["began"] = self._began
         request_id.set(self.id)
+
+    async def refuse(self, failure: Failure, receive: Receive) -> None:
+        await failure.response(self._shape)(self._scope, receive, self.send)
 
     def ms(self) -> float:
         return (time.monotonic() - self._began) * 1000
@@ -257,14 +275,30 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             own = [(b"x-request-id", self.id.encode()), (b"openai-processing-ms", b"%.0f" % self.ms())]
+            if self._shape is not None and self._shape.id_header:
+                own.append((self._shape.id_header, self.id.encode()))
             message = {**message, "headers": [*message.get("headers", []), *own, *self.extra]}
         await self._send(message)
+
+
+def _presented(headers: Mapping[bytes, bytes]) -> str | None:
+    """The key as `Authorization` has it. Anthropic's clients send it alone, as `x-api-key`."""
+    alone = headers.get(b"x-api-key")
+    if alone is not None and b"authorization" not in headers:
+        return f"Bearer {alone.decode('latin-1')}"
+    return _text(headers.get(b"authorization"))
+
+
+def _echoed(scope: Scope) -> Headers:
+    """The client's own name of its request, sent back with every answer; one that is no printable ASCII is not."""
+    named = next((value for name, value in scope["headers"] if name == CLIENT_REQUEST_ID), b"")
+    return [(CLIENT_REQUEST_ID, named)] if _CLIENT_REQUEST.fullmatch(named) else []
 
 
 def _refused(presented: bool) -> Failure:
     if presented:
         return unauthorized("Incorrect API key provided.")
-    return unauthorized("No API key provided: send it as `Authorization: Bearer KEY`.")
+    return unauthorized("No API key provided: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
 
 
 def _text(header: bytes | None) -> str | None:

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from paceline.api.responses.event_log.conversation_rows import PREFIX as CONVERSATION
+from paceline.api.responses.event_log.conversation_rows import ConversationRows, Turn
 from paceline.api.responses.event_log.live_events import LiveEvents
 from paceline.api.responses.event_log.store import ENDS, EventRow, EventStore, ResponseRecord
 from paceline.api.responses.event_log.writer import DEFAULT_RETENTION, Append, EventWriter, Retention
@@ -106,6 +108,16 @@ class EventLog:
             self._store, retention, live_ids=lambda: set(self._live.copy()), deliver=self._deliver
         )
 
+    @property
+    def conversation_rows(self) -> ConversationRows:
+        """To be used within `query` and `change` only."""
+        return self._store.conversations
+
+    @property
+    def max_age(self) -> float:
+        """s."""
+        return self._retention.max_age
+
     def close(self) -> None:
         """Write what was appended, and end. May be called twice."""
         self._writer.close()
@@ -136,10 +148,12 @@ class EventLog:
         *,
         last: bool = False,
         stored_last: bytes | None = None,
+        turn: Turn | None = None,
     ) -> None:
         """`append` without waiting and without raising: for the events that end a response.
 
         `stored_last`: the JSON of the last event as it is stored, see `passages`; None: as it is.
+        `turn`: committed with them, for a response that is stored.
         """
         assert not live.closed, "nothing follows the last event"
         begins = not live.length
@@ -155,7 +169,7 @@ class EventLog:
         elif self._writer.closed:
             live.fail(PacelineError("The server is shutting down."))
         else:
-            self._writer.append(Append(live, rows, begins=begins, ends=last, stored=stored))
+            self._writer.append(Append(live, rows, begins=begins, ends=last, stored=stored, turn=turn))
 
     def _deliver(self, appends: Sequence[Append], failure: PacelineError | None) -> None:
         """Publish on the event loop. Called on the writer thread."""
@@ -179,6 +193,8 @@ class EventLog:
 
         A response that is not stored can be read with `follow_live` only.
         """
+        if response.startswith(CONVERSATION):
+            return None
         live = self._live.get(response)
         if live is not None:
             return live.record if live.stored else None
@@ -248,3 +264,7 @@ class EventLog:
     async def query(self, run: Callable[[], T]) -> T:
         """The result of `run`, called on the writer thread after everything that was appended before."""
         return await self._writer.query(run)
+
+    async def change(self, run: Callable[[], int]) -> None:
+        """As `query`, of a change of `conversation_rows`."""
+        await self._writer.change(run)

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ import msgspec
 
 from paceline import sqlite
 from paceline.api.responses.event_log import sealing as event_sealing
+from paceline.api.responses.event_log.conversation_rows import ConversationRows, Turn
 from paceline.api.responses.event_log.sealing import RowSealing
 from paceline.api.responses.passages import without_passages
 from paceline.errors import ConfigError
@@ -150,6 +152,7 @@ class EventStore:
                 self._connection = self._open()
                 try:
                     self._rows = RowSealing(self._connection, seal)
+                    self.conversations = ConversationRows(self._connection, self._rows, self._readable_errors)
                     if seal.is_on and self.alone:
                         self._encrypt()
                 except BaseException:
@@ -216,7 +219,11 @@ class EventStore:
 
     # ---- writing ----------------------------------------------------------------------------------------------------
     def write(
-        self, begun: Sequence[ResponseRecord], events: Sequence[StoredEvent], ended: Sequence[tuple[str, int]]
+        self,
+        begun: Sequence[ResponseRecord],
+        events: Sequence[StoredEvent],
+        ended: Sequence[tuple[str, int]],
+        turns: Sequence[Turn] = (),
     ) -> None:
         """Write everything in one transaction. `ended`: responses with the bytes of their events."""
         with self._readable_errors(), sqlite.transaction(self._connection):
@@ -233,6 +240,8 @@ class EventStore:
                     "UPDATE responses SET ended = 1, bytes = ? + length(request) WHERE id = ?",
                     [(size, response) for response, size in ended],
                 )
+            for turn in turns:
+                self.conversations.add(turn.conversation, turn.items, time.time())
 
     def _begin(self, one: ResponseRecord) -> None:
         key, box = self._rows.make_key(one.id)

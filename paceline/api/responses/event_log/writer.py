@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from paceline.api.responses.event_log.conversation_rows import Turn
 from paceline.api.responses.event_log.live_events import LiveEvents
 from paceline.api.responses.event_log.store import EventRow, EventStore, ResponseRecord, StoredEvent
 from paceline.errors import PacelineError, StorageError
@@ -46,10 +47,10 @@ DEFAULT_RETENTION = Retention()
 class Append:
     """A job: rows of one response to be written. `begins`, `ends`: whether its first or last row is among them.
 
-    `stored`: the rows as they are stored; by default as they are read meanwhile.
+    `stored`: the rows as they are stored; by default as they are read meanwhile. `turn`: of a conversation, with them.
     """
 
-    __slots__ = ("begins", "ends", "live", "rows", "stored")
+    __slots__ = ("begins", "ends", "live", "rows", "stored", "turn")
 
     def __init__(
         self,
@@ -59,10 +60,12 @@ class Append:
         begins: bool,
         ends: bool,
         stored: Sequence[EventRow] | None = None,
+        turn: Turn | None = None,
     ) -> None:
         self.live = live
         self.rows = rows
         self.stored = rows if stored is None else stored
+        self.turn = turn
         self.begins = begins
         self.ends = ends
 
@@ -122,6 +125,15 @@ class EventWriter:
         self._jobs.put(_Query(run, result))
         return await asyncio.wrap_future(result)
 
+    async def change(self, run: Callable[[], int]) -> None:
+        """As `query`, of a change that returns by how many bytes the stored ones have grown."""
+
+        def changed() -> None:
+            self._total_bytes += run()
+            self._check_size()
+
+        await self.query(changed)
+
     # ---- the thread -------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         self._sweep()
@@ -163,6 +175,7 @@ class EventWriter:
         begun: list[ResponseRecord] = []
         events: list[StoredEvent] = []
         ended: list[tuple[str, int]] = []
+        turns: list[Turn] = []
         ended_bytes = 0
         for append in appends:
             live = append.live
@@ -174,9 +187,12 @@ class EventWriter:
             if append.ends:
                 ended.append((live.record.id, live.size))
                 ended_bytes += live.size + len(live.record.request)
+            if append.turn is not None:
+                turns.append(append.turn)
+                ended_bytes += sum(map(len, append.turn.items))
         failure: PacelineError | None = None
         try:
-            self._store.write(begun, events, ended)
+            self._store.write(begun, events, ended, turns)
         except Exception as error:  # of any kind: the thread goes on, and the readers get the failure
             _log.error("the log of responses cannot be written: %s", error)
             full = isinstance(error, StorageError) and error.full

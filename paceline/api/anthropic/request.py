@@ -1,0 +1,162 @@
+"""Conversion of a request to `/v1/messages` to a chat body. Pure.
+
+`chat.request.chat_call` checks and fills in the rest. A tool's result becomes a message of the role `tool`; thinking of
+earlier turns is dropped, since it belongs to another model. What a text model cannot read is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from paceline.api.anthropic.schema import Block, Message, MessagesRequest, PromptFields, Source, ToolChoice
+from paceline.errors import RequestError
+
+Json = dict[str, object]
+
+REFUSED = {
+    "container": "No code is run here",
+    "mcp_servers": "No MCP server is called here: offer its tools yourself",
+}
+_DROPPED = ("thinking", "redacted_thinking")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def check(body: Mapping[str, object], asked: PromptFields) -> None:
+    """Raises RequestError (400) for what is not done here."""
+    for name, sentence in REFUSED.items():
+        if body.get(name):
+            raise _refused(f"{sentence} (in `{name}`).", name)
+    if asked.messages[-1].role == "assistant":
+        raise _refused(
+            "The last message is the assistant's: an answer cannot be begun by the client here. End with a user "
+            "message, and ask for a format with output_config.",
+            "messages",
+        )
+
+
+def chat_body(asked: PromptFields) -> Json:
+    """The equivalent body of `/v1/chat/completions`, for an answer of one token if it has no limit."""
+    messages: list[Json] = []
+    if asked.system:
+        messages.append({"role": "system", "content": _text(asked.system, "system")})
+    for index, message in enumerate(asked.messages):
+        messages += _messages(message, f"messages[{index}].content")
+    body: Json = {"model": asked.model, "messages": messages}
+    tools = [_tool(asked, index) for index in range(len(asked.tools))]
+    if tools:
+        body["tools"] = tools
+    if asked.tool_choice is not None:
+        body |= _choice(asked.tool_choice)
+    wanted = asked.output_config.format or asked.output_format
+    if wanted is not None:
+        named = {"name": "answer", "schema": wanted.schema_, "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": named}
+    if isinstance(asked, MessagesRequest):
+        body |= {
+            "max_tokens": asked.max_tokens,
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "top_k": asked.top_k,
+            "stop": asked.stop_sequences,
+            "stream": asked.stream,
+            "paceline": asked.paceline.model_dump(exclude_unset=True),
+        }
+    return body
+
+
+def _messages(message: Message, where: str) -> list[Json]:
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    if message.role == "assistant":
+        return [_assistant(message.content, where)]
+    results: list[Json] = []
+    texts: list[str] = []
+    for index, block in enumerate(message.content):
+        if block.type == "tool_result":
+            results.append(_result(block, f"{where}[{index}]"))
+        else:
+            texts.append(_block(block, f"{where}[{index}]"))
+    if texts or not results:
+        results.append({"role": "user", "content": "\n".join(texts)})
+    return results
+
+
+def _assistant(blocks: Sequence[Block], where: str) -> Json:
+    texts: list[str] = []
+    calls: list[Json] = []
+    for index, block in enumerate(blocks):
+        if block.type == "tool_use":
+            if block.name is None:
+                raise _missing(f"{where}[{index}].name")
+            arguments = json.dumps(block.input or {}, ensure_ascii=False)
+            calls.append({"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}})
+        elif block.type not in _DROPPED:
+            texts.append(_block(block, f"{where}[{index}]"))
+    return {"role": "assistant", "content": "\n".join(texts)} | ({"tool_calls": calls} if calls else {})
+
+
+def _result(block: Block, where: str) -> Json:
+    if block.tool_use_id is None:
+        raise _missing(f"{where}.tool_use_id")
+    text = _text(block.content or "", f"{where}.content")
+    return {
+        "role": "tool",
+        "tool_call_id": block.tool_use_id,
+        "content": f"Error: {text}" if block.is_error else text,
+    }
+
+
+def _text(content: str | Sequence[Block], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(_block(block, f"{where}[{index}]") for index, block in enumerate(content))
+
+
+def _block(block: Block, where: str) -> str:
+    """The text of a block. Raises RequestError for one that is no text."""
+    match block:
+        case Block(type="text", text=str(text)):
+            return text
+        case Block(type="text"):
+            raise _missing(f"{where}.text")
+        case Block(type="document", source=Source(type="text", data=str(data))):
+            return f"{block.title}\n\n{data}" if block.title else data
+        case Block(type="search_result", content=list(content)):
+            return "\n".join([block.title or "", _text(content, f"{where}.content")])
+        case _:
+            raise RequestError(
+                f"This model reads text only: a block of the type {block.type[:64]!r} is not supported ({where}).",
+                code="unsupported_content",
+                param=where,
+            )
+
+
+def _tool(asked: PromptFields, index: int) -> Json:
+    tool = asked.tools[index]
+    if tool.type != "custom":
+        raise _refused(
+            f"Only tools of the client are called, not Anthropic's {tool.type[:64]!r} (tools[{index}].type).",
+            f"tools[{index}].type",
+        )
+    function: Json = {"name": tool.name, "parameters": tool.input_schema, "strict": tool.strict}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: ToolChoice) -> Json:
+    parallel: Json = {"parallel_tool_calls": not choice.disable_parallel_tool_use}
+    if choice.type != "tool":
+        return parallel | {"tool_choice": _CHOICES[choice.type]}
+    if choice.name is None:
+        raise _missing("tool_choice.name")
+    return parallel | {"tool_choice": {"type": "function", "function": {"name": choice.name}}}
+
+
+def _refused(sentence: str, param: str) -> RequestError:
+    return RequestError(sentence, code="unsupported_parameter", param=param)
+
+
+def _missing(where: str) -> RequestError:
+    return RequestError(f"The field {where} is required.", param=where)

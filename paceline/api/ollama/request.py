@@ -1,0 +1,111 @@
+"""Conversion of Ollama's requests to bodies of `/v1/chat/completions` and, for raw prompts, `/v1/completions`. Pure.
+
+`chat_call` and `completion_call` check and fill in the rest. What is not done here is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from paceline.api.ollama.schema import ChatBody, GenerateBody, GenerationFields, Message, Options
+from paceline.errors import RequestError
+
+Json = dict[str, object]
+
+REFUSED = {
+    "suffix": "Nothing can be written in front of a suffix here: the model only continues",
+    "images": "This model reads text only",
+    "template": "The model's own chat template is used; send a prompt with raw",
+    "context": "Earlier answers are not kept as tokens; send the conversation to /api/chat",
+}
+OTHER_SAMPLERS = {"mirostat": 0, "typical_p": 1, "tfs_z": 1}  # options with the value at which each has no effect
+
+
+def model_name(name: str) -> str:
+    """A model's name without the tag that Ollama's clients add."""
+    return name.removesuffix(":latest")
+
+
+def check(body: Mapping[str, object], asked: GenerationFields) -> None:
+    """Raises RequestError (400) for what is not done here."""
+    for name, sentence in REFUSED.items():
+        if body.get(name):
+            raise _refused(f"{sentence} (in `{name}`).", name)
+    if asked.think:
+        raise _refused(f"{asked.model!r} does not support thinking.", "think")
+    options = body.get("options")
+    given: Mapping[str, object] = options if isinstance(options, dict) else {}
+    for name, without in OTHER_SAMPLERS.items():
+        if given.get(name) not in (None, without):
+            raise _refused(f"options.{name} is not supported: sample with temperature, top_k, top_p and min_p.", name)
+
+
+def chat_body(asked: ChatBody | GenerateBody) -> Json:
+    """The equivalent body of `/v1/chat/completions`."""
+    body = _common(asked)
+    if isinstance(asked, ChatBody):
+        body["messages"] = [_message(message, index) for index, message in enumerate(asked.messages)]
+        body["tools"] = [tool.model_dump(exclude_none=True) for tool in asked.tools]
+    else:
+        system = [{"role": "system", "content": asked.system}] if asked.system else []
+        body["messages"] = [*system, {"role": "user", "content": asked.prompt}]
+    if asked.format == "json":
+        body["response_format"] = {"type": "json_object"}
+    elif asked.format:
+        schema = {"name": "answer", "schema": asked.format}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    body |= {"max_tokens": _limit(asked.options), "logprobs": asked.logprobs}
+    return body | ({"top_logprobs": asked.top_logprobs} if asked.logprobs else {})
+
+
+def raw_body(asked: GenerateBody) -> Json:
+    """The equivalent body of `/v1/completions`."""
+    for name, value in (("format", asked.format), ("system", asked.system)):
+        if value:
+            raise _refused(f"{name} has no place in a raw prompt.", name)
+    limit = _limit(asked.options)
+    body = _common(asked) | {"prompt": asked.prompt, "max_tokens": 2**31 - 1 if limit is None else limit}
+    return body | ({"logprobs": asked.top_logprobs or 0} if asked.logprobs else {})
+
+
+def _common(asked: GenerationFields) -> Json:
+    options = asked.options
+    return {
+        "model": model_name(asked.model),
+        "stream": asked.stream,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+        "repetition_penalty": options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "seed": None if options.seed == -1 else options.seed,
+        "stop": options.stop,
+        "paceline": asked.paceline.model_dump(exclude_unset=True),
+    }
+
+
+def _limit(options: Options) -> int | None:
+    return options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
+
+
+def _message(message: Message, index: int) -> Json:
+    if message.images:
+        raise _refused(f"This model reads text only: messages[{index}] has images.", f"messages[{index}].images")
+    calls = [
+        {
+            "type": "function",
+            "function": {
+                "name": call.function.name,
+                "arguments": json.dumps(call.function.arguments, ensure_ascii=False),
+            },
+        }
+        for call in message.tool_calls
+    ]
+    return {"role": message.role, "content": message.content or ""} | ({"tool_calls": calls} if calls else {})
+
+
+def _refused(sentence: str, param: str) -> RequestError:
+    return RequestError(sentence, code="unsupported_parameter", param=param)

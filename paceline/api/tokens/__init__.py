@@ -1,0 +1,1 @@
+"""`/tokenize` and `/detokenize`: texts and conversations as the model's tokens, and back."""

@@ -1,0 +1,64 @@
+"""What a node does with texts besides answering: tokens, log-probabilities, vectors, relevance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from paceline.errors import RequestError
+from paceline.rag.rerank.reranker import Reranker
+from paceline.runtime.embeddings import TextEmbedder
+from paceline.runtime.reranking import PassageReranker
+from paceline.runtime.resources import Resources
+from paceline.runtime.service import EmbedderInfo, Embeddings, Logprobs, Reranked
+from paceline.runtime.sessions.output_text import token_strings
+from paceline.runtime.sessions.prompt_logprobs import PromptScorer
+from paceline.runtime.workflows.service import own_reranker
+
+
+class NodeTexts:
+    """These methods of `Service`. Belongs to the loop of its node."""
+
+    def __init__(self, resources: Resources, reranker: Reranker | None) -> None:
+        """reranker: None for the one of the store's own embedder, if it has one."""
+        self._tokenizer = resources.tokenizer
+        self._scorer = PromptScorer(resources.worker, resources.tokenizer, resources.vocab_size)
+        self._embedder: TextEmbedder | None = None
+        self._info: tuple[EmbedderInfo, ...] = ()
+        self._reranker: PassageReranker | None = None
+        if resources.store is None:
+            return
+        embedder = resources.store.embedder
+        self._embedder = TextEmbedder(embedder, resources.work)
+        self._info = (EmbedderInfo(embedder.served_name, embedder.dimensions, embedder.max_tokens),)
+        found = reranker or own_reranker(resources.store)
+        if found is not None:
+            self._reranker = PassageReranker(found, resources.work, embedder.count)
+
+    async def tokenize(self, text: str) -> tuple[int, ...]:
+        return tuple(await asyncio.to_thread(self._tokenizer.raw, text))
+
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        return tuple(await asyncio.to_thread(self._tokenizer.chat, messages))
+
+    async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
+        return await asyncio.to_thread(token_strings, self._tokenizer, tokens)
+
+    async def score(self, prompt: Sequence[int], top: int) -> Sequence[Logprobs]:
+        return await self._scorer.score(prompt, top)
+
+    def embedders(self) -> Sequence[EmbedderInfo]:
+        return self._info
+
+    async def embed(self, texts: Sequence[str]) -> Embeddings:
+        if self._embedder is None:
+            raise RequestError("This side keeps no documents and has no embedder.", status=404, param="model")
+        return await self._embedder.embed(texts)
+
+    def rerankers(self) -> Sequence[str]:
+        return () if self._reranker is None else (self._reranker.name,)
+
+    async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
+        if self._reranker is None:
+            raise RequestError("This side has no reranker: start it with --reranker.", status=404, param="model")
+        return await self._reranker.rerank(query, passages)

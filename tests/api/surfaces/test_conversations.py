@@ -1,0 +1,219 @@
+"""Conversations: what was said in several responses under one id, through OpenAI's client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from paceline.api.responses.event_log.conversation_rows import MAX_BYTES
+from paceline.api.responses.event_log.conversations import Conversations
+from paceline.api.responses.event_log.log import EventLog
+from paceline.api.responses.event_log.replay import close_interrupted
+from paceline.api.responses.event_log.writer import Retention
+from paceline.errors import PacelineError, RequestError
+from paceline.runtime.service import Citation
+from tests.api.generation.test_request import fault
+from tests.api.scripted import Script, ScriptedService, answering, serving
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def said(client: openai.OpenAI, conversation: str) -> list[tuple[str, str]]:
+    items: list[Any] = list(client.conversations.items.list(conversation, order="asc"))
+    return [(item.role, item.content[0].text) for item in items]
+
+
+def ask(client: openai.OpenAI, text: str, **fields: Any) -> Any:
+    return client.responses.create(model="scripted", input=text, **fields)
+
+
+def test_responses_add_what_was_asked_and_answered(client: openai.OpenAI, service: ScriptedService) -> None:
+    made = client.conversations.create(metadata={"topic": "a"}, items=[{"role": "user", "content": "I am Ann."}])
+    first = ask(client, "Hi", conversation=made.id)
+    assert first.conversation is not None and first.conversation.id == made.id
+    ask(client, "And?", conversation={"id": made.id}, stream=False)
+    assert [message["content"] for message in service.requests[1].messages] == [
+        "I am Ann.",
+        "Hi",
+        "Hello there.",
+        "And?",
+    ]
+    assert [text for _, text in said(client, made.id)] == ["I am Ann.", "Hi", "Hello there.", "And?", "Hello there."]
+    assert [role for role, _ in said(client, made.id)] == ["user", "user", "assistant", "user", "assistant"]
+
+
+def test_a_stream_adds_too_and_its_turn_is_there_when_it_has_ended(client: openai.OpenAI) -> None:
+    made = client.conversations.create()
+    *_, last = client.responses.create(model="scripted", input="Hi", conversation=made.id, stream=True)
+    assert last.type == "response.completed"
+    assert said(client, made.id) == [("user", "Hi"), ("assistant", "Hello there.")]
+
+
+def test_an_answer_that_fails_adds_nothing(client: openai.OpenAI, service: ScriptedService) -> None:
+    made = client.conversations.create()
+    service.script = Script([PacelineError("It cannot go on.")])
+    with pytest.raises(openai.InternalServerError):
+        ask(client, "Hi", conversation=made.id)
+    assert said(client, made.id) == []
+
+
+def test_deleting_a_response_leaves_the_conversation(client: openai.OpenAI) -> None:
+    made = client.conversations.create()
+    client.responses.delete(ask(client, "Hi", conversation=made.id).id)
+    assert len(said(client, made.id)) == 2
+
+
+def test_no_passage_of_a_document_is_kept(client: openai.OpenAI, service: ScriptedService) -> None:
+    service.script = Script(answering("Yes.", citations=(Citation("cloud", "a.md", "A secret passage.", 0.5),)))
+    made = client.conversations.create()
+    ask(client, "Hi", conversation=made.id, tools=[{"type": "file_search", "vector_store_ids": []}])
+    assert "secret" not in str(client.conversations.items.list(made.id).model_dump())
+
+
+def test_metadata_is_replaced_and_everything_is_deleted(client: openai.OpenAI) -> None:
+    made = client.conversations.create(metadata={"topic": "a"}, items=[{"role": "user", "content": "Hi"}])
+    assert client.conversations.retrieve(made.id) == made
+    changed = client.conversations.update(made.id, metadata={"topic": "b"})
+    assert changed.metadata == {"topic": "b"} and changed.created_at == made.created_at
+    assert client.conversations.delete(made.id).deleted
+    for again in (client.conversations.retrieve, client.conversations.delete, client.conversations.items.list):
+        with pytest.raises(openai.NotFoundError):
+            again(made.id)
+
+
+def test_items_are_added_fetched_listed_in_pages_and_deleted(client: openai.OpenAI) -> None:
+    made = client.conversations.create()
+    texts = [f"line {number}" for number in range(7)]
+    added = client.conversations.items.create(made.id, items=[{"role": "user", "content": text} for text in texts])
+    ids = [str(item.id) for item in added.data]
+    assert [item.id for item in client.conversations.items.list(made.id, limit=3, order="asc")] == ids
+    page = client.conversations.items.list(made.id, limit=3)
+    assert [item.id for item in page.data] == ids[:-4:-1] and page.has_more
+    fetched: Any = client.conversations.items.retrieve(ids[2], conversation_id=made.id)
+    assert fetched.content[0].text == "line 2"
+    assert client.conversations.items.delete(ids[2], conversation_id=made.id).id == made.id
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.items.retrieve(ids[2], conversation_id=made.id)
+    assert len(said(client, made.id)) == 6
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/v1/responses", {"model": "scripted", "input": "a", "conversation": "conv_none"}, 404, "conversation"),
+        ("/v1/conversations", {"metadata": {"a": 1}}, 400, "metadata.a"),
+        ("/v1/conversations", {"items": [{"role": "user", "content": "a"}] * 21}, 400, "items"),
+        ("/v1/conversations", {"items": [{"role": "user"}]}, 400, "items[0].content"),
+        ("/v1/conversations/conv_none", {"metadata": {}}, 404, "conversation"),
+        ("/v1/conversations/conv_none/items", {"items": [{"role": "user", "content": "a"}]}, 404, "conversation"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(
+    http: httpx.Client, path: str, body: dict[str, object], status: int, param: str
+) -> None:
+    assert fault(http.post(path, json=body), status)["param"] == param
+
+
+def test_a_conversation_is_no_response_and_a_response_no_conversation(
+    client: openai.OpenAI, http: httpx.Client
+) -> None:
+    made = client.conversations.create()
+    response = ask(client, "Hi", conversation=made.id)
+    for path in (f"/v1/responses/{made.id}", f"/v1/conversations/{response.id}"):
+        fault(http.get(path), 404)
+        fault(http.delete(path), 404)
+    continued = {"model": "scripted", "input": "a", "previous_response_id": made.id}
+    assert fault(http.post("/v1/responses", json=continued))["code"] == "previous_response_not_found"
+
+
+def test_another_key_sees_nothing_of_it(service: ScriptedService) -> None:
+    with serving(service, {"ann": None, "bert": None}) as url:
+        ann, bert = (openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) for key in ("ann", "bert"))
+        with ann, bert:
+            made = ann.conversations.create(items=[{"role": "user", "content": "Hi"}])
+            for act in (
+                bert.conversations.retrieve,
+                bert.conversations.delete,
+                bert.conversations.items.list,
+                lambda name: ask(bert, "Hi", conversation=name),
+            ):
+                with pytest.raises(openai.NotFoundError):
+                    act(made.id)
+            assert len(said(ann, made.id)) == 1
+
+
+def item(text: str) -> dict[str, object]:
+    return {"id": f"msg_{text[:8]}", "type": "message", "content": text}
+
+
+async def test_a_conversation_outlives_the_process_and_keeps_its_latest_items(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, close_interrupted)
+    await Conversations(log).create("conv_a", "ann", {}, [])
+    for number in range(6):
+        await Conversations(log).add("conv_a", "ann", [item(f"{number}" * (MAX_BYTES // 4))])
+    log.close()
+    log = EventLog(tmp_path, close_interrupted)
+    kept = await Conversations(log).items("conv_a", "ann")
+    assert [str(each["content"])[0] for each in kept] == ["3", "4", "5"]
+    log.close()
+
+
+async def test_a_deleted_item_is_in_no_file(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, close_interrupted)
+    conversations = Conversations(log)
+    await conversations.create("conv_a", "ann", {}, [item("a"), item("a very secret text" * 500)])
+    assert any(b"very secret" in file.read_bytes() for file in tmp_path.iterdir())
+    await conversations.remove("conv_a", "ann", "msg_a very s")
+    assert all(b"very secret" not in file.read_bytes() for file in tmp_path.iterdir())
+    assert await conversations.items("conv_a", "ann") == [item("a")]
+    log.close()
+
+
+async def test_conversations_count_in_the_room_of_responses_and_the_oldest_go(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, close_interrupted, Retention(max_bytes=25_000))
+    conversations = Conversations(log)
+    for number in range(6):
+        await conversations.create(f"conv_{number}", "ann", {}, [item("x" * 10_000)])
+    kept = []
+    for number in range(6):
+        try:
+            await conversations.find(f"conv_{number}", "ann")
+            kept.append(number)
+        except RequestError:
+            continue
+    assert kept == [4, 5]
+    log.close()
+
+
+async def test_one_that_did_not_change_for_too_long_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = EventLog(tmp_path, close_interrupted, Retention(max_age=1000.0))
+    conversations = Conversations(log)
+    now = time.time()
+    await conversations.create("conv_a", "ann", {}, [])
+    monkeypatch.setattr(time, "time", lambda: now + 800)
+    await conversations.add("conv_a", "ann", [item("a")])
+    monkeypatch.setattr(time, "time", lambda: now + 1600)
+    await conversations.find("conv_a", "ann")
+    monkeypatch.setattr(time, "time", lambda: now + 2000)
+    with pytest.raises(RequestError, match="not found"):
+        await conversations.find("conv_a", "ann")
+    log.close()

@@ -1,0 +1,117 @@
+"""Rerank, tokenize, health and version, hints for what is absent, and names that clients give their requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from paceline.api.http.absent import ABSENT
+from tests.api.generation.test_request import fault
+from tests.api.real import serving_node
+from tests.api.scripted import ScriptedService, client_of, serving
+
+DOCUMENTS = ["cats sleep", "when does it open", "it does"]
+
+
+def test_documents_come_in_the_order_of_their_relevance(http: httpx.Client) -> None:
+    body = {"query": "when does it open", "documents": DOCUMENTS}
+    ranked = http.post("/v1/rerank", json=body).json()
+    assert [each["index"] for each in ranked["results"]] == [1, 2, 0]
+    assert ranked["model"] == "scripted-reranker" and ranked["usage"]["total_tokens"] == 12
+    assert all(set(each) == {"index", "relevance_score"} for each in ranked["results"])
+    few = http.post("/v2/rerank", json=body | {"top_n": 2, "return_documents": True}).json()["results"]
+    assert [each["document"]["text"] for each in few] == ["when does it open", "it does"]
+    objects = body | {"documents": [{"text": text} for text in DOCUMENTS], "model": "scripted-reranker"}
+    assert http.post("/v1/rerank", json=objects).json()["results"] == ranked["results"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "status"),
+    [
+        ({"model": "nobody"}, "model", 404),
+        ({"query": ""}, "query", 400),
+        ({"documents": []}, "documents", 400),
+        ({"documents": ["a"] * 1001}, "documents", 400),
+        ({"top_n": 0}, "top_n", 400),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused_by_name(
+    http: httpx.Client, fields: dict[str, object], param: str, status: int
+) -> None:
+    refused = http.post("/v1/rerank", json={"query": "a", "documents": ["b"]} | fields)
+    assert fault(refused, status)["param"] == param
+
+
+def test_a_side_without_a_reranker_says_what_to_do(tmp_path: Path) -> None:
+    with serving_node(tmp_path) as (url, _), client_of(url) as http:
+        refused = http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
+        assert "--reranker" in str(fault(refused, 404)["message"])
+
+
+def test_tokens_are_those_that_the_model_is_sent(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    with serving_node(tmp_path) as (url, _), client_of(url) as http:
+        told = http.post("/tokenize", json={"model": "fake", "prompt": "hé", "return_token_strs": True}).json()
+        assert told == {"count": 3, "max_model_len": 1024, "tokens": [104, 195, 169], "token_strs": ["h", "�", "�"]}
+        assert http.post("/detokenize", json={"tokens": told["tokens"]}).json() == {"prompt": "hé"}
+        counted = http.post("/tokenize", json={"messages": messages}).json()["count"]
+        answer = http.post("/v1/chat/completions", json={"model": "fake", "messages": messages, "max_tokens": 1})
+        assert counted == answer.json()["usage"]["prompt_tokens"]
+        anthropic = {"model": "fake", "messages": messages}
+        assert http.post("/v1/messages/count_tokens", json=anthropic).json() == {"input_tokens": counted}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
+        ("/tokenize", {"prompt": "a", "chat_template": "x"}, "chat_template"),
+        ("/detokenize", {"tokens": [1, 256]}, "tokens[1]"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+    ],
+)
+def test_what_cannot_be_tokenized_is_refused_by_name(
+    http: httpx.Client, path: str, fields: dict[str, object], param: str
+) -> None:
+    assert fault(http.post(path, json=fields))["param"] == param
+
+
+def test_health_follows_readiness_and_needs_no_key(service: ScriptedService) -> None:
+    with serving(service, {"key": None}) as url, client_of(url) as http, client_of(url, "key") as known:
+        assert http.get("/health").status_code == 200
+        service.is_ready = False
+        assert http.get("/health").status_code == 503
+        fault(http.get("/version"), 401)
+        assert known.get("/version").json().keys() == {"version"}
+
+
+@pytest.mark.parametrize("path", [path for path in ABSENT if path.startswith("/v1/") and "messages" not in path])
+def test_what_is_absent_is_refused_with_what_to_use_and_behind_the_key(service: ScriptedService, path: str) -> None:
+    with serving(service, {"key": None}) as url, client_of(url) as http, client_of(url, "key") as known:
+        fault(http.post(path, json={}), 401)
+        for method, each in (("POST", path), ("GET", path), ("POST", path + "/x/y")):
+            error = fault(known.request(method, each), 404)
+            assert error["code"] == "unknown_url" and ABSENT[path] in str(error["message"])
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/messages", "/v1/messages"),
+    ],
+)
+def test_a_base_url_without_its_version_is_recognised(http: httpx.Client, path: str, meant: str) -> None:
+    assert f"Did you mean {meant}?" in str(fault(http.post(path, json={}), 404)["message"])
+
+
+@pytest.mark.parametrize(("given", "echoed"), [("abc-1 x", True), ("x" * 512, True), ("x" * 513, False), ("é", False)])
+@pytest.mark.parametrize("path", ["/v1/models", "/nothing", "/api/tags"])
+def test_a_clients_own_name_of_a_request_is_echoed(http: httpx.Client, path: str, given: str, echoed: bool) -> None:
+    answer = http.get(path, headers={"x-client-request-id": given.encode("latin-1")})  # type: ignore[dict-item]  # bytes are sent as they are
+    assert answer.headers.get("x-client-request-id") == (given if echoed else None)
