@@ -1,7 +1,8 @@
-"""Every scenario of the table has a module that tries it, or a reason why none does."""
+"""Every scenario of the table has a module that tries it, or a reason why none does; every closed hole has its test."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from tests.reliability.report import MODULE
 from tests.reliability.scenarios import EXHAUSTIVE, SCENARIOS, UNTESTED, name
 
 FOLDER = Path(__file__).parent
+TESTS = FOLDER.parent
+SECURITY = TESTS.parent / "docs" / "security.md"
 LAST = 34
 
 
@@ -39,3 +42,21 @@ def test_no_module_is_of_no_scenario_and_no_reason_is_out_of_date() -> None:
     assert not set(modules()) - set(SCENARIOS)
     assert not set(modules()) & set(UNTESTED), "they are tested now"
     assert all(UNTESTED.values())
+
+
+def test_every_closed_hole_names_tests_that_exist() -> None:
+    section = SECURITY.read_text().split("## Holes that were closed")[1].split("\n## ")[0]
+    holes = [line for line in section.splitlines() if re.match(r"\| \d+ \|", line)]
+    assert [int(line.split("|")[1]) for line in holes] == list(range(1, len(holes) + 1))
+    for hole in holes:
+        *_, held, _ = hole.split("|")
+        module = ""
+        named = re.findall(r"`([\w/]*\.py)?(?:::(\w+))?`|\bR(\d+)", held)
+        assert named, hole
+        for path, function, scenario in named:
+            if scenario:
+                assert int(scenario) in modules(), hole
+                continue
+            module = path or module
+            text = (TESTS / module).read_text()
+            assert not function or f"def {function}(" in text, f"{module}::{function}"
