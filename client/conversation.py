@@ -204,10 +204,13 @@ def _take(chunk: Json, answer: Answer) -> Iterator[tuple[str, str | None]]:
         answer.report = {**answer.report, **report}
     if isinstance(usage, dict):
         answer.usage = usage
-    choice = choices[0] if isinstance(choices, list) and choices else {}
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        return
     if choice.get("finish_reason"):
         answer.finish_reason = str(choice["finish_reason"])
-    text = (choice.get("delta") or {}).get("content")
+    delta = choice.get("delta")
+    text = delta.get("content") if isinstance(delta, dict) else None
     if isinstance(text, str) and text:
         answer.text += text
         yield text, lane if isinstance(lane, str) else None
@@ -216,7 +219,7 @@ def _take(chunk: Json, answer: Answer) -> Iterator[tuple[str, str | None]]:
 def _object(content: bytes) -> dict[str, object]:
     try:
         value: object = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {}
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from rich.console import Console
 
-from paceline.core.printable import printable_lines
+from paceline.core.printable import printable, printable_lines
 
 from .conversation import Answer
 
@@ -41,12 +41,15 @@ class Screen:
         """Write citations, a missing side and a cut-off at the token limit, where there are any."""
         citations = answer.report.get("citations")
         for number, citation in enumerate(citations if isinstance(citations, list) else [], 1):
+            if not isinstance(citation, dict):
+                continue
             side = str(citation.get("side", ""))
             document = citation.get("document") or "a private document"
-            self._write(f"[{number}] {document} ({side})", f"dim {COLOURS.get(side, '')}".strip())
+            # On one line: a name must not pass for a further source.
+            self._write(printable(f"[{number}] {document} ({side})"), f"dim {COLOURS.get(side, '')}".strip())
         degraded = answer.report.get("degraded")
         if degraded:
-            self._write(f"Note: {DEGRADED.get(str(degraded), degraded)}.", "yellow")
+            self._write(printable(f"Note: {DEGRADED.get(str(degraded), degraded)}."), "yellow")
         if answer.finish_reason == "length":
             self._write("Note: cut at the limit of tokens; give more with --max-tokens.", "yellow")
 

@@ -68,10 +68,15 @@ def _lines(url: str, state: Json) -> Iterator[str]:
     if not isinstance(links, list):
         return
     for link in links:
-        rtt = link.get("rtt_s")
-        told = "" if rtt is None else f", round trip {rtt * 1000:.0f} ms"
-        sent = link.get("sent") or {}
-        kinds = ", ".join(f"{kind} {size}" for kind, size in sorted(sent.items()))
-        yield f"  linked with {link.get('peer')}{told}; sent {sum(sent.values())} bytes{f' ({kinds})' if kinds else ''}"
+        if isinstance(link, dict):
+            yield _link(link)
     if not links:
         yield "  linked with nobody"
+
+
+def _link(link: Json) -> str:
+    rtt, sent = link.get("rtt_s"), link.get("sent")
+    told = f", round trip {rtt * 1000:.0f} ms" if isinstance(rtt, int | float) else ""
+    sizes = {kind: size for kind, size in sent.items() if isinstance(size, int)} if isinstance(sent, dict) else {}
+    kinds = ", ".join(f"{kind} {size}" for kind, size in sorted(sizes.items()))
+    return f"  linked with {link.get('peer')}{told}; sent {sum(sizes.values())} bytes{f' ({kinds})' if kinds else ''}"

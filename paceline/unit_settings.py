@@ -91,6 +91,8 @@ def _check(unit: UnitSettings) -> None:
         raise ValueError(f"the unit {unit.name} does nothing: give {', '.join(TASKS)}")
     if not unit.cores:
         return
+    if len(set(unit.cores)) < len(unit.cores):
+        raise ValueError(f"the unit {unit.name} names a core twice")
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError(f"the unit {unit.name} names cores, and this system keeps no thread on a core")
     allowed = os.sched_getaffinity(0)
@@ -101,6 +103,8 @@ def _check(unit: UnitSettings) -> None:
 def _from_table(name: str, table: object) -> UnitSettings:
     if not isinstance(table, Mapping):
         raise ValueError(f"the unit {name} must be a table")
+    if "name" in table:
+        raise ValueError(f"the unit {name} has its name from its table: leave name out")
     return _made({**table, "name": name})
 
 
@@ -109,7 +113,10 @@ def _from_line(line: str) -> UnitSettings:
     kind, *options = rest.split(":")
     if not equals or not kind:
         raise ValueError(f"{line[:80]!r} is no unit: give NAME=KIND:cores=0+1:does=rerank+embed, with what it needs")
-    given = dict(option.partition("=")[::2] for option in options)
+    pairs = [option.partition("=")[::2] for option in options]
+    given = dict(pairs)
+    if len(given) < len(pairs) or "name" in given:
+        raise ValueError(f"{line[:80]!r} says something of its unit twice")
     return _made({**given, "name": name.strip(), "kind": kind.strip()})
 
 

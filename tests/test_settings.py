@@ -319,6 +319,9 @@ def test_units_of_tables_and_of_lines_are_the_same(tmp_path: Path) -> None:
     [
         ("left=cpu:cores=100000", r"the unit left may not run on the cores \[100000\]: this process has"),
         ("left=cpu,left=cpu", "two units are called left"),
+        ("left=cpu:cores=0+0", "names a core twice"),
+        ("left=cpu:cores=0:cores=0", "twice"),
+        ("left=cpu:name=right", "twice"),
         ("web=cpu", "a unit cannot be called 'web'"),
         ("left=cpu:does=rerank", "no unit does search and embed"),
         ("left=cpu:does=dance", "does of the unit left: input should be 'search', 'rerank' or 'embed'"),

@@ -116,6 +116,30 @@ def test_a_server_with_keys_asks_for_one(tmp_path: Path) -> None:
     assert all("401" in error for error in seen["errors"]), "browsers log refused requests themselves"
 
 
+def test_a_conversation_that_is_deleted_while_it_waits_for_its_answer_stays_deleted(pair: Pair) -> None:
+    seen = browse("deleted", pair.url("cloud"))
+    assert seen["errors"] == [] and seen["left"] == 0
+
+
+def test_two_tabs_lose_none_of_each_others_questions(pair: Pair) -> None:
+    seen = browse("tabs", pair.url("cloud"))
+    assert seen["errors"] == [] and seen["questions"] == ["One?", "Two?", "Three?"]
+
+
+@pytest.mark.parametrize(("storage", "kept"), [("forbidden", 0), ("full", 1), ("damaged", 1)])
+def test_a_browser_that_keeps_nothing_still_asks(pair: Pair, storage: str, kept: int) -> None:
+    seen = browse("storage", pair.url("cloud"), key=storage)
+    assert seen["errors"] == [] and seen["answer"]["state"] == "done" and seen["answer"]["text"]
+    assert seen["kept"] == kept
+
+
+def test_all_documents_are_listed_and_an_upload_that_a_proxy_answers_fails(pair: Pair) -> None:
+    seen = browse("crowd", pair.url("device"))
+    assert seen["errors"] == [] and seen["rows"] == 103
+    assert "perhaps a proxy in front of it" in seen["told"]
+    assert seen["source"] == "1   gnp.exe device", "no name is read backwards, nor the side behind it"
+
+
 MARKDOWN = [
     ("a *b* **c** _d_ ~~e~~ `f*`", "<p>a <em>b</em> <strong>c</strong> <em>d</em> <del>e</del> <code>f*</code></p>"),
     ("2 * 3 * 4, snake_case_name", "<p>2 * 3 * 4, snake_case_name</p>"),
@@ -135,6 +159,12 @@ MARKDOWN = [
         "</figcaption><pre tabindex=\"0\"><code>x = '*'\n</code></pre></figure>",
     ),
     ("a &amp; b", "<p>a &amp;amp; b</p>"),
+    (
+        "|a|b|c|\n|-|-|-|\n|1",
+        '<div class="table" tabindex="0"><table><thead><tr><th class="align-left">a</th><th class="align-left">b</th>'
+        '<th class="align-left">c</th></tr></thead><tbody><tr><td class="align-left">1</td><td colspan="2"></td></tr>'
+        "</tbody></table></div>",
+    ),
 ]
 LANES = [
     (
@@ -162,14 +192,16 @@ HOSTILE = [
     "http://",
     "\\",
     "#",
+    "|a|b|c|\n|-|-|-|\n" + "|\n" * 20,
 ]
+LINES = ["~" * LONG + "`", "~~~" + " " * LONG + "`", "`" * LONG + "a`"]  # each searched once
 
 
 def test_markdown_is_rendered_and_text_that_means_harm_takes_no_longer(pair: Pair) -> None:
     lanes = [(text, given) for text, given, _ in LANES]
-    long = [((piece * LONG)[:LONG], None) for piece in HOSTILE]
+    long = [(text, None) for text in [*((piece * LONG)[:LONG] for piece in HOSTILE), *LINES]]
     seen = browse("markdown", pair.url("device"), given=[*((text, None) for text, _ in MARKDOWN), *lanes, *long])
     rendered = seen["rendered"]
     expected = [html for _, html in MARKDOWN] + [html for _, _, html in LANES]
-    assert rendered[: len(expected)] == expected and len(rendered) == len(expected) + len(HOSTILE)
+    assert rendered[: len(expected)] == expected and len(rendered) == len(expected) + len(long)
     assert not [html[:200] for html in rendered if html.startswith("unlike")]

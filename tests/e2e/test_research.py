@@ -76,10 +76,12 @@ def stand_in() -> Iterator[StandIn]:
         web.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield web
-        web.go.set()
-        server.shutdown()
-        thread.join()
+        try:
+            yield web
+        finally:
+            web.go.set()
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager

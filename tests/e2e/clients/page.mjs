@@ -156,6 +156,94 @@ const SCENARIOS = {
     return { names, answer, links, made, title, source, assigned };
   },
 
+  // A conversation that is deleted before its answer has begun.
+  async deleted(page) {
+    await page.route("**/v1/chat/completions", () => {}); // mute
+    await page.clock.install();
+    await page.goto(url);
+    await linked(page);
+    await begin(page, "A secret?");
+    await page.waitForSelector(".answer[data-state=writing]");
+    await page.clock.fastForward(5000); // long enough that what arrives next would be kept
+    await page.locator("#conversations li").first().hover();
+    await page.locator("#conversations .remove").first().click();
+    await page.waitForSelector("#stop", { state: "hidden" });
+    await page.reload();
+    await linked(page);
+    return { left: await page.locator("#conversations li").count() };
+  },
+
+  // One conversation in two tabs, asked in turns.
+  async tabs(page) {
+    const other = await page.context().newPage();
+    await page.goto(url);
+    await linked(page);
+    await ask(page, "One?");
+    await other.goto(url);
+    await other.locator("#conversations .open").first().click();
+    await ask(page, "Two?");
+    await ask(other, "Three?");
+    await page.reload();
+    await page.waitForSelector(".question");
+    return { questions: await page.locator(".question .words").allTextContents() };
+  },
+
+  // A browser that keeps nothing: its storage is forbidden, or full, or holds what nobody has written.
+  async storage(page) {
+    const kind = key;
+    await page.addInitScript((kind) => {
+      if (kind === "full") Storage.prototype.setItem = () => { throw new DOMException("full", "QuotaExceededError"); };
+      if (kind === "damaged" && !localStorage.length) {
+        localStorage.setItem("paceline.unfinished", "{");
+        localStorage.setItem("paceline.settings", "7");
+      }
+      if (kind !== "forbidden") return;
+      for (const name of ["localStorage", "sessionStorage", "indexedDB"]) {
+        Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });
+      }
+    }, kind);
+    await page.goto(url);
+    await linked(page);
+    await ask(page, "Hello?");
+    const answer = await lastAnswer(page);
+    await page.reload();
+    await linked(page);
+    await page.waitForFunction(() => document.querySelector("#model").options.length > 0);
+    return { answer, kept: await page.locator("#conversations li").count() };
+  },
+
+  // More documents than one list of the server's holds; uploads that a proxy answers; names that turn what follows.
+  async crowd(page) {
+    await page.goto(url);
+    await linked(page);
+    const body = (value) => ({ method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value) });
+    await page.evaluate(async (body) => {
+      const post = async (path, sent) => (await fetch(path, sent)).json();
+      const { id } = await post("v1/vector_stores", body.store);
+      for (let number = 0; number < 103; number += 1) {
+        const form = new FormData();
+        form.append("purpose", "assistants");
+        form.append("file", new File([`Fact ${number}.`], `${number}.md`));
+        const file = await post("v1/files", { method: "POST", body: form });
+        await post(`v1/vector_stores/${id}/files`, { ...body.store, body: JSON.stringify({ file_id: file.id }) });
+      }
+    }, { store: body({ name: "Many", metadata: { made_by: "paceline page" } }) });
+    await page.click("#open-documents");
+    await page.waitForFunction(() => document.querySelectorAll("#uploads li").length > 100);
+    const rows = await page.locator("#uploads li").count();
+    await page.route("**/v1/files", (route) => route.fulfill({ contentType: "text/html", body: "<html>Log in" }));
+    await page.setInputFiles("#files", { name: "a.md", mimeType: "text/markdown", buffer: Buffer.from(FACT) });
+    await page.waitForSelector("#uploads [data-state=failed]");
+    const told = await page.locator("#uploads [data-state=failed] .state").textContent();
+    const source = await page.evaluate(async () => {
+      const { AnswerView } = await import("/page/answer.js");
+      const report = { citations: [{ side: "device", document: "\u202egnp.exe\u2066", passage: "" }] };
+      const answer = { role: "assistant", text: "", lanes: "", state: "done", steps: [], report, usage: null };
+      return new AnswerView(answer, {}).node.querySelector(".source").textContent;
+    });
+    return { rows, told, source };
+  },
+
   // Markdown to HTML, of the cases on standard input.
   async markdown(page) {
     let input = "";

@@ -236,7 +236,7 @@ async def test_a_client_that_leaves_ends_the_connections_under_way(tmp_path: Pat
         made.finds(made.page("/mill"))
         made.site.pages[path] = waiting
         reading = asyncio.create_task(made.asked())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await begun.wait()
             made.site.left.clear()
             reading.cancel()

@@ -12,6 +12,7 @@ const DEGRADED = {
   cloud_refused: "The cloud refused to take part.",
   workflow_incomplete: "Stages of the workflow were left out.",
 };
+const TURNING = /[\u202a-\u202e\u2066-\u2069]/g; // by them a name would be read backwards, and the side after it
 const PRIVATE = "private document"; // of a device, whose name is not told to others
 
 export function make(name, attributes = {}, ...children) {
@@ -69,10 +70,10 @@ export class AnswerView {
   sources(citations) {
     const items = citations.map((citation, index) => {
       const side = citation.side === "device" ? "device" : "cloud";
-      const label = `${index + 1}  ${citation.document || PRIVATE}`;
-      const open = () => this.actions.openSource({ ...citation, document: citation.document || PRIVATE, side });
+      const name = String(citation.document || PRIVATE).replace(TURNING, " ");
+      const open = () => this.actions.openSource({ ...citation, document: name, side });
       const where = make("span", { className: "side", textContent: side });
-      return make("li", {}, make("button", { type: "button", className: `source ${side}`, onclick: open }, label, where));
+      return make("li", {}, make("button", { type: "button", className: `source ${side}`, onclick: open }, `${index + 1}  ${name}`, where));
     });
     return make("ul", { className: "sources", ariaLabel: "Sources" }, ...items);
   }
@@ -82,6 +83,17 @@ function copyButton(text) {
   const button = make("button", { type: "button", textContent: "Copy" });
   button.dataset.copy = text;
   return button;
+}
+
+/** Copy what such a button is for, here or in a block of code. */
+export async function copyFrom(button) {
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Not allowed";
+  }
+  setTimeout(() => (button.textContent = "Copy"), 1500);
 }
 
 function* sentences({ state, finish, report }) {

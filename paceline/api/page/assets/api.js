@@ -1,7 +1,10 @@
 // Requests to the server that this page came from, over OpenAI's API. Addresses are relative, so that the page also works
 // below a path of a reverse proxy.
 
+import { keep, recall } from "./storage.js";
+
 const KEY = "paceline.key";
+const PAGE = 100; // objects of a list that are asked for at once
 
 export class ApiError extends Error {
   constructor(message, status = 0, code = null) {
@@ -13,18 +16,13 @@ export class ApiError extends Error {
 
 // ---- the key --------------------------------------------------------------------------------------------------------
 export function savedKey() {
-  return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
+  return recall(KEY, "sessionStorage") ?? recall(KEY) ?? "";
 }
 
-/** keep: also when the browser is closed. */
-export function saveKey(key, keep) {
-  forgetKey();
-  if (key) (keep ? localStorage : sessionStorage).setItem(KEY, key);
-}
-
-export function forgetKey() {
-  sessionStorage.removeItem(KEY);
-  localStorage.removeItem(KEY);
+/** lasting: also when the browser is closed. */
+export function saveKey(key, lasting) {
+  keep(KEY, lasting ? null : key, "sessionStorage");
+  keep(KEY, lasting ? key : null);
 }
 
 function headers(more = {}) {
@@ -40,7 +38,26 @@ function address(path) {
 /** The JSON of an answer. Raises ApiError with the server's own sentence. */
 export async function request(path, { method = "GET", body, signal } = {}) {
   const answer = await send(path, { method, body, signal });
-  return answer.json();
+  return parsed(answer.status, await answer.text());
+}
+
+/** All objects of a list, however many answers they take. */
+export async function requestAll(path) {
+  const found = [];
+  for (let after = ""; ; ) {
+    const { data, has_more: more, last_id: last } = await request(`${path}?limit=${PAGE}${after}`);
+    found.push(...data);
+    if (!more || !data.length) return found;
+    after = `&after=${encodeURIComponent(last)}`;
+  }
+}
+
+function parsed(status, text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new ApiError(`What answered is not the server, but perhaps a proxy in front of it (status ${status}).`);
+  }
 }
 
 async function send(path, { method, body, signal }) {
@@ -105,7 +122,14 @@ export function upload(file, onProgress, signal) {
     sent.open("POST", address("v1/files"));
     for (const [name, value] of Object.entries(headers())) sent.setRequestHeader(name, value);
     sent.upload.onprogress = (event) => event.lengthComputable && onProgress(event.loaded / event.total);
-    sent.onload = () => (sent.status === 200 ? resolve(JSON.parse(sent.responseText)) : reject(failure(sent.status, sent.responseText)));
+    sent.onload = () => {
+      if (sent.status !== 200) return reject(failure(sent.status, sent.responseText));
+      try {
+        return resolve(parsed(sent.status, sent.responseText));
+      } catch (error) {
+        return reject(error);
+      }
+    };
     sent.onerror = () => reject(new ApiError("The upload was cut. Is the server still running?"));
     sent.onabort = () => reject(new ApiError("stopped"));
     signal?.addEventListener("abort", () => sent.abort());

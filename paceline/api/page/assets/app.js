@@ -1,11 +1,14 @@
 // The page: wires conversations, settings, documents and the key to the elements of index.html.
 
-import { ApiError, request, saveKey } from "./api.js";
-import { AnswerView, make, questionNode } from "./answer.js";
+import { ApiError, request } from "./api.js";
+import { Archive } from "./archive.js";
+import { AnswerView, copyFrom, make, questionNode } from "./answer.js";
 import { newAnswer, newConversation, requestBody, titleOf, writeAnswer } from "./conversation.js";
 import { Documents } from "./documents.js";
+import { KeyDialog } from "./key.js";
+import { refreshStatus } from "./server_state.js";
 import { fillSettings, readSettings, showSettings } from "./settings.js";
-import { deleteAllConversations, deleteConversation, loadConversations, loadSettings, saveConversation, saveSettings, saveUnfinished } from "./storage.js";
+import { loadSettings, saveSettings, saveUnfinished } from "./storage.js";
 
 const SAVE_MS = 1000; // between two savings of an answer that is being written
 const NEAR_END = 80; // px: whoever reads further up is left there
@@ -13,18 +16,16 @@ const NEAR_END = 80; // px: whoever reads further up is left there
 const $ = (id) => document.getElementById(id);
 const settings = loadSettings();
 const documents = new Documents($("uploads"), say);
-let conversations = [];
+const archive = new Archive(() => say("This browser keeps no conversations: its storage is full or forbidden."));
+const keyDialog = new KeyDialog($("key"), connect);
 let current = newConversation();
 let writing = null; // {abort, conversation} of the answer that is being written
+let asking = false; // a question waits for what other tabs have kept
 let models = [];
 
 // ---- small things ---------------------------------------------------------------------------------------------------
 function say(sentence) {
   $("said").textContent = sentence;
-}
-
-function kept(promise) {
-  promise.catch(() => say("This browser keeps no conversations: its storage is full or forbidden."));
 }
 
 function atEnd() {
@@ -38,7 +39,7 @@ function toEnd() {
 
 // ---- conversations --------------------------------------------------------------------------------------------------
 function showList() {
-  const items = conversations.map((conversation) => {
+  const items = archive.conversations.map((conversation) => {
     const open = make("button", { type: "button", className: "open", textContent: conversation.title, title: conversation.title });
     open.onclick = () => select(conversation);
     if (conversation.id === current.id) open.setAttribute("aria-current", "true");
@@ -77,30 +78,36 @@ function welcome() {
   return make("div", { className: "welcome" }, lead, "A device and a cloud write the answer together. Colours show whose documents decided each word.");
 }
 
-function remember(conversation) {
-  conversation.updated = Date.now();
-  if (!conversations.includes(conversation)) conversations.unshift(conversation);
-  kept(saveConversation(conversation));
-}
-
 function removeConversation(conversation) {
   if (!confirm(`Delete “${conversation.title}”?`)) return;
   if (writing?.conversation === conversation) writing.abort.abort();
-  conversations = conversations.filter((each) => each !== conversation);
-  kept(deleteConversation(conversation.id));
+  archive.remove(conversation);
   if (current === conversation) select(newConversation());
   else showList();
+}
+
+/** Show what other tabs have kept since. */
+async function catchUp() {
+  await archive.catchUp(writing?.conversation);
+  const newer = archive.find(current.id) ?? current;
+  if (newer === current) return showList();
+  current = newer;
+  showConversation();
 }
 
 // ---- answers --------------------------------------------------------------------------------------------------------
 const actions = { retry, openSource };
 
-function ask(text) {
-  if (writing || !text.trim()) return;
+async function ask(text) {
+  if (writing || asking || !text.trim()) return;
+  asking = true;
+  showBusy();
+  $("question").value = "";
+  await catchUp();
+  asking = false;
   const conversation = current;
   conversation.title ||= titleOf(text);
   conversation.messages.push({ role: "user", text: text.trim() });
-  $("question").value = "";
   answerNow(conversation);
 }
 
@@ -119,7 +126,7 @@ async function answerNow(conversation) {
   conversation.messages.push(answer);
   const view = new AnswerView(answer, actions);
   writing = { abort: new AbortController(), conversation, answer, view };
-  remember(conversation);
+  archive.remember(conversation);
   select(conversation);
   say("The answer is being written.");
   let drawn = false;
@@ -127,9 +134,10 @@ async function answerNow(conversation) {
   await writeAnswer(answer, body, writing.abort.signal, () => {
     if (!drawn) requestAnimationFrame(draw);
     drawn = true;
-    if (Date.now() - saved > SAVE_MS) {
+    // A conversation that was deleted meanwhile stays so.
+    if (Date.now() - saved > SAVE_MS && archive.has(conversation)) {
       saved = Date.now();
-      remember(conversation);
+      archive.remember(conversation);
     }
   });
   function draw() {
@@ -139,16 +147,16 @@ async function answerNow(conversation) {
     if (follow && current === conversation) toEnd();
   }
   writing = null;
-  if (conversations.includes(conversation)) remember(conversation);
+  if (archive.has(conversation)) archive.remember(conversation);
   draw();
   showBusy();
   say({ done: "The answer is complete.", stopped: "Stopped.", failed: "The answer failed." }[answer.state]);
-  if (answer.status === 401) openKey(answer.error, () => current === conversation && retry(answer));
+  if (answer.status === 401) keyDialog.open(answer.error, () => current === conversation && retry(answer));
   refreshStatus();
 }
 
 function showBusy() {
-  const busy = writing !== null;
+  const busy = asking || writing !== null;
   $("send").hidden = busy;
   $("stop").hidden = !busy;
 }
@@ -166,26 +174,12 @@ function openSource({ document: name, side, passage, score, place, url }) {
 }
 
 // ---- server, key, settings ------------------------------------------------------------------------------------------
-async function refreshStatus() {
-  try {
-    const state = await request("readyz");
-    const other = state.side === "cloud" ? "device" : "cloud";
-    $("status").textContent = state.linked ? `${state.side}, ${other} linked` : `${state.side}, alone`;
-    $("status").dataset.linked = String(state.linked);
-    $("status").title = `${state.model}, ${state.documents} documents`;
-    $("where").textContent = state.side === "device" ? ": on your device" : ": on the server";
-  } catch (error) {
-    $("status").textContent = error.status ? "not ready" : "no answer";
-    $("status").dataset.linked = "false";
-  }
-}
-
 /** Load what needs a key; asks for one where the server wants it. */
 async function connect() {
   try {
     models = (await request("v1/models")).data.filter((model) => model.paceline?.kind !== "embedding");
   } catch (error) {
-    if (error.status === 401) openKey("", connect);
+    if (error.status === 401) keyDialog.open();
     else showFailure(error);
     return;
   }
@@ -199,28 +193,6 @@ function showFailure(error) {
   $("messages").prepend(make("p", { className: "error", role: "alert", textContent: sentence }));
 }
 
-let afterKey = connect;
-function openKey(reason, then) {
-  afterKey = then;
-  $("key-error").textContent = reason;
-  if (!$("key").open) $("key").showModal();
-}
-
-$("key").querySelector("form").onsubmit = async (event) => {
-  event.preventDefault();
-  saveKey($("key-field").value.trim(), $("keep-key").checked);
-  try {
-    await request("v1/models");
-  } catch (error) {
-    $("key-error").textContent = error.message;
-    return;
-  }
-  $("key-field").value = "";
-  $("key").close();
-  if (afterKey !== connect) await connect();
-  afterKey();
-};
-
 $("settings").querySelector("form").oninput = () => {
   readSettings(settings);
   saveSettings(settings);
@@ -230,13 +202,12 @@ $("settings").querySelector("form").onsubmit = (event) => event.preventDefault()
 $("open-settings").onclick = () => $("settings").showModal();
 $("change-key").onclick = () => {
   $("settings").close();
-  openKey("", connect);
+  keyDialog.open();
 };
 $("delete-all").onclick = () => {
   if (!confirm("Delete all conversations in this browser?")) return;
   writing?.abort.abort();
-  conversations = [];
-  kept(deleteAllConversations());
+  archive.removeAll();
   $("settings").close();
   select(newConversation());
 };
@@ -297,14 +268,7 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button");
   if (button?.dataset.close !== undefined) button.closest("dialog").close();
-  if (button?.dataset.copy === undefined) return;
-  try {
-    await navigator.clipboard.writeText(button.dataset.copy);
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Not allowed";
-  }
-  setTimeout(() => (button.textContent = "Copy"), 1500);
+  if (button?.dataset.copy !== undefined) await copyFrom(button);
 });
 
 $("open-side").onclick = () => {
@@ -322,19 +286,19 @@ function closeSide() {
 async function begin() {
   showSettings(settings);
   try {
-    conversations = await loadConversations();
+    await archive.load();
   } catch {
     say("This browser keeps no conversations: its storage is forbidden.");
   }
-  for (const conversation of conversations) {
-    for (const message of conversation.messages) if (message.state === "writing") message.state = "cut";
-  }
   const wanted = new URLSearchParams(location.hash.slice(1)).get("c");
-  current = conversations.find(({ id }) => id === wanted) ?? current;
+  current = archive.find(wanted) ?? current;
   showConversation();
   await Promise.all([refreshStatus(), connect()]);
 }
 
-window.addEventListener("focus", refreshStatus);
+window.addEventListener("focus", () => {
+  refreshStatus();
+  catchUp();
+});
 window.addEventListener("pagehide", () => writing && saveUnfinished(writing.conversation));
 begin();

@@ -1,7 +1,7 @@
 // The documents that were uploaded here: files of this key, in one vector store of its own, which answers then read
 // beside the documents of the server.
 
-import { request, upload } from "./api.js";
+import { request, requestAll, upload } from "./api.js";
 import { make } from "./answer.js";
 
 const MADE_BY = "paceline page"; // in the store's metadata
@@ -29,19 +29,22 @@ export class Documents {
   }
 
   async fetch() {
-    const stores = await request("v1/vector_stores?limit=100");
-    const found = stores.data.find((store) => store.metadata?.made_by === MADE_BY);
-    this.store = found?.id ?? "";
+    await this.find();
     if (!this.store) {
       this.count = 0;
       this.show([]);
       return;
     }
-    const [held, files] = await Promise.all([request(`v1/vector_stores/${this.store}/files?limit=100`), request("v1/files?limit=1000")]);
-    const names = new Map(files.data.map((file) => [file.id, file.filename]));
-    this.count = held.data.length;
-    this.show(held.data.map((each) => ({ ...each, name: names.get(each.id) ?? each.id })));
-    for (const each of held.data) if (each.status === "in_progress") this.follow(each.id).catch(({ message }) => this.say(message));
+    const [held, files] = await Promise.all([requestAll(`v1/vector_stores/${this.store}/files`), requestAll("v1/files")]);
+    const names = new Map(files.map((file) => [file.id, file.filename]));
+    this.count = held.length;
+    this.show(held.map((each) => ({ ...each, name: names.get(each.id) ?? each.id })));
+    for (const each of held) if (each.status === "in_progress") this.follow(each.id).catch(({ message }) => this.say(message));
+  }
+
+  async find() {
+    const stores = await requestAll("v1/vector_stores");
+    this.store = stores.find((store) => store.metadata?.made_by === MADE_BY)?.id ?? "";
   }
 
   /** The store that answers read; empty where there is nothing to read. */
@@ -94,6 +97,8 @@ export class Documents {
   }
 
   async makeStore() {
+    if (this.store) return;
+    await this.find(); // another tab may have made it meanwhile
     if (this.store) return;
     const body = { name: "Uploaded in the web page", metadata: { made_by: MADE_BY } };
     this.store = (await request("v1/vector_stores", { method: "POST", body })).id;

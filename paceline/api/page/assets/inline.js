@@ -84,11 +84,12 @@ class Inline {
   }
 
   code(at) {
+    if (this.text[at - 1] === "`") return null; // counted already, from the first one on
     let size = 1;
     while (this.text[at + size] === "`") size += 1;
     const mark = "`".repeat(size);
     const key = `code${size}`;
-    if (this.text[at - 1] === "`" || this.absent.has(key)) return null;
+    if (this.absent.has(key)) return null;
     let close = this.text.indexOf(mark, at + size);
     while (close !== -1 && (this.text[close + size] === "`" || this.text[close - 1] === "`")) {
       while (this.text[close] === "`") close += 1;

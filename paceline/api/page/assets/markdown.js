@@ -4,7 +4,8 @@
 import { appendInline } from "./inline.js";
 import { appendRun, Run } from "./run.js";
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`\s]{0,40})[^`]*$/;
+// Each repetition goes on to its end or fails: one that gave characters back would try them all again.
+const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))[ \t]*(?![ \t])([^`\s]{0,40})[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]|$)/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(?:[ \t]|$)/;
 const QUOTE = /^ {0,3}>[ ]?/;
@@ -207,11 +208,14 @@ function table(lines, at) {
 function tableNode(head, sides, rows) {
   const row = (name, contents) => {
     const made = document.createElement("tr");
-    head.forEach((_, index) => {
-      const cell = element(name, contents[index] ?? new Run(""));
+    const given = contents.slice(0, head.length);
+    given.forEach((content, index) => {
+      const cell = element(name, content);
       cell.className = `align-${sides[index]}`;
       made.append(cell);
     });
+    // One for all that are missing: short rows below many columns would be a page of cells for each of their bytes.
+    if (given.length < head.length) made.insertCell().colSpan = head.length - given.length;
     return made;
   };
   const made = document.createElement("table");

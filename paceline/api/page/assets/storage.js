@@ -15,19 +15,48 @@ export const DEFAULTS = {
   theme: "auto",
 };
 
-export function loadSettings() {
-  let saved = {};
+// ---- texts by name --------------------------------------------------------------------------------------------------
+const here = new Map(); // what the browser does not keep, for as long as this page is open
+
+/** area: localStorage, or sessionStorage for this tab alone. */
+export function recall(name, area = "localStorage") {
   try {
-    saved = JSON.parse(localStorage.getItem(SETTINGS) ?? "{}") ?? {};
+    return window[area].getItem(name) ?? here.get(area + name) ?? null;
   } catch {
-    // written by nobody we know: the defaults hold
+    return here.get(area + name) ?? null; // storage is forbidden
   }
+}
+
+/** Keep a text; null: forget it. False: in this page alone, since storage is full or forbidden. */
+export function keep(name, text, area = "localStorage") {
+  here.delete(area + name);
+  try {
+    window[area].removeItem(name); // an older text must not outlive one that does not fit
+    if (text !== null) window[area].setItem(name, text);
+    return true;
+  } catch {
+    if (text !== null) here.set(area + name, text);
+    return false;
+  }
+}
+
+function recalledObject(name) {
+  try {
+    return Object(JSON.parse(recall(name)));
+  } catch {
+    return {}; // written by nobody we know
+  }
+}
+
+// ---- settings -------------------------------------------------------------------------------------------------------
+export function loadSettings() {
+  const saved = recalledObject(SETTINGS);
   const known = Object.entries(DEFAULTS).map(([name, value]) => [name, typeof saved[name] === typeof value ? saved[name] : value]);
   return Object.fromEntries(known);
 }
 
 export function saveSettings(settings) {
-  localStorage.setItem(SETTINGS, JSON.stringify(settings));
+  keep(SETTINGS, JSON.stringify(settings));
 }
 
 // ---- conversations --------------------------------------------------------------------------------------------------
@@ -54,14 +83,14 @@ async function run(mode, work) {
 
 /** Keep a conversation while its page is being left: only localStorage writes before the page is gone. */
 export function saveUnfinished(conversation) {
-  localStorage.setItem(UNFINISHED, JSON.stringify(conversation));
+  keep(UNFINISHED, JSON.stringify(conversation));
 }
 
 /** All conversations, the latest first. */
 export async function loadConversations() {
-  const unfinished = JSON.parse(localStorage.getItem(UNFINISHED) ?? "null");
-  localStorage.removeItem(UNFINISHED);
-  if (unfinished) await saveConversation(unfinished);
+  const unfinished = recalledObject(UNFINISHED);
+  keep(UNFINISHED, null);
+  if (unfinished.id) await saveConversation(unfinished);
   const found = await run("readonly", (store) => store.getAll());
   return found.sort((one, other) => other.updated - one.updated);
 }
