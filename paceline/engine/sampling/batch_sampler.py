@@ -142,8 +142,8 @@ class BatchSampler:
                 are_changed = np.array([changed[row] for row in which])
                 waiting.append(_top_k(some, their_maxima, chosen, are_changed, margin[which]))
             elif by_kernel:
-                found = row_kernel.sample_rows(some, chosen, [Kind.OPEN] * len(chosen), heads=False)
-                waiting.append(settled(found[0]))
+                certain, _ = row_kernel.sample_rows(some, chosen, [Kind.OPEN] * len(chosen), heads=False)
+                waiting.append(settled(certain))
             elif is_remote(scores.device):
                 waiting.append(self._open.sample(some, their_maxima, chosen, margin[which]))
             else:
