@@ -6,7 +6,7 @@ def work_on_rows(
     stride: int,
     is_half: int,
     logits: int,
-    kinds: int,
+    are_greedy: int,
     keys: int,
     options: int,
     num_tops: int,

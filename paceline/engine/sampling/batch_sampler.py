@@ -28,7 +28,6 @@ from paceline.engine.sampling.host_open_sampler import sample_open_rows
 from paceline.engine.sampling.logits_processor import moved_ids, process
 from paceline.engine.sampling.margins import DISTINCT, MARGIN, margins, may_revive
 from paceline.engine.sampling.open_sampler import OpenSampler
-from paceline.engine.sampling.row_kernel import Kind
 from paceline.engine.sampling.transfers import Array, Rounds, beside, is_remote, run, settled, to_device, together
 from paceline.engine.sampling.workspace import Workspace
 from paceline.engine.tensors import dists
@@ -59,8 +58,7 @@ class BatchSampler:
         return [found[at] for at in range(len(rows))]
 
     def _by_kernel(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
-        kinds = [Kind.OPEN if row.params.temperature else Kind.GREEDY for row in rows]
-        tokens, tops = row_kernel.sample_rows(logits[:, : rows[0].vocab_size], rows, kinds)
+        tokens, tops = row_kernel.sample_rows(logits[:, : rows[0].vocab_size], rows)
         return [
             self._referred(logits[at], rows[at], top) if token is None else SampledRow(token, top)
             for at, (token, top) in enumerate(zip(tokens, tops, strict=True))
@@ -142,7 +140,7 @@ class BatchSampler:
                 are_changed = np.array([changed[row] for row in which])
                 waiting.append(_top_k(some, their_maxima, chosen, are_changed, margin[which]))
             elif by_kernel:
-                certain, _ = row_kernel.sample_rows(some, chosen, [Kind.OPEN] * len(chosen), heads=False)
+                certain, _ = row_kernel.sample_rows(some, chosen, heads=False)
                 waiting.append(settled(certain))
             elif is_remote(scores.device):
                 waiting.append(self._open.sample(some, their_maxima, chosen, margin[which]))

@@ -26,7 +26,6 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum { GROUP = 64, LANES = 16, CANDIDATES = 6, NOT_CERTAIN = -1 };
-enum Kind { HEAD_ONLY, OPEN, GREEDY, GREEDY_CHANGED }; /* as in `row_kernel.py` */
 
 static const uint64_t GAMMA = 0x9E3779B97F4A7C15u, FIRST_GROUP = (uint64_t)1 << 32;
 static const float MARGIN = 1e-4f, DISTINCT = 1e-5f; /* nats, as in `margins.py` */
@@ -220,13 +219,13 @@ static int largest(const Row *row, int count, int32_t *ids, float *logits) {
     return found;
 }
 
-static int64_t greedy(const Row *row, int is_changed) {
+/* Of logits that are the model's own, so that equal ones are equal in the reference too. */
+static int64_t greedy(const Row *row) {
     int32_t ids[2];
     float logits[2];
     if (largest(row, 2, ids, logits) == 1) return ids[0];
     const float gap = logits[0] - logits[1];
-    const int is_certain = is_changed ? gap > MARGIN : !(gap > 0.0f && gap <= DISTINCT);
-    return is_certain ? ids[0] : NOT_CERTAIN;
+    return gap > 0.0f && gap <= DISTINCT ? NOT_CERTAIN : ids[0];
 }
 
 /* ---- open rows -------------------------------------------------------------------------------------------------- */
@@ -366,21 +365,19 @@ typedef struct {
     const char *logits;
     Py_ssize_t stride; /* bytes from row to row */
     int is_half;
-    const uint8_t *kinds;     /* (rows,) */
-    const uint64_t *keys;     /* (rows,) */
-    const Options *options;   /* (rows,) */
-    const int32_t *num_tops;  /* (rows,) */
-    int64_t *tokens;          /* (rows,) */
-    int32_t *ids, *head_size; /* (rows, width), (rows,) */
-    double *probs;            /* (rows, width) */
+    const uint8_t *are_greedy; /* (rows,) */
+    const uint64_t *keys;      /* (rows,) */
+    const Options *options;    /* (rows,) */
+    const int32_t *num_tops;   /* (rows,) */
+    int64_t *tokens;           /* (rows,) */
+    int32_t *ids, *head_size;  /* (rows, width), (rows,) */
+    double *probs;             /* (rows, width) */
 } Work;
 
 static void work_on(const Work *work, long at, float *maxima, float *bounds) {
     Row row = {work->logits + at * work->stride, work->is_half, work->vocab, (work->vocab + GROUP - 1) / GROUP, maxima, 0};
-    const enum Kind kind = (enum Kind)work->kinds[at];
     work->tokens[at] = NOT_CERTAIN;
     work->head_size[at] = 0;
-    if (kind == HEAD_ONLY && work->num_tops[at] == 0) return;
     if (!sweep(&row) || !isfinite(row.best)) return; /* the reference says what is wrong */
     if (work->num_tops[at] > 0) {
         int32_t *ids = work->ids + at * work->width;
@@ -391,20 +388,20 @@ static void work_on(const Work *work, long at, float *maxima, float *bounds) {
         for (int i = 0; i < count; i++) probs[i] = exp((double)logits[i] - (double)row.best) / total;
         work->head_size[at] = count;
     }
-    if (kind == OPEN) work->tokens[at] = sampled(&row, &work->options[at], work->keys[at], bounds);
-    if (kind == GREEDY || kind == GREEDY_CHANGED) work->tokens[at] = greedy(&row, kind == GREEDY_CHANGED);
+    work->tokens[at] = work->are_greedy[at] ? greedy(&row)
+                                            : sampled(&row, &work->options[at], work->keys[at], bounds);
 }
 
 /* work_on_rows(next, rows, vocab, width, stride, is_half, addresses...): works on rows from the counter at `next` on. */
 static PyObject *work_on_rows(PyObject *module, PyObject *arguments) {
     (void)module;
-    unsigned long long next, logits, kinds, keys, options, num_tops, tokens, ids, head_size, probs;
+    unsigned long long next, logits, are_greedy, keys, options, num_tops, tokens, ids, head_size, probs;
     Work work;
     if (!PyArg_ParseTuple(arguments, "KlllniKKKKKKKKK", &next, &work.rows, &work.vocab, &work.width, &work.stride,
-                          &work.is_half, &logits, &kinds, &keys, &options, &num_tops, &tokens, &ids, &head_size, &probs))
+                          &work.is_half, &logits, &are_greedy, &keys, &options, &num_tops, &tokens, &ids, &head_size, &probs))
         return NULL;
     work.logits = (const char *)(uintptr_t)logits;
-    work.kinds = (const uint8_t *)(uintptr_t)kinds;
+    work.are_greedy = (const uint8_t *)(uintptr_t)are_greedy;
     work.keys = (const uint64_t *)(uintptr_t)keys;
     work.options = (const Options *)(uintptr_t)options;
     work.num_tops = (const int32_t *)(uintptr_t)num_tops;

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from enum import IntEnum
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
@@ -29,15 +28,6 @@ if TYPE_CHECKING:
 
 MAX_HEAD: Final = GROUP  # ids
 _ROWS_A_THREAD: Final = 4  # fewer are not worth another thread
-
-
-class Kind(IntEnum):
-    """What is wanted of a row beside its head; the kernel knows these numbers."""
-
-    HEAD_ONLY = 0
-    OPEN = 1  # a sampled token, without top-k
-    GREEDY = 2
-    GREEDY_CHANGED = 3  # of logits that are not the model's own, so that equal ones may differ in the reference
 
 
 @cache
@@ -65,10 +55,10 @@ def fits(logits: Tensor) -> bool:
 
 
 def sample_rows(
-    logits: Tensor, rows: Sequence[RowSampling], kinds: Sequence[Kind], *, heads: bool = True
+    logits: Tensor, rows: Sequence[RowSampling], *, heads: bool = True
 ) -> tuple[list[int | None], list[Dist | None]]:
-    """The token of each row, None where it is not certain, and its head. logits: (rows, vocab) that fit. heads: those
-    that rows want, of at most `MAX_HEAD` ids."""
+    """The token of each row, None where it is not certain, and its head. logits: (rows, vocab) that fit, at temperature
+    0 the model's own. heads: those that rows want, of at most `MAX_HEAD` ids."""
     count, vocab = logits.shape
     num_tops = np.array([row.num_top if heads else 0 for row in rows], dtype=np.int32)
     width = min(int(num_tops.max(initial=0)), vocab)
@@ -77,11 +67,11 @@ def sample_rows(
     keys = row_keys([each.seed for each in params], [row.position for row in rows])
     options = np.array([(1.0 / (each.temperature or 1.0), each.top_p, each.min_p, 0.0) for each in params])
     options[:, 3] = margins(rows)
-    wanted = np.array(kinds, dtype=np.uint8)
+    are_greedy = np.array([each.temperature == 0.0 for each in params], dtype=np.uint8)
     counter = np.zeros(1, dtype=np.int64)
     tokens, head_sizes = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int32)
     ids, probs = np.empty((count, width), dtype=np.int32), np.empty((count, width))
-    arrays = (wanted, keys, options, num_tops, tokens, ids, head_sizes, probs)
+    arrays = (are_greedy, keys, options, num_tops, tokens, ids, head_sizes, probs)
     arguments = (
         counter.ctypes.data,
         count,
