@@ -18,7 +18,11 @@ COPY server server
 COPY device_agent device_agent
 COPY client client
 COPY bench bench
-RUN pip install . && useradd --create-home --uid 1000 paceline \
+# The compiler builds the kernel that samples, and is not needed later.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && pip install . \
+    && apt-get purge --yes --auto-remove gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 1000 paceline \
     && install --directory --owner paceline --mode 0700 /var/lib/paceline
 USER paceline
 WORKDIR /home/paceline

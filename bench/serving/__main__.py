@@ -8,11 +8,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.commands.main import prefer_huge_pages
+
 from ..report import Options
 from . import PARTS, QUICK, SUMMARY, Workload, run
 
 
 def main() -> None:
+    prefer_huge_pages()
     parser = argparse.ArgumentParser(description=SUMMARY)
     parser.add_argument("--quick", action="store_true", help="a tiny model and few clients")
     parser.add_argument("--only", action="append", choices=PARTS, help="a part; may be given several times")

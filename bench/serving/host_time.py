@@ -1,5 +1,7 @@
 """Time of a step outside the model's forward, with 64 answers in one batch: in process, without HTTP.
 
+Processor time is that of all threads, and says on a busy machine what elapsed time does not.
+
 Real engine, executor, thread, event loop, sessions and machines. The time from a forward's return to the next
 forward's call is everything else: sampling, delivery of the tokens, machines, scheduling. Only steps in which every
 answer has its full number of rows count, and only the time between two such steps. Processor time that a session takes
@@ -16,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -58,14 +60,28 @@ class Load:
     temperature: float = 0.8
 
 
+class Moment(NamedTuple):
+    """s, or a duration between two moments."""
+
+    elapsed: float
+    processor: float
+
+    @staticmethod
+    def now() -> Moment:
+        return Moment(time.perf_counter(), time.process_time())
+
+    def since(self, earlier: Moment) -> Moment:
+        return Moment(self.elapsed - earlier.elapsed, self.processor - earlier.processor)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A forward, and the sampling after it. Times are those of `time.perf_counter`."""
+    """A forward, and the sampling after it."""
 
     rows: int
-    begin: float
-    end: float
-    sampling: list[float] = field(default_factory=list)  # s
+    begin: Moment
+    end: Moment
+    sampling: list[Moment] = field(default_factory=list)  # as durations
 
 
 class TimedEngine(WrappedEngine):
@@ -76,17 +92,17 @@ class TimedEngine(WrappedEngine):
         self.steps: list[Step] = []
 
     def forward(self, batch: Batch) -> Output:
-        begin = time.perf_counter()
+        begin = Moment.now()
         output = super().forward(batch)
         _finish_device()
-        self.steps.append(Step(batch.num_rows, begin, time.perf_counter()))
+        self.steps.append(Step(batch.num_rows, begin, Moment.now()))
         return output
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
-        begin = time.perf_counter()
+        begin = Moment.now()
         rows = super().sample(requests)
         _finish_device()
-        self.steps[-1].sampling.append(time.perf_counter() - begin)
+        self.steps[-1].sampling.append(Moment.now().since(begin))
         return rows
 
 
@@ -162,21 +178,23 @@ def _row(way: str, steps: Sequence[Step], full: int) -> tuple[dict[str, object],
     pairs = [(step, following) for step, following in pairwise(steps) if step.rows == following.rows == full]
     if not pairs:
         raise AssertionError(f"no two steps in a row have {full} rows: {[step.rows for step in steps]}")
-    host = median_of([1e3 * (following.begin - step.end) for step, following in pairs])
-    sampling = statistics.median(1e3 * sum(step.sampling) for step, _ in pairs)
+    host = [following.begin.since(step.end) for step, following in pairs]
+    sampling = [Moment(*map(sum, zip(*step.sampling, strict=True))) for step, _ in pairs]
+    forward = [step.end.since(step.begin) for step, _ in pairs]
+    beside = [whole.since(part) for whole, part in zip(host, sampling, strict=True)]
+    estimate = median_of([1e3 * each.elapsed for each in host])
     row: dict[str, object] = {
         "part": "host",
         "way": way,
         "rows": full,
         "steps": len(pairs),
-        "forward_ms": statistics.median(1e3 * (step.end - step.begin) for step, _ in pairs),
-        "host_ms": host.value,
-        "low": host.low,
-        "high": host.high,
-        "sampling_ms": sampling,
-        "beside_sampling_ms": statistics.median(
-            1e3 * (following.begin - step.end - sum(step.sampling)) for step, following in pairs
-        ),
-        "us_per_row": 1e3 * host.value / full,
+        "host_ms": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "us_per_row": 1e3 * estimate.value / full,
     }
-    return row, host
+    for name, times in (("forward", forward), ("host", host), ("sampling", sampling), ("beside_sampling", beside)):
+        row[f"{name}_ms"] = statistics.median(1e3 * each.elapsed for each in times)
+        row[f"{name}_least_ms"] = min(1e3 * each.elapsed for each in times)
+        row[f"{name}_cpu_ms"] = statistics.median(1e3 * each.processor for each in times)
+    return row, estimate

@@ -50,6 +50,7 @@ def run(nodes: tuple[NodeSettings, ...]) -> Iterator[Check]:
         ("packages", packages),
         ("torch", torch_build),
         ("processor", processor),
+        ("sampling", sampling),
         ("memory", memory),
         ("embedder", embedder),
         ("documents", documents),
@@ -122,6 +123,15 @@ def processor() -> Found:
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "warn", f"{text}; no bfloat16 arithmetic, so weights are kept as float32 and need twice the memory"
     return "ok", f"{text}, bfloat16"
+
+
+def sampling() -> Found:
+    """Check for the kernel in C that samples rows on a CPU."""
+    from paceline.engine.sampling.row_kernel import kernel
+
+    if kernel() is None:
+        return "warn", "on a CPU by numpy, several times slower: install a C compiler, then paceline again"
+    return "ok", "on a CPU by the kernel in C"
 
 
 def memory() -> Found:

@@ -22,6 +22,7 @@ from torch import Tensor
 from paceline.core.sampling import noise as core_noise
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
+from paceline.engine.sampling import row_kernel
 from paceline.engine.sampling.groups import gathered, group_maxima, ids_of, largest, some_rows
 from paceline.engine.sampling.host_open_sampler import sample_open_rows
 from paceline.engine.sampling.logits_processor import moved_ids, process
@@ -46,11 +47,28 @@ class BatchSampler:
 
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
         """logits: (rows, vocab), of any float type, on any device. One `vocab_size` for all rows."""
+        with torch.inference_mode():
+            if not row_kernel.fits(logits):
+                return self._chunks(logits, rows)
+            found: dict[int, SampledRow] = {}
+            for sample, is_wanted in ((self._by_kernel, True), (self._chunks, False)):
+                which = [at for at, row in enumerate(rows) if _is_plain(row) is is_wanted]
+                if which:
+                    found.update(zip(which, sample(some_rows(logits, which), [rows[at] for at in which]), strict=True))
+        return [found[at] for at in range(len(rows))]
+
+    def _by_kernel(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
+        tokens, tops = row_kernel.sample_rows(logits[:, : rows[0].vocab_size], rows)
+        return [
+            self._referred(logits[at], rows[at], top) if token is None else SampledRow(token, top)
+            for at, (token, top) in enumerate(zip(tokens, tops, strict=True))
+        ]
+
+    def _chunks(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
         found: list[SampledRow] = []
         size = _LONG_CHUNK if is_remote(logits.device) or _are_read_in_place(logits, rows) else _CHUNK
-        with torch.inference_mode():
-            for first in range(0, len(rows), size):
-                found += self._chunk(logits[first : first + size], rows[first : first + size])
+        for first in range(0, len(rows), size):
+            found += self._chunk(logits[first : first + size], rows[first : first + size])
         return found
 
     def _chunk(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
@@ -102,7 +120,6 @@ class BatchSampler:
         return [None if under else token for token, under in zip(found, is_low, strict=True)], tops
 
     def _tokens(self, scores: Tensor, rows: Sequence[RowSampling], changed: Sequence[bool]) -> Rounds[list[int | None]]:
-        maxima, margin = group_maxima(scores), margins(rows)
         tokens: list[int | None] = [None] * len(rows)
         kinds: dict[str, list[int]] = {}
         for row, wanted in enumerate(rows):
@@ -111,6 +128,9 @@ class BatchSampler:
             kind = "greedy" if params.temperature == 0.0 else "top_k" if cut else "open"
             kinds.setdefault(kind, []).append(row)
         waiting: list[Rounds[list[int | None]]] = []
+        by_kernel = row_kernel.fits(scores)
+        margin = margins(rows)
+        maxima = scores if by_kernel and kinds.keys() == {"open"} else group_maxima(scores)
         for kind, which in kinds.items():
             some, their_maxima = some_rows(scores, which), some_rows(maxima, which)
             chosen = [rows[row] for row in which]
@@ -119,6 +139,9 @@ class BatchSampler:
             elif kind == "top_k":
                 are_changed = np.array([changed[row] for row in which])
                 waiting.append(_top_k(some, their_maxima, chosen, are_changed, margin[which]))
+            elif by_kernel:
+                certain, _ = row_kernel.sample_rows(some, chosen, heads=False)
+                waiting.append(settled(certain))
             elif is_remote(scores.device):
                 waiting.append(self._open.sample(some, their_maxima, chosen, margin[which]))
             else:
@@ -127,6 +150,11 @@ class BatchSampler:
             for row, token in zip(which, found, strict=True):
                 tokens[row] = token
         return tokens
+
+
+def _is_plain(row: RowSampling) -> bool:
+    """True for rows that the kernel reads where they are."""
+    return not row.changes_logits and not 0 < row.params.top_k < row.vocab_size and row.num_top <= row_kernel.MAX_HEAD
 
 
 def _are_read_in_place(logits: Tensor, rows: Sequence[RowSampling]) -> bool:

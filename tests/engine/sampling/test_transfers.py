@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from paceline.core.sampling.row import RowSampling, sample_row
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.sampling import batch_sampler, margins, open_sampler, transfers
+from paceline.engine.sampling import batch_sampler, margins, open_sampler, row_kernel, transfers
 from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.sampling.transfers import Rounds, beside, run, to_host, together
 from paceline.engine.tensors import dists
@@ -45,7 +45,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(tensors))
         return to_host(tensors)
 
-    for module in (batch_sampler, margins, open_sampler, transfers):
+    for module in (batch_sampler, margins, open_sampler, row_kernel, transfers):
         monkeypatch.setattr(module, "is_remote", lambda _: True)
     monkeypatch.setattr(transfers, "to_host", counted)
     return seen

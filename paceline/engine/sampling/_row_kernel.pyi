@@ -1,0 +1,18 @@
+def work_on_rows(
+    counter: int,
+    rows: int,
+    vocab: int,
+    width: int,
+    stride: int,
+    is_half: int,
+    logits: int,
+    are_greedy: int,
+    keys: int,
+    options: int,
+    num_tops: int,
+    tokens: int,
+    ids: int,
+    head_size: int,
+    probs: int,
+    /,
+) -> None: ...
