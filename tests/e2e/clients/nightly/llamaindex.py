@@ -6,8 +6,6 @@ import asyncio
 import sys
 from typing import Any, Literal
 
-sys.path.append(sys.path.pop(0))  # this script has the package's name
-
 import checks
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
