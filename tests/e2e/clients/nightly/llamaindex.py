@@ -1,8 +1,6 @@
 """LlamaIndex: its models of OpenAI's and Ollama's APIs, embeddings, and an agent with a tool. Its model of Anthropic's
 API refuses names that it does not know before it sends anything."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from typing import Any, Literal
