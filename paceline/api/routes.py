@@ -3,8 +3,8 @@
 FastAPI is used as a bare router: endpoints take a Request and return a Response, and parsing, errors, scopes and the
 OpenAPI document are ours. OpenAI's clients expect its error envelope with the field at fault, nulls that mean absent,
 and streams; bodies are read under our limits of size and time, and the document has the official client's shapes.
-A route of FastAPI's own, which validates the same model, took 125 us of a processor more for each request: 22 % more
-than all of this HTTP surface, 4 % more than a whole request of one token to the fake model (bench/LOG.md, 2026-11-24).
+A route of FastAPI's own that validates the same model added 125 us of a processor to each request: 22 % to what this
+HTTP surface takes, 4 % to all of a request of one token to the fake model (bench/LOG.md, 2026-11-24).
 
 To add an endpoint, give its class a method `routes()` that returns `Route`s, and pass them to `register` in
 `create_app`, or in a program for a route of its own. Nothing else knows of a path. The models in a `Route` only

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 ABSENT: Final[Mapping[str, str]] = {
-    "/v1/audio": "Sound is neither read nor written: transcribe it elsewhere (whisper.cpp has this path) and "
+    "/v1/audio": "Sound is neither read nor written: transcribe it elsewhere (LocalAI has this path) and "
     "send the text to /v1/chat/completions.",
     "/v1/images": "Images are not made here: the model reads and writes text (/v1/chat/completions).",
     "/v1/videos": "Videos are not made here: the model reads and writes text (/v1/chat/completions).",

@@ -12,7 +12,7 @@ from paceline.api.embeddings.endpoint import MAX_BODY, MAX_INPUTS
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.pagination import answer
 from paceline.api.http.strict_json import decode_object, encode_json
-from paceline.api.http.validation import parse
+from paceline.api.http.validation import S, parse
 from paceline.api.models import embedder
 from paceline.api.ollama.errors import SHAPE
 from paceline.api.ollama.request import model_name
@@ -56,7 +56,7 @@ class OllamaEmbedding:
 
     async def embed(self, request: Request) -> Response:
         began = time.monotonic()
-        asked = parse(EmbedBody, await _body(request))
+        asked = await _parsed(EmbedBody, request)
         if not asked.truncate:
             raise RequestError(
                 "A text beyond the embedder's window is always cut (in `truncate`); its length is in /v1/models.",
@@ -79,7 +79,7 @@ class OllamaEmbedding:
         return Response(await asyncio.to_thread(encode_json, body), media_type="application/json")
 
     async def embed_one(self, request: Request) -> Response:
-        asked = parse(EmbeddingsBody, await _body(request))
+        asked = await _parsed(EmbeddingsBody, request)
         found = await self._vectors(request, asked.model, None, [asked.prompt] if asked.prompt else [])
         return answer({"embedding": found.vectors[0].tolist() if len(found.vectors) else []})
 
@@ -94,6 +94,6 @@ class OllamaEmbedding:
         return await while_connected(request.receive, self._service.embed(texts))
 
 
-async def _body(request: Request) -> dict[str, object]:
+async def _parsed(schema: type[S], request: Request) -> S:
     received = await read_body(request.receive, request.headers.get("content-length"), max_bytes=MAX_BODY)
-    return await asyncio.to_thread(decode_object, received)
+    return await asyncio.to_thread(lambda: parse(schema, decode_object(received)))

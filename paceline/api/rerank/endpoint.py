@@ -6,6 +6,7 @@ Not handled: documents of images, ranking fields of structured documents. A docu
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import Annotated
 
@@ -89,7 +90,7 @@ class RerankEndpoint:
 
     async def __call__(self, request: Request) -> Response:
         received = await read_body(request.receive, request.headers.get("content-length"), max_bytes=MAX_BODY)
-        asked = parse(RerankRequest, decode_object(received))
+        asked = await asyncio.to_thread(lambda: parse(RerankRequest, decode_object(received)))
         name = self._model(asked.model)
         texts = [each if isinstance(each, str) else each.text for each in asked.documents]
         reranked = await while_connected(request.receive, self._service.rerank(asked.query, texts))

@@ -6,6 +6,7 @@ handled: prompts without the model's own beginning, unfinished conversations, te
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from pydantic import BaseModel, Field
@@ -27,7 +28,7 @@ from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import Service
 
-MAX_TOKENS = 1 << 18
+MAX_TOKENS = 1 << 16
 
 
 class TokenizeRequest(Schema):
@@ -112,14 +113,13 @@ class TokensEndpoint:
         )
 
     async def detokenize(self, request: Request) -> Response:
-        body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
-        asked = parse(DetokenizeRequest, body)
+        body = await read_body(request.receive, request.headers.get("content-length"))
+        asked = await asyncio.to_thread(lambda: parse(DetokenizeRequest, decode_object(body)))
         model = self._model(asked.model)
-        for index, token in enumerate(asked.tokens):
-            if token >= model.vocab_size:
-                raise RequestError(
-                    f"tokens[{index}] is {token}; ids are 0 to {model.vocab_size - 1}.", param=f"tokens[{index}]"
-                )
+        highest = max(asked.tokens, default=0)
+        if highest >= model.vocab_size:
+            where = f"tokens[{asked.tokens.index(highest)}]"
+            raise RequestError(f"{where} is {highest}; ids are 0 to {model.vocab_size - 1}.", param=where)
         parts = await self._service.token_bytes(asked.tokens)
         return answer({"prompt": b"".join(parts).decode("utf-8", "replace")})
 

@@ -5,6 +5,7 @@ A conversation belongs to the key that made it; another key gets 404. Items are 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -92,7 +93,7 @@ class Conversations:
     async def _numbered(self, conversation: str, owner: str) -> list[tuple[int, Json]]:
         await self.find(conversation, owner)
         rows = await self._log.query(lambda: self._rows.items(conversation))
-        return [(number, cast("Json", json.loads(data))) for number, data in rows]
+        return await asyncio.to_thread(lambda: [(number, cast("Json", json.loads(data))) for number, data in rows])
 
     async def _numbered_item(self, conversation: str, owner: str, item: str) -> tuple[int, Json]:
         for number, found in await self._numbered(conversation, owner):

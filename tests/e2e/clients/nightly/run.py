@@ -2,7 +2,7 @@
 
 A client is a script and a list of packages: NAME.py with NAME.txt, or NAME.mjs with NAME.json. Each gets an environment
 of its own in `.venv-nightly/`, installed anew when its list has changed. A script prints JSON: its version, and each
-check with null or what went wrong. Ends with 1 if anything did. Not part of `make test`: the environments take gigabytes.
+check with null or what went wrong. Ends with 1 if anything did. Not part of `make test`: environments take gigabytes.
 """
 
 from __future__ import annotations

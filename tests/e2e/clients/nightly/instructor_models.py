@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Literal
 
-sys.path.append(sys.path.pop(0))  # this script has the package's name
-
 import checks
 import instructor
 from openai import OpenAI
