@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 
@@ -151,3 +152,48 @@ def test_a_side_without_documents_has_no_stores() -> None:
             messages=[{"role": "user", "content": ASK}],
             extra_body={"paceline": {"vector_stores": ["vs_1"]}},
         )
+
+
+# ---- cited passages -------------------------------------------------------------------------------------------------
+def test_a_cited_passage_opens_at_its_address_for_whoever_may_read_it(url: str, ann: openai.OpenAI) -> None:
+    answer = ann.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "red harbour boat museum"}])
+    (annotation, *_) = answer.choices[0].message.model_dump()["annotations"]
+    address = annotation["url_citation"]["url"]
+    page = httpx.get(address)
+    assert page.status_code == 200 and "text/html" in page.headers["content-type"], "a page that needs no key"
+    number = address.rpartition("=")[2]
+    assert httpx.get(f"{url}/v1/passages/{number}").status_code == 401
+    for key in ("ann", "bert"):
+        shown = httpx.get(f"{url}/v1/passages/{number}", headers={"authorization": f"Bearer {key}"}).json()
+        assert (shown["document"], shown["text"], shown["place"]) == ("own.txt", OWN, "line 1")
+
+
+def test_a_passage_of_a_vector_store_opens_for_its_owner_alone(url: str, ann: openai.OpenAI) -> None:
+    text = "".join(f"The boat number {number} of Ann lies at the pier number {number}. " for number in range(400))
+    file = ann.files.create(file=("boats.txt", text.encode()), purpose="assistants")
+    store = ann.vector_stores.create(file_ids=[file.id])
+    ann.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=POLL)
+    numbers = range(1, 200)
+    statuses = {
+        key: [
+            httpx.get(f"{url}/v1/passages/{number}", headers={"authorization": f"Bearer {key}"}).status_code
+            for number in numbers
+        ]
+        for key in ("ann", "bert")
+    }
+    own = [
+        number for number, mine, other in zip(numbers, statuses["ann"], statuses["bert"], strict=True) if mine != other
+    ]
+    assert own and {statuses["bert"][number - 1] for number in own} == {404}
+    shown = httpx.get(f"{url}/v1/passages/{own[3]}", headers={"authorization": "Bearer ann"}).json()
+    assert shown["document"] == "boats.txt" and len(shown["before"]) == len(shown["after"]) == 2
+    assert shown["before"][1][-20:] in text and shown["after"][0][:20] in text
+    ann.files.delete(file.id)
+    gone = httpx.get(f"{url}/v1/passages/{own[3]}", headers={"authorization": "Bearer ann"})
+    assert gone.status_code == 404
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "x", "9" * 18, "9" * 40, "%00", "1%20OR%201"])
+def test_no_other_number_opens_anything(url: str, number: str) -> None:
+    status = httpx.get(f"{url}/v1/passages/{number}", headers={"authorization": "Bearer ann"}).status_code
+    assert status in (400, 404)
