@@ -165,7 +165,7 @@ def test_a_cited_passage_opens_at_its_address_for_whoever_may_read_it(url: str, 
     assert httpx.get(f"{url}/v1/passages/{number}").status_code == 401
     for key in ("ann", "bert"):
         shown = httpx.get(f"{url}/v1/passages/{number}", headers={"authorization": f"Bearer {key}"}).json()
-        assert (shown["document"], shown["text"], shown["place"]) == ("own.txt", OWN, "line 1")
+        assert (shown["document"], shown["text"], shown["place"]) == ("own.txt", OWN, "")
 
 
 def test_a_passage_of_a_vector_store_opens_for_its_owner_alone(url: str, ann: openai.OpenAI) -> None:
