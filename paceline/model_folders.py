@@ -14,6 +14,7 @@ from pathlib import Path
 from paceline.errors import ConfigError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_OLLAMA_NAME = re.compile(r"([\w.-]+/)*[\w.-]+:[\w.-]+")  # a tag after a colon, which no name of the hub has
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -31,6 +32,7 @@ def find(path_or_name: str | Path, *, download: bool = True) -> Path:
     """
     directory = Path(path_or_name).expanduser()
     if not directory.is_dir():
+        _check_kind(str(path_or_name))
         directory = _snapshot(str(path_or_name), download)
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{directory} is not a model: it has no config.json. Give a directory saved by transformers.")
@@ -42,6 +44,20 @@ def find(path_or_name: str | Path, *, download: bool = True) -> Path:
             "Convert it with save_pretrained, or choose another model."
         )
     return directory
+
+
+def _check_kind(name: str) -> None:
+    """Raises ConfigError for what other programs run and this one does not."""
+    if name.lower().endswith(".gguf") or "-gguf" in name.lower():
+        raise ConfigError(
+            f"{name} names a model in GGUF, which is not read: give the same model with safetensors, as a Hugging Face "
+            "name such as Qwen/Qwen2.5-0.5B-Instruct or a directory."
+        )
+    if _OLLAMA_NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name} reads like a name of Ollama, whose models are GGUF and are not read: give the same model as a "
+            "Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct, or a directory with safetensors."
+        )
 
 
 @contextmanager

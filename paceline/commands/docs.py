@@ -80,7 +80,13 @@ def add(
 
     with opened(side, store, embedder, config, state_dir) as documents:
         for number, _ in enumerate(changes(_folders(paths)) if watch else [None]):
-            results = add_with_progress(documents, paths, side, sync=sync or watch)
+            try:
+                results = add_with_progress(documents, paths, side, sync=sync or watch)
+            except ConfigError as error:  # such as a folder without its last file, while that is being replaced
+                if not number:
+                    raise
+                typer.echo(f"paceline: {error}", err=True)
+                continue
             if number:
                 results = [result for result in results if result.status not in ("unchanged", "duplicate", "skipped")]
             _show_results(results, as_json=as_json)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -23,7 +24,14 @@ from paceline.errors import ConfigError, PacelineError, RequestError
 Message = Mapping[str, object]
 
 PREAMBLE: Final = "Answer from this document.\n"
+_END = "<|im_end|>"
+CHATML: Final = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""For models without a template of their own, as base models are: the form that most of them have met."""
 _PRIVATE_USE: Final = range(0xE000, 0xF900)
+_logger = logging.getLogger("paceline.engine")
 
 
 class Tokenizer:
@@ -32,6 +40,7 @@ class Tokenizer:
     def __init__(
         self, serialised: str, template: str | None, variables: Mapping[str, str], eos_ids: frozenset[int]
     ) -> None:
+        """template: None for ChatML, whose end then ends an answer as well where the vocabulary has it as a token."""
         self._serialised = serialised
         self._hf = tokenizers.Tokenizer.from_str(serialised)
         self._hf.no_padding()
@@ -41,10 +50,10 @@ class Tokenizer:
         added = self._hf.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._template = None if template is None else _compile(template)
+        self._template = _compile(CHATML if template is None else template)
         self._variables = dict(variables)
-        eos_id = self._hf.token_to_id(self._variables.get("eos_token", ""))
-        self.eos_ids = eos_ids if eos_id is None else eos_ids | {eos_id}
+        ends = (self._variables.get("eos_token", ""), *([_END] if template is None else []))
+        self.eos_ids = eos_ids | {found for end in ends if (found := self._hf.token_to_id(end)) is not None}
         self.vocab_size: int = self._hf.get_vocab_size(with_added_tokens=True)
 
     @classmethod
@@ -59,6 +68,12 @@ class Tokenizer:
         eos_ids = set(_ids(_json(path / "generation_config.json").get("eos_token_id")))
         eos_ids = eos_ids or set(_ids(_json(path / "config.json").get("eos_token_id")))
         template = _chat_template(path, config)
+        if template is None:
+            _logger.warning(
+                "the model in %s has no chat template: conversations are written as ChatML, which it may not know; add "
+                "a chat_template.jinja to its folder, or ask it with /v1/completions",
+                path,
+            )
         try:
             return cls(source.read_text(encoding="utf-8"), template, variables, frozenset(eos_ids))
         except PacelineError:
@@ -167,8 +182,6 @@ class Tokenizer:
         raise refusal or RequestError("The model's chat template has no place for a document.", param="messages")
 
     def _render(self, messages: Sequence[Message]) -> str:
-        if self._template is None:
-            raise ConfigError("The model has no chat template: add a chat_template.jinja to its folder.")
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._variables)
         except (TemplateError, TypeError, ValueError) as error:

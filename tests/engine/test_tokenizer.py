@@ -185,11 +185,20 @@ def test_byte_fallback_tokens_give_their_bytes(tmp_path: Path) -> None:
     assert [loaded.token_bytes(i) for i in (2, 3, 4, 1, 99)] == [b" the", b"\xc3", b"\xa9", b"", b""]
 
 
+def test_a_model_without_a_template_is_written_to_in_chatml_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = Tokenizer.load(write(tmp_path / "bare", template=None))
+    assert "no chat template" in caplog.text and "ChatML" in caplog.text
+    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert loaded.decode(loaded.chat(told)) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
 def test_unusable_files_are_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         Tokenizer.load(tmp_path)
-    with pytest.raises(ConfigError, match="no chat template"):
-        Tokenizer.load(write(tmp_path / "bare", template=None)).chat([USER])
     with pytest.raises(ConfigError, match="cannot be read"):
         Tokenizer.load(write(tmp_path / "broken", template="{% for %}"))
     with pytest.raises(RequestError, match="refuses these messages"):

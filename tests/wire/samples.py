@@ -103,7 +103,7 @@ def have(session: int) -> SyncState:
 
 
 def found(session: int) -> RetrievedPassages:
-    passage = RetrievedPassage(document="keys.md", text="Ana keeps it.", score=0.75)
+    passage = RetrievedPassage(document="keys.md", text="Ana keeps it.", score=0.75, place="page 2", chunk=7)
     return RetrievedPassages(session=session, passages=[passage])
 
 

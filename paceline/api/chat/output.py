@@ -275,7 +275,7 @@ def report(call: Reporting, done: GenerationResult, links: PassageLinks = NO_LIN
             {"side": WEB if one.url else one.side, "document": one.document, "passage": one.passage, "score": one.score}
             | ({"file_id": one.file_id} if one.file_id else {})
             | ({"place": one.place} if one.place else {})
-            | {"url": links.url(one)}
+            | ({"url": url} if (url := links.url(one)).startswith("http") else {})
             for one in done.citations
         ],
         "stats": dict(done.stats),

@@ -18,7 +18,7 @@ def matching(documents: Iterable[Document], wanted: str) -> list[Document]:
     """The documents that `wanted` names: by id or name, else as a pattern for names or, with a `/`, for the paths of
     files, else as a folder of names or files. As in a shell, `*` stands for any characters but `/`.
     """
-    known = list(documents)
+    known = list(documents) if wanted else []
     named = [document for document in known if wanted in (document.id, document.name)]
     if named:
         return named

@@ -57,7 +57,7 @@ def test_the_list_has_a_switch_for_each_workflow_after_the_models(http: httpx.Cl
     plain = [model.name for model in service.models()]
     assert listed[: len(plain)] == plain
     assert [name for name in listed if name.startswith(f"{MODEL.name}:")] == [
-        f"{MODEL.name}:{workflow}" for workflow in service.workflows()
+        f"{MODEL.name}:{switch}" for switch in ("plain", "local-only", *service.workflows())
     ]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 
@@ -16,7 +17,7 @@ from paceline.engine.fake.engine import fake_model
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
-from tests.api.scripted import WAIT, ScriptedService, serving
+from tests.api.scripted import WAIT, ScriptedService, client_of, serving
 
 MODEL = "fake"
 POLL = 20  # ms
@@ -151,3 +152,44 @@ def test_a_side_without_documents_has_no_stores() -> None:
             messages=[{"role": "user", "content": ASK}],
             extra_body={"paceline": {"vector_stores": ["vs_1"]}},
         )
+
+
+# ---- cited passages -------------------------------------------------------------------------------------------------
+def test_a_cited_passage_opens_at_its_address_for_whoever_may_read_it(url: str, ann: openai.OpenAI) -> None:
+    answer = ann.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "red harbour boat museum"}])
+    (annotation, *_) = answer.choices[0].message.model_dump()["annotations"]
+    address = annotation["url_citation"]["url"]
+    number = address.rpartition("=")[2]
+    with client_of(url) as http:
+        page = http.get(address)
+        assert page.status_code == 200 and "text/html" in page.headers["content-type"], "a page that needs no key"
+        assert http.get(f"/v1/passages/{number}").status_code == 401
+        for key in ("ann", "bert"):
+            shown = http.get(f"/v1/passages/{number}", headers={"authorization": f"Bearer {key}"}).json()
+            assert (shown["document"], shown["text"], shown["place"]) == ("own.txt", OWN, "")
+
+
+def test_a_passage_of_a_vector_store_opens_for_its_owner_alone(url: str, ann: openai.OpenAI) -> None:
+    text = "".join(f"The boat number {number} of Ann lies at the pier number {number}. " for number in range(120))
+    file = ann.files.create(file=("boats.txt", text.encode()), purpose="assistants")
+    store = ann.vector_stores.create(file_ids=[file.id])
+    ann.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=POLL)
+    with client_of(url) as http:
+
+        def shown(number: int, key: str) -> httpx.Response:
+            return http.get(f"/v1/passages/{number}", headers={"authorization": f"Bearer {key}"})
+
+        own = [number for number in range(1, 40) if shown(number, "ann").status_code == 200]
+        own = [number for number in own if shown(number, "bert").status_code == 404]
+        passage = shown(own[3], "ann").json()
+        assert passage["document"] == "boats.txt" and len(passage["before"]) == len(passage["after"]) == 2
+        assert passage["before"][1][-20:] in text and passage["after"][0][:20] in text
+        ann.files.delete(file.id)
+        assert shown(own[3], "ann").status_code == 404
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "x", "9" * 18, "9" * 40, "%00", "1%20OR%201"])
+def test_no_other_number_opens_anything(url: str, number: str) -> None:
+    with client_of(url) as http:
+        status = http.get(f"/v1/passages/{number}", headers={"authorization": "Bearer ann"}).status_code
+    assert status in (400, 404)

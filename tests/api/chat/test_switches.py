@@ -1,0 +1,70 @@
+"""Switches behind a model's name, the system message by setting, and addresses of cited passages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from paceline.api.generation.links import PassageLinks
+from paceline.runtime.service import Citation, TextDelta
+from tests.api.chat.test_output import whole
+from tests.api.generation.test_request import fault, post
+from tests.api.scripted import MODEL, Script, ScriptedService, done
+
+HERE = Citation("device", "notes.md", "Of the mill.", 0.5, chunk_id=7, place="Mills")
+
+
+def test_plain_reads_no_documents_and_local_only_sends_nothing(http: httpx.Client, service: ScriptedService) -> None:
+    assert post(http, model=f"{MODEL.name}:plain").json()["model"] == f"{MODEL.name}:plain"
+    assert service.requests[-1].documents == 0
+    post(http, model=f"{MODEL.name}:local-only")
+    assert (service.requests[-1].privacy, service.requests[-1].documents) == ("local-only", 2)
+    body = {"model": f"{MODEL.name}:plain", "input": "Hi"}
+    assert http.post("/v1/responses", json=body).json()["status"] == "completed"
+    assert service.requests[-1].documents == 0
+
+
+@pytest.mark.parametrize(
+    ("switch", "field", "value"),
+    [("plain", "documents", 3), ("local-only", "privacy", "open"), ("fast", "workflow", "research")],
+)
+def test_a_request_that_contradicts_its_models_name_is_refused(
+    http: httpx.Client, service: ScriptedService, switch: str, field: str, value: object
+) -> None:
+    refused = post(http, model=f"{MODEL.name}:{switch}", paceline={field: value})
+    assert fault(refused)["param"] == f"paceline.{field}"
+    assert not service.requests
+
+
+def test_a_conversation_without_a_system_message_gets_the_models(
+    http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "models", lambda: (replace(MODEL, system="Be brief."),))
+    post(http, messages=[{"role": "user", "content": "Hi"}])
+    assert [message["content"] for message in service.requests[-1].messages] == ["Be brief.", "Hi"]
+    post(http, messages=[{"role": "developer", "content": "Be long."}, {"role": "user", "content": "Hi"}])
+    assert [message["content"] for message in service.requests[-1].messages] == ["Be long.", "Hi"]
+
+
+def test_a_passage_of_this_side_is_cited_with_its_place_and_an_address(
+    http: httpx.Client, service: ScriptedService
+) -> None:
+    service.script = Script([TextDelta("Red", 1), done(citations=(HERE,))])
+    answer = whole(http, paceline={"report": True})
+    address = f"{str(http.base_url).rstrip('/')}/passage?id=7"
+    (annotation,) = answer["choices"][0]["message"]["annotations"]
+    assert annotation["url_citation"]["url"] == address
+    assert annotation["url_citation"]["title"] == "notes.md, Mills"
+    (cited,) = answer["paceline"]["citations"]
+    assert (cited["place"], cited["url"]) == ("Mills", address)
+
+
+def test_addresses_are_those_of_the_side_that_has_the_passage() -> None:
+    links = PassageLinks("http://device:8001", "https://cloud.test/below/")
+    there = Citation("cloud", "a b.md", "Text.", 0.5, peer_chunk=3)
+    assert links.url(HERE) == "http://device:8001/passage?id=7"
+    assert links.url(there) == "https://cloud.test/below/passage?id=3"
+    assert PassageLinks("http://cloud:8000").url(there) == "paceline://cloud/a%20b.md"
+    assert links.url(replace(there, url="https://web.test/")) == "https://web.test/"
