@@ -98,9 +98,8 @@ def run(options: Options, workload: Workload | None = None) -> Report:
         pairs = [stack.push(_pair(way, folder, base, load, asked)) for way in WAYS]
         stack.enter_context(patch("paceline.commands.local_pair.command", _command))
         with ThreadPoolExecutor(len(WAYS)) as starting:
-            urls = dict(
-                zip((way.name for way in WAYS), starting.map(lambda pair: pair.__enter__(), pairs), strict=True)
-            )
+            started = starting.map(lambda pair: pair.__enter__(), pairs)
+            urls = dict(zip((way.name for way in WAYS), started, strict=True))
         client = stack.enter_context(httpx.Client(timeout=600.0))
         for round_ in range(-1, load.rounds):  # the first one teaches the scheduler what its units take
             for workflow in load.workflows:
