@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,16 +46,17 @@ OURS, STATIC, STATIC_CLOUD, ALONE = "ours", "static map", "static map, cloud", "
 UNITS: Final = ("--units", "left=cpu:cores=0,right=cpu:cores=1,chat=engine:lanes=4")
 ONE: Final = ("--units", "left=cpu:cores=0,chat=engine:lanes=1", "--no-cloud-texts")
 MAP: Final = {"embed": "left", "host": "left", "rerank": "right", "agent": "chat", "chat": "chat"}
+PROGRAM: Final = "program.json"  # in a pair's folder: see `workflow.program`
 ASKING: Final = [f"{agent}.{phase}" for agent in ("rewrite", "plan", "look") for phase in ("prefill", "decode")]
 Row = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    rounds: int = 8
+    rounds: int = 6
     workflows: Sequence[str] = ("advanced", "research")
-    forward_ms: int = 30  # of the device's model; a model of 0.5B in bf16 takes that on two cores
-    cloud_ms: int = 10
+    forward_ms: int = 150  # of the device's model: long beside what the model really computes, also on busy cores
+    cloud_ms: int = 50
     rtt_ms: int = 20
     web_s: float = 0.1  # of a search, and of a page
     tokens: int = 24  # of an answer
@@ -93,7 +95,11 @@ def run(options: Options, workload: Workload | None = None) -> Report:
     with ExitStack() as stack:
         base = stack.enter_context(web(load.web_s))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        urls = {way.name: stack.enter_context(_pair(way, folder, base, load, asked)) for way in WAYS}
+        pairs = [stack.push(_pair(way, folder, base, load, asked)) for way in WAYS]
+        stack.enter_context(patch("paceline.commands.local_pair.command", _command))
+        with ThreadPoolExecutor(len(WAYS)) as starting:
+            started = starting.map(lambda pair: pair.__enter__(), pairs)
+            urls = dict(zip((way.name for way in WAYS), started, strict=True))
         client = stack.enter_context(httpx.Client(timeout=600.0))
         for round_ in range(-1, load.rounds):  # the first one teaches the scheduler what its units take
             for workflow in load.workflows:
@@ -116,21 +122,12 @@ def _pair(way: Way, folder: Path, base: str, load: Workload, asked: Sequence[Ask
     for side, text in documents().items():
         files[side].write_text(text)
     given = {"policy": asdict(way.policy), "script": {each.question: dict(each.script) for each in asked}}
-    usual = processes.command
-    launcher = [sys.executable, str(Path(program.__file__))]
-
-    def command(*arguments: str) -> list[str]:
-        return [*launcher, *arguments] if arguments[0] in ("serve", "agent") else usual(*arguments)
-
+    (own / PROGRAM).write_text(json.dumps(given))
     flags: dict[Side, Sequence[str]] = {
         "device": (*way.flags, "--emulate", f"rtt={load.rtt_ms}ms,forward={load.forward_ms}ms", "--web-search", base),
         "cloud": ("--emulate", f"forward={load.cloud_ms}ms"),
     }
-    with (
-        Children(own) as children,
-        patch.dict(os.environ, {program.VARIABLE: json.dumps(given)}),
-        patch("paceline.commands.local_pair.command", command),
-    ):
+    with Children(own) as children:
         started = local_pair.start_pair(
             children,
             files,
@@ -141,6 +138,14 @@ def _pair(way: Way, folder: Path, base: str, load: Workload, asked: Sequence[Ask
             side_flags=flags,
         )
         yield started.url("device")
+
+
+def _command(*arguments: str) -> list[str]:
+    """The command line of a program of a pair, with what its folder has for it."""
+    if arguments[0] not in ("serve", "agent"):
+        return processes.command(*arguments)
+    state = Path(arguments[arguments.index("--state-dir") + 1])
+    return [sys.executable, str(Path(program.__file__)), str(state.parent / PROGRAM), *arguments]
 
 
 def _ask(client: httpx.Client, url: str, workflow: str, question: str, load: Workload) -> Answered:
@@ -205,6 +210,6 @@ def _conditions(load: Workload) -> dict[str, object]:
         "units": {"ours and maps": UNITS[1], ALONE: ONE[1]},
         "maps": {way.name: dict(way.policy.static_map or {}) for way in WAYS},
         "web_s": load.web_s,
-        "decisions": f"scripted, one each {program.EVERY} characters",
+        "texts of agents": f"{program.TOKENS} tokens at most; decisions scripted, one each {program.EVERY} characters",
         "load_average": os.getloadavg(),
     }

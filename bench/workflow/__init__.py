@@ -1,8 +1,8 @@
 """`paceline bench workflow`: seconds of three RAG workflows on a phone's units, by how they are scheduled (HeRo).
 
 The scheduler that `paceline.workflow` has, in virtual time, on profiles of the paper's two phones: 3 workflows, 4 data
-sets, 2 families of models. Baselines and ablations are policies of the one scheduler. Not measured here: real units,
-and a server that runs workflows, which is not built yet.
+sets, 2 families of models. Baselines and ablations are policies of the one scheduler. Not measured here: real units
+and served workflows (`workflow_real`).
 
 - `phones`: profiles modelled from the paper's table 2; `lengths`, `queries`: what is asked; `ways`: what is compared
 - `cells`: one setting

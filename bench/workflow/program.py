@@ -1,29 +1,31 @@
 """`paceline` for the bench of real units: another policy of the scheduler, scripted decisions, pages from loopback.
 
-Run in place of the program, with `VARIABLE` in its environment; no setting of the program leads here. The demonstration
-model writes its texts, token by token, but decides nothing sensible in them: what an agent asks for is taken from the
-script instead, one question after each `EVERY` characters of its text and the rest at its end.
+Run in place of the program, with a file of JSON before its arguments; no setting of the program leads here. The
+demonstration model writes its texts, token by token, but decides nothing sensible in them: what an agent asks for is
+taken from the script instead, one question after each `EVERY` characters of its text and the rest at its end. Texts of
+agents are shorter than in the program (`TOKENS`), since nobody reads more of them.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from paceline.commands.main import main
 from paceline.core.strangers import Address
 from paceline.rag.web.fetch import PageFetcher
-from paceline.runtime.workflows import readers, service
+from paceline.runtime.workflows import readers, run, service
 from paceline.runtime.workflows.driver import WorkflowDriver
-from paceline.runtime.workflows.web import access, decisions
+from paceline.runtime.workflows.web import access, decisions, research
 from paceline.workflow.agents.queries import Queries
 from paceline.workflow.policy import SchedulingPolicy
 
-VARIABLE: Final = "BENCH_WORKFLOW_PROGRAM"  # JSON: {"policy": fields, "script": {question: {agent: [queries]}}}
+TOKENS: Final = 32  # of a text of an agent, at most
 EVERY: Final = 24  # characters of a text until its next decision
 
 
@@ -60,11 +62,20 @@ def is_loopback(address: Address) -> bool:
 
 
 if __name__ == "__main__":
-    given = json.loads(os.environ[VARIABLE])
+    # {"policy": fields, "script": {question: {agent: [queries]}}}
+    given = json.loads(Path(sys.argv.pop(1)).read_text())
     policy = SchedulingPolicy(**given["policy"])
     setattr(service, WorkflowDriver.__name__, partial(WorkflowDriver, policy=policy))  # both are made there
     setattr(access, PageFetcher.__name__, partial(PageFetcher, allowed=is_loopback, ports=range(1, 65_536)))
     for module, name in ((readers, "REWRITE"), (decisions, "PLAN"), (decisions, "LOOK")):
         agent = getattr(module, name)
         setattr(module, name, replace(agent, parser=scripted(given["script"], agent.stage)))
+    for module, name in (
+        (run, "REWRITE"),
+        (run, "REFINE"),
+        (research, "PLAN"),
+        (research, "LOOK"),
+        (research, "REFINE"),
+    ):
+        setattr(module, name, replace(getattr(module, name), max_tokens=TOKENS))
     main()

@@ -7,9 +7,10 @@
 - `partition`: the shapes in which a sub-stage's work is cut (eq. 3)
 - `criticality`: which sub-stage the end of the workflow waits for (eq. 4)
 - `activity`: launches under way, their bandwidth and when they end (eq. 1 and 2)
+- `turns`: owners take turns on the units
 - `placement`: the unit and the shape of a sub-stage's next launch (eq. 5)
 - `events`, `policy`, `scheduler`: the machine: facts in, launches out (algorithm 1)
 - `agents`: what each agent is asked, and how what it writes is read
 
-Pure: no clock, thread or model. Nothing drives it in the server yet; `bench/workflow` does, in virtual time.
+Pure: no clock, thread or model. `runtime/workflows` drives it in the server, `bench/workflow` in virtual time.
 """

@@ -9,5 +9,6 @@
 - `output_text`: tokens to final text and logprobs
 - `prompt_logprobs`: log-probabilities of prompt tokens
 - `remote_search`: passages of the cloud for an answer the device writes alone
+- `remote_text`: texts of agents of a device's workflow that the cloud's model writes
 - `egress`: bytes sent to the peer
 """

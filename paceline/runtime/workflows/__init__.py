@@ -2,6 +2,7 @@
 
 - `kept_profiles`, `demand`: what its units take, kept over restarts; bytes of launches
 - `driver`: carries out launches, and tells the scheduler how they end
+- `cloud_texts`: the cloud's model as units of a device
 - `text_stream`, `agent_text`: texts of agents, taken part by part
 - `readers`: what becomes of them
 - `places`, `lookup`: searching, reranking and reading for one question

@@ -84,7 +84,6 @@ class AgentText:
 
     async def decode(self, launch: Launch) -> Outcome:
         if self._away and not self._is_away(launch):
-            await self.aclose()
             self.reader.restart()
             await self._begin(launch)
         part = await self._part(launch.count)

@@ -108,7 +108,7 @@ class WorkflowDriver:
             self._tell(UnitBack(self._now(), name))
 
     def lose(self, units: Sequence[str]) -> None:
-        """Units are gone, all at once. What ran there begins again on others, as a launch like the first."""
+        """Units are gone, all at once. What ran there, the caller's own launch included, begins again on others."""
         for number, running in list(self._tasks.items()):
             if self._units[number] in units:
                 running.cancel()

@@ -308,5 +308,5 @@ async def test_a_cloud_that_writes_without_end_is_stopped() -> None:
             return 0.0
 
     text = RemoteText(Flooding(), [{"role": "user", "content": "Hi"}], 4, "open", b"", Egress())  # type: ignore[arg-type]
-    with pytest.raises(PacelineError, match="more than it was asked for|too many messages"):
+    with pytest.raises(PacelineError, match=r"more than it was asked for|too many messages"):
         await _all(text)
