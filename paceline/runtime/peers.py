@@ -12,6 +12,7 @@ import msgspec
 from paceline.core.estimation.patience import PeerRecord
 from paceline.core.permission import MayAsk
 from paceline.core.shares import Allowances, Shares
+from paceline.core.side import Side
 from paceline.engine.grammar.compiler import DeferredMask
 from paceline.errors import PacelineError, RemoteProtocolError, RequestError
 from paceline.rag.records import Passage, Selection
@@ -250,7 +251,7 @@ class Peers:
                 log.exception("a peer's constraint could not be compiled")
                 session.refuse("its constraint cannot be kept here")
                 return
-        salt = await self._salt(peer, opening)  # before the search
+        salt = await _salt(resources, peer, opening)  # before the search
         messages = [{"role": message.role, "content": message.content} for message in opening.messages]
         reads = resources.side in STRATEGIES[opening.strategy].joins_with_documents
         try:
@@ -286,24 +287,9 @@ class Peers:
             session.refuse("it is busy with others of this side")
             return
         self._counted[session] = tokens
-        found = RetrievedPassages(0, self._to_wire(prompts.passages))
+        found = RetrievedPassages(0, _found(resources.side, prompts.passages))
         max_new_tokens = min(positions - prompts.longest, len(opening.targets) + share.tokens)
         session.retrieved(prompts.branches, max_new_tokens, found, prompts.prefixes, claim=share.rows, salt=salt)
-
-    async def _salt(self, peer: str, opening: OpenSession) -> str | None:
-        """Within which KV of a peer's session is shared: by a device's answers that it says may, and by an answer with
-        itself where its link was lost. A device shares none: the time of an answer would tell its cloud what it has
-        read before."""
-        if self._resources.side == "device" or not opening.cache_key:
-            return None
-        _, removals = await asyncio.to_thread(self._resources.documents, Selection())
-        return f"peer {removals} {peer} {opening.cache_key.hex()}"
-
-    def _to_wire(self, passages: Sequence[Passage]) -> list[RetrievedPassage]:
-        """Passages as sent to the peer: of a device's, only that there are any."""
-        if self._resources.side == "device":
-            return [RetrievedPassage(document="", text="", score=0.0)] if passages else []
-        return to_wire(passages)
 
 
 def _clamp(limits: DraftLimits) -> DraftLimits:
@@ -313,3 +299,20 @@ def _clamp(limits: DraftLimits) -> DraftLimits:
         min(limits.ahead, _LIMITS.ahead),
         limits.whole_sequences,
     )
+
+
+async def _salt(resources: Resources, peer: str, opening: OpenSession) -> str | None:
+    """Within which KV of a peer's session is shared: by a device's answers that it says may, and by an answer with
+    itself where its link was lost. A device shares none: the time of an answer would tell its cloud what it has read
+    before."""
+    if resources.side == "device" or not opening.cache_key:
+        return None
+    _, removals = await asyncio.to_thread(resources.documents, Selection())
+    return f"peer {removals} {peer} {opening.cache_key.hex()}"
+
+
+def _found(side: Side, passages: Sequence[Passage]) -> list[RetrievedPassage]:
+    """Passages as sent to the peer: of a device's, only that there are any."""
+    if side == "device":
+        return [RetrievedPassage(document="", text="", score=0.0)] if passages else []
+    return to_wire(passages)

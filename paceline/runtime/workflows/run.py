@@ -131,14 +131,7 @@ class WorkflowRun:
     # ---- the graph --------------------------------------------------------------------------------------------------
     def _begin(self) -> None:
         self._number = self._driver.begin(self._ended)
-        sizes = WorkflowSizes(
-            question=max(1, len(self._question) // 4),
-            chunks=16,
-            stored=True,
-            private=self._side == "device",
-            far=self.places.has_far,
-            agents_here=self._side == "device" and self._cloud is None,
-        )
+        sizes = _sizes(self._question, self._side, far=self.places.has_far, alone=self._cloud is None)
         self._builder = builder = WorkflowBuilder(
             self._workflow, sizes, self.registry.models, self._number, self._request.owner, self._driver.ids
         )
@@ -303,6 +296,19 @@ class WorkflowRun:
 
     def _fail(self, error: Exception) -> None:
         self._events.put_nowait(error)
+
+
+def _sizes(question: str, side: Side, *, far: bool, alone: bool) -> WorkflowSizes:
+    """As expected. alone: no other model may write agents' texts."""
+    device = side == "device"
+    return WorkflowSizes(
+        question=max(1, len(question) // 4),
+        chunks=16,
+        stored=True,
+        private=device,
+        far=far,
+        agents_here=device and alone,
+    )
 
 
 def _key(found: Found) -> tuple[str, str]:

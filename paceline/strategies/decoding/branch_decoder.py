@@ -141,12 +141,7 @@ class BranchDecoder:
 
     def missing_rows(self, head: PrefixNode) -> list[PrefixNode]:
         """Decided nodes whose rows are not committed, `head` included. After `commit_to`: those without a row."""
-        nodes: list[PrefixNode] = []
-        node: PrefixNode | None = head
-        while node is not None and node.position > len(self._committed):
-            nodes.append(node)
-            node = node.parent
-        return nodes[::-1]
+        return _path_below(head, len(self._committed))
 
     def admitted(self, head: PrefixNode, drafts: Sequence[PrefixNode]) -> list[PrefixNode]:
         """Those of the drafts below `head`, parents first, that the constraint allows, in their order."""
@@ -285,12 +280,17 @@ class BranchDecoder:
 
 def output_to(node: PrefixNode, committed: Sequence[int]) -> list[int]:
     """The output tokens from the answer's beginning to this node."""
-    tokens: list[int] = []
+    return [*committed[: node.position], *(each.token for each in _path_below(node, len(committed)))]
+
+
+def _path_below(node: PrefixNode, length: int) -> list[PrefixNode]:
+    """The nodes from the prefix of so many output tokens to this one, which is the last."""
+    nodes: list[PrefixNode] = []
     above: PrefixNode | None = node
-    while above is not None and above.position > len(committed):
-        tokens.append(above.token)
+    while above is not None and above.position > length:
+        nodes.append(above)
         above = above.parent
-    return [*committed[: node.position], *reversed(tokens)]
+    return nodes[::-1]
 
 
 def prompt_segments(
