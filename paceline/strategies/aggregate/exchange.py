@@ -49,8 +49,8 @@ class DraftExchange:
         only_choices: bool = False,
     ) -> None:
         """derivable: the peer may see that this node's token was drafted after its parent. worthwhile: nodes that are
-        worth their bytes below this head; None: all. announce: nothing of a
-        node's distribution is sent, but the token that this expects after it. only_choices: the peer sends likewise."""
+        worth their bytes below this head; None: all. announce: of a node, the token that this expects after it is sent,
+        and nothing of its distribution. only_choices: the peer does likewise."""
         self._derivable = derivable
         self._worthwhile = worthwhile
         self._announce = announce
