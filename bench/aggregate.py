@@ -21,7 +21,7 @@ import httpx
 from paceline.core.aggregation.placement import speed_up
 from paceline.core.side import Side
 
-from .aggregation import payload_bytes
+from .aggregation import payload_bytes, session_bytes
 from .aggregation.process_pair import linked_pair
 from .report import Claim, Options, Report, plot_lines
 
@@ -37,6 +37,12 @@ CLOUD_ONLY = "cloud only"
 WAYS: Mapping[str, Mapping[str, object]] = {
     # Trees first, before their look-up tables have seen another mode's answer to the same question and seed.
     "tree": {"strategy": "aggregate", "drafts": "tree", "aggregator": "mixture"},
+    "tree, document-private": {
+        "strategy": "aggregate",
+        "drafts": "tree",
+        "aggregator": "mixture",
+        "privacy": "document-private",
+    },
     "tree, coin": {"strategy": "aggregate", "drafts": "tree", "aggregator": "coin"},
     "device only": {"strategy": "autoregressive"},
     "device only, lookup_tree": {"strategy": "lookup_tree"},
@@ -76,18 +82,22 @@ def run(options: Options) -> Report:
             seeds = tuple(range(1, 1 + (NEAR_FACTOR * count if trip <= MAX_NEAR else count)))
             rows += _measure(pace, forward, trip, tokens, seeds)
     sizes = payload_bytes.rows(20 if options.quick else 100)
+    session = session_bytes.rows(1 if options.quick else 3, tokens, (MAX_NEAR, MAX_CLAIMED))
     conditions = {
         "clock": "emulated: real processes, shaped link, paced engines",
         "model": f"{MODEL} (table model over bytes), one document a side, temperature 1",
         "forward_s": {pace: dict(forward) for pace, forward in PACES.items()},
         "row_s": ROW_S,
         "jitter": "a fifth of the round trip",
+        "privacy": "open, but where a way names its level",
         "tokens": tokens,
         "answers": f"{count} each, {NEAR_FACTOR * count} at {1e3 * MAX_NEAR:g} ms and less",
         "client": "httpx at the agent, loopback; for the cloud alone at the cloud",
+        "session bytes": "all messages of an answer but its opening, in virtual time (aggregation/session_bytes.py)",
         "bytes": f"of a message with one node, synthetic, {payload_bytes.VOCAB} ids (aggregation/payload_bytes.py)",
     }
-    return Report(NAME, conditions, rows + sizes, (*_claims(rows), *_size_claims(sizes)))
+    claims = (*_claims(rows), *_size_claims(sizes), *_session_claims(session))
+    return Report(NAME, conditions, rows + sizes + session, claims)
 
 
 WARM_UP = 16  # tokens of an answer under each aggregator that is not measured: it calibrates both sides' speed
@@ -110,7 +120,8 @@ def _measure(
             _ask(pair.device.url, WAYS[way], WARM_UP, 99)
         urls = {way: (pair.cloud if way == CLOUD_ONLY else pair.device).url for way in WAYS}
         answers = {way: [_ask(urls[way], how, tokens, seed) for seed in seeds] for way, how in WAYS.items()}
-    comparable = [answers[way] for way in ("token-wise", "sequence-wise", "chain", "tree")]
+    same = ("token-wise", "sequence-wise", "chain", "tree", "tree, document-private")
+    comparable = [answers[way] for way in same]
     for others in zip(*comparable, strict=True):
         if len({answer.text for answer in others}) != 1:
             raise AssertionError("drafts have changed an answer")
@@ -192,6 +203,7 @@ def _claims(rows: list[dict[str, object]]) -> Iterator[Claim]:
     for name, way, against, target, paper in (
         ("vs_token_wise_300ms", "tree", "token-wise", 0.3, "0.576 (OPT), 0.803 (Qwen)"),
         ("vs_sequence_wise_300ms", "tree", "sequence-wise", 0.3, "0.505 (OPT), 0.568 (Qwen)"),
+        ("private_vs_open_300ms", "tree, document-private", "tree", 1.3, None),
         ("chain_vs_token_wise_300ms", "chain", "token-wise", 0.5, None),
         ("tree_vs_chain", "tree", "chain", 0.65, None),
     ):
@@ -206,6 +218,13 @@ def _size_claims(sizes: list[dict[str, object]]) -> Iterator[Claim]:
     yield Claim("aggregate.bytes_per_token_mixture", median["mixture, top_p 0.95"], 128, "lower", "under 512")
     yield Claim("aggregate.bytes_per_token_mixture_top_p_1", median["mixture, top_p 1"], 512, "lower")
     yield Claim("aggregate.bytes_per_token_coin", median["coin"], 16, "lower")
+
+
+def _session_claims(rows: list[dict[str, object]]) -> Iterator[Claim]:
+    """The worst pace, round trip and level."""
+    for aggregator, aim in (("mixture", 256.0), ("coin", 32.0)):
+        worst = max(float(str(row["bytes"])) for row in rows if f", {aggregator}, " in str(row["way"]))
+        yield Claim(f"aggregate.session_bytes_{aggregator}", worst, aim, "lower")
 
 
 def plot(report: Report, file: Path) -> None:

@@ -42,7 +42,9 @@ from paceline.core.side import SIDES, Side, other
 HEADS = (24, 256, 16_384)
 OPEN_HEAD = 16  # at level 0 without top-k, top-p and min-p
 WIDE_HEAD = 2048  # at level 1, where distributions are needed
-NEGLIGIBLE_WEIGHT = 0.02  # an id whose p * exp(G) is below this share of the best one's rarely affects the target
+# An id whose p * exp(G) is below this share of the best one's rarely affects the target: without filters, and with
+# them, where the mass of ids counts, too.
+NEGLIGIBLE_WEIGHT, NEGLIGIBLE_FILTERED = 0.1, 0.02
 LOWERED = 1e-5  # of an engine's probabilities before they are sent: more than float32's rounding
 
 _GREEDY = SamplingParams(temperature=0.0)
@@ -60,6 +62,7 @@ class Mixture:
         self._sampling, self._needs_dists, self._vocab_size = sampling, needs_dists, vocab_size
         self._ranking: Ranking = "probability" if needs_dists else "score"
         self._filters = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
+        self._negligible = NEGLIGIBLE_FILTERED if self._filters or needs_dists else NEGLIGIBLE_WEIGHT
 
     @property
     def name(self) -> AggregatorName:
@@ -173,7 +176,7 @@ class Mixture:
         if not count:
             return None
         lowered = Dist(own.dist.ids, own.dist.probs * (1.0 - LOWERED), own.dist.tail)
-        places = _pruned(lowered, own.best[:count], own.scores[:count])
+        places = _pruned(lowered, own.best[:count], own.scores[:count], self._negligible)
         return lowered.kept_at(np.sort(places))
 
     def _head(self, dist: Dist, position: int, level: int) -> Dist:
@@ -191,7 +194,7 @@ class Mixture:
                 scores = np.log(dist.probs[places])
             if self._sampling.temperature > 0.0:
                 scores = scores + gumbel(self._sampling.seed, position, dist.ids[places])
-            places = _pruned(dist, places, scores)
+            places = _pruned(dist, places, scores, self._negligible)
         return dist.kept_at(np.sort(places))
 
     def _zero_dist(self) -> Dist | None:
@@ -199,14 +202,14 @@ class Mixture:
         return None if self._vocab_size is None else Dist.dense(np.zeros(self._vocab_size))
 
 
-def _pruned(dist: Dist, places: IndexArray, scores: ProbArray) -> IndexArray:
+def _pruned(dist: Dist, places: IndexArray, scores: ProbArray, least: float) -> IndexArray:
     """The ranked ids that matter and survive rounding to 16 bits: a prefix, as the bounds rely on the ranking.
 
     places: indices of ids, of falling score or probability. scores: theirs.
     """
     survive = dist.probs[places] >= MIN_CODED_PROB
     count = len(places) if survive.all() else int(np.argmin(survive))
-    near = int(np.count_nonzero(scores >= scores[0] + np.log(NEGLIGIBLE_WEIGHT)))
+    near = int(np.count_nonzero(scores >= scores[0] + np.log(least)))
     return places[: min(count, near + 1)]
 
 

@@ -2,6 +2,7 @@
 
 A side that does not decide sends the nodes it has computed, under ids it counts up. A message hangs on an anchor, the
 node of a decided prefix, so it can be read whatever was lost before: a distribution after a prefix never becomes wrong.
+A node that is not likely to be used is withheld until it is, since its distribution is most of an answer's bytes.
 A node reveals which token was drafted, so a node that only an n-gram look-up drafted (not `derivable`) is withheld with
 all below it until the peer has sent that token itself or it is a target: documents, and other answers of this side, are
 private.
@@ -9,7 +10,7 @@ private.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 
 from paceline.core.aggregation.own_dist import OwnDist
@@ -43,12 +44,15 @@ class DraftExchange:
         tree: PrefixTree,
         *,
         derivable: Callable[[PrefixNode], bool] = lambda _: True,
+        worthwhile: Callable[[PrefixNode], Container[PrefixNode] | None] | None = None,
         announce: Callable[[PrefixNode], int] | None = None,
         only_choices: bool = False,
     ) -> None:
-        """derivable: the peer may see that this node's token was drafted after its parent. announce: nothing of a
-        node's distribution is sent, but the token that this expects after it. only_choices: the peer sends likewise."""
+        """derivable: the peer may see that this node's token was drafted after its parent. worthwhile: nodes that are
+        worth their bytes below this head; None: all. announce: of a node, the token that this expects after it is sent,
+        and nothing of its distribution. only_choices: the peer does likewise."""
         self._derivable = derivable
+        self._worthwhile = worthwhile
         self._announce = announce
         self._only_choices = only_choices
         self._withheld: list[PrefixNode] = []  # computed nodes that must not be sent yet, parents first
@@ -93,13 +97,16 @@ class DraftExchange:
 
     def _messages(self, nodes: Iterable[PrefixNode], epoch: int) -> list[Drafts]:
         ready: dict[PrefixNode, None] = {}
+        worthwhile = None if self._worthwhile is None else self._worthwhile(self._tree.head)
         self._withheld = []
         for node in nodes:
             if not node.alive or node.own_dist is None:
                 continue
             parent = node.parent
             parent_sent = parent is not None and (parent in ready or parent.own_id is not None)
-            if node is self._tree.head or (parent_sent and self._derivable(node)):
+            if node is self._tree.head or (
+                parent_sent and (worthwhile is None or node in worthwhile) and self._derivable(node)
+            ):
                 ready[node] = None
             else:
                 self._withheld.append(node)

@@ -10,7 +10,7 @@ in one forward what a fast one has drafted. Width 1 is DRAGON's chain.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from paceline.core.aggregation.registry import Aggregator
 from paceline.core.drafting.acceptance import beside_choice, margin_class
@@ -27,6 +27,9 @@ from paceline.wire.messages import DraftLimits
 Weigh = Callable[[PrefixNode], Mapping[Side, float] | None]
 
 MIN_WEIGHT = 0.002  # a node less likely than this is not computed, however idle the engine
+# A node less likely than this is not sent until it is more so. At 0.05 and 0.1 an answer took 8 and 11 % longer than
+# with all nodes sent at a round trip of 300 ms, and equally long at 50 ms, for a half and a third of the bytes.
+LEAST_USE = 0.1
 MAX_VISITS = 64  # nodes visited for one forward, and so about the most that are alive: distributions are large
 
 
@@ -87,6 +90,22 @@ class DraftTreePlanner:
                     order += 1
                     heapq.heappush(waiting, (-weight, order, node, child))
         return selected[: _cut_at_break_even(weights, seconds, delay + seconds(1))]
+
+    def worthwhile(self, head: PrefixNode) -> Container[PrefixNode] | None:
+        """Nodes worth the bytes of their distributions now: targets go through them with at least `LEAST_USE`. None:
+        all, where drafts are chains."""
+        if self._drafting.rows == 1:
+            return None
+        found = {head}
+        waiting = [(head, 1.0)]
+        while waiting and len(found) < MAX_VISITS:
+            node, weight = waiting.pop()
+            for token, prob in self._children(node, head):
+                child = node.children.get(token)
+                if child is not None and weight * prob >= LEAST_USE:
+                    found.add(child)
+                    waiting.append((child, weight * prob))
+        return found
 
     def observe_target(self, head: PrefixNode, target: int) -> None:
         """Count the rank of the target after `head` among the drafts of each side."""

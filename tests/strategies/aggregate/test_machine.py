@@ -38,6 +38,8 @@ from tests.strategies.cases import (
     PROMPT,
     SAMPLINGS,
     TOKEN_BY_TOKEN,
+    TREE,
+    VOCAB,
     Hand,
     Manner,
     cloud,
@@ -427,3 +429,22 @@ def test_on_a_full_link_fewer_rows_are_worth_their_bytes() -> None:
         forwards = [effect.segment for effect in hand.effects if isinstance(effect, Forward)]
         rows[bandwidth] = max(len(segment.tokens) for segment in forwards[1:])  # the first is the prompt
     assert rows[None] >= rows[1e6] > 2 * rows[100.0]
+
+
+def test_a_node_that_is_unlikely_to_be_used_is_sent_once_a_target_goes_through_it() -> None:
+    hand = cloud(front=False, rtt=0.5, drafting=TREE)
+    hand.say = lambda _: two(50, 51, 0.93)
+    hand.begin()
+    assert (51,) in hand.rows, "a second guess was computed"
+
+    def edges() -> set[int]:
+        nodes = [unpack_nodes(message.nodes, VOCAB) for message in hand.sent if isinstance(message, Drafts)]
+        pairs = [pair for each in nodes for pair in zip(each.parents, each.tokens, strict=True)]
+        return {token for parent, token in pairs if parent >= 0}
+
+    assert edges() == {50}
+    known = len(hand.rows)
+    (sent,) = says(hand.on(decided(0, 51)))
+    assert isinstance(sent, Drafts) and unpack_nodes(sent.nodes, VOCAB).position == 1
+    hand.answer()
+    assert not any(row == (51,) for row in hand.rows[known:]), "and not computed again"

@@ -1,0 +1,104 @@
+"""Bytes of whole answers on the link, both directions, over a vocabulary of 151,936 ids, in virtual time.
+
+The machines that are served, with their default trees, on the codec that is served. Counted are all messages of the
+session but its opening, which holds the conversation. Their times show what the bytes buy.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+
+from paceline.core.aggregation.registry import AggregatorName
+from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.side import SIDES, Side
+from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
+from paceline.runtime.simulation.host import StepCost
+from paceline.strategies.base import Branch, MachineConfig
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.messages import AggregateOptions, OpenSession
+
+from .wide_engine import VOCAB, WideEngine
+
+QUESTION = b"user: What is there to know of the harbour library of Tarnwick?\nassistant: "
+BRANCHES: Mapping[str, tuple[Branch, ...]] = {
+    "cloud": (Branch(tuple(b"The harbour library of Tarnwick was built in 1820.\n" + QUESTION), 1.0),),
+    "device": (Branch(tuple(b"I left my card in the harbour library.\n" + QUESTION), 1.0),),
+}
+SPREAD = 0.6
+ROW_S = 0.0003  # s, each further row of a forward
+PACES: Mapping[str, Mapping[Side, float]] = {
+    "device 10x slower": {"cloud": 0.006, "device": 0.06},
+    "equal": {"cloud": 0.03, "device": 0.03},
+}
+LEVELS = ("document-private", "open")
+AGGREGATORS: tuple[AggregatorName, ...] = ("mixture", "coin")
+
+
+def rows(answers: int, tokens: int, round_trips: tuple[float, ...]) -> list[dict[str, object]]:
+    """One row a pace, round trip, level and aggregator."""
+    return [
+        {
+            "pace": pace,
+            "rtt_s": trip,
+            "way": f"session, {aggregator}, {level}",
+            **_measured(forward, trip, level, aggregator, answers, tokens),
+        }
+        for pace, forward in PACES.items()
+        for trip in round_trips
+        for level in LEVELS
+        for aggregator in AGGREGATORS
+    ]
+
+
+def _measured(
+    forward: Mapping[Side, float], trip: float, level: str, aggregator: AggregatorName, answers: int, tokens: int
+) -> dict[str, float]:
+    """Medians over answers one after another, the first not counted: it calibrates both sides."""
+    stats = {side: OnlineStats() for side in SIDES}
+    sizes: list[float] = []
+    times: list[float] = []
+    for seed in range(answers + 1):
+        world = _world(forward, trip, level, aggregator, tokens, seed, stats)
+        front = world.run(checks=False)
+        if seed:
+            counted = [each for each in world.messages if not isinstance(each.message, OpenSession)]
+            sizes.append(sum(each.num_bytes for each in counted) / len(front.tokens))
+            times.append(world.now / len(front.tokens))
+    return {"bytes": statistics.median(sizes), "s_per_token": statistics.median(times)}
+
+
+def _world(
+    forward: Mapping[Side, float],
+    trip: float,
+    level: str,
+    aggregator: AggregatorName,
+    tokens: int,
+    seed: int,
+    stats: Mapping[Side, OnlineStats],
+) -> Simulation:
+    config = MachineConfig(
+        "device",
+        True,
+        SamplingParams(seed=seed),
+        tokens,
+        frozenset(),
+        VOCAB,
+        AggregateOptions(aggregator=aggregator),
+        private=level != "open",
+        needs_dists=False,
+    )
+    request = SimulatedRequest(STRATEGIES["aggregate"], "device", config, BRANCHES)
+    world = Simulation(
+        request,
+        {side: WideEngine(seed=1, spread=SPREAD) for side in SIDES},
+        seed=seed,
+        network=Network((trip / 2.0, trip / 2.0)),
+        forward={side: StepCost(forward[side], ROW_S) for side in SIDES},
+    )
+    for side in SIDES:  # each keeps what it has measured
+        session = world.session(side)
+        session.request = replace(request, config=replace(config, stats=stats[side]))
+    return world
