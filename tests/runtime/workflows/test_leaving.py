@@ -30,7 +30,7 @@ async def test_refused_answers_hold_no_lane() -> None:
         with pytest.raises(RequestError, match="no room"):
             await _all(run)
     run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models().admit)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(30):
         events = await _all(run)
     assert isinstance(events[-1], GenerationResult)
     await driver.close()
@@ -54,7 +54,7 @@ async def test_a_launch_that_is_cancelled_before_its_first_step_gives_its_unit_b
     number = driver.begin(lambda _: ended.set())
     builder = WorkflowBuilder("advanced", WorkflowSizes(question=4, chunks=4), request=number, ids=driver.ids)
     driver.add([(node, work) for node in builder.begin()])
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(30):
         await ended.wait()
     await driver.close()
 
@@ -74,7 +74,7 @@ async def test_a_workflow_ends_with_the_program() -> None:
     await models.holding.wait()
     await driver.close()
     with pytest.raises(PacelineError, match="shutting down"):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(30):
             await reading
 
 

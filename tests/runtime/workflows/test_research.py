@@ -77,7 +77,7 @@ async def researched(
 ) -> GenerationResult:
     driver = WorkflowDriver(UnitRegistry("device", web=True))
     places = places or ScriptedPlaces({"key": KEY})
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(30):
         events = await _all(WorkflowRun(request, "device", places, driver, models.admit, web=web))
     await driver.close()
     assert all(text.closed.is_set() for text in models.texts)
@@ -225,7 +225,7 @@ async def test_a_client_that_leaves_stops_the_research(hold: str) -> None:
     driver = WorkflowDriver(UnitRegistry("device", web=True))
     run = WorkflowRun(RESEARCH, "device", ScriptedPlaces({"key": KEY}), driver, models.admit, web=web)
     reading = asyncio.create_task(_all(run))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(30):
         while not (models.holding.is_set() or (hold == "search" and web.queries) or (hold == "page" and web.read_urls)):
             await asyncio.sleep(0)
     reading.cancel()

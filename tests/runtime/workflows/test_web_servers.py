@@ -232,11 +232,12 @@ async def test_a_client_that_leaves_ends_the_connections_under_way(tmp_path: Pat
         await writer.drain()
         begun.set()
 
-    async with web(tmp_path) as made:
+    # Limits beyond the test's own: the connection ends because the client has left.
+    async with web(tmp_path, limits=replace(LIMITS, total_s=600.0), search_s=600.0) as made:
         made.finds(made.page("/mill"))
         made.site.pages[path] = waiting
         reading = asyncio.create_task(made.asked())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(30):
             await begun.wait()
             made.site.left.clear()
             reading.cancel()
