@@ -1,11 +1,11 @@
 """`paceline bench notes`: notes and pages written by hand, and questions about them, answered by the demonstration.
 
-44 documents and 196 questions in `questions/notes.json`, of no training text: of one document, of a private and a public one,
-and such as none answers. All private documents are stored on the device and all public ones in the cloud; each question
-is searched for on both sides as in a request, two passages a side, and both sides write the answer greedily, over a
-virtual network. An answer is right if an accepted text stands in it, one for each fact; where nothing answers, if it
-says so. The claims are on the questions of the half `test`: the other half may be looked at by who changes the reader.
-The documents are the same in both halves.
+44 documents and 196 questions in `questions/notes.json`, none of them in a training text: about one document, about a
+private and a public one, and such as none answers. All private documents are stored on the device and all public ones
+in the cloud; each question is searched for on both sides as in a request, two passages a side, and both sides write the
+answer greedily, over a virtual network. An answer is right if an accepted text stands in it, one for each fact; where
+nothing answers, if it says so. The claims are on the questions of the half `test`; the other half may be looked at by
+who changes the reader. The documents are the same in both halves.
 """
 
 from __future__ import annotations

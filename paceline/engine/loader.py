@@ -111,6 +111,7 @@ def load_engine(directory: Path, options: EngineOptions = DEFAULTS, *, name: str
     from paceline.engine.reader.engine import is_reader, load_reader
 
     if is_reader(directory):
+        choose_device(options.device)  # it computes on the CPU, yet a device that is not there is refused
         return load_reader(directory, name=name, fingerprint=fingerprint(directory), threads=options.threads)
     import torch
 

@@ -7,6 +7,7 @@ the first token of the input stands for "no answer". A long document is read in 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +26,7 @@ _LONGEST_SPAN = 24  # tokens
 _KEPT = 24  # spans of a window
 _CACHED = 512  # readings
 _MARKS = " \t\r\n.,;:!?*_|\"'()[]#-"  # not at the edges of an answer
+_SENTENCES = re.compile(r"(?<![A-Z])(?<!\b[A-Z][a-z])[.!?]\s+[A-Z0-9]")  # not behind "Dr." or an initial
 _CUT = (";", "\n", "\r", "|")  # where an answer ends: between the lines of a list, and where parts of an answer meet
 
 
@@ -105,9 +107,9 @@ class Pointer:
 
 
 def _trimmed(text: str) -> str:
-    """Without marks around it and in one line; "" for a span over several lines or parts of a list."""
+    """Without marks around it; "" for a span over several lines or sentences."""
     text = text.strip(_MARKS)
-    return "" if any(mark in text for mark in _CUT) else text
+    return "" if any(mark in text for mark in _CUT) or _SENTENCES.search(text) else text
 
 
 def _log_sum(values: Sequence[float]) -> float:

@@ -12,7 +12,8 @@ import re
 MAX_PARTS = 3
 
 _ASKING = (
-    r"(?:(?:at|in|on|for|from|by|to|with|until|under|of)\s+)?(?:what(?:'s)?|when|where|who|whom|whose|which|why|how)\b"
+    r"(?:(?:at|in|on|for|from|by|to|with|until|under|of|between|within|behind|through|since)\s+)?"
+    r"(?:what(?:'s)?|when|where|who|whom|whose|which|why|how)\b"
 )
 _CLAUSE = re.compile(
     rf"(?:,|;|:)?\s+(?:and|plus|as well as)\s+(?:also\s+|then\s+|please\s+|tell me\s+)?(?={_ASKING}"

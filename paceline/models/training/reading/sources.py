@@ -1,6 +1,6 @@
 """Examples of the reader: from published question sets, and from the generated corpus of the causal pair.
 
-SQuAD titles are split by hash, as for the causal pair. Long documents are cut to some dozens of words around the answer.
+SQuAD titles are split by hash, as for the causal pair. Documents are cut to some dozens of words around the answer.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -58,8 +57,9 @@ def natural_questions(data: Path) -> list[Example]:
 def multi_hop(data: Path) -> list[Example]:
     """HotpotQA, 2WikiMultihopQA and MuSiQue: questions with that one of their paragraphs which holds the answer."""
     found: list[Example | None] = []
-    texts = {each["pid"]: str(each["text"]) for each in records(data / "two_sided_qa" / "both_sides_paragraphs.jsonl.gz")}
-    for each in records(data / "two_sided_qa" / "both_sides.jsonl"):
+    folder = data / "two_sided_qa"
+    texts = {each["pid"]: str(each["text"]) for each in records(folder / "both_sides_paragraphs.jsonl.gz")}
+    for each in records(folder / "both_sides.jsonl"):
         for gold in each["gold"]:
             if len(each["answers"][0]) > 3:
                 found.append(about(each["question"], texts[gold["pid"]], each["answers"]))
@@ -94,7 +94,8 @@ def real(rng: random.Random, examples: list[Example]) -> Example:
         rng.shuffle(pair)
         first, second = pair
         second = second[0].lower() + second[1:] if second.lower().startswith(_WH) else second
-        return Example(f"{first.rstrip('?. ')}{rng.choice((' and', ', and'))} {second}", example.document, example.spans)
+        both = f"{first.rstrip('?. ')}{rng.choice((' and', ', and'))} {second}"
+        return Example(both, example.document, example.spans)
     return example
 
 
@@ -133,10 +134,3 @@ def draw(rng: random.Random, sources: list[tuple[float, Draw]], count: int) -> I
     shares = [share for share, _ in sources]
     for _ in range(count):
         yield rng.choices([source for _, source in sources], shares)[0](rng)
-
-
-def by_document(examples: list[Example]) -> dict[str, list[Example]]:
-    grouped: dict[str, list[Example]] = defaultdict(list)
-    for example in examples:
-        grouped[example.document].append(example)
-    return grouped
