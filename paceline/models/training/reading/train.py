@@ -151,7 +151,7 @@ class Run:
             for each in self._optimizer.param_groups:
                 each["lr"] = rate
             loss = loss_of(self._weights, batch)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             torch.nn.utils.clip_grad_norm_(list(self._trained.values()), 1.0)
             self._optimizer.step()
             self._optimizer.zero_grad()
