@@ -23,8 +23,7 @@ PUBLIC = (
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     documents = {"device": PRIVATE, "cloud": PUBLIC}
-    flags = ("--embedder", "minilm", "--threads", "1")
-    with running_pair(tmp_path_factory.mktemp("pair"), model="demo", documents=documents, flags=flags) as pair:
+    with running_pair(tmp_path_factory.mktemp("pair"), model="demo", documents=documents) as pair:
         yield pair
 
 

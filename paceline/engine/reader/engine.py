@@ -186,7 +186,7 @@ def load_reader(directory: Path, *, name: str, fingerprint: str, threads: int | 
     config = _config(directory)
     try:
         weights = {key: value.float() for key, value in load_file(directory / "model.safetensors").items()}
-        calibration = Calibration(float(config["middle"]), float(config["slope"]))
+        calibration = Calibration(*(float(config[name]) for name in ("middle", "slope", "words")))
         positions = int(config["max_position_embeddings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{directory} cannot be loaded ({error}): install paceline again") from error

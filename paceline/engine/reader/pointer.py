@@ -26,16 +26,27 @@ _LONGEST_SPAN = 24  # tokens
 _KEPT = 24  # spans of a window
 _CACHED = 512  # readings
 _MARKS = " \t\r\n.,;:!?*_|\"'()[]#-"  # not at the edges of an answer
+_WORD = re.compile(r"\w+")
+_STEM = 5  # letters that tell a word from others
+_COMMON_WORDS = (
+    "a an the of in on at to for from by with and or is are was were be been do does did can could will would should "
+    "may must has have had i we you he she it they my our your his her its their me us what when where who whom whose "
+    "which why how much many long often far old that this there one as if not no any all some get got up out per than "
+    "then so please tell"
+)
+_COMMON = frozenset(_WORD.findall(_COMMON_WORDS))
 _SENTENCES = re.compile(r"(?<![A-Z])(?<!\b[A-Z][a-z])[.!?]\s+[A-Z0-9]")  # not behind "Dr." or an initial
 _CUT = (";", "\n", "\r", "|")  # where an answer ends: between the lines of a list, and where parts of an answer meet
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How sure an answer must be: of the log odds x of the best spans against none, sigmoid(slope * (x - middle))."""
+    """How sure an answer must be: sigmoid(slope * (x + words * s - middle)), where x is the log odds of the best spans
+    against none, and s the share of the question's words that the document holds."""
 
     middle: float = 0.0
     slope: float = 1.0
+    words: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +89,8 @@ class Pointer:
         if not odds:
             return Reading(0.0, ())
         calibration = self._calibration
-        answered = 1 / (1 + math.exp(-max(-50.0, min(50.0, calibration.slope * (best - calibration.middle)))))
+        sure = calibration.slope * (best + calibration.words * shared_words(question, document) - calibration.middle)
+        answered = 1 / (1 + math.exp(-max(-50.0, min(50.0, sure))))
         kept = sorted(odds.items(), key=lambda each: (-each[1], each[0]))[:_KEPT]
         total = _log_sum([score for _, score in kept])
         return Reading(answered, tuple((text, math.exp(score - total)) for text, score in kept))
@@ -104,6 +116,16 @@ class Pointer:
             if text and score > -math.inf:
                 found.append((text, score))
         return found[:_KEPT]
+
+
+def shared_words(question: str, document: str) -> float:
+    """Share of the question's words that the document holds, by their first letters; 0 for a question without words.
+
+    The encoder alone takes the nearest thing of the right kind for an answer: a fitter's name for a landlady's.
+    """
+    asked = [word for word in _WORD.findall(question.lower()) if word not in _COMMON]
+    held = {word[:_STEM] for word in _WORD.findall(document.lower())}
+    return sum(word[:_STEM] in held for word in asked) / len(asked) if asked else 0.0
 
 
 def _trimmed(text: str) -> str:
