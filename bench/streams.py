@@ -18,7 +18,7 @@ import httpx
 
 from paceline.commands.processes import Children, command, free_port
 from paceline.engine.tokenizer import Tokenizer
-from paceline.models import CLOUD
+from paceline.models import CAUSAL, CLOUD
 
 from .report import Claim, Options, Report
 
@@ -34,7 +34,8 @@ def run(options: Options) -> Report:
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory, Children(Path(directory)) as children:
         port = free_port(0)
         state = str(Path(directory) / "state")
-        serve = command("serve", "--model", "demo", "--embedder", "hash", "--port", str(port), "--state-dir", state)
+        flags = ("--embedder", "hash", "--port", str(port), "--state-dir", state)
+        serve = command("serve", "--model", CAUSAL, *flags)
         server = children.start("cloud", serve, port=port)
         children.wait(lambda ready: all(ready))
         rows = asyncio.run(_measure(server.url, rounds))
@@ -70,7 +71,7 @@ async def _measure(url: str, rounds: int) -> list[dict[str, float]]:
 async def _answer(client: httpx.AsyncClient, bias: dict[str, int], seed: int) -> int:
     """One streamed answer: its number of tokens, from `usage`."""
     body = {
-        "model": "demo",
+        "model": CAUSAL,
         "messages": [{"role": "user", "content": "What do you know about the harbour?"}],
         "max_tokens": TOKENS,
         "temperature": 1.0,

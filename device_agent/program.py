@@ -15,7 +15,7 @@ from paceline.api.http.server import listen
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits, retention_of, run_node
 from paceline.core.permission import NOBODY
 from paceline.errors import ConfigError
-from paceline.models import DEVICE
+from paceline.models import shipped
 from paceline.runtime.asking.activity import ActivityLog
 from paceline.runtime.asking.answers import permission
 from paceline.runtime.asking.gate import CloudAsks
@@ -83,7 +83,7 @@ async def run(settings: AgentSettings) -> None:
         await run_node(
             settings,
             listener,
-            DEVICE,
+            shipped("device"),
             compose,
             expects_peer=settings.cloud is not None,
             open_to_peer=settings.share_distributions,

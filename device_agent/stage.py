@@ -36,10 +36,10 @@ def stage(settings: StageSettings, origins: Origins) -> None:
 
 async def _run(settings: StageSettings) -> None:
     from paceline.engine.loader import EngineOptions, find, fingerprint
-    from paceline.models import CLOUD
+    from paceline.models import CAUSAL, CLOUD
 
     # Before anything that takes seconds to import: without its model no stage can start.
-    directory = await asyncio.to_thread(find, CLOUD if settings.model == "demo" else settings.model)
+    directory = await asyncio.to_thread(find, CLOUD if settings.model == CAUSAL else settings.model)
     model_fingerprint = await asyncio.to_thread(fingerprint, directory)
 
     import torch

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,7 +62,6 @@ from paceline.wire.identity_messages import Introduction
 
 _log = logging.getLogger("paceline")
 
-DEMO = "demo"
 GPU_STEP_ROWS = 2048
 
 Background = Callable[[], Coroutine[Any, Any, None]]
@@ -99,7 +98,7 @@ class OpenedNode:
 async def run_node(
     settings: NodeSettings,
     listener: socket.socket,
-    demo: Path,
+    shipped: Mapping[str, Path],
     compose: Callable[[OpenedNode], Awaitable[tuple[FastAPI, Background | None]]],
     *,
     expects_peer: bool = False,
@@ -111,13 +110,13 @@ async def run_node(
     """Open store, model and node, serve on `listener` until a signal, then close them in reverse order.
 
     `compose` returns the application and the task to run beside it, which is cancelled once the server has drained.
-    `demo`: see `open_model`; `expects_peer`, `open_to_peer`, `asks`: see `Node`. `open_engine`: of a model's
+    `shipped`: see `open_model`; `expects_peer`, `open_to_peer`, `asks`: see `Node`. `open_engine`: of a model's
     directory and name, in place of loading its engine here. `open_draft`: the draft model's engine beside this
     model. The caller closes `listener`.
     Raises ConfigError for a model, documents or a state directory that cannot be used, EngineLost after the engine's
     device has failed for good.
     """
-    with open_store(settings) as store, opened_model(settings, demo, open_engine) as model:
+    with open_store(settings) as store, opened_model(settings, shipped, open_engine) as model:
         seal = open_answers_seal(settings.state_dir, encrypt=settings.encrypt_documents)
         name = served_name(settings, model)
         tracer = tracer_of(settings.side)
@@ -162,23 +161,23 @@ async def run_node(
             raise node.lost
 
 
-def open_model(settings: NodeSettings, demo: Path) -> LoadedModel:
-    """Load the model of the settings; `demo` is the folder of this side's demonstration model.
+def open_model(settings: NodeSettings, shipped: Mapping[str, Path]) -> LoadedModel:
+    """Load the model of the settings; `shipped` has the folders of the demonstration's models by their names.
 
     Its engine is delayed where the settings emulate a slower machine. Raises ConfigError with what to do.
     """
     emulation = Emulation.parse(settings.emulate or "")
-    shipped = settings.model == DEMO
-    if shipped and not demo.is_dir():
+    demo = shipped.get(settings.model)
+    if demo is not None and not demo.is_dir():
         raise ConfigError(f"The demonstration model is not in {demo}: install paceline again, or give --model.")
     model = load_model(
-        demo if shipped else settings.model,
+        demo or settings.model,
         backend=settings.backend,
         dtype=settings.dtype,
         device=settings.engine_device,
         threads=settings.threads or len(workflow_units(settings).engine_cores) or None,
         kv_mib=settings.kv_mib,
-        name=DEMO if shipped else None,
+        name=settings.model if demo else None,
     )
     if not (emulation.forward or emulation.row):
         return model
@@ -188,18 +187,18 @@ def open_model(settings: NodeSettings, demo: Path) -> LoadedModel:
 @contextmanager
 def opened_model(
     settings: NodeSettings,
-    demo: Path,
+    shipped: Mapping[str, Path],
     open_engine: Callable[[Path, str], AbstractContextManager[AsyncEngine]] | None = None,
 ) -> Iterator[ServedModel]:
     """`open_model`, or its tokenizer with the engine that `open_engine` opens and closes."""
     if open_engine is None:
-        yield open_model(settings, demo)
+        yield open_model(settings, shipped)
         return
     from paceline.engine.tokenizer import Tokenizer
 
-    shipped = settings.model == DEMO
-    directory = find(demo if shipped else settings.model)
-    with open_engine(directory, DEMO if shipped else model_name(settings.model)) as engine:
+    demo = shipped.get(settings.model)
+    directory = find(demo or settings.model)
+    with open_engine(directory, settings.model if demo else model_name(settings.model)) as engine:
         yield ServedModel(engine, Tokenizer.load(directory))
 
 
@@ -247,7 +246,7 @@ def energy_meter(settings: NodeSettings, shape: ModelShape | None) -> ChosenMete
 
 def served_name(settings: NodeSettings, model: ServedModel) -> str:
     """The model's name for clients."""
-    return settings.name or (DEMO if settings.model == DEMO else model.engine.info.name)
+    return settings.name or model.engine.info.name
 
 
 def sampling_of(settings: NodeSettings) -> SamplingDefaults:

@@ -48,7 +48,9 @@ class ProgramSettings(BaseModel):
 class NodeSettings(ProgramSettings):
     """Settings of both programs that answer."""
 
-    model: str = Field("demo", description="demo, fake, a Hugging Face name, or a directory with safetensors")
+    model: str = Field(
+        "demo", description="demo, demo-causal, fake, a Hugging Face name, or a directory with safetensors"
+    )
     name: str | None = Field(None, description="name the model is served under; default: the model's own")
     host: str = Field("127.0.0.1", description="address to listen on; keys are required unless it is loopback")
     port: int = Field(8000, ge=0, le=65_535, description="port to listen on; 0: any free one")
@@ -260,8 +262,8 @@ class ServerSettings(NodeSettings):
 
     draft_model: str | None = Field(
         None,
-        description="small model that drafts for the strategy pipeline, in this process: demo, fake, a Hugging Face "
-        "name or a directory, with the vocabulary of model; default: none, drafts come from look-up tables",
+        description="small model that drafts for the strategy pipeline, in this process: demo-causal, fake, a Hugging "
+        "Face name or a directory, with the vocabulary of model; default: none, drafts come from look-up tables",
     )
     draft_kv_mib: int | None = Field(
         None, ge=1, description="MiB of KV cache of the draft model; default: as kv_mib, of what is left then"
@@ -282,8 +284,11 @@ class ServerSettings(NodeSettings):
         paced = any(part.split("=")[0].strip() in ("forward", "row") for part in (self.emulate or "").split(","))
         if self.stages and any(unit.kind == "engine" and unit.cores for unit in self.units):
             raise ValueError("the cores of an engine on stages are chosen for each stage's process, not by units")
-        if self.stages and (self.model == "fake" or self.backend == "hf" or paced):
-            raise ValueError("stages cannot be combined with model fake, backend hf, or an emulated pace of the engine")
+        if self.stages and (self.model in ("demo", "fake") or self.backend == "hf" or paced):
+            raise ValueError(
+                "stages cannot be combined with model demo or fake (with demo-causal they can), backend hf, or an "
+                "emulated pace of the engine"
+            )
         return self
 
     @model_validator(mode="after")

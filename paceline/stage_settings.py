@@ -17,7 +17,9 @@ class StageSettings(ProgramSettings):
     table = "stage"
     side = "device"
 
-    model: str = Field("demo", description="as for serve: demo, a Hugging Face name, or a directory with safetensors")
+    model: str = Field(
+        "demo-causal", description="as for serve: demo-causal, a Hugging Face name, or a directory with safetensors"
+    )
     layers: str | None = Field(
         None, description="its layers, as FIRST:STOP, such as 0:14; default: what the server plans for it"
     )

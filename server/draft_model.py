@@ -8,12 +8,10 @@ from collections.abc import Callable
 from paceline.engine.base import Engine, LoadedModel, ServedModel
 from paceline.engine.loader import load_model
 from paceline.errors import ConfigError
-from paceline.models import DEVICE
+from paceline.models import CAUSAL, DEVICE
 from paceline.settings import ServerSettings
 
 log = logging.getLogger("paceline.server")
-
-DEMO = "demo"
 
 
 def opened_draft(settings: ServerSettings) -> Callable[[ServedModel], Engine] | None:
@@ -25,7 +23,7 @@ def opened_draft(settings: ServerSettings) -> Callable[[ServedModel], Engine] | 
 
     def load(model: ServedModel) -> Engine:
         draft = load_model(
-            DEVICE if wanted == DEMO else wanted,
+            DEVICE if wanted == CAUSAL else wanted,
             dtype=settings.dtype,
             device=settings.engine_device,
             threads=settings.threads,

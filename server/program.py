@@ -12,7 +12,7 @@ from paceline.api.generation.links import Addresses
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits, retention_of, run_node
-from paceline.models import CLOUD
+from paceline.models import shipped
 from paceline.runtime.link.emulation import Emulation
 from paceline.settings import ServerSettings
 
@@ -66,7 +66,8 @@ async def run(settings: ServerSettings) -> None:
                 from .stages import opened_stages  # with torch, which a server of the fake model does without
 
                 stages = opened_stages(settings, key, registry)
-            await run_node(settings, listener, CLOUD, compose, open_engine=stages, open_draft=opened_draft(settings))
+            draft = opened_draft(settings)
+            await run_node(settings, listener, shipped("cloud"), compose, open_engine=stages, open_draft=draft)
     _log.info("stopped")
 
 

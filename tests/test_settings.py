@@ -254,18 +254,19 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 def test_the_engines_settings_reach_it(tmp_path: Path) -> None:
     """KV memory as rows of blocks, the size of a step, and a device that is not there as a sentence."""
     from paceline.bootstrap import open_model, step_limits
-    from paceline.models import CLOUD
+    from paceline.models import shipped
 
-    flags = {"state_dir": tmp_path, "kv_mib": 1, "step_rows": 64, "step_sequences": 3, "threads": 1}
+    steps = {"step_rows": 64, "step_sequences": 3, "threads": 1}
+    flags = {"model": "demo-causal", "state_dir": tmp_path, "kv_mib": 1} | steps
     settings, _ = resolve(ServerSettings, flags, {})
     limits = step_limits(settings)
     assert (limits.rows, limits.sequences) == (64, 3)
-    rows = open_model(settings, CLOUD).engine.free_rows()
+    rows = open_model(settings, shipped("cloud")).engine.free_rows()
     twice, _ = resolve(ServerSettings, flags | {"kv_mib": 2}, {})
-    assert rows and open_model(twice, CLOUD).engine.free_rows() == pytest.approx(2 * rows, abs=16)
+    assert rows and open_model(twice, shipped("cloud")).engine.free_rows() == pytest.approx(2 * rows, abs=16)
     missing, _ = resolve(ServerSettings, flags | {"engine_device": "cuda:9"}, {})
     with pytest.raises(ConfigError, match="no such device"):
-        open_model(missing, CLOUD)
+        open_model(missing, shipped("cloud"))
 
 
 def test_a_device_may_not_be_away_too_long_before_its_key_is_renewed() -> None:

@@ -54,6 +54,7 @@ def run(nodes: tuple[NodeSettings, ...]) -> Iterator[Check]:
         ("memory", memory),
         ("embedder", embedder),
         ("documents", documents),
+        ("demo model", lambda: demo_model(models.READER)),
         ("demo cloud model", lambda: demo_model(models.CLOUD)),
         ("demo device model", lambda: demo_model(models.DEVICE)),
     ]

@@ -68,13 +68,13 @@ def _measure(settings: NodeSettings, seconds: float, file: ProfileFile) -> None:
     from rich.progress import BarColumn, Progress, TextColumn
 
     from paceline.bootstrap import open_model, open_profiles, open_reranker, open_store, step_limits, workflow_units
-    from paceline.models import CLOUD, DEVICE
+    from paceline.models import shipped
     from paceline.runtime.profiling.side import measure_side
 
     console = Console(stderr=True)
     columns = (BarColumn(), TextColumn("{task.percentage:>3.0f} %  {task.description}"))
     with open_store(settings) as store, Progress(*columns, console=console, transient=True) as bar:
-        loaded = open_model(settings, CLOUD if settings.side == "cloud" else DEVICE)
+        loaded = open_model(settings, shipped(settings.side))
         task = bar.add_task("the model is loaded", total=1.0)
         measured = asyncio.run(
             measure_side(

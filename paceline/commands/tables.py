@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
         help="Warm up, list and erase the look-up tables that answers are drafted from.",
         epilog="Example: paceline tables list --side cloud",
     )
-    group.command(epilog="Example: paceline tables warm dialogues.jsonl --model demo --side cloud")(warm)
+    group.command(epilog="Example: paceline tables warm dialogues.jsonl --model demo-causal --side cloud")(warm)
     group.command("list", epilog="Example: paceline tables list --json")(list_)
     group.command(epilog="Example: paceline tables erase phone --side cloud")(erase)
     app.add_typer(group, name="tables")
@@ -55,7 +55,7 @@ def warm(
     from rich.progress import Progress as Bar
 
     from paceline.bootstrap import open_model
-    from paceline.models import CLOUD, DEVICE
+    from paceline.models import shipped
     from paceline.runtime.lookup_tables import warmup as warming
     from paceline.runtime.lookup_tables.store import FOLDER, TableStore
 
@@ -64,7 +64,7 @@ def warm(
         raise ConfigError(f"{file} is not a file: give JSON lines with dialogues")
     folder = settings.state_dir / FOLDER
     dialogues = list(islice(warming.read_dialogues(file), limit))
-    loaded = open_model(settings, CLOUD if side == "cloud" else DEVICE)
+    loaded = open_model(settings, shipped(settings.side))
     store = TableStore(folder, loaded.tokenizer.fingerprint, loaded.tokenizer.vocab_size)
     console = Console(stderr=True)
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:

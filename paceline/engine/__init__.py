@@ -4,6 +4,7 @@
 - `loader`: load an engine and its tokenizer from a directory, a Hugging Face name or `fake`.
 - `hf`: reference engine on transformers' own KV cache. `paged/`: fast engine with a paged KV cache.
 - `sampling/`: tokens of many rows in one pass on the model's device.
+- `reader/`: an encoder that points at the answer in a document, as an engine; the demonstration's model.
 - `fake/`: engine without a model, for tests, the simulator and `--model fake`.
 - `immediate`: an engine that runs one batch at a time, as one with batches under way.
 - `stages/`: a model cut into spans of layers, and an asynchronous engine of them.

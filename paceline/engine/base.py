@@ -33,7 +33,7 @@ class ModelInfo:
     vocab_size: int
     max_positions: int  # rows one sequence may have
     dtype: str
-    backend: str  # "fake", "hf" or "paged"
+    backend: str  # "fake", "hf", "paged" or "reader"
     sampling: SamplingDefaults = NO_DEFAULTS  # the makers' recommendation
     system: str = ""  # system message of conversations that bring none: this side's setting
     num_weights: int = 0  # of the whole model; 0: unknown

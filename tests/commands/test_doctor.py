@@ -15,7 +15,17 @@ from paceline.errors import ConfigError
 from paceline.settings import SCHEMAS, AgentSettings, NodeSettings
 from paceline.settings_sources import resolve
 
-EXPECTED = {"python", "packages", "torch", "processor", "memory", "embedder", "demo cloud model", "demo device model"}
+EXPECTED = {
+    "python",
+    "packages",
+    "torch",
+    "processor",
+    "memory",
+    "embedder",
+    "demo model",
+    "demo cloud model",
+    "demo device model",
+}
 
 
 def nodes(**flags: object) -> tuple[NodeSettings, ...]:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from paceline.commands.processes import Child, Children, command, free_port
+from paceline.models import CAUSAL
 
 STAGES = 2
 QUESTIONS = ("What is the capital of France?", "Tell me a story about a dog.", "Who are you?")
@@ -22,7 +23,18 @@ KILL_AT = 8  # pieces of text
 
 def start(children: Children, name: str, *flags: str) -> Child:
     port = free_port(0)
-    given = ("--port", str(port), "--embedder", "hash", "--threads", "1", "--state-dir", str(children.directory / name))
+    given = (
+        "--port",
+        str(port),
+        "--model",
+        CAUSAL,
+        "--embedder",
+        "hash",
+        "--threads",
+        "1",
+        "--state-dir",
+        str(children.directory / name),
+    )
     return children.start(name, command("serve", *given, *flags), port=port)
 
 
@@ -30,7 +42,8 @@ def start(children: Children, name: str, *flags: str) -> Child:
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Child, Child]]:
     """One with its model whole, one with it in stages and a draft model beside them."""
     with Children(tmp_path_factory.mktemp("servers")) as children:
-        found = start(children, "whole"), start(children, "staged", "--stages", str(STAGES), "--draft-model", "demo")
+        staged = ("--stages", str(STAGES), "--draft-model", CAUSAL)
+        found = start(children, "whole"), start(children, "staged", *staged)
         children.wait(lambda bodies: all(body is not None for body in bodies))
         yield found
 
@@ -43,7 +56,7 @@ def stage_processes(server: Child) -> list[psutil.Process]:
 
 def body(question: str, seed: int, strategy: str, **more: object) -> dict[str, object]:
     return {
-        "model": "demo",
+        "model": CAUSAL,
         "messages": [{"role": "user", "content": question}],
         "temperature": float(seed % 2),
         "seed": seed,

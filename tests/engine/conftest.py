@@ -18,6 +18,7 @@ from paceline.engine.fake.engine import FakeEngine, noisy
 from paceline.engine.loader import EngineOptions, load_engine, quiet
 from paceline.engine.paged.attention.backends import AttentionName
 from paceline.engine.stages.measure import num_layers
+from paceline.models import READER
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages.head.opening import StagesWanted, open_stages
 from paceline.runtime.stages.head.pipeline import RemotePipeline
@@ -41,7 +42,7 @@ SUBJECTS = [
     "fake-wide",
     *(f"{backend}-{name}" for backend in ("hf", "paged", "tiled") for name in ARCHITECTURES),
 ]
-SUBJECTS += ["recompute-llama", "stages-llama", "stages-gemma2", "processes-llama"]
+SUBJECTS += ["recompute-llama", "stages-llama", "stages-gemma2", "processes-llama", "reader"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -86,6 +87,8 @@ def _made(subject: str, checkpoint: Callable[[str], Path], opened: ExitStack) ->
         order, vocab_size = 3 if subject == "fake-order-3" else None, 2048 if subject == "fake-wide" else 257
         engine = FakeEngine(seed=3, order=order, max_positions=checkpoints.POSITIONS, vocab_size=vocab_size)
         return noisy(engine, 0.5) if subject == "fake-noisy" else engine
+    if subject == "reader":
+        return load_engine(READER, HERE, name=subject)
     backend, name = subject.split("-")
     if backend == "recompute":
         from transformers import AutoModelForCausalLM

@@ -56,15 +56,15 @@ def normal_form(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
 
 
-def crop(rng: random.Random, text: str, answer: str) -> str:
-    """Cut out at most about a hundred words of the paragraph, around the answer."""
+def crop(rng: random.Random, text: str, answer: str, around: int = _WORDS_AROUND) -> str:
+    """Cut out at most about `around` words of the paragraph, around the answer."""
     words = text.split(" ")
-    if len(words) <= _WORDS_AROUND:
+    if len(words) <= around:
         return text
     at = max(0, text.find(answer))
     first = text[:at].count(" ")
     needed = answer.count(" ") + 1
-    low = max(0, first + needed - _WORDS_AROUND)
-    high = min(first, len(words) - _WORDS_AROUND)
+    low = max(0, first + needed - around)
+    high = min(first, len(words) - around)
     start = rng.randint(min(low, high), max(low, high))
-    return " ".join(words[start : start + _WORDS_AROUND])
+    return " ".join(words[start : start + around])

@@ -1,0 +1,139 @@
+"""`paceline bench notes`: notes and pages written by hand, and questions about them, answered by the demonstration.
+
+44 documents and 196 questions in `questions/notes.json`, none of them in a training text: about one document, about a
+private and a public one, and such as none answers. All private documents are stored on the device and all public ones
+in the cloud; each question is searched for on both sides as in a request, two passages a side, and both sides write the
+answer greedily, over a virtual network. An answer is right if an accepted text stands in it, one for each fact; where
+nothing answers, if it says so. The claims are on the questions of the half `test`; the other half may be looked at by
+who changes the reader. The documents are the same in both halves.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from paceline.core.side import SIDES, Side
+from paceline.engine.reader.answer import NOTHING, NOTHING_OF_SEVERAL
+from paceline.models import CLOUD, DEVICE, READER
+from paceline.models.demo_pair import Pair
+from paceline.models.training.texts.squad import normal_form
+from paceline.rag.embedder import Embedder, load_embedder
+from paceline.rag.prompt import prompt_parts, relevance
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.sessions.prompts import PromptSet
+from paceline.strategies.base import Branch
+
+from .report import Claim, Options, Report
+
+NAME = "notes"
+SUMMARY = "what the demonstration reads in documents it has never seen"
+
+SET: Final = Path(__file__).parent / "questions" / "notes.json"
+PASSAGES: Final = 2  # a side, as by default
+MAX_DOCUMENT: Final = 1500  # tokens
+TARGETS: Final = {"single": 0.8, "two": 0.6, "none": 0.9}
+CLAIMED: Final = "test"
+FEW: Final = 12  # questions of a kind
+
+Half = Literal["dev", "test"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    kind: str  # "single", "two" or "none"
+    half: Half
+    text: str
+    documents: tuple[str, ...]  # that hold the facts, in the order of `answers`
+    answers: tuple[tuple[str, ...], ...]  # of each fact the accepted texts
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    side: Side
+    name: str
+    text: str
+
+
+def load(file: Path = SET) -> tuple[tuple[Document, ...], tuple[Question, ...]]:
+    content = json.loads(file.read_text("utf-8"))
+    documents = tuple(Document(each["side"], each["name"], each["text"]) for each in content["documents"])
+    questions = tuple(
+        Question(
+            each["kind"],
+            each["half"],
+            each["question"],
+            tuple(each["documents"]),
+            tuple(tuple(texts) for texts in each["answers"]),
+        )
+        for each in content["questions"]
+    )
+    return documents, questions
+
+
+def run(options: Options) -> Report:
+    documents, questions = load()
+    if options.quick:
+        questions = tuple(each for kind in TARGETS for each in _of(questions, kind, CLAIMED)[:FEW])
+    embedder = load_embedder("minilm")
+    rows: list[dict[str, object]] = []
+    shares: dict[str, float] = {}
+    with stored(documents, embedder) as stores:
+        for name, pair in {"reader": Pair.load(READER, READER), "causal pair": Pair.load(DEVICE, CLOUD)}.items():
+            right = {each: is_right(each, answer(pair, stores, each.text)) for each in questions}
+            for kind in TARGETS:
+                for half in ("dev", "test"):
+                    asked = _of(questions, kind, half)
+                    if asked:
+                        share = sum(right[each] for each in asked) / len(asked)
+                        rows.append({"models": name, "questions": kind, "half": half, "n": len(asked), "right": share})
+                        shares.setdefault(f"{kind} {half}", share)
+    claims = tuple(Claim(f"notes.{kind}", shares[f"{kind} {CLAIMED}"], TARGETS[kind], "higher") for kind in TARGETS)
+    return Report(NAME, {"embedder": "minilm", "passages": PASSAGES, "temperature": 0.0}, rows, claims)
+
+
+def _of(questions: Sequence[Question], kind: str, half: str) -> tuple[Question, ...]:
+    return tuple(each for each in questions if (each.kind, each.half) == (kind, half))
+
+
+@contextmanager
+def stored(documents: Sequence[Document], embedder: Embedder) -> Iterator[Mapping[Side, DocumentStore]]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stores = {side: stack.enter_context(DocumentStore.open(folder / side, embedder, side=side)) for side in SIDES}
+        for each in documents:
+            stores[each.side].add_text(f"{each.name}.md", each.text, zone=each.side)
+        yield stores
+
+
+def answer(pair: Pair, stores: Mapping[Side, DocumentStore], question: str) -> str:
+    """As a request would be answered: each side with what it finds, the device's documents at their constant weight."""
+    return pair.write({side: _prompts(pair, side, stores[side], question).branches for side in SIDES})
+
+
+def _prompts(pair: Pair, side: Side, store: DocumentStore, question: str) -> PromptSet:
+    tokenizer, messages = pair.models[side].tokenizer, [{"role": "user", "content": question}]
+    branches = []
+    passages = store.search(question, PASSAGES)
+    for passage in passages:
+        parts = prompt_parts(messages, passage, tokenizer.document_prompt, max_document_tokens=MAX_DOCUMENT)
+        if parts is not None:
+            branches.append(Branch((*parts[0], *parts[1], *parts[2]), relevance(passage)))
+    plain = tokenizer.chat(messages)
+    prompts = PromptSet(tuple(branches) or (Branch(tuple(plain), None),), tuple(passages), len(plain))
+    return prompts.without_relevance() if side == "device" else prompts
+
+
+def is_right(question: Question, given: str) -> bool:
+    """Each fact's text stands in the answer as whole words; or the answer says that there is none, and only that."""
+    if question.kind == "none":
+        said = given.replace(NOTHING_OF_SEVERAL, NOTHING)
+        return NOTHING in said and not re.sub(r"; and for the \w+: ", "", said.replace(NOTHING, "")).strip(" .")
+    text = f" {normal_form(given)} "
+    return all(any(f" {normal_form(each)} " in text for each in texts) for texts in question.answers)

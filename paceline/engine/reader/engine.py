@@ -1,0 +1,213 @@
+"""The reader behind the engine contract.
+
+A row is its token: what a row predicts is a function of the tokens before it, and the encoder reads a prompt once, at
+the first row of its answer. So nothing is cached but tokens and readings, rows may be exported and imported, and a
+prompt that is no conversation gets a distribution that ends at once. On the CPU only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.core.batching.kv_prefix import KvPrefix
+from paceline.core.batching.placed_segment import PlacedSegment
+from paceline.core.batching.segment import Batch, SeqId
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.row import SampledRow
+from paceline.engine.base import ModelInfo, Output, SampleRequest
+from paceline.engine.generation_config import sampling_defaults
+from paceline.engine.reader.answer import (
+    JOINTS,
+    NOTHING,
+    NOTHING_OF_SEVERAL,
+    Answer,
+    Ids,
+    Wording,
+    part_of,
+    prompt_dist,
+)
+from paceline.engine.reader.pointer import Calibration, Pointer
+from paceline.engine.reader.prompt import PromptReader
+from paceline.engine.reader.question import parts_of
+from paceline.engine.sequence_table import SequenceTable
+from paceline.engine.tokenizer import Tokenizer
+from paceline.errors import ConfigError, EngineError
+
+KIND = "paceline_reader"  # `model_type` of its config.json
+_PROMPTS = 256  # whose answers are kept
+
+
+class ReaderEngine:
+    """Runs one batch after the other."""
+
+    def __init__(self, info: ModelInfo, pointer: Pointer, tokenizer: Tokenizer) -> None:
+        self._info = info
+        self._pointer = pointer
+        self._tokenizer = tokenizer
+        self._prompts = PromptReader(tokenizer)
+        self._wording = _wording(tokenizer, self._prompts.end)
+        self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
+        self._tokens: dict[SeqId, list[int]] = {}
+        self._answer_of = lru_cache(maxsize=_PROMPTS)(self._answer)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def forward(self, batch: Batch) -> Output:
+        placed = self._table.place(batch)
+        dists = tuple(self._rows(segment) for segment in placed)
+        for segment in placed:
+            self._tokens.setdefault(segment.seq, []).extend(segment.tokens)
+        self._table.written(placed)
+        return Output.dense(dists, tuple(segment.scored for segment in placed))
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
+        return [request.by_reference() for request in requests]
+
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
+        kept = self._table.prune(seq, keep, live, horizon)
+        tokens = self._tokens.setdefault(seq, [])
+        tokens[kept.first :] = [tokens[kept.first + row] for row in kept.order]
+
+    def truncate(self, seq: SeqId, length: int) -> None:
+        self._table.truncate(seq, length)
+        if seq in self._tokens:
+            del self._tokens[seq][length:]
+
+    def fork(self, seq: SeqId, into: SeqId) -> None:
+        self._table.fork(seq, into)
+        self._tokens[into] = list(self._tokens[seq])
+
+    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
+        self._table.export(seq, len(tokens))
+        rows = np.array(self._tokens[seq][: len(tokens)], dtype=np.int64)[None, :, None, None]
+        return KvPrefix(self._info.fingerprint, "int64", tuple(tokens), rows, rows[..., :0])
+
+    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
+        if rows.model != self._info.fingerprint or rows.keys.shape != (1, len(rows.tokens), 1, 1):
+            raise EngineError(f"these rows are of another model: {rows.keys.shape}")
+        self._table.adopt(seq, rows.tokens)
+        self._tokens[seq] = rows.keys.ravel().tolist()
+
+    def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
+        """Nothing is kept of sequences that have ended: their rows cost nothing to write again."""
+        del tokens, salt, stored
+        if seq in self._table:
+            raise EngineError(f"sequence {seq} exists already")
+        return 0
+
+    def release(self, seq: SeqId) -> None:
+        self._table.release(seq)
+        self._tokens.pop(seq, None)
+
+    def length(self, seq: SeqId) -> int:
+        return self._table.length(seq)
+
+    @property
+    def block_size(self) -> int:
+        return 1
+
+    def free_rows(self) -> int | None:
+        return None
+
+    def check(self) -> None:
+        held = {seq: len(tokens) for seq, tokens in self._tokens.items()}
+        assert held == self._table.lengths(), (held, self._table.lengths())
+
+    def _rows(self, segment: PlacedSegment) -> tuple[Dist, ...]:
+        """Distributions of the wanted rows, which are not yet written."""
+        held = self._tokens.get(segment.seq, [])
+        before = held[: segment.start - segment.num_open_rows]
+        tree = [*held[len(before) : segment.start], *segment.tokens]
+        seen = segment.mask() if segment.wanted else ()
+        paths = ([token for token, on_path in zip(tree, seen[row], strict=True) if on_path] for row in segment.wanted)
+        return tuple(self._dist((*before, *path)) for path in paths)
+
+    def _dist(self, tokens: Ids) -> Dist:
+        mark = self._prompts.assistant
+        if mark not in tokens:
+            return prompt_dist(self._wording)
+        cut = len(tokens) - tokens[::-1].index(mark)
+        return self._answer_of(tokens[:cut]).next(tokens[cut:])
+
+    def _answer(self, prompt: Ids) -> Answer:
+        asked, wording = self._prompts.read(prompt), self._wording
+        parts = parts_of(asked.message)
+        nothing = wording.nothing if len(parts) == 1 else wording.nothing_of_several
+        read = []
+        for part in parts:
+            reading = self._pointer.read(part, asked.document)
+            spans = [(tuple(self._tokenizer.encode(text)), prob) for text, prob in reading.spans]
+            read.append(part_of(spans, reading.answered, nothing, alone=not asked.document))
+        return Answer(read, wording)
+
+
+def _wording(tokenizer: Tokenizer, end: int) -> Wording:
+    size = tokenizer.vocab_size
+    ordinary = np.array([bool(tokenizer.token_bytes(token)) for token in range(size)], dtype=np.float64)
+
+    def ids(text: str) -> Ids:
+        return tuple(tokenizer.encode(text))
+
+    return Wording(
+        vocab_size=size,
+        plain=ordinary / ordinary.sum(),
+        nothing=ids(NOTHING),
+        nothing_of_several=ids(NOTHING_OF_SEVERAL),
+        joints=tuple(map(ids, JOINTS)),
+        stop=ids("."),
+        end=end,
+    )
+
+
+def is_reader(directory: Path) -> bool:
+    return _config(directory).get("model_type") == KIND
+
+
+def load_reader(directory: Path, *, name: str, fingerprint: str, threads: int | None = None) -> ReaderEngine:
+    """Read the trained weights of the folder; the word embeddings are those of the installed embedder.
+
+    Raises ConfigError for a folder that lacks weights, and where the embedder is not installed.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    from paceline.encoder import WORDS, installed_tokenizer, installed_weights
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    config = _config(directory)
+    try:
+        weights = {key: value.float() for key, value in load_file(directory / "model.safetensors").items()}
+        calibration = Calibration(*(float(config[name]) for name in ("middle", "slope", "words")))
+        positions = int(config["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{directory} cannot be loaded ({error}): install paceline again") from error
+    weights[WORDS] = installed_weights()[WORDS]
+    tokenizer = Tokenizer.load(directory)
+    info = ModelInfo(
+        name=name,
+        fingerprint=fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        max_positions=positions,
+        dtype="float32",
+        backend="reader",
+        sampling=sampling_defaults(directory),
+        num_weights=sum(weight.numel() for weight in weights.values()),
+    )
+    return ReaderEngine(info, Pointer(weights, installed_tokenizer(), calibration), tokenizer)
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((directory / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

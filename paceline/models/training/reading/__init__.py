@@ -1,0 +1,7 @@
+"""Training of the reader: the MiniLM encoder with two heads that point at the start and the end of an answer.
+
+examples  what one example is, and its token ids
+sources   examples from SQuAD, Natural Questions and HotpotQA, and from the generated corpus
+notes     generated notes as people keep them: lists, prices, dates, code names
+train     the training run, which can be continued
+"""

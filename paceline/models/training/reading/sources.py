@@ -1,0 +1,136 @@
+"""Examples of the reader: from published question sets, and from the generated corpus of the causal pair.
+
+SQuAD titles are split by hash, as for the causal pair. Documents are cut to some dozens of words around the answer.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.models.training.reading.examples import Example, about, occurrences
+from paceline.models.training.reading.notes import notes_example
+from paceline.models.training.texts import phrases
+from paceline.models.training.texts.corpus import ask, ask_two, draw_facts, missing_fact, write_document
+from paceline.models.training.texts.names import Split, split_of
+from paceline.models.training.texts.squad import crop
+
+Draw = Callable[[random.Random], Example]
+
+_WH: Final = ("who", "what", "when", "where", "which", "how", "why")
+_WORDS: Final = (40, 50, 60, 80, 100)  # of a part of a document
+_OTHER_DOCUMENT: Final = 0.12  # share of questions asked of a document that does not hold their answer
+_TWO: Final = 0.12  # share of questions that ask for a second thing, which the document may not hold
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def squad(data: Path, split: Split) -> list[Example]:
+    """Its questions with whole paragraphs, those without an answer as well."""
+    texts = {each["pid"]: str(each["text"]) for each in records(data / "squad" / "paragraphs.jsonl.gz")}
+    found = []
+    for each in records(data / "squad" / "questions.jsonl.gz"):
+        if split_of(each["title"]) != split:
+            continue
+        question, text = str(each["question"]).strip(), texts[each["pid"]]
+        if each["answers"]:
+            found.append(about(question, text, each["answers"]))
+        elif not each["answerable"]:
+            found.append(Example(question, text, ()))
+    return [each for each in found if each is not None]
+
+
+def natural_questions(data: Path) -> list[Example]:
+    texts = {each["pid"]: str(each["text"]) for each in records(data / "nq_open" / "passages.jsonl.gz")}
+    asked = [each for each in records(data / "nq_open" / "nq_open.jsonl") if each.get("gold_passage") in texts]
+    found = [about(each["question"], texts[each["gold_passage"]], each["answers"]) for each in asked]
+    return [each for each in found if each is not None]
+
+
+def multi_hop(data: Path) -> list[Example]:
+    """HotpotQA, 2WikiMultihopQA and MuSiQue: questions with that one of their paragraphs which holds the answer."""
+    found: list[Example | None] = []
+    folder = data / "two_sided_qa"
+    texts = {each["pid"]: str(each["text"]) for each in records(folder / "both_sides_paragraphs.jsonl.gz")}
+    for each in records(folder / "both_sides.jsonl"):
+        for gold in each["gold"]:
+            if len(each["answers"][0]) > 3:
+                found.append(about(each["question"], texts[gold["pid"]], each["answers"]))
+    for each in records(data / "musique" / "musique_train100.jsonl.gz"):
+        for step in each["decomposition"]:
+            if "#" not in step["question"] and ">>" not in step["question"]:
+                text = each["paragraphs"][step["paragraph_idx"]]["text"]
+                found.append(about(step["question"], text, [step["answer"]]))
+    return [each for each in found if each is not None]
+
+
+def cropped(rng: random.Random, example: Example) -> Example:
+    """A part of the document, around the answer, if it has one."""
+    text, words = example.document, rng.choice(_WORDS)
+    answer = text[slice(*example.spans[0])] if example.spans else ""
+    cut = crop(rng, text, answer or rng.choice(text.split()), words)
+    return Example(example.question, cut, occurrences(cut, answer) if answer else ())
+
+
+def real(rng: random.Random, examples: list[Example]) -> Example:
+    """One of the questions; now and then of another's document, or together with another's question."""
+    example = rng.choice(examples)
+    shape = rng.random()
+    other = rng.choice(examples)
+    if shape < _OTHER_DOCUMENT:
+        answer = example.document[slice(*example.spans[0])] if example.spans else ""
+        spans = occurrences(other.document, answer) if answer else ()
+        return cropped(rng, Example(example.question, other.document, spans))
+    example = cropped(rng, example)
+    if shape < _OTHER_DOCUMENT + _TWO:
+        pair = [example.question, other.question]
+        rng.shuffle(pair)
+        first, second = pair
+        second = second[0].lower() + second[1:] if second.lower().startswith(_WH) else second
+        both = f"{first.rstrip('?. ')}{rng.choice((' and', ', and'))} {second}"
+        return Example(both, example.document, example.spans)
+    return example
+
+
+def generated(rng: random.Random, split: Split = "train") -> Example:
+    """A question of the causal pair's corpus: for a fact, for two, for one that the document lacks, or off topic."""
+    facts = draw_facts(rng, split, rng.randint(1, 8))
+    document = write_document(rng, split, facts, 0.6 * rng.random())
+    shape = rng.random()
+    if shape < 0.6 or len(facts) < 2:
+        fact = rng.choice(facts)
+        return Example(ask(rng, fact), document, occurrences(document, fact.value))
+    if shape < 0.8:
+        stated, lacking = rng.choice(facts), missing_fact(rng, split, facts)
+        pair = [stated, lacking]
+        rng.shuffle(pair)
+        return Example(ask_two(rng, *pair), document, occurrences(document, stated.value))
+    if shape < 0.97:
+        return Example(ask(rng, missing_fact(rng, split, facts)), document, ())
+    return Example(phrases.outside_question(rng), document, ())
+
+
+def mixture(data: Path) -> Iterator[tuple[float, Draw]]:
+    """The sources of training with their shares."""
+    everything = squad(data, "train")
+    answered = [each for each in everything if each.spans]
+    hops, open_questions = multi_hop(data), natural_questions(data)
+    yield 0.36, lambda rng: real(rng, answered)
+    yield 0.08, lambda rng: real(rng, everything)
+    yield 0.16, lambda rng: real(rng, open_questions)
+    yield 0.04, lambda rng: real(rng, hops)
+    yield 0.12, generated
+    yield 0.24, notes_example
+
+
+def draw(rng: random.Random, sources: list[tuple[float, Draw]], count: int) -> Iterator[Example]:
+    shares = [share for share, _ in sources]
+    for _ in range(count):
+        yield rng.choices([source for _, source in sources], shares)[0](rng)

@@ -1,0 +1,66 @@
+"""Notes that no training text holds, read by the demonstration: two real processes, asked over HTTP on either side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.engine.reader.answer import NOTHING
+from paceline.strategies.base import Side
+from tests.e2e.pair import Pair, running_pair
+
+PRIVATE = (
+    "Cottage notes. The spare key hangs behind the bird feeder. Wifi for guests: blue-kettle-71. The chimney sweep is "
+    "Mr Tollen, he comes every October. Milk is delivered on Fridays."
+)
+PUBLIC = (
+    "Village shop of Ardley. Open from 8:15 to 17:30, closed on Wednesdays. Stamps cost 85 cents. The post van leaves "
+    "at 16:00. The shop is run by Greta Holm and her daughter."
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    documents = {"device": PRIVATE, "cloud": PUBLIC}
+    with running_pair(tmp_path_factory.mktemp("pair"), model="demo", documents=documents) as pair:
+        yield pair
+
+
+def answer(pair: Pair, side: Side, question: str, **options: object) -> tuple[str, dict[str, object]]:
+    found = pair.client(side).chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": question}],
+        extra_body={"paceline": {"report": True, **options}},
+    )
+    assert found.model_extra is not None
+    return found.choices[0].message.content or "", found.model_extra["paceline"]
+
+
+@pytest.mark.parametrize("side", ["device", "cloud"])
+@pytest.mark.parametrize(
+    ("question", "facts", "sides"),
+    [
+        ("Who is the chimney sweep?", ("Tollen",), {"device"}),
+        ("How much do stamps cost?", ("85 cents",), {"cloud"}),
+        ("Who is the chimney sweep, and who runs the shop of Ardley?", ("Tollen", "Greta Holm"), {"cloud", "device"}),
+    ],
+)
+def test_each_side_adds_what_its_documents_say(
+    pair: Pair, side: Side, question: str, facts: tuple[str, ...], sides: set[Side]
+) -> None:
+    text, report = answer(pair, side, question)
+    assert all(fact in text for fact in facts), text
+    cited = report["citations"]
+    assert isinstance(cited, list) and sides <= {each["side"] for each in cited}
+    assert report["strategy"] == "aggregate"
+
+
+@pytest.mark.parametrize("side", ["device", "cloud"])
+def test_where_no_document_answers_it_says_so(pair: Pair, side: Side) -> None:
+    assert NOTHING in answer(pair, side, "Who invented the steam engine?")[0]
+
+
+def test_an_answer_is_the_same_on_both_sides_and_every_time(pair: Pair) -> None:
+    asked = [answer(pair, side, "When does the post van leave?")[0] for side in ("device", "cloud", "device")]
+    assert len(set(asked)) == 1

@@ -1,0 +1,83 @@
+"""The shipped reader: what it takes from a prompt, and prompts that are no conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.engine.base import LoadedModel, TextModel
+from paceline.engine.loader import load_model
+from paceline.engine.reader.answer import NOTHING
+from paceline.engine.reader.prompt import PromptReader
+from paceline.engine.tokenizer import Tokenizer
+from paceline.models import DEVICE, READER
+from paceline.rag.prompt import Messages
+
+NOTE = "The spare key hangs behind the bird feeder. The wifi password is blue-kettle-71."
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[LoadedModel]:
+    before = torch.get_num_threads()
+    yield load_model(str(READER), threads=1)
+    torch.set_num_threads(before)
+
+
+def said(question: str) -> Messages:
+    return [{"role": "user", "content": question}]
+
+
+def prompt_about(tokenizer: TextModel, messages: Messages) -> list[int]:
+    return [token for part in tokenizer.document_prompt(messages, NOTE) for token in part]
+
+
+def written(model: LoadedModel, prompt: Sequence[int], limit: int = 48) -> str:
+    tokens: list[int] = list(prompt)
+    while len(tokens) < len(prompt) + limit:
+        dist = model.engine.forward(Batch((Segment(SeqId(1), 0, tuple(tokens)),))).dists[0][0]
+        model.engine.release(SeqId(1))
+        tokens.append(dist.argmax())
+        if tokens[-1] in model.tokenizer.eos_ids:
+            break
+    return model.tokenizer.decode(tokens[len(prompt) :])
+
+
+def test_it_answers_from_the_document_of_its_prompt(model: LoadedModel) -> None:
+    prompt = prompt_about(model.tokenizer, said("What is the wifi password?"))
+    assert written(model, prompt) == "blue-kettle-71."
+
+
+def test_without_a_document_it_says_that_it_finds_nothing(model: LoadedModel) -> None:
+    assert written(model, model.tokenizer.chat(said("What is the wifi password?"))) == f"{NOTHING}."
+
+
+def test_without_a_document_it_reads_what_the_user_has_written(model: LoadedModel) -> None:
+    assert "blue-kettle-71" in written(model, model.tokenizer.chat(said(f"{NOTE}\nWhat is the wifi password?")))
+
+
+@pytest.mark.parametrize("text", ["", "Once upon a time", "<|assistant|>", "<|end|><|user|><|user|>"])
+def test_a_prompt_that_is_no_conversation_ends_soon(model: LoadedModel, text: str) -> None:
+    prompt = model.tokenizer.raw(text) if text else [0]
+    assert len(written(model, prompt, limit=24)) < 60
+
+
+def test_document_and_question_are_taken_from_the_prompt() -> None:
+    tokenizer = Tokenizer.load(READER)
+    reader = PromptReader(tokenizer)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "I lost it. Where is <|end|> the key?"},
+    ]
+    prompt = prompt_about(tokenizer, messages)
+    assert reader.read(prompt) == (NOTE, "I lost it. Where is <|end|> the key?")
+    assert reader.read(tokenizer.chat(messages)).document == "Be brief.\nI lost it."
+    assert reader.read([]) == ("", "")
+
+
+def test_its_vocabulary_is_that_of_the_causal_pair() -> None:
+    assert Tokenizer.load(READER).fingerprint == Tokenizer.load(DEVICE).fingerprint
