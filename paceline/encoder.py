@@ -31,8 +31,8 @@ _EPSILON = 1e-12
 def outputs(
     weights: Mapping[str, Tensor], texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
 ) -> Tensor:
-    """Outputs of the last layer (tokens of all texts, WIDTH): one row of tokens without padding, in which only attention
-    knows where a text ends. Neighbouring texts of one length attend in one call.
+    """Outputs of the last layer (tokens of all texts, WIDTH): one row of tokens without padding, in which attention
+    alone knows where a text ends. Neighbouring texts of one length attend in one call.
 
     texts: their token ids. types: of each token 0 or 1, for the first and the second text of a pair; None: all 0.
     """
@@ -48,8 +48,11 @@ def outputs(
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         mixed: list[Tensor] = []
         for start, end, length in spans:
-            own = [x[start:end].view(-1, length, HEADS, WIDTH // HEADS).transpose(1, 2) for x in (query, key, value)]
-            mixed.append(functional.scaled_dot_product_attention(*own).transpose(1, 2).reshape(-1, WIDTH))
+            own_query, own_key, own_value = (
+                x[start:end].view(-1, length, HEADS, WIDTH // HEADS).transpose(1, 2) for x in (query, key, value)
+            )
+            own = functional.scaled_dot_product_attention(own_query, own_key, own_value)
+            mixed.append(own.transpose(1, 2).reshape(-1, WIDTH))
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
     spans = _spans([len(text) for text in texts])
