@@ -47,14 +47,16 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
     limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     tools = tool_use(asked)
     wanted = format_constraint(asked)
+    workflow = asked.paceline.workflow or workflow
     instructions = [text for text in (tools and tools.instructions(), format_instructions(asked, tools)) if text]
     request = replace(
         generation_of(asked, model, service, identity, documents=documents, limit=limit),
         messages=conversation(asked.messages, instructions),
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         constraint=wanted if tools is None else tools.constraint(wanted),
-        workflow=asked.paceline.workflow or workflow,
-        shared=SharedPrompt() if asked.n > 1 else None,
+        workflow=workflow,
+        # In a workflow each choice has agents of its own, who find other passages.
+        shared=SharedPrompt() if asked.n > 1 and workflow is None else None,
     )
     return ChatCall(
         model=asked.model,
