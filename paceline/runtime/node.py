@@ -251,7 +251,6 @@ class Node(NodeTexts):
     async def prepare(self, request: GenerateRequest) -> Generation:
         if request.workflow is None:
             return await self.admit(request)
-        request = replace(request, shared=None)  # each choice has agents of its own, who find other passages
         run = self._workflows.prepare(request, lambda: self._shares.give_back(request.owner))
         # What would be refused as an answer is refused before any agent writes, and before a query leaves this side.
         await (await self.admit(replace(request, workflow=None, passages=()))).aclose()

@@ -10,8 +10,8 @@ from tests.reliability.report import MODULE
 from tests.reliability.scenarios import EXHAUSTIVE, SCENARIOS, UNTESTED, name
 
 FOLDER = Path(__file__).parent
-TESTS = FOLDER.parent
-SECURITY = TESTS.parent / "docs" / "security.md"
+ROOT = FOLDER.parent.parent
+SECURITY = ROOT / "docs" / "security.md"
 LAST = 34
 
 
@@ -58,5 +58,5 @@ def test_every_closed_hole_names_tests_that_exist() -> None:
                 assert int(scenario) in modules(), hole
                 continue
             module = path or module
-            text = (TESTS / module).read_text()
+            text = (ROOT / module).read_text()
             assert not function or f"def {function}(" in text, f"{module}::{function}"

@@ -49,7 +49,8 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
         messages=conversation(asked.messages, instructions, model.system),
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         constraint=wanted if tools is None else tools.constraint(wanted),
-        shared=SharedPrompt() if asked.n > 1 else None,
+        # In a workflow each choice has agents of its own, who find other passages.
+        shared=SharedPrompt() if asked.n > 1 and asked.paceline.workflow is None else None,
     )
     return ChatCall(
         model=asked.model,
