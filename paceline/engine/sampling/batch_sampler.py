@@ -51,8 +51,8 @@ class BatchSampler:
             if not row_kernel.fits(logits):
                 return self._chunks(logits, rows)
             found: dict[int, SampledRow] = {}
-            for sample, is_wanted in ((self._by_kernel, True), (self._chunks, False)):
-                which = [at for at, row in enumerate(rows) if _is_plain(row) is is_wanted]
+            for sample, are_plain in ((self._by_kernel, True), (self._chunks, False)):
+                which = [at for at, row in enumerate(rows) if _is_plain(row) is are_plain]
                 if which:
                     found.update(zip(which, sample(some_rows(logits, which), [rows[at] for at in which]), strict=True))
         return [found[at] for at in range(len(rows))]
@@ -130,7 +130,8 @@ class BatchSampler:
         waiting: list[Rounds[list[int | None]]] = []
         by_kernel = row_kernel.fits(scores)
         margin = margins(rows)
-        maxima = scores if by_kernel and kinds.keys() == {"open"} else group_maxima(scores)
+        # The kernel makes its own.
+        maxima = scores[:, :0] if by_kernel and kinds.keys() == {"open"} else group_maxima(scores)
         for kind, which in kinds.items():
             some, their_maxima = some_rows(scores, which), some_rows(maxima, which)
             chosen = [rows[row] for row in which]
