@@ -12,6 +12,7 @@ import msgspec
 from paceline.core.estimation.patience import PeerRecord
 from paceline.core.permission import MayAsk
 from paceline.core.shares import Allowances, Shares
+from paceline.core.side import Side
 from paceline.engine.grammar.compiler import DeferredMask
 from paceline.errors import PacelineError, RemoteProtocolError, RequestError
 from paceline.rag.records import Passage, Selection
@@ -286,7 +287,7 @@ class Peers:
             session.refuse("it is busy with others of this side")
             return
         self._counted[session] = tokens
-        found = RetrievedPassages(0, self._to_wire(prompts.passages))
+        found = RetrievedPassages(0, _told(resources.side, prompts.passages))
         max_new_tokens = min(positions - prompts.longest, len(opening.targets) + share.tokens)
         session.retrieved(prompts.branches, max_new_tokens, found, prompts.prefixes, claim=share.rows, salt=salt)
 
@@ -299,12 +300,6 @@ class Peers:
         _, removals = await asyncio.to_thread(self._resources.documents, Selection())
         return f"peer {removals} {peer} {opening.cache_key.hex()}"
 
-    def _to_wire(self, passages: Sequence[Passage]) -> list[RetrievedPassage]:
-        """Passages as sent to the peer: of a device's, only that there are any."""
-        if self._resources.side == "device":
-            return [RetrievedPassage(document="", text="", score=0.0)] if passages else []
-        return to_wire(passages)
-
 
 def _clamp(limits: DraftLimits) -> DraftLimits:
     return DraftLimits(
@@ -313,3 +308,10 @@ def _clamp(limits: DraftLimits) -> DraftLimits:
         min(limits.ahead, _LIMITS.ahead),
         limits.whole_sequences,
     )
+
+
+def _told(side: Side, passages: Sequence[Passage]) -> list[RetrievedPassage]:
+    """Passages as sent to the peer: of a device's, only that there are any."""
+    if side == "device":
+        return [RetrievedPassage(document="", text="", score=0.0)] if passages else []
+    return to_wire(passages)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paceline.workflow.activity import Activity, Running
-from paceline.workflow.criticality import Predictions, criticality, future_of, predicted_seconds
+from paceline.workflow.criticality import Predictions, continued, criticality, future_of, predicted_seconds
 from paceline.workflow.events import (
     Added,
     Cancel,
@@ -193,7 +193,7 @@ class WorkflowScheduler:
                 placer.reserve(busy[node.id].launch.unit, self._rest(node, busy[node.id]))
                 continue
             while placer.idle and (available := self.graph.available(node.id)):
-                after = self._after(node, able[node.id])
+                after = continued(self.graph, node, able[node.id], self._predictions)
                 work = Work(node, self.graph.remaining(node.id), available, able[node.id], after)
                 placement = placer.place(work, self._critical(node, ranks))
                 if placement is None:
@@ -232,23 +232,6 @@ class WorkflowScheduler:
                 again = self.graph.remaining(running.launch.sub_stage)
                 seconds[running.launch.sub_stage] = left + (seconds[running.launch.sub_stage] if again else 0.0)
         return criticality(self.graph, seconds, self._future, self.policy.future_weight)
-
-    def _after(self, node: SubStage, units: Sequence[ProcessingUnit]) -> dict[str, float]:
-        """By memory, seconds that what continues its text takes there, beyond those where it is fastest: a text is
-        written where it is read. Empty where there is no choice."""
-        memories = {unit.memory for unit in units}
-        if len(memories) < 2:
-            return {}
-        later = [each for each in self.graph.of_context(node.id) if each != node.id]
-        seconds = dict.fromkeys(memories, 0.0)
-        for each in later:
-            follower = self.graph[each]
-            for memory in memories:
-                kinds = {unit.kind for unit in units if unit.memory == memory}
-                known = [self._predictions.seconds(follower, self.graph.remaining(each), kind) for kind in kinds]
-                seconds[memory] += min((found for found in known if found is not None), default=0.0)
-        best = min(seconds.values())
-        return {memory: taken - best for memory, taken in seconds.items()}
 
     def _rest(self, node: SubStage, running: Running) -> float:
         """Seconds of a sub-stage after the launch that is under way, on the same unit."""
