@@ -119,9 +119,8 @@ class Node(NodeTexts):
         )
         self._clients: set[ClientSession] = set()
         self._asks = asks or CloudAsks()
-        self._peers = Peers(
-            self._resources, self._clients, self._run, open_to_peer=open_to_peer, asks=self._asks, admit=self.admit
-        )
+        own = self._resources, self._clients, self._run
+        self._peers = Peers(*own, open_to_peer=open_to_peer, asks=self._asks, admit=self.admit)
         self._preparation = Preparation(
             self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer
         )
@@ -240,13 +239,7 @@ class Node(NodeTexts):
 
     def check_room(self, owner: str) -> None:
         if not self._shares.has_room(owner, alone=not owner):
-            raise RequestError(
-                f"This server is writing {self._shares.taken} answers of {MAX_ANSWERS} at most, and "
-                f"{self._shares.held(owner)} of them for this key. Please try again in {RETRY_AFTER_S} s.",
-                status=429,
-                type="rate_limit_error",
-                code="rate_limit_exceeded",
-            )
+            raise _full(self._shares.taken, self._shares.held(owner))
 
     async def prepare(self, request: GenerateRequest) -> Generation:
         if request.workflow is None:
@@ -295,3 +288,14 @@ class Node(NodeTexts):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _full(taken: int, held: int) -> RequestError:
+    """taken: answers under way; held: of them, those of the key that wants another."""
+    return RequestError(
+        f"This server is writing {taken} answers of {MAX_ANSWERS} at most, and {held} of them for this key. "
+        f"Please try again in {RETRY_AFTER_S} s.",
+        status=429,
+        type="rate_limit_error",
+        code="rate_limit_exceeded",
+    )

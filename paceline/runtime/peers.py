@@ -142,8 +142,7 @@ class Peers:
 
     # ---- openings ---------------------------------------------------------------------------------------------------
     def _on_open(self, link: Link, peer: str, opening: OpenSession) -> None:
-        """The peer opens a session: this side's part in an answer, or a search for passages (`SEARCH`), or a text of a
-        workflow (`WRITE`)."""
+        """The peer opens a session: its part in an answer, a search (`SEARCH`), or a text of a workflow (`WRITE`)."""
         if opening.strategy == SEARCH and self._resources.side == "cloud":
             link.attach(opening.session, lambda _: None)
             store, work = self._resources.store, self._resources.work

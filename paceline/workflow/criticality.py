@@ -92,6 +92,24 @@ def predicted_seconds(
     return found
 
 
+def continued(
+    graph: StageGraph, node: SubStage, units: Sequence[ProcessingUnit], predictions: Predictions
+) -> dict[str, float]:
+    """By memory of these units, seconds that what continues a sub-stage's text takes there, beyond those where it is
+    fastest: a text is written where it is read. Empty where there is no choice."""
+    memories = {unit.memory for unit in units}
+    if len(memories) < 2:
+        return {}
+    seconds = dict.fromkeys(memories, 0.0)
+    for follower in (graph[each] for each in graph.of_context(node.id) if each != node.id):
+        for memory in memories:
+            kinds = {unit.kind for unit in units if unit.memory == memory}
+            known = [predictions.seconds(follower, graph.remaining(follower.id), kind) for kind in kinds]
+            seconds[memory] += min((found for found in known if found is not None), default=0.0)
+    best = min(seconds.values())
+    return {memory: taken - best for memory, taken in seconds.items()}
+
+
 def criticality(
     graph: StageGraph,
     seconds: Mapping[SubStageId, float],

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paceline.workflow.activity import Activity, Running
-from paceline.workflow.criticality import Predictions, criticality, future_of, predicted_seconds
+from paceline.workflow.criticality import Predictions, continued, criticality, future_of, predicted_seconds
 from paceline.workflow.events import (
     Added,
     Cancel,
@@ -193,7 +193,7 @@ class WorkflowScheduler:
                 placer.reserve(busy[node.id].launch.unit, self._rest(node, busy[node.id]))
                 continue
             while placer.idle and (available := self.graph.available(node.id)):
-                after = _later_seconds(self.graph, self._predictions, node, able[node.id])
+                after = continued(self.graph, node, able[node.id], self._predictions)
                 work = Work(node, self.graph.remaining(node.id), available, able[node.id], after)
                 placement = placer.place(work, self._critical(node, ranks))
                 if placement is None:
@@ -291,23 +291,3 @@ class WorkflowScheduler:
                         template.record_decision(node.stage, revealed)
         self._open -= ended
         return [RequestDone(request) for request in sorted(ended)]
-
-
-def _later_seconds(
-    graph: StageGraph, predictions: Predictions, node: SubStage, units: Sequence[ProcessingUnit]
-) -> dict[str, float]:
-    """By memory, seconds that what continues a node's text takes there, beyond those where it is fastest: a text is
-    written where it is read. Empty where there is no choice."""
-    memories = {unit.memory for unit in units}
-    if len(memories) < 2:
-        return {}
-    seconds = dict.fromkeys(memories, 0.0)
-    for each in graph.of_context(node.id):
-        if each == node.id:
-            continue
-        for memory in memories:
-            kinds = {unit.kind for unit in units if unit.memory == memory}
-            known = [predictions.seconds(graph[each], graph.remaining(each), kind) for kind in kinds]
-            seconds[memory] += min((found for found in known if found is not None), default=0.0)
-    best = min(seconds.values())
-    return {memory: taken - best for memory, taken in seconds.items()}
