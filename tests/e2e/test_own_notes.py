@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
+from paceline.commands.local_pair import Pair, start_pair
+from paceline.commands.processes import Children
 from paceline.engine.reader.answer import NOTHING
 from paceline.strategies.base import Side
-from tests.e2e.pair import Pair, running_pair
 
 PRIVATE = (
     "Cottage notes. The spare key hangs behind the bird feeder. Wifi for guests: blue-kettle-71. The chimney sweep is "
@@ -22,16 +25,20 @@ PUBLIC = (
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    documents = {"device": PRIVATE, "cloud": PUBLIC}
-    with running_pair(tmp_path_factory.mktemp("pair"), model="demo", documents=documents) as pair:
-        yield pair
+    directory = tmp_path_factory.mktemp("pair")
+    documents: dict[Side, Path] = {"device": directory / "cottage.md", "cloud": directory / "shop.md"}
+    documents["device"].write_text(PRIVATE)
+    documents["cloud"].write_text(PUBLIC)
+    with Children(directory) as children:
+        yield start_pair(
+            children, documents, model="demo", embedder="minilm", device="laptop", flags=("--threads", "1")
+        )
 
 
-def answer(pair: Pair, side: Side, question: str, **options: object) -> tuple[str, dict[str, object]]:
-    found = pair.client(side).chat.completions.create(
-        model="demo",
-        messages=[{"role": "user", "content": question}],
-        extra_body={"paceline": {"report": True, **options}},
+def answer(pair: Pair, side: Side, question: str) -> tuple[str, dict[str, object]]:
+    client = OpenAI(base_url=f"{pair.url(side)}/v1", api_key="none", max_retries=0, timeout=60.0)
+    found = client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": question}], extra_body={"paceline": {"report": True}}
     )
     assert found.model_extra is not None
     return found.choices[0].message.content or "", found.model_extra["paceline"]

@@ -1,4 +1,4 @@
-"""Train the reader: `python -m paceline.models.training.reading.train --out DIR --data DATA --minutes 30`.
+"""Train the reader: `python -m paceline.models.training.reading.train --out DIR --data DATA --minutes 46`.
 
 The encoder of the installed embedder with two heads; its word embeddings stay as they are, so that only the rest is
 stored. AdamW, a short warm-up, then a rate that falls with the time that is left. Checkpoints hold the optimizer; a run
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -130,15 +130,18 @@ class Run:
         matrices = [value for value in self._trained.values() if value.ndim >= 2]
         groups = [{"params": matrices, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
         self._optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
-        self._state = plan.out / f"state{group.rank}.pt"
+        self._state = plan.out / f"state{group.rank}.safetensors"
         self._step, self._spent = 0, 0.0
         if self._state.exists():
-            kept = torch.load(self._state, weights_only=True)
-            self._optimizer.load_state_dict(kept["optimizer"])
-            for name, value in kept["weights"].items():
-                self._trained[name].data.copy_(value)
-            self._step, self._spent = int(kept["step"]), float(kept["spent"])
+            self._resume(load_file(self._state))
         self._begun = time.monotonic() - self._spent
+
+    def _resume(self, kept: dict[str, Tensor]) -> None:
+        step, self._spent = kept["clock"].tolist()
+        self._step = int(step)
+        for name, value in self._trained.items():
+            value.data.copy_(kept[f"weight {name}"])
+            self._optimizer.state[value] = {part: kept[f"{part} {name}"] for part in ("step", "exp_avg", "exp_avg_sq")}
 
     def train(self) -> None:
         plan, group = self._plan, self._group
@@ -177,10 +180,12 @@ class Run:
 
     def _save(self, losses: Sequence[float]) -> None:
         spent = time.monotonic() - self._begun
-        kept = {"optimizer": self._optimizer.state_dict(), "step": self._step, "spent": spent}
-        kept["weights"] = {name: value.detach() for name, value in self._trained.items()}
+        kept = {"clock": torch.tensor([self._step, spent], dtype=torch.float64)}
+        for name, value in self._trained.items():
+            kept |= {f"{part} {name}": each for part, each in self._optimizer.state[value].items()}
+            kept[f"weight {name}"] = value.detach()
         partial = self._state.with_suffix(".new")
-        torch.save(kept, partial)
+        save_file(kept, partial)
         partial.replace(self._state)
         if self._group.rank:
             return
