@@ -18,10 +18,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from paceline.engine.heap import trim_heap
+
 log = logging.getLogger("paceline.engine")
 
 _MAPS = Path("/proc/self/smaps")
-_KEPT_ROWS = 256  # of an embedding that are read before its pages are given back: some 16 to 64 MiB
+_KEPT_ROWS = 64  # of an embedding that are read before its pages are given back: some 4 to 16 MiB
 
 
 def release_mapped_weights(model: nn.Module) -> int:
@@ -41,9 +43,7 @@ def release_mapped_weights(model: nn.Module) -> int:
     for module in model.modules():
         if isinstance(module, nn.Embedding) and (found := _range_of(module.weight, ranges)) is not None:
             module.register_forward_hook(_PagesOfEmbedding(*found))
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc keeps what packing has freed
-        libc.malloc_trim(0)
+    trim_heap()
     return given
 
 

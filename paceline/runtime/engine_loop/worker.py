@@ -21,6 +21,7 @@ from paceline.core.energy.answer import AnswerEnergy
 from paceline.core.energy.meters import StepMeter
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import AsyncEngine, Engine
+from paceline.engine.heap import trim_heap
 from paceline.errors import EngineError
 from paceline.runtime.cores import pin
 from paceline.runtime.engine_loop.answers import Answered, Answers
@@ -187,6 +188,7 @@ class EngineWorker:
     def _run(self) -> None:
         assert self._loop is not None
         pin(self._cores)
+        trim_heap()  # of what loading the model has freed
         self.steps.notify(self._wake)
         progressed, checked, idle, seconds, started = False, False, False, 0.0, 0.0
         ticked = time.perf_counter()
@@ -241,8 +243,9 @@ class EngineWorker:
         return self._stopping or not self._delivering
 
     def _check(self) -> None:
-        """Check the engine's invariants when idle, so that a leak is found early."""
+        """Check the engine's invariants when idle, so that a leak is found early, and give back what was freed."""
         try:
             self.steps.check()
         except AssertionError:
             log.exception("the engine's invariants do not hold: please report this")
+        trim_heap()
