@@ -28,6 +28,7 @@ from .two_sided import GENERATED, Question, generated, is_correct, real
 NAME: Final = "two_hop"
 SUMMARY: Final = "two-sided questions over the API: exact answers and citations of both sides, by workflow"
 WORKFLOWS: Final = ("", "fast", "advanced")  # "": one search a side
+MODEL: Final = "demo-causal"  # its agents take their fallbacks
 FEW, MANY = 4, 16  # questions of each kind
 
 
@@ -68,7 +69,7 @@ def serving(questions: Sequence[Question], flags: Sequence[str] = ()) -> Iterato
             for number, question in enumerate(questions):
                 (directory / f"{number:03}.md").write_text(question.documents[side])
         pair = start_pair(
-            children, files, model="demo", embedder="minilm", device="bench", flags=("--threads", "1", *flags)
+            children, files, model=MODEL, embedder="minilm", device="bench", flags=("--threads", "1", *flags)
         )
         yield pair.url("device")
 
@@ -76,7 +77,7 @@ def serving(questions: Sequence[Question], flags: Sequence[str] = ()) -> Iterato
 def ask(client: httpx.Client, url: str, question: Question, workflow: str) -> Answered:
     extension: Mapping[str, object] = {"report": True} | ({"workflow": workflow} if workflow else {})
     body = {
-        "model": "demo",
+        "model": MODEL,
         "messages": [{"role": "user", "content": question.text}],
         "temperature": 0,
         "max_tokens": 64,

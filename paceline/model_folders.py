@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.errors import ConfigError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_OLLAMA_NAME = re.compile(r"([\w.-]+/)*[\w.-]+:[\w.-]+")  # a tag after a colon, which no name of the hub has
+_OLLAMA_NAME = re.compile(r"[\w./-]+:[\w.-]+")  # a tag after a colon, which no name of the hub has
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -53,7 +53,7 @@ def _check_kind(name: str) -> None:
             f"{name} names a model in GGUF, which is not read: give the same model with safetensors, as a Hugging Face "
             "name such as Qwen/Qwen2.5-0.5B-Instruct or a directory."
         )
-    if _OLLAMA_NAME.fullmatch(name):
+    if _OLLAMA_NAME.fullmatch(name) and not name.startswith("fake:"):
         raise ConfigError(
             f"{name} reads like a name of Ollama, whose models are GGUF and are not read: give the same model as a "
             "Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct, or a directory with safetensors."

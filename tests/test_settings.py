@@ -278,7 +278,10 @@ def test_a_device_may_not_be_away_too_long_before_its_key_is_renewed() -> None:
 
 
 def test_a_stage_is_set_by_variables_and_its_table_and_leaves_the_others_alone(tmp_path: Path) -> None:
-    text = "threads = 2\n[stage]\nlayers = '0:3'\nserver = 'http://127.0.0.1:1'\n[server]\nstages = '2'"
+    text = (
+        "threads = 2\nmodel = 'demo-causal'\n"
+        "[stage]\nlayers = '0:3'\nserver = 'http://127.0.0.1:1'\n[server]\nstages = '2'"
+    )
     env = {"PACELINE_LISTEN": "10.0.0.7:8010", "PACELINE_STAGES": "3"}
     settings, origins = resolve(StageSettings, {}, env, written(tmp_path, text))
     assert (settings.span, settings.listen, settings.threads) == ((0, 3), "10.0.0.7:8010", 2)

@@ -49,7 +49,7 @@ class Passages:
                 summary="Show a cited passage in its document.",
                 scope="chat",
                 response=PassageBody,
-                refusals=(404,),
+                refusals=(400, 404),
             ),
         )
 

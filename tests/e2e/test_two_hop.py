@@ -8,7 +8,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from bench.two_hop import ask, serving
+from bench.two_hop import MODEL, ask, serving
 from bench.two_sided import generated
 from paceline.core.side import SIDES
 
@@ -34,7 +34,7 @@ def test_generated_two_hop_questions_are_answered_with_citations_of_both_sides(u
 
 def test_a_document_that_gives_orders_changes_nothing_that_is_searched(url: str) -> None:
     body = {
-        "model": "demo:advanced",
+        "model": f"{MODEL}:advanced",
         "messages": [{"role": "user", "content": INJECTED.text}],
         "temperature": 0,
         "max_tokens": 48,

@@ -19,6 +19,7 @@ import msgspec.inspect as schema
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.fields import Frame
 from paceline.wire.messages import VERSION, ChatMessage, Constraint, Drafts, Sampling, Targets
+from paceline.wire.payloads.draft_places import encode_places
 from paceline.wire.payloads.tree_codec import FOLLOWS, EncodedNodes, pack_nodes
 from paceline.wire.payloads.varints import encode_tokens
 from paceline.wire.verify_messages import MAX_CHAIN, Verdict
@@ -112,10 +113,16 @@ class FieldValues:
     def _field(self, field: schema.Field, aim: Aim) -> object:
         if (aimed := self._aimed.get(field.name)) is not None:
             return aimed(aim)
-        if field.name == "tokens":
+        if field.name == "places":
+            return encode_places([(token, self._second(token)) for token in self._tokens()])
+        if field.name == "tokens" and not isinstance(field.type, schema.IntType):
             return encode_tokens(self._tokens()) if isinstance(field.type, schema.BytesType) else self._tokens()
         drawn = self._drawn.get(field.name)
         return self._value(field.type, aim) if drawn is None else drawn()
+
+    def _second(self, token: int) -> int | None:
+        """A second guess beside a draft, or none."""
+        return self._rng.choice((None, None, token + 1))
 
     def _value(self, kind: schema.Type, aim: Aim) -> object:  # one line a type
         rng = self._rng

@@ -23,7 +23,7 @@ from paceline.commands.processes import Children, command, free_port
 from tests.reliability.conftest import Figure
 
 USERS = ("ann", "bert", "cleo", "dora", "emil")
-PARAMETERS = ("file_id", "store_id", "response_id", "batch_id")
+PARAMETERS = ("file_id", "store_id", "response_id", "batch_id", "conversation_id", "item_id")
 VERBS = ("GET", "POST", "DELETE", "HEAD", "PUT", "PATCH")
 TEXT = "The red boat of {user} lies in the harbour behind the old mill. "
 
@@ -79,6 +79,10 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[User]]:
                 pass  # each look is a request
             body = {"model": "fake", "input": "Where is the boat?", "max_output_tokens": 4}
             user.ids["response_id"] = user.post("/v1/responses", body)["id"]
+            item = {"type": "message", "role": "user", "content": text}
+            user.ids["conversation_id"] = user.post("/v1/conversations", {"items": [item]})["id"]
+            items = user.http.get(f"/v1/conversations/{user.ids['conversation_id']}/items").json()
+            user.ids["item_id"] = items["data"][0]["id"]
         yield made
         for user in made:
             user.http.close()
@@ -87,7 +91,7 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[User]]:
 def own_paths(user: User) -> list[str]:
     """Paths of the server with an id in them."""
     paths = user.http.get("/openapi.json").json()["paths"]
-    found = [path for path in paths if "{" in path and "{name}" not in path]
+    found = [path for path in paths if "{" in path and "{name}" not in path and "{id}" not in path]
     assert {parameter for path in found for parameter in PARAMETERS if f"{{{parameter}}}" in path} == {*PARAMETERS}
     return found
 
@@ -143,6 +147,12 @@ def test_foreign_ids_in_bodies_cursors_and_lists_open_nothing(users: list[User])
         got, none = bert.http.post(path, json=body), bert.http.post(path, json=other)
         assert got.status_code == none.status_code and got.status_code in (400, 404), (path, got.text)
         assert without(got.text, *ann.ids.values()) == without(none.text, *ann.unknown.values())
+    passages = [f"/v1/passages/{number}" for number in range(1, 20)]
+    foreign_ones = [path for path in passages if ann.http.get(path).status_code == 200]
+    assert foreign_ones, "Ann can open her own"
+    nobodys = bert.http.get("/v1/passages/999999")
+    for path in foreign_ones:
+        assert (bert.http.get(path).status_code, bert.http.get(path).text) == (404, nobodys.text)
     for path in ("/v1/files", "/v1/vector_stores"):
         listed = bert.http.get(path).text
         assert not any(identifier in listed for identifier in ann.ids.values())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 MAX_PARTS = 3
+MAX_CHARACTERS = 1000  # of a message's end, that are read: patterns take the square of them
 
 _ASKING = (
     r"(?:(?:at|in|on|for|from|by|to|with|until|under|of|between|within|behind|through|since)\s+)?"
@@ -42,7 +43,7 @@ _SENTENCE = re.compile(r"(?<=[?!.])\s+|\n+")
 
 def asked(message: str) -> tuple[str, str]:
     """(what stands before the question, the question): the sentences that end with a question mark, else all of it."""
-    sentences = [each.strip() for each in _SENTENCE.split(message) if each.strip()]
+    sentences = [each.strip() for each in _SENTENCE.split(message[-MAX_CHARACTERS:]) if each.strip()]
     questions = [each for each in sentences if each.endswith("?")]
     if not questions:
         return "", " ".join(sentences)
