@@ -25,7 +25,7 @@ from paceline.api.http.validation import Schema
 
 
 class Source(Schema):
-    """Of a document: only `text` is read."""
+    """The source of a document; only `text` is read."""
 
     type: str
     data: str | None = None
@@ -78,7 +78,7 @@ class OutputConfig(Schema):
 
 
 class PromptFields(Schema):
-    """What `/v1/messages` and `/v1/messages/count_tokens` have in common."""
+    """Fields that `/v1/messages` and `/v1/messages/count_tokens` have in common."""
 
     model: str
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]

@@ -35,7 +35,7 @@ class PassageLinks:
     there: str = ""  # of the other side; empty where its clients are others
 
     def url(self, citation: Citation) -> str:
-        """Of a web page its own; of a passage that cannot be opened from here one that only names it."""
+        """Address of the cited passage or web page; where it cannot be opened from here, one that only names it."""
         for base, chunk in ((self.here, citation.chunk_id), (self.there, citation.peer_chunk)):
             if base and chunk is not None and not citation.url:
                 return f"{base.rstrip('/')}{PATH}?id={chunk}"

@@ -47,7 +47,7 @@ class AnswerChunks(Protocol):
     def headers(self) -> Mapping[str, str]: ...
 
     def ping(self) -> bytes:
-        """What clients ignore, and keeps a silent connection open."""
+        """A piece that clients ignore; it keeps a silent connection open."""
 
     def begin(self) -> bytes: ...
 

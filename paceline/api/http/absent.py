@@ -1,4 +1,4 @@
-"""What to use in place of what other servers have under a path and this one has not."""
+"""Advice for paths that other servers have and this one has not: what to use in their place."""
 
 from __future__ import annotations
 

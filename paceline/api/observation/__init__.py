@@ -1,1 +1,1 @@
-"""What is counted, logged and traced of requests for text."""
+"""Counts, logs and traces of requests for text."""

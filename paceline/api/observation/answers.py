@@ -69,7 +69,7 @@ class Observer:
 
 
 class AnswerWatch:
-    """Is told of every event of one answer, then of its end."""
+    """Receives every event of one answer, then its end."""
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class AnswerLines:
         return b"".join(map(self._line, self.parts(event)))
 
     def parts(self, event: GenerateEvent) -> list[Json]:
-        """What an event adds: bodies of lines without what all lines repeat."""
+        """Bodies of the lines that an event adds, without the fields that all lines repeat."""
         if isinstance(event, GenerationResult):
             text = _text(self._message.end(event))
             said = [self._said(text)] if text else []

@@ -50,7 +50,7 @@ class Message(Schema):
 
 
 class GenerationFields(Schema):
-    """What `/api/chat` and `/api/generate` have in common."""
+    """Fields that `/api/chat` and `/api/generate` have in common."""
 
     model: str
     stream: bool = True
