@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.runtime.simulation.workflows import WorkflowSimulation
 from paceline.workflow.builder import WorkflowName, templates
 from paceline.workflow.policy import SchedulingPolicy
-from paceline.workflow.profiles import ProfileStore
+from paceline.workflow.profiling.profiles import ProfileStore
 from paceline.workflow.scheduler import WorkflowScheduler
 from paceline.workflow.templates import WorkflowTemplate
 

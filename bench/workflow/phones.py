@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.workflow.profiles import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
 from paceline.workflow.regression import Slowdown, fit_slowdown
 from paceline.workflow.units import ProcessingUnit
 

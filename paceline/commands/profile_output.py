@@ -13,8 +13,8 @@ from rich.table import Table
 
 from paceline.errors import ConfigError
 from paceline.runtime.workflows.kept_profiles import StoredProfiles
-from paceline.workflow.contention import LOWEST
-from paceline.workflow.profiles import OperationProfile
+from paceline.workflow.profiling.contention import LOWEST
+from paceline.workflow.profiling.profiles import OperationProfile
 
 WIDTH = 120  # of a table that is written into a file
 

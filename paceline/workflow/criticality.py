@@ -11,7 +11,7 @@ from typing import Final
 
 from paceline.workflow.graph import StageGraph, SubStage, SubStageId
 from paceline.workflow.partition import best_shape, seconds_for, shapes_to_try
-from paceline.workflow.profiles import OperationProfile, ProfileStore
+from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore
 from paceline.workflow.templates import WorkflowTemplate
 from paceline.workflow.units import ProcessingUnit
 

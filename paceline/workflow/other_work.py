@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from paceline.workflow.activity import Activity, Other
 from paceline.workflow.events import OtherBegan, OtherEnded
-from paceline.workflow.profiles import ProfileStore
+from paceline.workflow.profiling.profiles import ProfileStore
 from paceline.workflow.units import UnitPool
 
 

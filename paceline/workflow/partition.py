@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from paceline.workflow.profiles import OperationProfile
+from paceline.workflow.profiling.profiles import OperationProfile
 
 
 def best_shape(profile: OperationProfile, items: int, most: int | None = None, launch_s: float = 0.0) -> int:

@@ -16,7 +16,7 @@ from paceline.workflow.criticality import Predictions
 from paceline.workflow.graph import SubStage
 from paceline.workflow.partition import seconds_for
 from paceline.workflow.policy import SchedulingPolicy
-from paceline.workflow.profiles import OperationProfile, ProfileStore
+from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore
 from paceline.workflow.regression import Slowdown
 from paceline.workflow.units import ProcessingUnit
 

@@ -41,7 +41,7 @@ from paceline.workflow.graph import StageGraph, SubStage, SubStageId
 from paceline.workflow.other_work import OtherWork
 from paceline.workflow.placement import CriticalLaunch, Placement, Placer, Work
 from paceline.workflow.policy import SchedulingPolicy
-from paceline.workflow.profiles import ProfileStore
+from paceline.workflow.profiling.profiles import ProfileStore
 from paceline.workflow.templates import WorkflowTemplate
 from paceline.workflow.turns import OwnerTurns
 from paceline.workflow.units import ProcessingUnit, UnitPool

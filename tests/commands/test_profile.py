@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 from paceline.commands.main import build
 from paceline.errors import ConfigError
 from paceline.runtime.workflows.kept_profiles import FILE, Conditions, ProfileFile, StoredProfiles
-from paceline.workflow.learning import LearningProfiles
-from paceline.workflow.profiles import OperationProfile, ShapePoint
+from paceline.workflow.profiling.learning import LearningProfiles
+from paceline.workflow.profiling.profiles import OperationProfile, ShapePoint
 from paceline.workflow.regression import Slowdown
 
 PROFILE = OperationProfile(

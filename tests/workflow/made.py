@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from paceline.runtime.simulation.workflows import Outcome, WorkflowSimulation
 from paceline.workflow.graph import Dependency, SubStage, SubStageId
 from paceline.workflow.policy import SchedulingPolicy
-from paceline.workflow.profiles import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
 from paceline.workflow.regression import Slowdown
 from paceline.workflow.scheduler import WorkflowScheduler
 from paceline.workflow.units import ProcessingUnit

@@ -26,7 +26,7 @@ from paceline.workflow.events import (
 )
 from paceline.workflow.graph import SubStage, SubStageId
 from paceline.workflow.policy import SchedulingPolicy
-from paceline.workflow.profiles import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
 from paceline.workflow.scheduler import WorkflowScheduler
 from paceline.workflow.units import ProcessingUnit
 from tests.workflow.made import PLAIN, RISING, Known, simulate, single_launch_graph, task, unit

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.workflow.events import Added, Ended, Launch
 from paceline.workflow.graph import Dependency, SubStageId
-from paceline.workflow.profiles import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
 from paceline.workflow.scheduler import WorkflowScheduler
 from paceline.workflow.templates import DAMPING, MAX_DEPTH, PRIOR_WEIGHT, WorkflowTemplate
 from tests.workflow.made import task, unit

@@ -8,7 +8,7 @@ from dataclasses import replace
 from paceline.workflow.events import Added, Ended, Launch, UnitBack, UnitLost, UnitMoved, WorkflowEffect
 from paceline.workflow.graph import SubStage
 from paceline.workflow.policy import SchedulingPolicy
-from paceline.workflow.profiles import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
 from paceline.workflow.scheduler import WorkflowScheduler
 from tests.workflow.made import task, unit
 

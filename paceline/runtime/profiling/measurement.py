@@ -15,9 +15,9 @@ from typing import Final
 from paceline.runtime.profiling.loads import Load, OtherLaunches
 from paceline.runtime.profiling.operations import Clock, Operation
 from paceline.runtime.units.registry import ENGINE, LANES
-from paceline.workflow.contention import ENOUGH, KEPT, LOWEST, ContentionSamples
-from paceline.workflow.learning import Demand, LearningProfiles
-from paceline.workflow.profiles import OperationProfile, ShapePoint
+from paceline.workflow.profiling.contention import ENOUGH, KEPT, LOWEST, ContentionSamples
+from paceline.workflow.profiling.learning import Demand, LearningProfiles
+from paceline.workflow.profiling.profiles import OperationProfile, ShapePoint
 
 ALONE_SHARE: Final = 0.35  # of the time, for seconds by shape
 MOST: Final = 15  # launches of a shape alone

@@ -24,7 +24,7 @@ from paceline.workflow.events import (
     WorkflowEvent,
 )
 from paceline.workflow.graph import SubStage, SubStageId
-from paceline.workflow.profiles import ProfileStore
+from paceline.workflow.profiling.profiles import ProfileStore
 from paceline.workflow.scheduler import WorkflowScheduler
 from paceline.workflow.units import ProcessingUnit
 

@@ -32,7 +32,7 @@ from paceline.workflow.events import (
 )
 from paceline.workflow.graph import SubStage, SubStageId
 from paceline.workflow.policy import SchedulingPolicy
-from paceline.workflow.profiles import ProfileStore
+from paceline.workflow.profiling.profiles import ProfileStore
 from paceline.workflow.scheduler import WorkflowScheduler
 
 log = logging.getLogger("paceline.workflow")

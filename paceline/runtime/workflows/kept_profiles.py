@@ -18,7 +18,7 @@ from typing import Final
 
 from paceline.errors import ConfigError
 from paceline.secret_files import private_folder, read_private, write_private
-from paceline.workflow.learning import Demand, LearningProfiles
+from paceline.workflow.profiling.learning import Demand, LearningProfiles
 
 FILE: Final = "profiles.json"
 FORMAT: Final = 1

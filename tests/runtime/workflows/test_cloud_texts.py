@@ -27,7 +27,7 @@ from paceline.wire.codec import decode, encode
 from paceline.wire.messages import OpenSession, WrittenText
 from paceline.workflow.events import Launch
 from paceline.workflow.graph import SubStageId
-from paceline.workflow.profiles import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
 from tests.runtime.test_node import Bench, nodes
 from tests.runtime.workflows.test_research import RESEARCH, ScriptedWeb
 from tests.runtime.workflows.test_run import ASKED, KEY, MAP, Models, ScriptedPlaces, _all

@@ -14,8 +14,8 @@ from paceline.errors import ConfigError
 from paceline.runtime.workflows.demand import MINILM_BYTES, launch_bytes
 from paceline.runtime.workflows.kept_profiles import FILE, Conditions, KeptProfiles, ProfileFile, StoredProfiles
 from paceline.workflow.activity import Overlap
-from paceline.workflow.learning import LearningProfiles
-from paceline.workflow.profiles import OperationProfile, ShapePoint
+from paceline.workflow.profiling.learning import LearningProfiles
+from paceline.workflow.profiling.profiles import OperationProfile, ShapePoint
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,8 @@ from statistics import median
 from typing import Final
 
 from paceline.workflow.activity import ALONE, Overlap
-from paceline.workflow.contention import LOWEST, ContentionSamples
-from paceline.workflow.profiles import OperationProfile, ProfileStore, ShapePoint, profile_of, row_of
+from paceline.workflow.profiling.contention import LOWEST, ContentionSamples
+from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint, profile_of, row_of
 from paceline.workflow.regression import Slowdown
 
 VERSION: Final = 1
