@@ -85,10 +85,10 @@ def create_app(
     app.add_middleware(AdmissionMiddleware, admission=admission)
     app.add_exception_handler(HTTPException, _http_error)
 
-    def texts(chunk_ids: Collection[int]) -> Mapping[int, str]:
+    def passages(chunk_ids: Collection[int]) -> Mapping[int, tuple[str, str]]:
         return {} if service.library is None else service.library.passages(chunk_ids)
 
-    event_log = EventLog(state, close_interrupted, retention, texts=texts, seal=seal)
+    event_log = EventLog(state, close_interrupted, retention, passages=passages, seal=seal)
     responses = ResponsesEndpoint(
         service, event_log, admission, documents=documents, keep_alive=keep_alive, addresses=addresses
     )

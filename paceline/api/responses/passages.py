@@ -1,8 +1,9 @@
 """Passages in the last event of a response: stored as references, and filled in when the event is read.
 
 The log keeps no text of documents, so that removing a document, by whatever program, removes it from stored responses
-too. A passage of this side is stored as the id of its chunk; one of the other side, whose removals are not known here,
-is not stored. Both are "" once they cannot be found. Pure.
+too. A passage of this side is stored as the id of its chunk, its place in the document likewise, since that may be a
+heading; one of the other side, whose removals are not known here, is not stored. What cannot be found any more is "",
+without a place. Pure.
 """
 
 from __future__ import annotations
@@ -15,47 +16,51 @@ from paceline.api.http.strict_json import encode_json
 from paceline.runtime.service import GenerationResult
 
 _CHUNK = "chunk"  # key of a reference
+_PLACE = "place"
 
-Texts = Callable[[Collection[int]], Mapping[int, str]]  # chunk ids → texts of those that exist
+Passages = Callable[[Collection[int]], Mapping[int, tuple[str, str]]]  # chunk ids → (text, place) of those that exist
 
 
 def stored_form(last: Mapping[str, Any], done: GenerationResult) -> bytes | None:
     """The JSON of the last event as it is stored; None if it holds no passage. `last`: its body, made from `done`."""
-    if not any(_places(last)):
+    if not any(_holders(last)):
         return None
     body = json.loads(encode_json(last))
     cited = [citation.chunk_id for citation in done.citations]
     found = [citation.chunk_id for citation in done.found if citation.file_id]
-    for chunk_ids, places in ((cited, _cited(body)), (found, _results(body))):
-        for chunk_id, (holder, key) in zip(chunk_ids if places else (), places, strict=True):
+    for chunk_ids, holders in ((cited, _cited(body)), (found, _results(body))):
+        for chunk_id, (holder, key) in zip(chunk_ids if holders else (), holders, strict=True):
             holder[key] = "" if chunk_id is None else {_CHUNK: chunk_id}
-            holder.pop("place", None)  # it may be a heading, which is text of the document
+            if holder.pop(_PLACE, None) is not None and chunk_id is not None:
+                holder[_PLACE] = holder[key]
     return encode_json(body)
 
 
-def filled(data: bytes, texts: Texts) -> bytes:
-    """The JSON of a stored last event with its passages."""
+def filled(data: bytes, passages: Passages) -> bytes:
+    """The JSON of a stored last event with its passages and their places."""
     body = json.loads(data)
-    references = [(holder, key) for holder, key in _places(body) if isinstance(holder[key], dict)]
+    references = [(holder, key) for holder, key in _holders(body) if isinstance(holder[key], dict)]
     if not references:
         return data
-    known = texts({holder[key][_CHUNK] for holder, key in references})
+    known = passages({holder[key][_CHUNK] for holder, key in references})
     for holder, key in references:
-        holder[key] = known.get(holder[key][_CHUNK], "")
+        holder[key], place = known.get(holder[key][_CHUNK], ("", ""))
+        if holder.pop(_PLACE, None) is not None and place:
+            holder[_PLACE] = place
     return encode_json(body)
 
 
 def without_passages(data: bytes) -> bytes:
     """The JSON of a last event that was stored with its passages, without them."""
     body = json.loads(data)
-    places = list(_places(body))
-    for holder, key in places:
+    holders = list(_holders(body))
+    for holder, key in holders:
         holder[key] = ""
-        holder.pop("place", None)
-    return encode_json(body) if places else data
+        holder.pop(_PLACE, None)
+    return encode_json(body) if holders else data
 
 
-def _places(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+def _holders(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """The objects that hold passages, each with the key."""
     yield from _cited(body)
     yield from _results(body)

@@ -95,11 +95,12 @@ def find_text(database: Database, collection: str, file: str) -> str | None:
     return None if row is None else database.seal.box(row[2], row[1]).open_text(row[0], "whole text")
 
 
-def find_chunks(database: Database, chunk_ids: Collection[int]) -> dict[int, str]:
-    """Texts of those of these chunks that exist, as they stand in prompts."""
+def find_chunks(database: Database, chunk_ids: Collection[int]) -> dict[int, tuple[str, str]]:
+    """(text as it stands in prompts, place) of those of these chunks that exist, without damaged ones."""
     marks = ", ".join("?" * len(chunk_ids))
-    found = read_texts(database, f"WHERE chunks.id IN ({marks})", *chunk_ids)
-    return {chunk.chunk_id: titled(chunk.title, chunk.text).strip() for chunk in found}
+    rows = database.execute(f"SELECT chunks.id, {PASSAGE} FROM {FROM} WHERE chunks.id IN ({marks})", *chunk_ids)
+    found = {chunk_id: open_passage(database, *columns) for chunk_id, *columns in rows.fetchall()}
+    return {number: (titled(each[1], each[2]).strip(), each[3]) for number, each in found.items() if each is not None}
 
 
 def find_passage(database: Database, owner: str, chunk_id: int) -> ShownPassage | None:

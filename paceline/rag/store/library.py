@@ -139,8 +139,8 @@ class Library:
                     found[passage.chunk_id] = passage
         return [_hit(found[chunk_id], attributes) for chunk_id in rank_fusion(*rankings)[:k]]
 
-    def passages(self, chunk_ids: Collection[int]) -> dict[int, str]:
-        """Texts of those of these chunks that exist, of any owner. For answers whose owner has read them."""
+    def passages(self, chunk_ids: Collection[int]) -> dict[int, tuple[str, str]]:
+        """(text, place) of those of these chunks that exist, of any owner. For answers whose owner has read them."""
         with self._connection.reading() as database:
             return find_chunks(database, chunk_ids)
 

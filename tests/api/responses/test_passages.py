@@ -22,10 +22,12 @@ from tests.api.scripted import done
 pytestmark = pytest.mark.anyio
 
 OWN, FILED, THEIRS = "my own passage", "the passage of a file", "a passage of the other side"
+HEADING = "a heading"
+Chunks = dict[int, tuple[str, str]]  # chunk ids → (text, place)
 CITED = (
-    Citation("device", "a.md", OWN, 0.75, chunk_id=3),
+    Citation("device", "a.md", OWN, 0.75, chunk_id=3, place=HEADING),
     Citation("device", "b.txt", FILED, 0.5, "file-1", "vs_1", 4),
-    Citation("cloud", "c.md", THEIRS, 0.25),
+    Citation("cloud", "c.md", THEIRS, 0.25, place="of the other side"),
 )
 LAST = {
     "type": "response.completed",
@@ -35,7 +37,12 @@ LAST = {
             {"type": "file_search_call", "results": [{"file_id": "file-1", "text": FILED, "attributes": {}}]},
             {"type": "message", "content": [{"text": f"It says: {OWN}, ü"}]},
         ],
-        "paceline": {"citations": [{"document": one.document, "passage": one.passage} for one in CITED]},
+        "paceline": {
+            "citations": [
+                {"document": one.document, "passage": one.passage, **({"place": one.place} if one.place else {})}
+                for one in CITED
+            ]
+        },
     },
 }
 DONE = done("stop", citations=CITED, found=CITED)
@@ -47,10 +54,14 @@ def passages(data: bytes) -> list[str]:
     return [*results, *(citation["passage"] for citation in response["paceline"]["citations"])]
 
 
+def places(data: bytes) -> list[str | None]:
+    return [citation.get("place") for citation in json.loads(data)["response"]["paceline"]["citations"]]
+
+
 @pytest.fixture
-async def texts(tmp_path: Path) -> AsyncIterator[dict[int, str]]:
+async def chunks(tmp_path: Path) -> AsyncIterator[Chunks]:
     """Chunks, to which a stored response refers."""
-    known = {3: OWN, 4: FILED}
+    known = {3: (OWN, HEADING), 4: (FILED, "")}
     log = EventLog(tmp_path, close_interrupted)
     live = log.begin(record("a"), stored=True)
     reader = log.follow("a")
@@ -63,27 +74,29 @@ async def texts(tmp_path: Path) -> AsyncIterator[dict[int, str]]:
     yield known
 
 
-async def test_passages_are_read_while_their_document_is_there(tmp_path: Path, texts: dict[int, str]) -> None:
-    log = EventLog(tmp_path, close_interrupted, texts=lambda ids: {each: texts[each] for each in ids if each in texts})
-    for known, expected in (
-        ({3: OWN, 4: FILED}, [FILED, OWN, FILED, ""]),
-        ({4: FILED}, [FILED, "", FILED, ""]),
-        ({}, ["", "", "", ""]),
+async def test_passages_are_read_while_their_document_is_there(tmp_path: Path, chunks: Chunks) -> None:
+    log = EventLog(
+        tmp_path, close_interrupted, passages=lambda ids: {each: chunks[each] for each in {*ids} & {*chunks}}
+    )
+    for removed, expected, heading in (
+        (0, [FILED, OWN, FILED, ""], HEADING),
+        (3, [FILED, "", FILED, ""], None),
+        (4, ["", "", "", ""], None),
     ):
-        texts.clear()
-        texts.update(known)
+        chunks.pop(removed, None)  # first: of none
         last = await log.last("a")
         assert last is not None and passages(last.data) == expected
+        assert places(last.data) == [heading, None, None]
         assert (await log.all("a"))[-1] == last == (await rest_of(log.follow("a")))[-1]
         assert replay([last])["output"][1] == LAST["response"]["output"][1]  # type: ignore[index]  # a literal
     log.close()
 
 
-@pytest.mark.usefixtures("texts")
+@pytest.mark.usefixtures("chunks")
 async def test_passages_are_in_no_file(tmp_path: Path) -> None:
     written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"It says" in written
-    assert [text for text in (FILED, THEIRS) if text.encode() in written] == []
+    assert [text for text in (FILED, THEIRS, HEADING) if text.encode() in written] == []
     assert written.count(OWN.encode()) == 1, "what the model has written is the answer, and kept"
 
 
@@ -102,7 +115,7 @@ async def test_passages_in_a_log_of_the_former_version_are_erased_when_it_is_ope
         connection.execute("PRAGMA user_version = 1")
     log = EventLog(tmp_path, close_interrupted)
     written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert [text for text in (FILED, THEIRS) if text.encode() in written] == []
+    assert [text for text in (FILED, THEIRS, HEADING) if text.encode() in written] == []
     last = await log.last("a")
-    assert last is not None and passages(last.data) == [""] * 4
+    assert last is not None and passages(last.data) == [""] * 4 and places(last.data) == [None] * 3
     log.close()

@@ -1,6 +1,6 @@
 // The web page in Chromium: `node page.mjs SCENARIO BROWSER URL [KEY]` prints what was seen as JSON.
 
-import { accessibilityFaults, ask, begin, ended, inBrowser, lastAnswer, linked } from "./browser.mjs";
+import { accessibilityFaults, ask, begin, ended, inBrowser, lastAnswer, linked, seeded } from "./browser.mjs";
 
 const [scenario, executable, url, key] = process.argv.slice(2);
 const FILE = "omber.md";
@@ -10,8 +10,7 @@ const HOSTILE_NAME = "<img src=x onerror=alert(1)>.md";
 const SCENARIOS = {
   // Upload, ask, watch the lanes, stop, retry, reload, find the conversation again.
   async journey(page) {
-    // The page names no seed; with one that is known, answers are long and cite both sides.
-    await page.route("**/v1/chat/completions", (route) => route.continue({ postData: { ...route.request().postDataJSON(), seed: 1 } }));
+    const fields = await seeded(page);
     await page.goto(url);
     await linked(page);
     await page.click("#open-documents");
@@ -41,7 +40,9 @@ const SCENARIOS = {
     await page.keyboard.press("Escape");
     await page.setViewportSize({ width: 1200, height: 800 });
 
+    Object.assign(fields, { max_tokens: 4000, logit_bias: { 256: -100 } }); // it never writes 256, its end of text
     await begin(page, "And who else?");
+    await page.waitForFunction(() => [...document.querySelectorAll(".answer")].at(-1).dataset.state === "writing");
     await page.waitForFunction(() => [...document.querySelectorAll(".answer")].at(-1).innerText.trim().length > 3);
     await page.keyboard.press("Escape");
     await ended(page);
@@ -93,6 +94,7 @@ const SCENARIOS = {
 
   // A server with keys: nothing but the page is there without one.
   async key(page) {
+    await seeded(page);
     await page.goto(url);
     await page.waitForSelector("#key[open]");
     const faults = await accessibilityFaults(page);
@@ -202,6 +204,7 @@ const SCENARIOS = {
         Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });
       }
     }, kind);
+    await seeded(page);
     await page.goto(url);
     await linked(page);
     await ask(page, "Hello?");

@@ -21,7 +21,7 @@ from paceline.api.responses.event_log.conversation_rows import ConversationRows,
 from paceline.api.responses.event_log.live_events import LiveEvents
 from paceline.api.responses.event_log.store import ENDS, EventRow, EventStore, ResponseRecord
 from paceline.api.responses.event_log.writer import DEFAULT_RETENTION, Append, EventWriter, Retention
-from paceline.api.responses.passages import Texts, filled
+from paceline.api.responses.passages import Passages, filled
 from paceline.errors import PacelineError
 from paceline.sealing.seal import PLAIN, Seal
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 _log = logging.getLogger("paceline.api")
 
 
-def _no_texts(_: Collection[int]) -> Mapping[int, str]:
+def _no_passages(_: Collection[int]) -> Mapping[int, tuple[str, str]]:
     return {}
 
 
@@ -85,18 +85,18 @@ class EventLog:
         repair: Callable[[list[EventRow]], list[EventRow]],
         retention: Retention = DEFAULT_RETENTION,
         *,
-        texts: Texts = _no_texts,
+        passages: Passages = _no_passages,
         seal: Seal = PLAIN,
     ) -> None:
         """`directory` None: in memory. `seal`: see `EventStore`.
         `repair`: from the rows of an interrupted response, the rows that end it.
-        `texts`: of passages that stored rows refer to; called on any thread.
+        `passages`: those that stored rows refer to; called on any thread.
 
         Raises ConfigError when the folder cannot be used.
         """
         self._store = EventStore(directory, seal)
         self._repair = repair
-        self._texts = texts
+        self._passages = passages
         self._retention = retention
         interrupted = self._store.repair(repair)
         if interrupted:
@@ -258,7 +258,7 @@ class EventLog:
         """Stored rows with their passages."""
         if not rows or rows[-1].type not in ENDS:
             return rows
-        data = await asyncio.to_thread(filled, rows[-1].data, self._texts)  # not on the writer thread: appends wait
+        data = await asyncio.to_thread(filled, rows[-1].data, self._passages)  # not on the writer thread: appends wait
         return [*rows[:-1], rows[-1]._replace(data=data)]
 
     async def query(self, run: Callable[[], T]) -> T:
