@@ -188,7 +188,8 @@ class Peers:
             raise PacelineError(f"the options of '{strategy.name}' cannot be read: {error}") from error
         if (refusal := strategy.accepts(opening, options)) is not None:
             raise PacelineError(refusal)
-        self._resources.energy.queue(options)  # refuses a budget that this side cannot keep
+        if self._resources.side == "device":  # whose energy it is
+            self._resources.energy.queue(options)  # refuses a budget that it cannot keep
         return strategy, msgspec.structs.replace(options, drafting=_clamp(options.drafting))
 
     def _session(

@@ -106,7 +106,15 @@ async def test_without_a_meter_nothing_is_reported_and_no_budget_is_kept() -> No
         assert done.degraded == "device_refused" and "energy_meter is off" in done.strategy_reason
 
 
-@pytest.mark.parametrize("strategy", ["auto", "lookup_tree", "autoregressive", "aggregate"])
+async def test_a_budget_decides_what_auto_takes() -> None:
+    async with linked(modelled()) as bench:
+        asked = replace(REQUEST, strategy="auto", options={"joules_per_token": 0.1})
+        for node in (bench.device, bench.cloud):
+            _, done = await collect(await node.prepare(asked))
+            assert (done.strategy, done.degraded) == ("draft_verify", None) and "energy budget" in done.strategy_reason
+
+
+@pytest.mark.parametrize("strategy", ["lookup_tree", "autoregressive", "aggregate"])
 async def test_a_budget_is_refused_where_another_strategy_writes(strategy: str) -> None:
     async with linked(modelled()) as bench:
         for options in ({"joules_per_token": 0.1}, {"joules_per_step": 0.0}):

@@ -65,6 +65,11 @@ def _verifying_gains(context: RoutingContext) -> bool:
     return context.peer_weights > context.num_weights > 0 and context.peer_decode_s <= context.decode_s
 
 
+def _budget_asked(context: RoutingContext) -> bool:
+    asked = any(context.options.get(name) is not None for name in ("joules_per_token", "joules_per_step"))
+    return asked and VERIFIED in context.common
+
+
 BARRED = Rule(lambda c: bool(c.barred), ALONE, "the {peer} is not asked: {barred}", lambda c: c.expected)
 AUTO_RULES: tuple[Rule, ...] = (
     Rule(lambda c: c.raw_prompt, ALONE, "raw tokens are continued by one side alone"),
@@ -82,6 +87,7 @@ AUTO_RULES: tuple[Rule, ...] = (
     BARRED,
     Rule(lambda c: not c.linked and c.expected, ALONE, "the {peer} is not linked", _always),
     Rule(lambda c: not c.linked, ALONE, "no {peer} takes part"),
+    Rule(_budget_asked, VERIFIED, "the request has an energy budget, and nothing private is in the context"),
     Rule(
         _verifying_gains, VERIFIED, "nothing private is in the context, and the {peer}'s model is larger and no slower"
     ),

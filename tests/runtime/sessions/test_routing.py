@@ -44,6 +44,15 @@ def test_auto_has_a_larger_cloud_verify_where_nothing_private_was_found(changes:
     assert choice.reason == "nothing private is in the context, and the cloud's model is larger and no slower"
 
 
+def test_auto_takes_what_keeps_a_budget_where_nothing_private_was_found() -> None:
+    slow = replace(LARGER, peer_decode_s=1.0, options={"joules_per_token": 0.5})
+    for side in ("device", "cloud"):
+        context = replace(slow, side=side)
+        assert choose(candidates(context), replace(context, passages=0)).strategy == "draft_verify"
+    assert chosen(slow).strategy == "aggregate", "which has the request refused, with the reason"
+    assert chosen(slow, common=COMMON).strategy == "aggregate"
+
+
 def test_auto_keeps_what_is_private_and_what_verifying_would_not_gain() -> None:
     assert chosen(LARGER).strategy == "aggregate", "a passage of its own was found"
     for change in (
