@@ -1,5 +1,6 @@
 /* Tokens and heads of rows of logits on a CPU: the C twin of `host_open_sampler`, of the greedy choice and of the heads
- * in `batch_sampler`. A row is read once for its groups' maxima, and once more where the mass of all ids is needed.
+ * in `batch_sampler`. A row is read once for its groups' maxima and its mass at temperature 1, and once more where top-p
+ * needs the mass at another and few groups do not settle it.
  *
  * Why a search of few groups is exact: `host_open_sampler.py`. The noise: `core/sampling/noise.py`. What is left to the
  * reference: `margins.py`. The only caller, which owns all memory: `row_kernel.py`. Built where the installation finds
@@ -26,6 +27,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum { GROUP = 64, LANES = 16, CANDIDATES = 6, NOT_CERTAIN = -1 };
+enum { ADDED = 16 }; /* groups that are added in float32, before their sums are in float64 */
 
 static const uint64_t GAMMA = 0x9E3779B97F4A7C15u, FIRST_GROUP = (uint64_t)1 << 32;
 static const float MARGIN = 1e-4f, DISTINCT = 1e-5f; /* nats, as in `margins.py` */
@@ -41,6 +43,8 @@ typedef struct {
     long vocab, groups;
     float *maxima; /* (groups,) */
     float best;
+    int wants_mass;
+    double mass; /* sum of exp(logit - best), if it is wanted */
 } Row;
 
 /* ---- numbers ---------------------------------------------------------------------------------------------------- */
@@ -65,18 +69,20 @@ INLINE uint32_t bits_of(float value) {
     return bits;
 }
 
-/* exp of a number that is at most 0, within 3e-7 of itself; 0 below -87. */
-INLINE float exp_below(float x) {
-    const float scaled = (x > -87.0f ? x : -87.0f) * 1.44269504f;
-    const float shifted = scaled + 12582912.0f; /* the nearest integer is in the lowest bits */
-    const float f = (scaled - (shifted - 12582912.0f)) * 0.69314718f;
-    float p = 8.3333333e-3f; /* |f| < 0.35: the series of exp, of which six terms suffice */
-    p = p * f + 4.1666667e-2f;
-    p = p * f + 1.6666667e-1f;
-    p = p * f + 0.5f;
-    p = p * f + 1.0f;
-    p = p * f + 1.0f;
-    return x > -87.0f ? p * float_of((bits_of(shifted) + 127u) << 23) : 0.0f;
+static const float LOG2_E = 1.44269504f;
+
+/* 2 to the power of a number that is at most 0, within 3e-7 of itself; below -120 next to nothing. */
+INLINE float exp2_below(float x) {
+    const float clamped = x > -120.0f ? x : -120.0f;
+    const float shifted = clamped + 12582912.0f; /* the nearest integer is in the lowest bits */
+    const float f = clamped - (shifted - 12582912.0f);
+    float p = 1.3276473e-3f; /* |f| <= 0.5: least relative error of six terms */
+    p = p * f + 9.6755419e-3f;
+    p = p * f + 5.5507131e-2f;
+    p = p * f + 2.4022120e-1f;
+    p = p * f + 6.9314694e-1f;
+    p = p * f + 1.0000001f;
+    return float_of(bits_of(p) + (bits_of(shifted) << 23));
 }
 
 /* ---- sweeps ----------------------------------------------------------------------------------------------------- */
@@ -100,23 +106,43 @@ INLINE void read_group(const Row *row, long group, float values[GROUP]) {
 /* Bits of a float as an integer in the order of the floats, and back: compilers make fast maxima of integers only. */
 INLINE int32_t ordered(uint32_t bits) { return (int32_t)(bits ^ ((uint32_t)((int32_t)bits >> 31) & 0x7FFFFFFFu)); }
 
-/* Finds the largest logit of each group and of the row. False for a row in which a number is not one. */
+INLINE void take(double *total, float lanes[LANES]) {
+    for (int lane = 0; lane < LANES; lane++) *total += lanes[lane], lanes[lane] = 0.0f;
+}
+
+/* Finds the largest logit of each group and of the row, and the mass of all logits if it is wanted, which costs little
+ * while they come from memory. False for a row in which a number is not one. */
 FOR_EACH_CPU static int sweep(Row *row) {
-    float values[GROUP];
+    float values[GROUP], lanes[LANES] = {0};
     int32_t most = INT32_MIN, least = INT32_MAX;
-    for (long group = 0; group < row->groups; group++) {
-        int32_t largest = INT32_MIN, smallest = INT32_MAX;
-        read_group(row, group, values);
-        for (int i = 0; i < GROUP; i++) {
-            const int32_t value = ordered(bits_of(values[i]));
-            largest = value > largest ? value : largest;
-            smallest = value < smallest ? value : smallest;
+    row->best = -INFINITY;
+    for (long first = 0, end; first < row->groups; first = end) {
+        end = first + ADDED < row->groups ? first + ADDED : row->groups;
+        for (long group = first; group < end; group++) {
+            int32_t largest = INT32_MIN, smallest = INT32_MAX;
+            read_group(row, group, values);
+            for (int i = 0; i < GROUP; i++) {
+                const int32_t value = ordered(bits_of(values[i]));
+                largest = value > largest ? value : largest;
+                smallest = value < smallest ? value : smallest;
+            }
+            row->maxima[group] = float_of((uint32_t)ordered((uint32_t)largest));
+            most = largest > most ? largest : most;
+            least = smallest < least ? smallest : least;
         }
-        row->maxima[group] = float_of((uint32_t)ordered((uint32_t)largest));
-        most = largest > most ? largest : most;
-        least = smallest < least ? smallest : least;
+        const float best = float_of((uint32_t)ordered((uint32_t)most));
+        if (row->wants_mass && best > -INFINITY) {
+            row->mass *= exp((double)row->best - (double)best);
+            for (long group = first; group < end; group++) {
+                read_group(row, group, values);
+                for (int i = 0; i < GROUP; i += LANES)
+                    for (int lane = 0; lane < LANES; lane++)
+                        lanes[lane] += exp2_below((values[i + lane] - best) * LOG2_E);
+            }
+            take(&row->mass, lanes);
+        }
+        row->best = best;
     }
-    row->best = float_of((uint32_t)ordered((uint32_t)most));
     return most <= ordered(0x7F800000u) && least >= ordered(0xFF800000u); /* the infinities */
 }
 
@@ -137,62 +163,47 @@ typedef struct {
     double all, from_floor, above_ceiling;
 } Masses;
 
-INLINE double sum(const float lanes[LANES]) {
-    double total = 0.0;
-    for (int lane = 0; lane < LANES; lane++) total += lanes[lane];
-    return total;
-}
-
 /* Of the groups whose largest logit reaches `from`. */
-FOR_EACH_CPU static Masses masses_of(const Row *row, float inverse, float from, float floor, float ceiling) {
+FOR_EACH_CPU static Masses masses_from(const Row *row, float inverse, float from, float floor, float ceiling) {
     Masses found = {0.0, 0.0, 0.0};
-    float values[GROUP];
+    float all[LANES] = {0}, near[LANES] = {0}, above[LANES] = {0}, values[GROUP];
+    const float slope = inverse * LOG2_E;
+    int added = 0;
     for (long group = 0; group < row->groups; group++) {
         if (!(row->maxima[group] >= from)) continue;
-        float all[LANES] = {0}, near[LANES] = {0}, above[LANES] = {0};
         read_group(row, group, values);
         for (int i = 0; i < GROUP; i += LANES)
             for (int lane = 0; lane < LANES; lane++) {
-                const float value = values[i + lane], weight = exp_below((value - row->best) * inverse);
+                const float value = values[i + lane], weight = exp2_below((value - row->best) * slope);
                 all[lane] += weight;
                 near[lane] += value >= floor ? weight : 0.0f;
                 above[lane] += value > ceiling ? weight : 0.0f;
             }
-        found.all += sum(all);
-        found.from_floor += sum(near);
-        found.above_ceiling += sum(above);
+        if (++added < ADDED) continue;
+        take(&found.all, all), take(&found.from_floor, near), take(&found.above_ceiling, above);
+        added = 0;
     }
+    take(&found.all, all), take(&found.from_floor, near), take(&found.above_ceiling, above);
     return found;
 }
 
-FOR_EACH_CPU static double mass_of(const Row *row, float inverse) {
-    double total = 0.0;
-    float values[GROUP];
-    for (long group = 0; group < row->groups;) {
-        float lanes[LANES] = {0};
-        for (long last = group + 16 < row->groups ? group + 16 : row->groups; group < last; group++) {
-            read_group(row, group, values);
-            for (int i = 0; i < GROUP; i += LANES)
-                for (int lane = 0; lane < LANES; lane++)
-                    lanes[lane] += exp_below((values[i + lane] - row->best) * inverse);
-        }
-        total += sum(lanes);
-    }
-    return total;
-}
-
-/* The mass of the largest logits of the groups that do not reach `from`. */
-FOR_EACH_CPU static double mass_of_maxima(const Row *row, float inverse, float from) {
+/* The number of groups that reach `from`, and the mass of the largest logits of the others. */
+FOR_EACH_CPU static long others(const Row *row, float inverse, float from, double *mass) {
     float lanes[LANES] = {0};
+    int32_t reached = 0;
+    const float slope = inverse * LOG2_E;
+    for (long group = 0; group < row->groups; group++) reached += row->maxima[group] >= from;
     long group = 0;
     for (; group + LANES <= row->groups; group += LANES)
         for (int lane = 0; lane < LANES; lane++) {
             const float value = row->maxima[group + lane];
-            lanes[lane] += value >= from ? 0.0f : exp_below((value - row->best) * inverse);
+            lanes[lane] += value >= from ? 0.0f : exp2_below((value - row->best) * slope);
         }
     for (; group < row->groups; group++)
-        lanes[0] += row->maxima[group] >= from ? 0.0f : exp_below((row->maxima[group] - row->best) * inverse);
-    return sum(lanes);
+        lanes[0] += row->maxima[group] >= from ? 0.0f : exp2_below((row->maxima[group] - row->best) * slope);
+    *mass = 0.0;
+    take(mass, lanes);
+    return reached;
 }
 
 /* ---- heads ------------------------------------------------------------------------------------------------------ */
@@ -309,22 +320,24 @@ static int is_alone(const Row *row, float logit) {
     return near == 1;
 }
 
-/* 1 if the mass of the ids before this logit is certainly below top-p, -1 if certainly above, else 0. Groups that do not
- * reach the logit are first bounded by their largest. */
+/* 1 if the mass of the ids before this logit is certainly below top-p, -1 if certainly above, else 0. Where few groups
+ * reach the logit, these are read and the others bounded by their largest; else, and where that is not enough, all. */
 static int is_within(const Search *search, float logit) {
     const Row *row = search->row;
     const float inverse = (float)search->options->inverse;
-    const float floor = logit - DISTINCT > -3e38f ? logit - DISTINCT : -3e38f;
+    const float floor = logit - DISTINCT > -3e38f ? logit - DISTINCT : -3e38f, ceiling = logit + DISTINCT;
     const double low = search->options->top_p - search->options->margin;
     const double high = search->options->top_p + search->options->margin;
     const double own = exp(relative(search, logit));
-    const Masses read = masses_of(row, inverse, floor, floor, logit + DISTINCT);
-    const double rest = mass_of_maxima(row, inverse, floor);
-    double least = read.all + rest, most = read.all + GROUP * rest;
-    if ((read.from_floor - own) / least >= low && read.above_ceiling / most <= high)
-        least = most = mass_of(row, inverse);
-    if ((read.from_floor - own) / least < low) return 1;
-    return read.above_ceiling / most > high ? -1 : 0;
+    double rest;
+    if (others(row, inverse, floor, &rest) * 4 < row->groups) {
+        const Masses some = masses_from(row, inverse, floor, floor, ceiling);
+        if ((some.from_floor - own) / (some.all + rest) < low) return 1;
+        if (some.above_ceiling / (some.all + GROUP * rest) > high) return -1;
+    }
+    const Masses every = masses_from(row, inverse, -INFINITY, floor, ceiling);
+    if ((every.from_floor - own) / every.all < low) return 1;
+    return every.above_ceiling / every.all > high ? -1 : 0;
 }
 
 /* 1 for a candidate that min-p and top-p keep, -1 for one that they drop, 0 where it is not certain. */
@@ -375,21 +388,21 @@ typedef struct {
 } Work;
 
 static void work_on(const Work *work, long at, float *maxima, float *bounds) {
-    Row row = {work->logits + at * work->stride, work->is_half, work->vocab, (work->vocab + GROUP - 1) / GROUP, maxima, 0};
+    const long groups = (work->vocab + GROUP - 1) / GROUP;
+    const int num_top = work->num_tops[at];
+    Row row = {work->logits + at * work->stride, work->is_half, work->vocab, groups, maxima, 0.0f, num_top > 0, 0.0};
     work->tokens[at] = NOT_CERTAIN;
     work->head_size[at] = 0;
     if (!sweep(&row) || !isfinite(row.best)) return; /* the reference says what is wrong */
-    if (work->num_tops[at] > 0) {
-        int32_t *ids = work->ids + at * work->width;
-        double *probs = work->probs + at * work->width;
-        float logits[GROUP];
-        const int count = largest(&row, work->num_tops[at], ids, logits);
-        const double total = mass_of(&row, 1.0f);
-        for (int i = 0; i < count; i++) probs[i] = exp((double)logits[i] - (double)row.best) / total;
-        work->head_size[at] = count;
-    }
     work->tokens[at] = work->are_greedy[at] ? greedy(&row)
                                             : sampled(&row, &work->options[at], work->keys[at], bounds);
+    if (num_top == 0) return;
+    int32_t *ids = work->ids + at * work->width;
+    double *probs = work->probs + at * work->width;
+    float logits[GROUP];
+    const int count = largest(&row, num_top, ids, logits);
+    for (int i = 0; i < count; i++) probs[i] = exp((double)logits[i] - (double)row.best) / row.mass;
+    work->head_size[at] = count;
 }
 
 /* work_on_rows(next, rows, vocab, width, stride, is_half, addresses...): works on rows from the counter at `next` on. */
