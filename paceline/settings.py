@@ -63,6 +63,13 @@ class NodeSettings(ProgramSettings):
         default_factory=lambda data: "hash" if data["model"] == "fake" else "minilm",
         description="minilm, hash, or a sentence-transformers name; default: minilm (hash when the model is fake)",
     )
+    relevance_temperature: float = Field(
+        0.8,
+        ge=0.01,
+        le=100,
+        description="how much higher the cosine of a passage must be for it to weigh e times as much in an answer. "
+        "Where it or the embedder is another at the other side, the documents of both sides weigh the same",
+    )
     backend: Literal["auto", "hf", "paged"] = Field("auto", description="engine that runs the model")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="number format of the weights")
     threads: int | None = Field(None, ge=1, description="CPU threads of the engine; default: torch's choice")
