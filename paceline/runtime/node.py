@@ -223,8 +223,8 @@ class Node(NodeTexts):
             "peers": len(self._peers),
             "answers": len(self._clients),
         }
-        if unlike := self._peers.unlike_names():
-            detail["equal_weights"] = ", ".join(unlike)  # peers whose relevance cannot be compared with this side's
+        if unlike := sum(bool(self._peers.scales.difference(name)) for name in self._peers.links):
+            detail["equal_weights"] = unlike
         lost = {} if self.lost is None else {"engine": str(self.lost)}
         return Readiness(self.lost is None, {**detail, **lost})
 

@@ -25,13 +25,12 @@ from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.prompts import build_prompts
-from paceline.runtime.sessions.relevance_scales import difference
+from paceline.runtime.sessions.relevance_scales import PeerScales
 from paceline.runtime.sessions.remote_search import SEARCH, SearchServer, to_wire
 from paceline.runtime.sessions.remote_text import WRITE, Admit, TextServer
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
 from paceline.wire.codec import constraint_from_wire, decode_options, sampling_from_wire
-from paceline.wire.identity_messages import RelevanceScale
 from paceline.wire.messages import (
     CloseSession,
     DraftLimits,
@@ -75,7 +74,7 @@ class Peers:
         self._sessions: dict[PeerSession, Link] = {}
         self._shares = Shares(MAX_PEER_SESSIONS, most=MAX_SESSIONS_PER_PEER)  # of peers, in `_sessions`
         self._records: dict[str, PeerRecord] = {}  # by the peer's name: one that links anew stays who it is
-        self._scales: dict[str, RelevanceScale | None] = {}  # likewise, of what they told last
+        self.scales = PeerScales(resources.relevance)
         self._tokens = Allowances(MAX_PEER_TOKENS)  # of peers, by session
         self._counted: dict[PeerSession, int] = {}  # tokens of each session that are part of that
         self._searches = SearchServer()
@@ -97,14 +96,6 @@ class Peers:
     def record(self, name: str) -> PeerRecord:
         """What is remembered of answers with this peer."""
         return self._records.setdefault(name, PeerRecord())
-
-    def unlike(self, name: str | None) -> str:
-        """Why the relevance of this peer's documents and of this side's cannot be compared; empty where it can."""
-        return difference(self._resources.relevance, None if name is None else self._scales.get(name))
-
-    def unlike_names(self) -> list[str]:
-        """Linked peers of which that is so."""
-        return [name for name in self.links if self.unlike(name)]
 
     def peer_for(self, request: GenerateRequest) -> tuple[str | None, Link | None]:
         """Peer of an answer: the request's device, else the only linked peer if any may take part."""
@@ -129,9 +120,7 @@ class Peers:
         link.on_open = lambda opening: self._on_open(link, peer, opening)
         link.on_down = lambda: self._on_down(link, peer)
         log.info("linked with %s, which holds %s documents", peer, link.peer.documents)
-        told, self._scales[peer] = self._scales.get(peer), link.peer.relevance
-        if (unlike := self.unlike(peer)) and told != link.peer.relevance:  # once, though links come and go
-            log.warning("in answers with %s %s", peer, unlike)
+        self.scales.told(peer, link.peer.relevance)
         for client in list(self._clients):
             if client.prepared.peer_name == peer:
                 client.link_back(link)
@@ -285,7 +274,7 @@ class Peers:
         if ask is not None:
             ask.reads(passage.file_id for passage in prompts.passages)
             prompts = prompts.without_relevance(resources.relevance_temperature)
-        if self.unlike(peer):
+        if self.scales.difference(peer):
             prompts = prompts.with_equal_sides()
         if prompts.longest + len(opening.targets) >= positions:
             session.fail(PacelineError(f"its context of {positions} tokens is too short"))

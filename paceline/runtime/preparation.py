@@ -104,7 +104,7 @@ class Preparation:
         if strategy.needs_peer and side == "device":  # as where the cloud's client asks, so that the text is the same
             prompts = prompts.without_relevance(resources.relevance_temperature)
         weighed = strategy.text_of == "both" or (prompts.passages and prompts.peer_passages)
-        if unlike := self._peers.unlike(name) if weighed else "":
+        if unlike := self._peers.scales.difference(name) if weighed else "":
             prompts = prompts.with_equal_sides()
         limit = self._limit(request, prompts)
         share = claim_or_refuse(resources.worker.capacity, resources.block_size, prompts.branches, limit)
