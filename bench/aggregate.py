@@ -8,22 +8,21 @@ each side alone (the cloud called directly, not over the link). The texts are co
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-import httpx
 
 from paceline.core.aggregation.placement import speed_up
 from paceline.core.side import Side
 
+from . import wide_vocabulary
 from .aggregation import payload_bytes, session_bytes
 from .aggregation.process_pair import linked_pair
+from .bootstrap import Estimate, ratio_of, worst_of
+from .findings import claimed
 from .report import Claim, Options, Report, plot_lines
+from .streamed_answer import Answer, Asked
 
 NAME = "aggregate"
 SUMMARY = "time per token of joint answers against the round trip, 0-600 ms, on real processes"
@@ -33,21 +32,24 @@ PACES: Mapping[str, Mapping[Side, float]] = {
     "equal": {"cloud": 0.03, "device": 0.03},
 }
 ROUND_TRIPS = (0.05, 0.1, 0.2, 0.3, 0.6)  # s; the jitter is a fifth of it
-CLOUD_ONLY = "cloud only"
+CLOUD_ONLY, CLOUD_DEFAULT = "cloud only", "cloud only, lookup_tree"
+PRIVATE = "document-private"
 WAYS: Mapping[str, Mapping[str, object]] = {
     # Trees first, before their look-up tables have seen another mode's answer to the same question and seed.
     "tree": {"strategy": "aggregate", "drafts": "tree", "aggregator": "mixture"},
-    "tree, document-private": {
-        "strategy": "aggregate",
-        "drafts": "tree",
-        "aggregator": "mixture",
-        "privacy": "document-private",
-    },
+    f"tree, {PRIVATE}": {"strategy": "aggregate", "drafts": "tree", "aggregator": "mixture", "privacy": PRIVATE},
     "tree, coin": {"strategy": "aggregate", "drafts": "tree", "aggregator": "coin"},
     "device only": {"strategy": "autoregressive"},
     "device only, lookup_tree": {"strategy": "lookup_tree"},
     CLOUD_ONLY: {"strategy": "autoregressive"},
+    CLOUD_DEFAULT: {"strategy": "lookup_tree"},
     "token-wise": {"strategy": "aggregate", "drafts": "none", "aggregator": "mixture"},
+    f"token-wise, {PRIVATE}": {
+        "strategy": "aggregate",
+        "drafts": "none",
+        "aggregator": "mixture",
+        "privacy": PRIVATE,
+    },
     "sequence-wise": {"strategy": "aggregate", "drafts": "sequence", "aggregator": "mixture"},
     "chain": {"strategy": "aggregate", "drafts": "chain", "aggregator": "mixture"},
     "chain, paper": {"strategy": "aggregate", "drafts": "chain", "aggregator": "paper"},
@@ -59,28 +61,16 @@ MAX_NEAR = 0.05
 NEAR_FACTOR = 4  # times as many answers
 
 
-@dataclass(slots=True)
-class Answer:
-    """One streamed answer."""
-
-    text: str = ""
-    tokens: int = 0
-    seconds: float = 0.0  # between the first and the last delta
-    stats: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def per_token(self) -> float:
-        return self.seconds / max(1, self.tokens - 1)
-
-
 def run(options: Options) -> Report:
-    tokens, count = 32, (1 if options.quick else 2)
+    tokens, count = 32, (1 if options.quick else 5)
     trips = (0.05, 0.3) if options.quick else ROUND_TRIPS
-    rows: list[dict[str, object]] = []
+    measured: Measured = {}
     for pace, forward in PACES.items():
         for trip in trips:
             seeds = tuple(range(1, 1 + (NEAR_FACTOR * count if trip <= MAX_NEAR else count)))
-            rows += _measure(pace, forward, trip, tokens, seeds)
+            measured[pace, trip] = _measure(forward, trip, tokens, seeds)
+    rows = [row for (pace, trip), answers in measured.items() for row in _rows(pace, PACES[pace], trip, answers)]
+    wide = wide_vocabulary.measure(wide_vocabulary.QUICK if options.quick else wide_vocabulary.Load())
     sizes = payload_bytes.rows(20 if options.quick else 100)
     session = session_bytes.rows(1 if options.quick else 3, tokens, (MAX_NEAR, MAX_CLAIMED))
     conditions = {
@@ -89,24 +79,30 @@ def run(options: Options) -> Report:
         "forward_s": {pace: dict(forward) for pace, forward in PACES.items()},
         "row_s": ROW_S,
         "jitter": "a fifth of the round trip",
-        "privacy": "open, but where a way names its level",
+        "privacy": "open, but where a way names its level; claims against token-wise and the device are of both levels",
+        "152k ids": "the same, 30 ms a forward on both sides, round trip 300 ms (wide_vocabulary.py)",
+        "interval_90": "answers to the same seed, resampled; the worst over paces",
+        "quick": options.quick,
         "tokens": tokens,
         "answers": f"{count} each, {NEAR_FACTOR * count} at {1e3 * MAX_NEAR:g} ms and less",
         "client": "httpx at the agent, loopback; for the cloud alone at the cloud",
         "session bytes": "all messages of an answer but its opening, in virtual time (aggregation/session_bytes.py)",
         "bytes": f"of a message with one node, synthetic, {payload_bytes.VOCAB} ids (aggregation/payload_bytes.py)",
     }
-    claims = (*_claims(rows), *_size_claims(sizes), *_session_claims(session))
-    return Report(NAME, conditions, rows + sizes + session, claims)
+    claims = (*_claims(measured), *wide.claims, *_size_claims(sizes), *_session_claims(session))
+    return Report(NAME, conditions, rows + wide.rows + sizes + session, claims)
 
+
+END = (256,)  # the fake model's end token
+Measured = dict[tuple[str, float], Mapping[str, list[Answer]]]  # by pace and round trip: answers of each way
 
 WARM_UP = 16  # tokens of an answer under each aggregator that is not measured: it calibrates both sides' speed
 ROW_S = 0.0003  # s, time of each further row of a forward: for the slow device 16 rows take 1.08 times one row
 
 
 def _measure(
-    pace: str, forward: Mapping[Side, float], trip: float, tokens: int, seeds: tuple[int, ...]
-) -> list[dict[str, object]]:
+    forward: Mapping[Side, float], trip: float, tokens: int, seeds: tuple[int, ...]
+) -> Mapping[str, list[Answer]]:
     emulate: dict[Side, str] = {
         "cloud": f"forward={forward['cloud'] * 1000:g}ms,row={ROW_S * 1000:g}ms",
         "device": f"rtt={trip * 1000:g}ms,jitter={trip * 100:g}ms,"
@@ -117,15 +113,16 @@ def _measure(
         linked_pair(Path(directory), model=MODEL, emulate=emulate) as pair,
     ):
         for way in ("tree", "tree, coin", "chain, paper"):
-            _ask(pair.device.url, WAYS[way], WARM_UP, 99)
-        urls = {way: (pair.cloud if way == CLOUD_ONLY else pair.device).url for way in WAYS}
-        answers = {way: [_ask(urls[way], how, tokens, seed) for seed in seeds] for way, how in WAYS.items()}
-    same = ("token-wise", "sequence-wise", "chain", "tree", "tree, document-private")
+            Asked("fake", WARM_UP, END).answer(pair.device.url, WAYS[way], 99)
+        urls = {way: (pair.cloud if way in (CLOUD_ONLY, CLOUD_DEFAULT) else pair.device).url for way in WAYS}
+        asked = Asked("fake", tokens, END)
+        answers = {way: [asked.answer(urls[way], how, seed) for seed in seeds] for way, how in WAYS.items()}
+    same = ("token-wise", f"token-wise, {PRIVATE}", "sequence-wise", "chain", "tree", f"tree, {PRIVATE}")
     comparable = [answers[way] for way in same]
     for others in zip(*comparable, strict=True):
         if len({answer.text for answer in others}) != 1:
             raise AssertionError("drafts have changed an answer")
-    return list(_rows(pace, forward, trip, answers))
+    return answers
 
 
 def _rows(
@@ -156,61 +153,45 @@ def _acceptance(answers: list[Answer], side: Side) -> float | None:
     return sum(answer.stats.get(f"accepted_{side}", 0.0) for answer in answers) / drafted if drafted else None
 
 
-def _ask(url: str, how: Mapping[str, object], tokens: int, seed: int) -> Answer:
-    body = {
-        "model": "fake",
-        "messages": [{"role": "user", "content": "What is there to know of the harbour library of Tarnwick?"}],
-        "max_tokens": tokens,
-        "temperature": 1.0,
-        "seed": seed,
-        "logit_bias": {"256": -100},  # the end token is banned: every answer has the same length
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "paceline": {"report": True, "privacy": "open", **how},
-    }
-    answer = Answer()
-    first = last = 0.0
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120.0, trust_env=False) as response:
-        response.raise_for_status()
-        for line in response.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            delta = event["choices"][0]["delta"].get("content") if event.get("choices") else None
-            if delta:
-                last = time.perf_counter()
-                first = first or last
-                answer.text += delta
-            if event.get("usage"):
-                answer.tokens = int(event["usage"]["completion_tokens"])
-            report = event.get("paceline") or {}
-            answer.stats.update(report.get("stats", {}))
-    answer.seconds = last - first
-    return answer
-
-
-def _claims(rows: list[dict[str, object]]) -> Iterator[Claim]:
-    """The worst over both paces, at an acceptance rate of about 0.75 or more."""
-
-    def seconds(pace: str, trip: float, way: str) -> float:
-        row = next(row for row in rows if (row["pace"], row["rtt_s"], row["way"]) == (pace, trip, way))
-        value = row["s_per_token"]
-        assert isinstance(value, float)
-        return value
-
-    trips = sorted({float(str(row["rtt_s"])) for row in rows})
+def _claims(measured: Mapping[tuple[str, float], Mapping[str, list[Answer]]]) -> Iterator[Claim]:
+    """The worst over both paces, and over both privacy levels where a pair of ways has both."""
+    trips = sorted({trip for _, trip in measured})
     far, near = max(trip for trip in trips if trip <= MAX_CLAIMED), [trip for trip in trips if trip <= MAX_NEAR]
-    for name, way, against, target, paper in (
-        ("vs_token_wise_300ms", "tree", "token-wise", 0.3, "0.576 (OPT), 0.803 (Qwen)"),
-        ("vs_sequence_wise_300ms", "tree", "sequence-wise", 0.3, "0.505 (OPT), 0.568 (Qwen)"),
-        ("private_vs_open_300ms", "tree, document-private", "tree", 1.3, None),
-        ("chain_vs_token_wise_300ms", "chain", "token-wise", 0.5, None),
-        ("tree_vs_chain", "tree", "chain", 0.65, None),
+
+    def worst(pairs: Sequence[tuple[str, str]], at: Sequence[float]) -> Estimate:
+        return worst_of(
+            (
+                ratio_of(*([answer.per_token for answer in measured[pace, trip][way]] for way in pair))
+                for pair in pairs
+                for pace in PACES
+                for trip in at
+            ),
+            "lower",
+        )
+
+    private = f"tree, {PRIVATE}"
+    for name, pairs, at, target, paper in (
+        (
+            "vs_token_wise_300ms",
+            [("tree", "token-wise"), (private, f"token-wise, {PRIVATE}")],
+            [far],
+            0.3,
+            "0.576 (OPT), 0.803 (Qwen)",
+        ),
+        (
+            "vs_sequence_wise_300ms",
+            [("tree", "sequence-wise"), (private, "sequence-wise")],
+            [far],
+            0.3,
+            "0.505 (OPT), 0.568 (Qwen)",
+        ),
+        ("private_vs_open_300ms", [(private, "tree")], [far], 1.3, None),
+        ("chain_vs_token_wise_300ms", [("chain", "token-wise")], [far], 0.5, None),
+        ("tree_vs_chain", [("tree", "chain")], [far], 0.65, None),
+        ("overhead_50ms", [("tree", "device only"), (private, "device only")], near, 1.1, "1.156 to 1.203"),
+        ("vs_device_default_50ms", [(way, "device only, lookup_tree") for way in ("tree", private)], near, 1.3, None),
     ):
-        value = max(seconds(pace, far, way) / seconds(pace, far, against) for pace in PACES)
-        yield Claim(f"aggregate.{name}", value, target, "lower", paper)
-    overhead = max(seconds(pace, trip, "tree") / seconds(pace, trip, "device only") for pace in PACES for trip in near)
-    yield Claim("aggregate.overhead_50ms", overhead, 1.1, "lower", "1.156 to 1.203")
+        yield claimed(f"aggregate.{name}", worst(pairs, at), target, "lower", paper)
 
 
 def _size_claims(sizes: list[dict[str, object]]) -> Iterator[Claim]:

@@ -32,7 +32,8 @@ from paceline.engine.tensors import dists
 from paceline.errors import ConfigError, EngineError
 
 from . import gpu_step
-from .bootstrap import INSIDE, Estimate, ratio_of
+from .bootstrap import INSIDE, Estimate, medians_apart, ratio_of
+from .findings import claimed
 from .llama_cpp_forward import llama_cpp, missing
 from .random_model import Shape, random_model
 from .report import Claim, Options, Report, plot_lines
@@ -147,9 +148,8 @@ def _claims(measured: Mapping[int, _Forwards]) -> tuple[list[Claim], dict[str, E
     if one.llama_cpp is not None and sixteen.llama_cpp is not None:
         ratios["engine.vs_llama_cpp_row1"] = (ratio_of(one.llama_cpp, one.paged), 1.05)
         ratios["engine.vs_llama_cpp_row16"] = (ratio_of(sixteen.llama_cpp, sixteen.paged), 2.2)
-    claims = [Claim(name, estimate.value, target, "higher") for name, (estimate, target) in ratios.items()]
-    growth = statistics.median(sixteen.paged) / statistics.median(one.paged)
-    claims.append(Claim("engine.rows16_vs_row1", growth, 1.3, "lower"))
+    claims = [claimed(name, found, target, "higher") for name, (found, target) in ratios.items()]
+    claims.append(claimed("engine.rows16_vs_row1", medians_apart(sixteen.paged, one.paged), 1.3, "lower"))
     return claims, {name: estimate for name, (estimate, _) in ratios.items()}
 
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from .bootstrap import Estimate
 from .report import Claim
+
+
+def claimed(
+    name: str, found: Estimate, target: float, better: Literal["higher", "lower"], paper: str | None = None
+) -> Claim:
+    """A claim with the interval of its value."""
+    return Claim(name, found.value, target, better, paper, found.bounds)
 
 
 @dataclass(slots=True)
@@ -17,7 +25,7 @@ class Findings:
     intervals: dict[str, list[float]] = field(default_factory=dict)  # claim -> bounds
 
     def claim(self, claim: Claim, estimate: Estimate | None = None) -> None:
-        self.claims.append(claim)
+        self.claims.append(claim if estimate is None else replace(claim, interval=estimate.bounds))
         if estimate is not None:
             self.intervals[claim.name] = estimate.interval
 

@@ -25,9 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from paceline.core.aggregation.weights import log_weight
 from paceline.core.permission import EVERYBODY
 from paceline.core.sampling.sampler import SamplingParams
@@ -60,7 +57,10 @@ from paceline.wire.messages import (
 )
 
 from .aggregation.two_process_rig import StreamTransport
-from .report import Claim, Options, Report
+from .bootstrap import Estimate, estimate, worst_of
+from .findings import claimed
+from .guess_scores import Scored
+from .report import Options, Report
 
 NAME = "leakage"
 SUMMARY = "membership of a sentence in a device's documents, from what the cloud sees beyond the answer"
@@ -69,14 +69,13 @@ SEED: Final = 31
 FEW, MANY = 12, 150  # guesses of each kind
 FACTS_A_DOCUMENT: Final = (2, 5)
 MAX_TOKENS: Final = 40
-FOLDS: Final = 5
+RESAMPLES: Final = 500
 LEVELS: Final[Mapping[str, tuple[str, str]]] = {  # privacy level and aggregator
     "document-private, mixture": ("document-private", "mixture"),
     "document-private, coin": ("document-private", "coin"),
     "open, mixture": ("open", "mixture"),
 }
 Kind = Literal["member", "other subject", "other value"]
-Features = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +125,34 @@ class Heard:
 
 
 def run(options: Options) -> Report:
-    rows = asyncio.run(_measure(FEW if options.quick else MANY))
-    beyond = [float(str(row["beyond_text"])) for row in rows if str(row["cloud_sees"]).startswith("document-private")]
-    conditions = {"model": "demo device model", "embedder": "minilm", "documents_read": 2, "seed": SEED}
-    return Report(NAME, conditions, rows, (Claim("leakage.auc_beyond_text", max(beyond), 0.05, "lower"),))
+    found = asyncio.run(_measure(FEW if options.quick else MANY))
+    beyond = [each.beyond for each in found if str(each.row["cloud_sees"]).startswith("document-private")]
+    conditions = {
+        "model": "demo device model",
+        "embedder": "minilm",
+        "documents_read": 2,
+        "seed": SEED,
+        "privacy": f"{', '.join(LEVELS)}; claimed at document-private",
+        "interval_90": "resampled guesses, each scored by the model that was fitted without it",
+        "quick": options.quick,
+    }
+    claim = claimed("leakage.auc_beyond_text", worst_of(beyond, "lower"), 0.05, "lower")
+    return Report(NAME, conditions, [each.row for each in found], (claim,))
 
 
-async def _measure(count: int) -> list[dict[str, object]]:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A row, and what the cloud gains beside the text."""
+
+    row: dict[str, object]
+    beyond: Estimate
+
+
+async def _measure(count: int) -> list[Found]:
     rng = random.Random(SEED)
     documents, guesses = corpus(rng, count)
     model = load_model(str(DEVICE), threads=1)
-    rows: list[dict[str, object]] = []
+    rows: list[Found] = []
     with (
         tempfile.TemporaryDirectory(prefix="paceline-leakage-") as folder,
         DocumentStore.open(Path(folder), load_embedder("minilm"), side="device") as store,
@@ -157,7 +173,7 @@ async def _rows(
     privacy: str,
     aggregator: str,
     guesses: Mapping[Kind, Sequence[Guess]],
-) -> list[dict[str, object]]:
+) -> list[Found]:
     texts: dict[Kind, list[list[float]]] = {}
     channels: dict[Kind, list[list[float]]] = {}
     for kind, each_kind in guesses.items():
@@ -176,20 +192,30 @@ async def _rows(
                     kind: [[binned(store, guess.sentence)] for guess in guesses[kind]] for kind in ("member", other)
                 }
         for sees, found in seen.items():
-            text = auc(texts["member"], texts[other])
-            both = auc(_beside(texts["member"], found["member"]), _beside(texts[other], found[other]))
+            text = Scored.of(texts["member"], texts[other])
+            both = Scored.of(_beside(texts["member"], found["member"]), _beside(texts[other], found[other]))
+            beyond = _beyond(text, both)
             rows.append(
-                {
-                    "cloud_sees": sees,
-                    "non_members": other,
-                    "n": len(texts["member"]),
-                    "auc_text": round(text, 3),
-                    "auc_alone": round(auc(found["member"], found[other]), 3),
-                    "auc_both": round(both, 3),
-                    "beyond_text": round(both - text, 3),
-                }
+                Found(
+                    {
+                        "cloud_sees": sees,
+                        "non_members": other,
+                        "n": len(texts["member"]),
+                        "auc_text": round(text.area(), 3),
+                        "auc_alone": round(Scored.of(found["member"], found[other]).area(), 3),
+                        "auc_both": round(both.area(), 3),
+                        "beyond_text": round(beyond.value, 3),
+                        "interval_90": beyond.interval,
+                    },
+                    beyond,
+                )
             )
     return rows
+
+
+def _beyond(text: Scored, both: Scored) -> Estimate:
+    """Of the same guesses."""
+    return estimate(len(text.members), lambda among: both.area(among) - text.area(among), RESAMPLES)
 
 
 def _beside(left: Sequence[list[float]], right: Sequence[list[float]]) -> list[list[float]]:
@@ -334,36 +360,3 @@ class Cloud:
         await ended.wait()
         self.link.detach(number)
         return heard
-
-
-# ---- the classifier --------------------------------------------------------------------------------------------------
-def auc(members: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> float:
-    """AUC of a logistic regression, each guess scored by a model fitted to the other folds."""
-    features: Features = np.array([*members, *others], dtype=np.float64)
-    labels = np.array([1.0] * len(members) + [0.0] * len(others))
-    fold = np.concatenate([np.arange(len(members)), np.arange(len(others))]) % FOLDS
-    areas = []
-    for held in range(FOLDS):
-        fitted, scored = fold != held, fold == held
-        scores = _scores(features[fitted], labels[fitted], features[scored])
-        inside, outside = scores[labels[scored] == 1], scores[labels[scored] == 0]
-        wins = (inside[:, None] > outside[None, :]).mean() + (inside[:, None] == outside[None, :]).mean() / 2
-        areas.append(float(wins))
-    return sum(areas) / FOLDS
-
-
-def _scores(features: Features, labels: Features, asked: Features) -> Features:
-    """Scores of logistic regression with a ridge of 1, by Newton's method."""
-    mean, scale = np.nanmean(features, axis=0), np.nanstd(features, axis=0)
-    scale[scale < 1e-9] = 1.0
-    # Where there is no text its features are those of the average text: that it is missing counts as a channel.
-    centred = (np.nan_to_num((x - mean) / scale) for x in (features, asked))
-    design, other = (np.column_stack([np.ones(len(x)), x]) for x in centred)
-    ridge = np.eye(design.shape[1])
-    weights = np.zeros(design.shape[1])
-    for _ in range(25):
-        chances = 1.0 / (1.0 + np.exp(-np.clip(design @ weights, -30, 30)))
-        curve = design.T @ (design * (chances * (1 - chances))[:, None]) + ridge
-        weights += np.linalg.solve(curve, design.T @ (labels - chances) - ridge @ weights)
-    result: Features = np.round(other @ weights, 9)
-    return result

@@ -30,7 +30,9 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.sessions.prompts import PromptSet
 from paceline.strategies.base import Branch
 
-from .report import Claim, Options, Report
+from .bootstrap import Estimate, share_of
+from .findings import claimed
+from .report import Options, Report
 
 NAME = "notes"
 SUMMARY = "what the demonstration reads in documents it has never seen"
@@ -83,7 +85,7 @@ def run(options: Options) -> Report:
         questions = tuple(each for kind in TARGETS for each in _of(questions, kind, CLAIMED)[:FEW])
     embedder = load_embedder("minilm")
     rows: list[dict[str, object]] = []
-    shares: dict[str, float] = {}
+    shares: dict[str, Estimate] = {}
     with stored(documents, embedder) as stores:
         for name, pair in {"reader": Pair.load(READER, READER), "causal pair": Pair.load(DEVICE, CLOUD)}.items():
             right = {each: is_right(each, answer(pair, stores, each.text)) for each in questions}
@@ -91,11 +93,20 @@ def run(options: Options) -> Report:
                 for half in ("dev", "test"):
                     asked = _of(questions, kind, half)
                     if asked:
-                        share = sum(right[each] for each in asked) / len(asked)
-                        rows.append({"models": name, "questions": kind, "half": half, "n": len(asked), "right": share})
+                        share = share_of([right[each] for each in asked])
+                        found = {"n": len(asked), "right": share.value, "interval_90": share.interval}
+                        rows.append({"models": name, "questions": kind, "half": half, **found})
                         shares.setdefault(f"{kind} {half}", share)
-    claims = tuple(Claim(f"notes.{kind}", shares[f"{kind} {CLAIMED}"], TARGETS[kind], "higher") for kind in TARGETS)
-    return Report(NAME, {"embedder": "minilm", "passages": PASSAGES, "temperature": 0.0}, rows, claims)
+    claims = tuple(claimed(f"notes.{kind}", shares[f"{kind} {CLAIMED}"], TARGETS[kind], "higher") for kind in TARGETS)
+    conditions = {
+        "embedder": "minilm",
+        "passages": PASSAGES,
+        "temperature": 0.0,
+        "privacy": "document-private; at temperature 0 both levels write the same text",
+        "interval_90": "resampled questions",
+        "quick": options.quick,
+    }
+    return Report(NAME, conditions, rows, claims)
 
 
 def _of(questions: Sequence[Question], kind: str, half: str) -> tuple[Question, ...]:

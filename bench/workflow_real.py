@@ -34,7 +34,8 @@ from paceline.core.side import SIDES, Side
 from paceline.models import CLOUD
 from paceline.workflow.policy import SchedulingPolicy
 
-from .bootstrap import Estimate, ratio_of
+from .bootstrap import Estimate, ratio_of, worst_of
+from .findings import claimed
 from .report import Claim, Options, Report
 from .workflow import program
 from .workflow.town import Asked, documents, questions, web
@@ -193,10 +194,10 @@ def _claims(taken: Mapping[tuple[str, str], Sequence[Answered]], load: Workload)
     claims = []
     for workflow in load.workflows:
         ours = taken[workflow, OURS]
-        static = min(_ratio(taken[workflow, way], ours).value for way in (STATIC, STATIC_CLOUD))
-        alone = _ratio(taken[workflow, ALONE], ours).value
-        claims.append(Claim(f"workflow.real_vs_static_{workflow}", static, 1.3, "higher"))
-        claims.append(Claim(f"workflow.real_vs_single_{workflow}", alone, 2.0, "higher"))
+        static = worst_of((_ratio(taken[workflow, way], ours) for way in (STATIC, STATIC_CLOUD)), "higher")
+        alone = _ratio(taken[workflow, ALONE], ours)
+        claims.append(claimed(f"workflow.real_vs_static_{workflow}", static, 1.3, "higher"))
+        claims.append(claimed(f"workflow.real_vs_single_{workflow}", alone, 2.0, "higher"))
     return claims
 
 

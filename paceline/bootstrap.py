@@ -92,6 +92,7 @@ class OpenedNode:
             documents=self.node.num_documents,
             num_weights=self.model.engine.info.num_weights,
             decode_us=round(1e6 * (self.node.decode_s or 0.0)),
+            relevance=self.node.relevance,
         )
 
 
@@ -143,6 +144,7 @@ async def run_node(
             tracer=tracer,
             web=open_web(settings),
             cloud_texts=isinstance(settings, AgentSettings) and settings.cloud_texts,
+            relevance_temperature=settings.relevance_temperature,
         )
 
         def ready() -> None:

@@ -63,6 +63,9 @@ class NodeSettings(ProgramSettings):
         default_factory=lambda data: "hash" if data["model"] == "fake" else "minilm",
         description="minilm, hash, or a sentence-transformers name; default: minilm (hash when the model is fake)",
     )
+    relevance_temperature: float = Field(
+        0.8, ge=0.01, le=100, description="cosine more for which a passage weighs e times as much; as the other side's"
+    )
     backend: Literal["auto", "hf", "paged"] = Field("auto", description="engine that runs the model")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="number format of the weights")
     threads: int | None = Field(None, ge=1, description="CPU threads of the engine; default: torch's choice")
@@ -250,7 +253,6 @@ class ServerSettings(NodeSettings):
         le=36_500,
         description="days without a link after which a device must be enrolled again; 0: it never must",
     )
-
     stages: tuple[str, ...] = Field(
         (),
         description="spread the model over stages, each with a span of its layers: 3 starts three processes here, "
@@ -259,7 +261,6 @@ class ServerSettings(NodeSettings):
     stage_format: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="number format of hidden rows between stages; auto: the model's, so that texts are the same"
     )
-
     draft_model: str | None = Field(
         None,
         description="small model that drafts for the strategy pipeline, in this process: demo-causal, fake, a Hugging "

@@ -7,7 +7,7 @@ and each further row for a fraction of it. All else is the program's own code, i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
@@ -26,6 +26,7 @@ from paceline.strategies.base import Machine, MachineConfig
 from .drafters import OURS, PLAIN, DraftMemory, ways
 from .placing_engine import PlacingEngine
 from .single_session import Answer, together
+from .speeds import rate, relative
 
 Kind = Literal["random", "trap", "bait"]
 
@@ -102,8 +103,10 @@ class Scripted(PlacingEngine):
                 return random
 
 
-async def measure(setting: Setting, *, forward_s: float, rounds: int) -> dict[str, object]:
-    """Tokens per second of both methods, alternating. Ours keeps its learnt state from round to round."""
+async def measure(
+    setting: Setting, *, forward_s: float, rounds: int
+) -> tuple[dict[str, object], Mapping[str, Sequence[Answer]]]:
+    """A row, and the answers of both methods, alternating. Ours keeps its learnt state from round to round."""
     engine = Scripted(setting, forward_s / setting.batch if setting.row >= 1.0 else forward_s)
     sampling = SamplingParams(temperature=0.0)
     config = MachineConfig("cloud", True, sampling, setting.tokens, frozenset(), setting.vocab)
@@ -121,14 +124,16 @@ async def measure(setting: Setting, *, forward_s: float, rounds: int) -> dict[st
                     answers += await together(worker, [machine] * setting.batch, [engine.prompt()] * setting.batch)
     finally:
         await worker.stop()
-    rates = {way: sum(a.timed for a in answers) / sum(a.seconds for a in answers) for way, answers in measured.items()}
-    return {
+    found = relative([measured], OURS)
+    row: dict[str, object] = {
         "setting": f"{setting.kind}, a row {setting.row:g} of a forward",
         "vocabulary": setting.vocab,
         "batch": setting.batch,
         "tokens": setting.tokens,
-        "vs_plain": rates[OURS] / rates[PLAIN],
-        "tokens_per_s": rates[OURS],
+        "vs_plain": found.value,
+        "interval_90": found.interval,
+        "tokens_per_s": rate(measured[OURS]),
         "draft_steps": sum(a.stats["draft_steps"] for a in measured[OURS]),
         "plain_steps": sum(a.stats["plain_steps"] for a in measured[OURS]),
     }
+    return row, measured

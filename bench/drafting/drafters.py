@@ -157,6 +157,9 @@ def ways(draft_model: Engine | None) -> dict[str, Way]:
         "suffix automaton": _drafting(DrafterOptions(tables=False), MAX_AUTOMATON, AutomatonAlone),
         "token recycling": _drafting(recycling, RECYCLING, Recycling),
     }
+    # The same drafters under the budget by which ours chooses its own number of drafts, guard included.
+    by_name["suffix automaton, our budget"] = _drafting(DrafterOptions(tables=False), None, AutomatonAlone)
+    by_name["token recycling, our budget"] = _drafting(recycling, None, Recycling)
     if draft_model is not None:
         by_name["draft model"] = _with(lambda: ModelDrafter(draft_model), MODEL_DRAFTS)
     return by_name | {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,10 +25,12 @@ from paceline.errors import EngineError
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.strategies.base import Machine, MachineConfig
 
+from ..bootstrap import Estimate, estimate
 from ..random_model import Shape, random_model
 from .drafters import OURS, PLAIN, DraftMemory, ways
 from .placing_engine import PlacingEngine
 from .single_session import Answer, together
+from .speeds import per_step, rate, relative
 from .workloads import Ids, ModelPrompts
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -106,8 +108,17 @@ def _extended(dist: Dist, size: int) -> Dist:
     return Dist.dense(probs / probs.sum())
 
 
-def measure(small: ModelPrompts, *, tokens: int, prompts: int) -> tuple[list[dict[str, object]], float, float]:
-    """Rows, tokens per second relative to plain decoding, and the overhead as a share of the forwards' time."""
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Answers of plain decoding and of ours with one small model's acceptance."""
+
+    rows: list[dict[str, object]]
+    answers: Mapping[str, Sequence[Answer]]
+    overhead: Estimate  # of ours: seconds beside the forwards ÷ seconds in them
+
+
+def measure(models: Sequence[ModelPrompts], *, tokens: int, prompts: int) -> list[Replayed]:
+    """Replay answers of each of the small models on one engine of 0.5B shape."""
     shape, dtype = Shape(), torch.bfloat16
     model = random_model(shape, dtype)
     torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
@@ -115,12 +126,15 @@ def measure(small: ModelPrompts, *, tokens: int, prompts: int) -> tuple[list[dic
     engine = paged_engine(model, info, kv_rows=4096)
     if not isinstance(engine, PagedEngine):
         raise EngineError(f"paged does not serve the bench's model: {engine}")
-    prompts_by_turns = [prompt for group in zip(*small.prompts.values(), strict=False) for prompt in group]
-    traces = [Trace.of(small.engine, prompt, tokens) for prompt in prompts_by_turns[: prompts + 1]]
-    return asyncio.run(_play(Replay(engine), traces, tokens))
+    found: list[Replayed] = []
+    for small in models:
+        prompts_by_turns = [prompt for group in zip(*small.prompts.values(), strict=False) for prompt in group]
+        traces = [Trace.of(small.engine, prompt, tokens) for prompt in prompts_by_turns[: prompts + 1]]
+        found.append(asyncio.run(_play(small.name, Replay(engine), traces, tokens)))
+    return found
 
 
-async def _play(replay: Replay, traces: Sequence[Trace], tokens: int) -> tuple[list[dict[str, object]], float, float]:
+async def _play(small: str, replay: Replay, traces: Sequence[Trace], tokens: int) -> Replayed:
     """Both methods on all traces; the first trace is a warm-up."""
     size = replay.info.vocab_size
     config = MachineConfig("cloud", True, GREEDY, tokens, frozenset(), size)
@@ -145,22 +159,26 @@ async def _play(replay: Replay, traces: Sequence[Trace], tokens: int) -> tuple[l
                     computed[way].append(replay.seconds - before)
     finally:
         await worker.stop()
-    rates = {way: sum(a.timed for a in of_way) / sum(a.seconds for a in of_way) for way, of_way in answers.items()}
-    overhead = {way: sum(a.seconds for a in answers[way]) / sum(computed[way]) - 1.0 for way in answers}
-    rows: list[dict[str, object]] = [
-        {
-            "model": "0.5B, replayed",
-            "way": way,
-            "tokens_per_s": rates[way],
-            "vs_plain": rates[way] / rates[PLAIN],
-            "tokens_per_step": sum(a.timed for a in of_way) / sum(_steps(a) for a in of_way),
-            "beside_the_forward": overhead[way],
-        }
-        for way, of_way in answers.items()
-    ]
-    return rows, rates[OURS] / rates[PLAIN], overhead[OURS]
+    overhead = {way: _beside(answers[way], computed[way]) for way in answers}
+    rows: list[dict[str, object]] = []
+    for way, of_way in answers.items():
+        against = relative([answers], way)
+        rows.append(
+            {
+                "model": f"0.5B, replayed {small}",
+                "way": way,
+                "tokens_per_s": rate(of_way),
+                "vs_plain": against.value,
+                "interval_90": against.interval,
+                "tokens_per_step": per_step(of_way),
+                "beside_the_forward": overhead[way].value,
+            }
+        )
+    return Replayed(rows, answers, overhead[OURS])
 
 
-def _steps(answer: Answer) -> float:
-    """Forwards after the prompt's."""
-    return answer.stats.get("forwards", len(answer.tokens)) - 1
+def _beside(answers: Sequence[Answer], computed: Sequence[float]) -> Estimate:
+    return estimate(
+        len(answers),
+        lambda among: sum(answers[i].seconds for i in among) / sum(computed[i] for i in among) - 1.0,
+    )

@@ -35,6 +35,9 @@ class Claim(Protocol):
     def better(self) -> str: ...
 
     @property
+    def interval(self) -> tuple[float, float] | None: ...
+
+    @property
     def holds(self) -> bool: ...
 
 
@@ -121,7 +124,8 @@ def table(rows: Sequence[Mapping[str, object]]) -> list[str]:
 def verdict(claim: Claim) -> str:
     sign = ">=" if claim.better == "higher" else "<="
     held = "holds" if claim.holds else "does not hold"
-    return f"{claim.name} = {claim.value:.3g} (target {sign} {claim.target:g}): {held}"
+    spread = "" if claim.interval is None else " [{:.3g}, {:.3g}]".format(*claim.interval)
+    return f"{claim.name} = {claim.value:.3g}{spread} (target {sign} {claim.target:g}): {held}"
 
 
 def _as_bench(module: ModuleType) -> Bench | None:

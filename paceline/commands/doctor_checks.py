@@ -53,6 +53,7 @@ def run(nodes: tuple[NodeSettings, ...]) -> Iterator[Check]:
         ("sampling", sampling),
         ("memory", memory),
         ("embedder", embedder),
+        ("relevance", lambda: relevance(nodes)),
         ("documents", documents),
         ("demo model", lambda: demo_model(models.READER)),
         ("demo cloud model", lambda: demo_model(models.CLOUD)),
@@ -154,6 +155,15 @@ def embedder() -> Found:
     chosen = load_embedder(DEFAULT)
     (vector,) = chosen.embed(["a bicycle race"])
     return "ok", f"{chosen.name}, {len(vector)} dimensions, weights as known"
+
+
+def relevance(nodes: tuple[NodeSettings, ...]) -> Found:
+    """Compare the scales of relevance in the settings of both programs; embedders by their names."""
+    scales = {node.side: f"{node.embedder}, temperature {node.relevance_temperature:g}" for node in nodes}
+    if len(set(scales.values())) < 2:
+        return "ok", next(iter(scales.values()), "no program is set up")
+    told = "; ".join(f"{side}: {scale}" for side, scale in scales.items())
+    return "warn", f"{told}; where these two are linked, the documents of both weigh the same"
 
 
 def documents() -> Found:

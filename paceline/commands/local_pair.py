@@ -30,7 +30,7 @@ def start_pair(
     documents: Mapping[Side, Path],
     *,
     model: str,
-    embedder: str,
+    embedder: str | Mapping[Side, str],
     device: str,
     ports: Mapping[Side, int] | None = None,
     flags: Sequence[str] = (),
@@ -47,18 +47,20 @@ def start_pair(
     Raises PacelineError with the end of a program's output if it does not get ready.
     """
     state = {side: str(children.directory / side) for side in SIDES}
+    embedders = dict.fromkeys(SIDES, embedder) if isinstance(embedder, str) else embedder
     for side in SIDES:
         where = ("--side", side, "--store", str(store_of(children.directory, side)))
-        children.run(command("docs", "add", str(documents[side]), *where, "--embedder", embedder))
-    common = ("--model", model, "--embedder", embedder, "--host", "127.0.0.1", *flags)
+        children.run(command("docs", "add", str(documents[side]), *where, "--embedder", embedders[side]))
+    own = {side: ("--embedder", embedders[side], "--state-dir", state[side]) for side in SIDES}
+    common = ("--model", model, "--host", "127.0.0.1", *flags)
     only, preferred = side_flags or {}, ports or {}
     port = free_port(preferred.get("cloud", 0))
-    serve = command("serve", *common, "--port", str(port), "--state-dir", state["cloud"], *only.get("cloud", ()))
+    serve = command("serve", *common, *own["cloud"], "--port", str(port), *only.get("cloud", ()))
     cloud = children.start("cloud", serve, port=port)
     children.wait(lambda reports: all(reports))
     code = json.loads(children.run(command("devices", "add", device, "--state-dir", state["cloud"], "--json")))["code"]
     port = free_port(preferred.get("device", 0))
-    agent = command("agent", *common, "--port", str(port), "--state-dir", state["device"], "--cloud-may-ask", "on")
+    agent = command("agent", *common, *own["device"], "--port", str(port), "--cloud-may-ask", "on")
     agent += only.get("device", ())
     agent += ["--cloud", dialled(cloud.url)]
     code_file = children.directory / "code"

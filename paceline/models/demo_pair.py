@@ -14,7 +14,7 @@ from paceline.engine.base import Engine, LoadedModel
 from paceline.engine.loader import load_model
 from paceline.rag.embedder import Embedder
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
-from paceline.runtime.sessions.prompts import DEVICE_LOG_WEIGHT
+from paceline.runtime.sessions.prompts import device_log_weight
 from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
 from paceline.strategies.base import SIDES, Branch, MachineConfig, Side
 from paceline.strategies.registry import STRATEGIES
@@ -70,7 +70,9 @@ class Pair:
         vectors = self.embedder.embed([question, *(document or "" for document in documents)])
         scores = (vectors[1:] @ vectors[0] / self.temperature).tolist()
         if len(sides) > 1:
-            scores[sides.index("device")] = DEVICE_LOG_WEIGHT  # as in a request: see `PromptSet.without_relevance`
+            scores[sides.index("device")] = device_log_weight(
+                self.temperature
+            )  # as in a request: see `PromptSet.without_relevance`
         return [None if document is None else score for document, score in zip(documents, scores, strict=True)]
 
     def _branch(self, side: Side, question: str, document: str | None, score: float | None) -> Branch:

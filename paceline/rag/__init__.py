@@ -2,7 +2,7 @@
 
 `records`: documents, passages, selections.
 `parsing`: files to title and text, in a process of its own. `chunk`: text to chunks.
-`embedder`: the protocol, loading by name; `minilm`: the default embedder.
+`embedder`: the protocol, loading by name; `minilm`: the default embedder; `fingerprint`: of an embedder's weights.
 `database`: SQLite schema and transactions.
 `index`: vector and word search over chunks.
 `rerank`: passages scored again, each together with the query.

@@ -10,16 +10,20 @@ import importlib
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
+from paceline.rag.fingerprint import weights_fingerprint
 from paceline.rag.records import Vectors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DEFAULT = "minilm"
 _BATCH_TEXTS = 16  # texts between two calls of the progress callback
@@ -38,6 +42,10 @@ class Embedder(Protocol):
     @property
     def served_name(self) -> str:
         """The published model's name, as clients see it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for embedders whose cosines can be compared, whatever they are called."""
 
     @property
     def max_tokens(self) -> int | None:
@@ -93,7 +101,7 @@ class HashEmbedder:
     """Feature hashing of words: texts are similar iff they share words. No model, no download; for `--model fake` and
     tests."""
 
-    name = served_name = "hash"
+    name = served_name = fingerprint = "hash"
     max_tokens: int | None = None
     dimensions = 256
 
@@ -119,9 +127,11 @@ class _SentenceTransformer(Protocol):
 
     def tokenize(self, texts: list[str]) -> dict[str, NDArray[np.int64]]: ...
 
-    def get_sentence_embedding_dimension(self) -> int | None: ...
-
     def get_max_seq_length(self) -> int | None: ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def modules(self) -> Iterator[object]: ...
 
 
 class SentenceTransformerEmbedder:
@@ -145,8 +155,9 @@ class SentenceTransformerEmbedder:
             ) from error
         self.name = name
         self.served_name = name if not Path(name).is_dir() else Path(name).resolve().name
+        self.fingerprint = weights_fingerprint(self._model.state_dict().values(), _pooling(self._model.modules()))
         self.max_tokens = self._model.get_max_seq_length()
-        self.dimensions = self._model.get_sentence_embedding_dimension() or len(self.embed(["size"])[0])
+        self.dimensions = len(self.embed(["size"])[0])
 
     def count(self, text: str) -> int:
         with self._lock:
@@ -155,6 +166,16 @@ class SentenceTransformerEmbedder:
     def embed(self, texts: Sequence[str]) -> Vectors:
         with self._lock:
             return unit(self._model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False))
+
+
+def _pooling(modules: Iterator[object]) -> str:
+    """How a text's vectors become one: mean, cls, …; "" where no module says."""
+    for module in modules:
+        if isinstance(mode := getattr(module, "pooling_mode", None), str):
+            return mode
+        if callable(ask := getattr(module, "get_pooling_mode_str", None)):  # before version 6
+            return str(ask())
+    return ""
 
 
 def load_embedder(name: str = DEFAULT) -> Embedder:

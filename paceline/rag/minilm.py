@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_TOKENS = 256  # its training length, both special tokens included
+FINGERPRINT = "50443ec78a4730cea804d497f1a68ec2502ee94587adf15ee4cbed3799f0355b"  # of the only weights that are loaded
 BATCH_TOKENS = 512  # rows of a forward: their activations fit into a core's cache, and larger batches are no faster
 
 
@@ -37,6 +38,7 @@ class MiniLMEmbedder:
 
     name = "minilm"
     served_name = "all-MiniLM-L6-v2"
+    fingerprint = FINGERPRINT
     max_tokens: int | None = MAX_TOKENS - 2
     dimensions = WIDTH
 

@@ -19,6 +19,7 @@ from paceline.core.shares import Shares
 from paceline.engine.base import Engine, ModelInfo, ServedModel
 from paceline.errors import EngineLost, PacelineError, RequestError
 from paceline.rag.document_kv import DocumentKvStore
+from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.rerank.reranker import Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
@@ -51,6 +52,7 @@ from paceline.runtime.workflows.service import Workflows
 from paceline.runtime.workflows.web.access import WebAccess
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
+from paceline.wire.identity_messages import RelevanceScale
 from paceline.workflow.builder import WorkflowName
 
 T = TypeVar("T")
@@ -88,6 +90,7 @@ class Node(NodeTexts):
         tracer: Tracer | None = None,
         web: WebAccess | None = None,
         cloud_texts: bool = True,
+        relevance_temperature: float = RELEVANCE_TEMPERATURE,
     ) -> None:
         """sampling: defaults of requests, before those the model recommends. system: as in `ModelInfo`.
 
@@ -96,7 +99,8 @@ class Node(NodeTexts):
         asks: the gate for sessions that a cloud opens at a device, closed with the node; None: none is admitted.
         tables: n-grams for drafts, saved at the end; None: kept in memory only. timed: measure forwards before the
         first answer. limits: of the engine's steps. energy: None: nothing is known of it. draft_engine, tracer,
-        cloud_texts: see `Resources`. profiles, units, reranker, web: of workflows, see `Workflows`.
+        cloud_texts, relevance_temperature: see `Resources`. profiles, units, reranker, web: of workflows, see
+        `Workflows`.
         """
         self._resources = Resources(
             side,
@@ -116,6 +120,7 @@ class Node(NodeTexts):
             tracer=tracer,
             web=web is not None,
             cloud_texts=cloud_texts,
+            relevance_temperature=relevance_temperature,
         )
         self._clients: set[ClientSession] = set()
         self._asks = asks or CloudAsks()
@@ -195,6 +200,11 @@ class Node(NodeTexts):
         return 0 if store is None else store.count()
 
     @property
+    def relevance(self) -> RelevanceScale | None:
+        """The scale of this side's relevance; None: it keeps no documents."""
+        return self._resources.relevance
+
+    @property
     def decode_s(self) -> float | None:
         """Seconds of a forward of one row, as measured at the start; None if unknown."""
         return self._resources.decode_s
@@ -213,6 +223,8 @@ class Node(NodeTexts):
             "peers": len(self._peers),
             "answers": len(self._clients),
         }
+        if unlike := sum(bool(self._peers.scales.difference(name)) for name in self._peers.links):
+            detail["equal_weights"] = unlike
         lost = {} if self.lost is None else {"engine": str(self.lost)}
         return Readiness(self.lost is None, {**detail, **lost})
 

@@ -25,6 +25,7 @@ from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.prompts import build_prompts
+from paceline.runtime.sessions.relevance_scales import PeerScales
 from paceline.runtime.sessions.remote_search import SEARCH, SearchServer, to_wire
 from paceline.runtime.sessions.remote_text import WRITE, Admit, TextServer
 from paceline.strategies.registry import STRATEGIES
@@ -73,6 +74,7 @@ class Peers:
         self._sessions: dict[PeerSession, Link] = {}
         self._shares = Shares(MAX_PEER_SESSIONS, most=MAX_SESSIONS_PER_PEER)  # of peers, in `_sessions`
         self._records: dict[str, PeerRecord] = {}  # by the peer's name: one that links anew stays who it is
+        self.scales = PeerScales(resources.relevance)
         self._tokens = Allowances(MAX_PEER_TOKENS)  # of peers, by session
         self._counted: dict[PeerSession, int] = {}  # tokens of each session that are part of that
         self._searches = SearchServer()
@@ -118,6 +120,7 @@ class Peers:
         link.on_open = lambda opening: self._on_open(link, peer, opening)
         link.on_down = lambda: self._on_down(link, peer)
         log.info("linked with %s, which holds %s documents", peer, link.peer.documents)
+        self.scales.told(peer, link.peer.relevance)
         for client in list(self._clients):
             if client.prepared.peer_name == peer:
                 client.link_back(link)
@@ -263,6 +266,7 @@ class Peers:
                 k=min(opening.top_k_documents, MAX_PASSAGES) if reads else 0,
                 max_prompt=positions - min(opening.max_tokens, positions // 2) - len(opening.targets),
                 kv=resources.prefiller,
+                temperature=resources.relevance_temperature,
             )
         except Exception as error:
             log.exception("a peer's request could not be prepared")
@@ -270,7 +274,9 @@ class Peers:
             return
         if ask is not None:
             ask.reads(passage.file_id for passage in prompts.passages)
-            prompts = prompts.without_relevance()
+            prompts = prompts.without_relevance(resources.relevance_temperature)
+        if self.scales.difference(peer):
+            prompts = prompts.with_equal_sides()
         if prompts.longest + len(opening.targets) >= positions:
             session.fail(PacelineError(f"its context of {positions} tokens is too short"))
             return

@@ -101,8 +101,11 @@ class Preparation:
         choice = choose(found, replace(context, passages=read))
         strategy, options = STRATEGIES[choice.strategy], choice.options
         _check_budget(request, choice, resources.energy if side == "device" else None)
-        if strategy.needs_peer and side == "device":
-            prompts = prompts.without_relevance()  # as where the cloud's client asks, so that the text is the same
+        if strategy.needs_peer and side == "device":  # as where the cloud's client asks, so that the text is the same
+            prompts = prompts.without_relevance(resources.relevance_temperature)
+        weighed = strategy.text_of == "both" or (prompts.passages and prompts.peer_passages)
+        if unlike := self._peers.scales.difference(name) if weighed else "":
+            prompts = prompts.with_equal_sides()
         limit = self._limit(request, prompts)
         share = claim_or_refuse(resources.worker.capacity, resources.block_size, prompts.branches, limit)
         if not share.drafts:
@@ -115,7 +118,7 @@ class Preparation:
             request=request,
             side=side,
             strategy=strategy.name,
-            reason=choice.reason,
+            reason="; ".join(filter(None, (choice.reason, unlike))),
             prompts=prompts,
             max_new_tokens=resources.max_positions - prompts.longest,
             opening=opening_for(request, strategy.name, options, share.tokens, resources.cache_key(salt)),
@@ -210,6 +213,7 @@ class Preparation:
             min_score=request.min_score,
             found=request.passages,
             others=peer_passages,
+            temperature=resources.relevance_temperature,
         )
         if prompts.plain_tokens >= positions:
             raise too_long(positions, prompts.plain_tokens, "messages")

@@ -19,6 +19,7 @@ from paceline.core.sampling.constraint import Constraint, Mask
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from paceline.engine.base import Engine, ServedModel
 from paceline.rag.document_kv import DocumentKvStore
+from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.records import Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.compiling import CompilingThreads
@@ -30,6 +31,7 @@ from paceline.runtime.engine_loop.memory import claim
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.lookup_tables.document_tables import DocumentTables, Lifetime, over
 from paceline.runtime.lookup_tables.store import TableStore
+from paceline.runtime.sessions.relevance_scales import scale_of
 from paceline.runtime.tracing import Tracer
 from paceline.runtime.units.plain_work import PlainWork
 from paceline.runtime.units.registry import NodeUnits
@@ -61,11 +63,13 @@ class Resources:
         web: bool = False,
         cloud_texts: bool = True,
         tracer: Tracer | None = None,
+        relevance_temperature: float = RELEVANCE_TEMPERATURE,
     ) -> None:
         """sampling: defaults before those the model recommends. system: as in `ModelInfo`. tables: None keeps n-grams
         in memory only. draft_engine: of the draft model, whose vocabulary must be the model's. units: None: those
         found. shared: the engine computes on this host's processor. web: workflows may search the web. cloud_texts: of
         a device, its cloud's model may write texts of their agents. tracer: of what this side does for peers' clients.
+        relevance_temperature: by which cosines are divided.
         """
         self.tracer = tracer
         units = units or NodeUnits()
@@ -84,6 +88,8 @@ class Resources:
         self.drafts = None if draft_engine is None else EngineWorker(draft_engine, limits)
         self._draft_info = None if draft_engine is None else (draft_engine.info, draft_engine.block_size)
         self.store = store
+        self.relevance = scale_of(store, relevance_temperature)
+        self.relevance_temperature = relevance_temperature
         self.prefiller = None if kv is None or store is None else DocumentPrefiller(kv, store, self.worker, model)
         self._compiling = CompilingThreads(model.tokenizer)
         self._tables = tables or TableStore(None, model.tokenizer.fingerprint, model.tokenizer.vocab_size)

@@ -160,7 +160,11 @@ def encode_introduction(introduction: Introduction) -> bytes:
 
 def decode_introduction(data: bytes) -> Introduction:
     """Decode a peer's introduction. Raises RemoteProtocolError with the path of the fault."""
-    return _decode_part(data, Introduction)
+    introduction = _decode_part(data, Introduction)
+    scale = introduction.relevance
+    if scale is not None and (fault := not_finite("relevance.temperature", scale.temperature)) is not None:
+        raise _bad(fault)
+    return introduction
 
 
 def sampling_to_wire(params: SamplingParams) -> Sampling:

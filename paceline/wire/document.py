@@ -31,7 +31,7 @@ from paceline.wire.identity.enrolment import (
 )
 from paceline.wire.identity.handshake import CHALLENGE, PROOF, WELCOME
 from paceline.wire.identity.renewal import KEPT, PAUSE_S, POSSESSION, RENEWAL
-from paceline.wire.identity_messages import Introduction
+from paceline.wire.identity_messages import Introduction, RelevanceScale
 from paceline.wire.lifecycle import NEXT, LinkState, Role
 from paceline.wire.link import HANDSHAKE_S, HEARTBEAT_S, MAX_MISSED
 from paceline.wire.messages import (
@@ -51,6 +51,7 @@ from paceline.wire.verify_messages import VERIFY_MESSAGES
 MESSAGES = (*CONTROL_MESSAGES, *STRATEGY_MESSAGES, *VERIFY_MESSAGES)
 PARTS = (
     Introduction,
+    RelevanceScale,
     messages.ChatMessage,
     messages.Sampling,
     messages.Options,

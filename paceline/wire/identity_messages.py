@@ -34,6 +34,13 @@ class Challenge(Frame, frozen=True, tag="challenge"):
     signature: Signature  # by the cloud's key
 
 
+class RelevanceScale(Part, frozen=True):
+    """The scale of a side's relevance. Scores of two sides can be compared only if theirs are equal."""
+
+    embedder: Hash  # fingerprint of its weights, not its name
+    temperature: Annotated[float, msgspec.Meta(gt=0, le=100)]  # by which a cosine is divided
+
+
 class Introduction(Part, frozen=True):
     """A side's description of itself."""
 
@@ -46,6 +53,7 @@ class Introduction(Part, frozen=True):
     asked_by: Annotated[list[Name], msgspec.Meta(max_length=MAX_NAMES)] | None = msgspec.field(default_factory=list)
     num_weights: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # of the model; 0: unknown
     decode_us: Count = 0  # microseconds of a forward of one row, as measured at the start; 0: unknown
+    relevance: RelevanceScale | None = None  # None: it keeps no documents
 
 
 class Proof(Frame, frozen=True, tag="proof"):

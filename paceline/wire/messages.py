@@ -30,10 +30,10 @@ from paceline.wire.identity_messages import (
 )
 from paceline.wire.payloads.tree_codec import unpack_nodes
 
-# 10: second guesses in DraftChain, choices of Drafts with scores, texts of workflows' agents (`write`), places and ids
-# of RetrievedPassage; 9: a short form of DraftChain; 8: verifiers and energy budgets of VerifyOptions; 7:
-# OpenSession.cache_key, size and speed of the models
-VERSION = 10
+# 11: the scale of relevance in an introduction; 10: second guesses in DraftChain, choices of Drafts with scores, texts
+# of workflows' agents (`write`), places and ids of RetrievedPassage; 9: a short form of DraftChain; 8: verifiers and
+# energy budgets of VerifyOptions; 7: OpenSession.cache_key, size and speed of the models
+VERSION = 11
 SUBPROTOCOL = "paceline.v1"
 
 LAST_TOKEN = 2**31 - 1

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from bench import leakage
-from bench.leakage import auc, corpus, text_of
+from bench.guess_scores import Scored
+from bench.leakage import corpus, text_of
 from bench.report import Options
 
 
@@ -15,9 +16,9 @@ def test_the_classifier_finds_a_difference_and_invents_none() -> None:
     rng = random.Random(1)
     members = [[rng.gauss(1.0, 1.0), rng.gauss(0.0, 1.0)] for _ in range(400)]
     others = [[rng.gauss(0.0, 1.0), rng.gauss(0.0, 1.0)] for _ in range(400)]
-    assert 0.71 < auc(members, others) < 0.81  # 0.76 for two normal distributions one deviation apart
-    assert 0.42 < auc([each[1:] for each in members], [each[1:] for each in others]) < 0.58
-    assert auc([[1.0]] * 10, [[1.0]] * 10) == 0.5
+    assert 0.71 < Scored.of(members, others).area() < 0.81  # 0.76 for two normal distributions one deviation apart
+    assert 0.42 < Scored.of([each[1:] for each in members], [each[1:] for each in others]).area() < 0.58
+    assert Scored.of([[1.0]] * 10, [[1.0]] * 10).area([3, 3, 8]) == 0.5
 
 
 def test_a_member_stands_in_its_document_and_the_others_do_not() -> None:

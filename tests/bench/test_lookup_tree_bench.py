@@ -85,7 +85,7 @@ def test_twenty_settings_and_a_script_that_is_followed() -> None:
     engine = Scripted(Setting("trap", 0.0), 0.0)
     dist = engine.forward(Batch((Segment(SeqId(1), 0, engine.prompt()),))).dists[0][-1]
     assert dist.argmax() == PROMPT % 4 and dist.probs.sum() == pytest.approx(1.0)
-    row = asyncio.run(measure(Setting("random", 0.1, tokens=16), forward_s=0.0, rounds=1))
+    row, _ = asyncio.run(measure(Setting("random", 0.1, tokens=16), forward_s=0.0, rounds=1))
     assert float(str(row["vs_plain"])) > 0.0 and row["draft_steps"] is not None
 
 

@@ -59,7 +59,15 @@ def test_a_run_shows_rows_and_claims_and_writes_them(package: Path) -> None:
     written = json.loads(files["json"].read_text())
     assert set(written) == {"bench", "commit", "conditions", "rows", "claims"}
     assert written["claims"] == [
-        {"name": "stones.far", "value": 2.0, "target": 1.5, "better": "higher", "paper": "1.4x", "holds": True}
+        {
+            "name": "stones.far",
+            "value": 2.0,
+            "target": 1.5,
+            "better": "higher",
+            "paper": "1.4x",
+            "interval": None,
+            "holds": True,
+        }
     ]
     assert files["txt"].read_text() == "stones"
 
@@ -107,3 +115,13 @@ def test_a_report_without_rows_is_no_table() -> None:
     assert command.table([]) == []
     assert Report("empty", {}, []).to_json()["claims"] == []
     assert Options() == Options(quick=False, data=None)
+
+
+def test_a_claim_holds_only_if_its_whole_interval_does() -> None:
+    assert Claim("a", 2.0, 1.5, "higher", interval=(1.6, 3.0)).holds
+    assert not Claim("a", 2.0, 1.5, "higher", interval=(1.4, 3.0)).holds
+    assert not Claim("a", 1.0, 1.5, "lower", interval=(0.5, 1.6)).holds
+    assert (
+        command.verdict(Claim("a", 1.0, 1.5, "lower", interval=(0.5, 1.6)))
+        == "a = 1 [0.5, 1.6] (target <= 1.5): does not hold"
+    )

@@ -62,6 +62,7 @@ def running_pair(
     flags: tuple[str, ...] = (),
     agent_flags: tuple[str, ...] = (),
     cloud_flags: tuple[str, ...] = (),
+    embedder: str | Mapping[Side, str] = "hash",
     stoppable: bool = False,
 ) -> Iterator[Pair]:
     """Both programs, ready and linked, and ended in every case. stoppable: with a turnstile between them."""
@@ -80,7 +81,7 @@ def running_pair(
             children,
             files,
             model=model,
-            embedder="hash",
+            embedder=embedder,
             device=DEVICE,
             flags=("--threads", "1", *flags),
             side_flags={"device": agent_flags, "cloud": cloud_flags},

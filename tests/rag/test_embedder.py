@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 from transformers import BertConfig, BertModel
 
 from paceline.errors import ConfigError
@@ -147,8 +149,11 @@ class OtherModel:
     def tokenize(self, texts: list[str]) -> dict[str, np.ndarray]:
         return {"input_ids": np.zeros((1, len(texts[0].split())))}
 
-    def get_sentence_embedding_dimension(self) -> None:
-        return None
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"weight": torch.ones(3)}
+
+    def modules(self) -> Iterator[object]:
+        return iter(())
 
     def get_max_seq_length(self) -> int:
         return 128

@@ -2,6 +2,7 @@
 
 - `routing`: the choice of a strategy
 - `prompts`: retrieval and the prompts of the branches
+- `relevance_scales`: whether scores of two sides' documents can be compared
 - `driver`: execution of a machine's effects through `Ports`
 - `base`: the session of a machine on a real engine, link and clock; `PeerSession` for a peer's client
 - `draft_model`: its sequences on the draft model's engine

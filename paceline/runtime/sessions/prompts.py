@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from paceline.core.aggregation.weights import log_weight
 from paceline.engine.base import TextModel
 from paceline.errors import RequestError
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE, Messages, passages_text, prompt_parts, query_of, relevance
@@ -18,13 +19,15 @@ from paceline.runtime.service import Citation
 from paceline.runtime.units.plain_work import PlainWork
 from paceline.strategies.base import Branch, Side, other
 
-DEVICE_LOG_WEIGHT = 0.56 / RELEVANCE_TEMPERATURE + math.log(2) / 2
-"""log h of a device's documents in a joint answer: between one and two passages of the median cosine of right ones, see
-`MIN_SCORE`.
 
-A constant, since a weight that follows the cosine tells a cloud which sentences stand in the documents, and hardly less
-in two bins than exactly: bench/LOG.md has the figures, and those of answers with this and other constants.
-"""
+def device_log_weight(temperature: float = RELEVANCE_TEMPERATURE) -> float:
+    """log h of a device's documents in a joint answer: between one and two passages of the median cosine of right ones,
+    see `MIN_SCORE`. temperature: of relevance.
+
+    A constant, since a weight that follows the cosine tells a cloud which sentences stand in the documents, and hardly
+    less in two bins than exactly: bench/LOG.md has the figures, and those of answers with this and other constants.
+    """
+    return 0.56 / temperature + math.log(2) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,13 @@ class PromptSet:
     def longest(self) -> int:
         return max(len(branch.prompt) for branch in self.branches)
 
-    def without_relevance(self) -> PromptSet:
+    def with_equal_sides(self) -> PromptSet:
+        """The same prompts. The documents of each side together have the weight 1, and among themselves weigh as
+        before."""
+        own = len(self.passages)
+        return replace(self, branches=(*_as_one(self.branches[:own]), *_as_one(self.branches[own:])))
+
+    def without_relevance(self, temperature: float = RELEVANCE_TEMPERATURE) -> PromptSet:
         """The same prompts, whose documents together weigh what any device's documents weigh, each the same.
 
         So nothing that a cloud can measure of an answer, its text included, depends on how similar to a question the
@@ -72,8 +81,17 @@ class PromptSet:
         number = sum(branch.score is not None for branch in self.branches)
         if not number:
             return self
-        score = DEVICE_LOG_WEIGHT - math.log(number)
+        score = device_log_weight(temperature) - math.log(number)
         return replace(self, branches=tuple(Branch(branch.prompt, score) for branch in self.branches))
+
+
+def _as_one(branches: Sequence[Branch]) -> Sequence[Branch]:
+    """Scores whose log h is 0. A branch without a document stays as it is."""
+    scores = [branch.score for branch in branches if branch.score is not None]
+    if not scores:
+        return branches
+    log_h = log_weight(scores)
+    return [Branch(each.prompt, None if each.score is None else each.score - log_h) for each in branches]
 
 
 async def build_prompts(
@@ -90,15 +108,31 @@ async def build_prompts(
     min_score: float = MIN_SCORE,
     found: Sequence[Passage] | None = None,
     others: Sequence[Passage] = (),
+    temperature: float = RELEVANCE_TEMPERATURE,
 ) -> PromptSet:
     """Search and tokenize, off the event loop. A passage that does not fit within `max_prompt` tokens is left out.
 
     query: for the search; by default derived from the conversation. selection: the documents to search. found: passages
     to be read instead of what a search finds. others: passages of the other side, each a branch as well. The
-    conversation itself is never truncated; the caller must refuse it when `plain_tokens` is too large.
+    conversation itself is never truncated; the caller must refuse it when `plain_tokens` is too large. temperature: of
+    relevance.
     """
     return await work.search(
-        partial(_build, messages, store, tokenizer, k, max_prompt, query, kv, selection, min_score, found, others)
+        partial(
+            _build,
+            messages,
+            store,
+            tokenizer,
+            k,
+            max_prompt,
+            query,
+            kv,
+            selection,
+            min_score,
+            found,
+            others,
+            temperature,
+        )
     )
 
 
@@ -136,6 +170,7 @@ def _build(
     min_score: float,
     found: Sequence[Passage] | None,
     others: Sequence[Passage],
+    temperature: float,
 ) -> PromptSet:
     plain = tokenizer.chat(messages)
     branches: list[Branch] = []
@@ -153,7 +188,7 @@ def _build(
         if parts is None or sum(map(len, parts)) > max_prompt:
             continue
         preamble, document, tail = parts
-        branches.append(Branch((*preamble, *document, *tail), relevance(passage)))
+        branches.append(Branch((*preamble, *document, *tail), relevance(passage, temperature)))
         if place >= len(found):
             peer_passages.append(passage)
             continue
