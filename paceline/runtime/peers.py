@@ -25,12 +25,14 @@ from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.prompts import build_prompts
-from paceline.runtime.sessions.remote_search import SEARCH, SearchServer, to_wire
-from paceline.runtime.sessions.remote_text import WRITE, Admit, TextServer
+from paceline.runtime.sessions.remote_search import SearchServer, to_wire
+from paceline.runtime.sessions.remote_text import Admit, TextServer
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
 from paceline.wire.codec import constraint_from_wire, decode_options, sampling_from_wire
 from paceline.wire.messages import (
+    SEARCH,
+    WRITE,
     CloseSession,
     DraftLimits,
     OpenSession,
