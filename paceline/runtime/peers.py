@@ -225,7 +225,15 @@ class Peers:
         owner = f"peer:{peer}"  # a peer's clients share its turns in the engine's steps
         machine = strategy.machine(config)
         session = PeerSession(
-            machine, resources.worker, link, opening.session, retrieve, closed, owner, trace=opening.trace
+            machine,
+            resources.worker,
+            link,
+            opening.session,
+            retrieve,
+            closed,
+            owner,
+            trace=opening.trace,
+            masked=mask is not None,
         )
         if ask is not None:
             session.observe = lambda message, sent: ask.observe(message) if sent or not config.private else None

@@ -71,7 +71,7 @@ class Mutator:
     def legal(self, kind: type[Frame], aim: Aim) -> bytes:
         """A frame of this kind that can be decoded."""
         rng = self._rng
-        for _ in range(500):  # of DraftsWithDists one in eight is legal: 50 tries were too few in a night of them
+        for _ in range(500):  # few of some kinds are legal: 50 tries were too few in a night of them
             message = self._fields.message(kind, aim)
             frame = self._short(kind, message) if rng.random() < 0.5 else _encode(message)
             if len(frame) <= MAX_FRAME_BYTES and is_legal(frame, self._vocab_size):
