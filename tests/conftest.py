@@ -20,6 +20,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # a test that would download fails at once
 if "TEST_DEVICE" not in os.environ:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same tests where there is a GPU
     os.environ["TRITON_INTERPRET"] = "1"  # its kernels run on the CPU, where triton is installed
+# Processes that tests start compile the package once, not each for itself: a quarter of what a start costs.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".cache" / "bytecode")
 for key in [key for key in os.environ if key.startswith("PACELINE_")]:
     del os.environ[key]
 

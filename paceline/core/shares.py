@@ -9,6 +9,8 @@ Hahne, Dynamic Queue Length Thresholds for Shared-Memory Packet Switches (1998).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 EASE = 8
 
 
@@ -51,6 +53,39 @@ class Shares:
 
     def check(self) -> None:
         assert sum(self._held.values()) == self.taken and all(held > 0 for held in self._held.values()), self._held
+
+
+class WaitingLine:
+    """Who waits for a place, first come, first served. Knows no clock: whoever has waited long enough leaves.
+
+    A place is not kept for who is called: somebody else may take it first, and the one called waits again.
+    """
+
+    def __init__(self, shares: Shares, most: int) -> None:
+        """most: who wait at once."""
+        self._shares = shares
+        self._most = most
+        self._calls: dict[Callable[[], None], tuple[str, bool]] = {}  # of those who wait, in order: owner, alone
+
+    def enter(self, owner: str, call: Callable[[], None], *, alone: bool = False) -> bool:
+        """Wait, until `call` is called once; False if too many do. alone: as for `Shares.has_room`."""
+        if len(self._calls) >= self._most:
+            return False
+        self._calls[call] = owner, alone
+        return True
+
+    def leave(self, call: Callable[[], None]) -> None:
+        """Wait no longer, called or not."""
+        self._calls.pop(call, None)
+
+    def give_back(self, owner: str) -> None:
+        """Give a place back, and call the first one that it leaves room for."""
+        self._shares.give_back(owner)
+        for call, (waiting, alone) in self._calls.items():
+            if self._shares.has_room(waiting, alone=alone):
+                del self._calls[call]
+                call()
+                return
 
 
 class Allowances:

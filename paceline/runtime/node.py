@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
-from paceline.core.shares import Shares
+from paceline.core.shares import Shares, WaitingLine
 from paceline.engine.base import Engine, ModelInfo, ServedModel
 from paceline.errors import EngineLost, PacelineError, RequestError
 from paceline.rag.document_kv import DocumentKvStore
@@ -59,6 +59,10 @@ T = TypeVar("T")
 log = logging.getLogger("paceline.node")
 
 MAX_ANSWERS = 1152  # admitted at once, of which one owner may have 1,024 (`core.shares`); further requests get 429
+ROOM_S = (
+    0.05  # for which a request waits for a place: one that is given back is not left empty until somebody asks again
+)
+MAX_WAITING = 1024  # requests at once
 RETRY_AFTER_S = 1
 
 
@@ -134,6 +138,7 @@ class Node(NodeTexts):
         self._profiles = profiles
         self._preparing = 0  # admitted requests without a client session yet
         self._shares = Shares(MAX_ANSWERS)  # of owners, in those admitted
+        self._line = WaitingLine(self._shares, MAX_WAITING)
         self._timed = timed
         self._tasks: set[asyncio.Task[None]] = set()
         self._library: Library | None = None
@@ -249,14 +254,31 @@ class Node(NodeTexts):
     async def find(self, work: Callable[[], T]) -> T:
         return await self._resources.work.search(work)
 
-    def check_room(self, owner: str) -> None:
+    async def wait_for_room(self, owner: str) -> None:
+        if self._shares.has_room(owner, alone=not owner):
+            return
+        called = asyncio.Event()
+        try:
+            async with asyncio.timeout(ROOM_S):
+                while self._line.enter(owner, called.set, alone=not owner):
+                    await called.wait()
+                    if self._shares.has_room(owner, alone=not owner):
+                        return
+                    called.clear()
+        except TimeoutError:
+            pass
+        finally:
+            self._line.leave(called.set)
+        self._check_room(owner)
+
+    def _check_room(self, owner: str) -> None:
         if not self._shares.has_room(owner, alone=not owner):
             raise _full(self._shares.taken, self._shares.held(owner))
 
     async def prepare(self, request: GenerateRequest) -> Generation:
         if request.workflow is None:
             return await self.admit(request)
-        run = self._workflows.prepare(request, lambda: self._shares.give_back(request.owner))
+        run = self._workflows.prepare(request, lambda: self._line.give_back(request.owner))
         # What would be refused as an answer is refused before any agent writes, and before a query leaves this side.
         await (await self.admit(replace(request, workflow=None, passages=()))).aclose()
         self._shares.force(request.owner)
@@ -266,14 +288,14 @@ class Node(NodeTexts):
         """As `prepare`, of an answer without a workflow. has_place: it is part of a workflow, which takes one."""
         owner = request.owner
         if not has_place:
-            self.check_room(owner)
+            self._check_room(owner)
         self._shares.force(owner)
         self._preparing += 1
         egress = Egress()
         try:
             session = await self._preparation.prepare(request, egress, self._closed)
         except BaseException:
-            self._shares.give_back(owner)
+            self._line.give_back(owner)
             if egress:
                 log.info("sent to the other side for an answer that was not begun: %s", egress)
             raise
@@ -288,7 +310,7 @@ class Node(NodeTexts):
         if session in self._clients:
             self._clients.discard(session)
             self._resources.work.end_text(session)
-            self._shares.give_back(session.prepared.request.owner)
+            self._line.give_back(session.prepared.request.owner)
 
     def on_link(self, link: Link, peer: str) -> None:
         """A link to this peer is up. The caller must close the link it replaces, which counts as lost for sessions."""

@@ -26,12 +26,14 @@ from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.prompts import build_prompts
 from paceline.runtime.sessions.relevance_scales import PeerScales
-from paceline.runtime.sessions.remote_search import SEARCH, SearchServer, to_wire
-from paceline.runtime.sessions.remote_text import WRITE, Admit, TextServer
+from paceline.runtime.sessions.remote_search import SearchServer, to_wire
+from paceline.runtime.sessions.remote_text import Admit, TextServer
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
 from paceline.wire.codec import constraint_from_wire, decode_options, sampling_from_wire
 from paceline.wire.messages import (
+    SEARCH,
+    WRITE,
     CloseSession,
     DraftLimits,
     OpenSession,
@@ -227,7 +229,15 @@ class Peers:
         owner = f"peer:{peer}"  # a peer's clients share its turns in the engine's steps
         machine = strategy.machine(config)
         session = PeerSession(
-            machine, resources.worker, link, opening.session, retrieve, closed, owner, trace=opening.trace
+            machine,
+            resources.worker,
+            link,
+            opening.session,
+            retrieve,
+            closed,
+            owner,
+            trace=opening.trace,
+            masked=mask is not None,
         )
         if ask is not None:
             session.observe = lambda message, sent: ask.observe(message) if sent or not config.private else None

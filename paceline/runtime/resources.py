@@ -32,6 +32,7 @@ from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.lookup_tables.document_tables import DocumentTables, Lifetime, over
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.sessions.relevance_scales import scale_of
+from paceline.runtime.sessions.mask_threads import MaskBesideLoop, MaskThreads
 from paceline.runtime.tracing import Tracer
 from paceline.runtime.units.plain_work import PlainWork
 from paceline.runtime.units.registry import NodeUnits
@@ -92,6 +93,7 @@ class Resources:
         self.relevance_temperature = relevance_temperature
         self.prefiller = None if kv is None or store is None else DocumentPrefiller(kv, store, self.worker, model)
         self._compiling = CompilingThreads(model.tokenizer)
+        self._mask_threads = MaskThreads(self.worker)
         self._tables = tables or TableStore(None, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
         self._document_tables = DocumentTables()
         self._shrinking: asyncio.Task[None] | None = None  # writes tables to their files
@@ -111,6 +113,7 @@ class Resources:
             self._times = await forward_times(self.worker)
 
     async def stop(self) -> None:
+        await asyncio.to_thread(self._mask_threads.stop)
         await self.worker.stop()
         await self._compiling.stop()
         self.work.close()
@@ -159,7 +162,7 @@ class Resources:
 
     async def mask(self, constraint: Constraint, owner: str) -> Mask:
         """A mask for one answer of this owner, see `CompilingThreads.mask`."""
-        return await self._compiling.mask(constraint, owner)
+        return MaskBesideLoop(await self._compiling.mask(constraint, owner), self._mask_threads, owner)
 
     def stats(self, strategy: Strategy, options: Options, sampling: SamplingParams) -> OnlineStats:
         """Statistics of earlier answers of the same kind."""

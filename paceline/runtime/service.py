@@ -256,9 +256,9 @@ class Service(Protocol):
     async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
         """Raises RequestError where there is no reranker."""
 
-    def check_room(self, owner: str) -> None:
-        """Raises RequestError (429) where `prepare` would refuse any request of this owner now: what must be refused is
-        not read first."""
+    async def wait_for_room(self, owner: str) -> None:
+        """Raises RequestError (429) where `prepare` would refuse any request of this owner for some time: what must be
+        refused is not read first."""
 
     async def prepare(self, request: GenerateRequest) -> Generation:
         """Check, retrieve, tokenize and admit. Raises RequestError before anything has started."""

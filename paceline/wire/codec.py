@@ -20,7 +20,7 @@ from paceline.core.sampling.sampler import SamplingParams, usable_temperature
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import compact, messages
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.fields import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, Part
+from paceline.wire.fields import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, Frame, Part
 from paceline.wire.identity_messages import Hello, Introduction
 from paceline.wire.messages import (
     CONTROL_MESSAGES,
@@ -55,20 +55,24 @@ class _Registry:
     is up."""
 
     def __init__(self) -> None:
-        self._structs: dict[str, type[msgspec.Struct]] = {}
+        self._structs: dict[str, type[Frame]] = {}
         self.add(*CONTROL_MESSAGES, *STRATEGY_MESSAGES)
 
-    def add(self, *structs: type[msgspec.Struct]) -> None:
+    def add(self, *structs: type[Frame]) -> None:
         for struct in structs:
             tag = str(struct.__struct_config__.tag)
             if self._structs.setdefault(tag, struct) is not struct:
                 raise ValueError(f"the tag {tag!r} is {self._structs[tag].__name__}'s")
         self._rebuild()
 
-    def remove(self, *structs: type[msgspec.Struct]) -> None:
+    def remove(self, *structs: type[Frame]) -> None:
         for struct in structs:
             del self._structs[str(struct.__struct_config__.tag)]
         self._rebuild()
+
+    @property
+    def structs(self) -> tuple[type[Frame], ...]:
+        return tuple(self._structs.values())
 
     def decode_compact(self, data: bytes) -> SessionMessage:
         """Decode the short form. Raises RemoteProtocolError."""
@@ -99,6 +103,11 @@ _registry = _Registry()
 def register(*structs: type[SessionMessage]) -> None:
     """Add a strategy's messages to those the link decodes. Raises ValueError for a tag that is taken."""
     _registry.add(*structs)
+
+
+def registered() -> tuple[type[Frame], ...]:
+    """Structs of all messages that the link decodes now."""
+    return _registry.structs
 
 
 def unregister(*structs: type[SessionMessage]) -> None:

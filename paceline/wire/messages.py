@@ -11,7 +11,8 @@ strategies in this package are defined here, others are added with `wire.codec.r
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 
@@ -338,6 +339,10 @@ STRATEGY_MESSAGES: tuple[type[SessionMessage], ...] = (
     SpeedReport,
     SyncState,
 )
+# Openings that no strategy's machine takes part in, by what they name as their strategy, and what answers them.
+SEARCH: Final = "search"
+WRITE: Final = "write"
+ANSWERED_BY: Final[Mapping[str, type[SessionFrame]]] = {SEARCH: RetrievedPassages, WRITE: WrittenText}
 Message = Hello | Challenge | Proof | Welcome | RenewKey | NewKey | KeyKept | Ping | Pong | Drain | SessionFrame
 
 

@@ -143,7 +143,7 @@ class ScriptedService:
     def workflows(self) -> Sequence[WorkflowName]:
         return WORKFLOWS
 
-    def check_room(self, owner: str) -> None:
+    async def wait_for_room(self, owner: str) -> None:
         """There is room for everybody."""
 
     def rerankers(self) -> Sequence[str]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.shares import EASE, Allowances, Shares
+from paceline.core.shares import EASE, Allowances, Shares, WaitingLine
 
 owners = st.sampled_from("abcd")
 
@@ -107,3 +107,28 @@ def test_an_owner_holds_so_much_and_one_thing_of_any_size() -> None:
     allowances.give_back("bert", 4)
     assert allowances.take("ann", 1) and allowances.held("ann") == 1
     assert allowances.take("bert", 4) and allowances.held("bert") == 10
+
+
+def test_a_place_that_is_given_back_is_the_first_one_s_who_may_have_it() -> None:
+    shares = Shares(9)
+    line, called = WaitingLine(shares, most=3), list[str]()
+    assert fill(shares, "a") == 8
+    shares.force("b")
+    waits = [(owner, lambda name=name: called.append(name)) for owner, name in (("a", "a1"), ("b", "b1"), ("a", "a2"))]
+    assert all(line.enter(owner, call) for owner, call in waits)  # type: ignore[arg-type]  # a lambda with a default
+    assert not line.enter("c", lambda: called.append("c")), "three wait"
+    line.leave(waits[0][1])
+    line.leave(waits[0][1])
+    line.give_back("a")
+    assert called == ["b1"], "of nine places eight are taken: the one with few may have the last"
+    line.give_back("b")
+    assert called == ["b1", "a2"] and line.enter("c", lambda: called.append("c"))
+
+
+def test_who_shares_with_nobody_is_called_for_the_last_place() -> None:
+    shares = Shares(1)
+    line, called = WaitingLine(shares, most=1), list[str]()
+    assert shares.take("", alone=True)
+    assert line.enter("", lambda: called.append("next"), alone=True)
+    line.give_back("")
+    assert called == ["next"]

@@ -30,7 +30,7 @@ from paceline.rag.parsing.process import ParserProcess
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.messages import OpenSession
 from tests.rag.parsing import made
-from tests.reliability.mutated_fields import Aim
+from tests.reliability.mutated_drafts import Aim
 from tests.reliability.mutated_requests import RequestMutator
 from tests.reliability.mutation import Mutator
 from tests.reliability.raw_websocket import CLOSE, RawLink, broken_frames, frame, until_closed

@@ -1,16 +1,14 @@
 """Values for the fields of the link's messages, as an attacker would choose them, by type and by name.
 
 Types and limits are read with msgspec, so a field that is added to the protocol is drawn without a word here. Token ids
-in varints, trees of drafts and distributions are written as their codecs write them, and at times are none.
+in varints, drafts and distributions are in `mutated_drafts`.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -18,11 +16,22 @@ import msgspec.inspect as schema
 
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.fields import Frame
-from paceline.wire.messages import VERSION, ChatMessage, Constraint, Drafts, Sampling, Targets
+from paceline.wire.messages import (
+    ANSWERED_BY,
+    SEARCH,
+    VERSION,
+    ChatMessage,
+    Constraint,
+    Drafts,
+    OpenSession,
+    Options,
+    Sampling,
+    Targets,
+)
 from paceline.wire.payloads.draft_places import encode_places
-from paceline.wire.payloads.tree_codec import FOLLOWS, EncodedNodes, pack_nodes
 from paceline.wire.payloads.varints import encode_tokens
-from paceline.wire.verify_messages import MAX_CHAIN, Verdict
+from paceline.wire.verify_messages import MAX_CHAIN, DraftsWithDists, Verdict
+from tests.reliability.mutated_drafts import Aim, DraftValues
 
 JOINT: Final = tuple(name for name, strategy in STRATEGIES.items() if strategy.needs_peer)
 FORGED: Final = "2026-01-01 00:00:00,000 CRITICAL paceline: forged"  # a line of a log, as text of a message
@@ -59,33 +68,23 @@ CONSTRAINTS = (
 _encode = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(slots=True)
-class Aim:
-    """A session as the sender of mutated messages sees it."""
-
-    session: int
-    epoch: int = 0
-    position: int = 0  # output tokens that are decided
-    node: int = 0  # the next id of a draft tree's node
-
-
 class FieldValues:
     """Draws messages as arrays of their fields. Most can be decoded. Everything random comes from `rng`."""
 
     def __init__(self, rng: random.Random, vocab_size: int) -> None:
         self._rng = rng
-        self._vocab_size = vocab_size
+        self._drafts = DraftValues(rng, vocab_size)
         self._strategy = ""  # of the opening that is being drawn
         self._aimed: dict[str, Callable[[Aim], object]] = {
             "session": self._session,
-            "epoch": lambda aim: self._near(aim.epoch),
-            "start": lambda aim: self._near(aim.position),
-            "base": lambda aim: self._near(aim.position),
-            "node": lambda aim: self._near(aim.node - 1),
-            "nodes": self._nodes,
+            "epoch": lambda aim: self._drafts.near(aim.epoch),
+            "start": lambda aim: self._drafts.near(aim.position),
+            "base": lambda aim: self._drafts.near(aim.position),
+            "node": lambda aim: self._drafts.near(aim.node - 1),
+            "nodes": self._drafts.nodes,
         }
         self._drawn: dict[str, Callable[[], object]] = {
-            "turn": lambda: self._near(rng.randrange(3)),
+            "turn": lambda: self._drafts.near(rng.randrange(3)),
             "offset": lambda: rng.choice((0, 0, 0, 1, 3, 30, MAX_CHAIN)),
             "lanes": lambda: bytes(rng.randrange(4) for _ in range(rng.choice((0, 1, 3)))),
             "log_weight": lambda: rng.choice((None, 0.0, 0.5, -700.0, 700.0, 1e308, -1e308, 5e-324)),
@@ -93,7 +92,7 @@ class FieldValues:
             "privacy": lambda: rng.choice(LEVELS),
             "aggregator": lambda: rng.choice(AGGREGATORS),
             "options": self._options,
-            "version": lambda: self._near(VERSION),
+            "version": lambda: self._drafts.near(VERSION),
         }
 
     def message(self, kind: type[Frame], aim: Aim) -> list[Any]:
@@ -102,21 +101,43 @@ class FieldValues:
         assert isinstance(described, schema.StructType)
         message = [described.tag, *(self._field(field, aim) for field in described.fields)]
         if kind is Drafts:  # as many distributions as nodes, at times
-            message[3:] = [message[3], [self._dist() for _ in range(self._num_dists(message[3]))]]
+            message[3:] = [message[3], [self._drafts.dist() for _ in range(self._drafts.num_dists(message[3]))]]
         elif kind is Targets and self._rng.random() < 0.7:
             message[-1] = bytes(len(message[-2]))
         elif kind is Verdict:  # as many distributions as tokens, or none
-            message[-1] = [self._dist() for _ in range(sum(byte < 128 for byte in message[4]))]
+            message[-1] = [self._drafts.dist() for _ in range(sum(byte < 128 for byte in message[4]))]
             message[-1] = message[-1] if self._rng.random() < 0.3 else []
+        elif kind is DraftsWithDists and self._rng.random() < 0.6:  # as many of either as drafts
+            self._drafts.fit_drafts(message)
+        elif kind is OpenSession and self._strategy in ANSWERED_BY and self._rng.random() < 0.6:
+            self._ask_plainly(message)
         return message
+
+    def _ask_plainly(self, message: list[Any]) -> None:
+        """Make an opening one that asks for passages or a text, as a device's does that is served."""
+        asked: dict[str, object] = {
+            "query": "Where is my boat?",
+            "max_tokens": self._rng.choice((1, 16, 512)),
+            "top_k_documents": 2 if self._strategy == SEARCH else 0,
+            "privacy": self._rng.choice(LEVELS[:3]),
+            "options": msgspec.Raw(_encode(Options())),
+            "targets": [],
+            "constraint": None,
+        }
+        for name, value in asked.items():
+            message[OpenSession.__struct_fields__.index(name) + 1] = value
 
     def _field(self, field: schema.Field, aim: Aim) -> object:
         if (aimed := self._aimed.get(field.name)) is not None:
             return aimed(aim)
         if field.name == "places":
-            return encode_places([(token, self._second(token)) for token in self._tokens()])
+            return encode_places([(token, self._second(token)) for token in self._drafts.tokens()])
         if field.name == "tokens" and not isinstance(field.type, schema.IntType):
-            return encode_tokens(self._tokens()) if isinstance(field.type, schema.BytesType) else self._tokens()
+            return (
+                encode_tokens(self._drafts.tokens())
+                if isinstance(field.type, schema.BytesType)
+                else self._drafts.tokens()
+            )
         drawn = self._drawn.get(field.name)
         return self._value(field.type, aim) if drawn is None else drawn()
 
@@ -176,36 +197,20 @@ class FieldValues:
                 rng.choice(("", "Hi", "Where is my boat?", "x" * 2000)),
             ]
         if kind.cls is Sampling and rng.random() < 0.7:
-            bias = [[self._token(), rng.choice((-100.0, 100.0, 0.0))] for _ in range(rng.randrange(4))]
+            bias = [[self._drafts.token(), rng.choice((-100.0, 100.0, 0.0))] for _ in range(rng.randrange(4))]
             return [rng.choice((0.0, 1.0, 2.0)), 1.0, rng.choice((0, 1)), 0.0, 0.0, 0.0, bias, rng.randrange(9), 1.0]
         if kind.cls is Constraint:
             return list(rng.choice(CONSTRAINTS))
         return [self._field(field, aim) for field in kind.fields]
 
     # ---- fields -----------------------------------------------------------------------------------------------------
-    def _near(self, value: int) -> int:
-        """The number itself in most cases, or one near it, or far from it."""
-        if self._rng.random() < 0.75:
-            return max(0, value)
-        return self._rng.choice((0, max(0, value - 1), value + 1, value + 300, 2**31 - 1, 2**31 - 300))
-
     def _session(self, aim: Aim) -> int:
         if self._rng.random() < 0.93:
             return aim.session
         return self._rng.choice((0, 1, max(0, aim.session - 2), aim.session + 1, aim.session + 2, 2**53 - 1))
 
-    def _token(self) -> int:
-        last = self._vocab_size - 1
-        return self._rng.choice((0, 65, 101, last - 1, self._rng.randrange(last), last))
-
-    def _tokens(self) -> list[int]:
-        tokens = [self._token() for _ in range(self._rng.choice((0, 1, 2, 5, 30)))]
-        if self._rng.random() < 0.04:
-            return [2**31 - 1, self._vocab_size]
-        return tokens * (2000 if self._rng.random() < 0.02 else 1)
-
     def _draw_strategy(self) -> str:
-        self._strategy = self._rng.choice((*STRATEGIES, *JOINT, "search", "none", ""))
+        self._strategy = self._rng.choice((*STRATEGIES, *JOINT, *ANSWERED_BY, *ANSWERED_BY, "none", ""))
         return self._strategy
 
     def _options(self) -> msgspec.Raw:
@@ -219,63 +224,3 @@ class FieldValues:
         assert isinstance(described, schema.StructType)
         drawn = self._part(described, Aim(0))
         return msgspec.Raw(_encode(kind() if rng.random() < 0.3 else drawn))
-
-    def _nodes(self, aim: Aim) -> bytes:
-        """A draft tree: a chain, a bush, one whose parents were never sent, or no tree at all."""
-        rng = self._rng
-        count = rng.choice((1, 1, 2, 5, 15, 16, 256 if rng.random() < 0.1 else 3))
-        first = min(self._near(aim.node), 2**31 - 1 - count)
-        choices = tuple(self._token() for _ in range(count)) if rng.random() < 0.5 else None
-        parents, tokens = [], []
-        for number in range(first, first + count):
-            before = rng.choice((number - 1, rng.randrange(max(1, number)), max(0, number - 300)))
-            parents.append(before if number and rng.random() < 0.9 else -1)
-            follows = choices is not None and before < first and rng.random() < 0.3
-            tokens.append(0 if parents[-1] < 0 else FOLLOWS if follows else self._token())
-        scores = tuple(rng.choice((0, 1, -(2**30), 2**30)) for _ in range(count)) if choices is None else None
-        orphans = [number for number, parent in enumerate(parents, first) if parent < 0]
-        anchor = orphans[0] if orphans else max(0, first - 1)
-        nodes = EncodedNodes(
-            position=self._near(aim.position),
-            anchor=anchor,
-            level=rng.randrange(3),
-            first=first,
-            parents=tuple(parents),
-            tokens=tuple(tokens),
-            choices=choices,
-            scores=scores if rng.random() < 0.5 else None,
-        )
-        aim.node = first + count if first < 2**30 else aim.node
-        try:
-            packed = pack_nodes(nodes)
-        except ValueError:
-            packed = bytes([0x80 | rng.randrange(128), *(rng.randrange(256) for _ in range(rng.randrange(40)))])
-        return packed
-
-    @staticmethod
-    def _num_dists(nodes: bytes) -> int:
-        """Number of distributions that belong to these nodes; a wrong one at times."""
-        if not nodes or nodes[0] & 0x80:
-            return 0
-        count = (nodes[0] & 15) + 1
-        if count == 16 and len(nodes) > 1:
-            count += nodes[1] & 127 | (nodes[2] << 7 if nodes[1] & 128 and len(nodes) > 2 else 0)
-        return min(256, count)
-
-    def _dist(self) -> list[bytes]:
-        """A distribution: a right one, one that does not sum, one with other ids, or no numbers at all."""
-        rng = self._rng
-        count = rng.choice((0, 1, 3, 8))
-        ids = bytes(rng.choice((0, 0, 1, 9, 127)) for _ in range(count))
-        match rng.randrange(5):
-            case 0:
-                probs = [rng.choice((math.nan, math.inf, -1.0, 2.0, 1.0, 0.0, 5e-324)) for _ in range(count)]
-                return [ids, struct.pack(f"<{count}d", *probs)]
-            case 1:
-                return [ids, struct.pack(f"<{count}d", *(1.0 / max(1, count) for _ in range(count)))]
-            case 2:
-                return [b"\xff\xff\xff\xff\x0f" * count, rng.randbytes(2 * count)]
-            case 3:
-                return [ids, struct.pack(f"<{count}H", *(rng.choice((0, 1, 2**15, 2**16 - 1)) for _ in range(count)))]
-            case _:
-                return [rng.randbytes(rng.choice((0, 5, 300))), rng.randbytes(rng.choice((0, 7, 300)))]

@@ -1,8 +1,9 @@
 """Messages of the link as an attacker would send them, made from the structs of the protocol.
 
-The messages are those of the protocol and of every registered strategy, so one that is added is sent too. What a
-message means (which session it belongs to, where the answer stands) is in an `Aim`: most messages of a sequence hit it,
-and those that do not are another's, late, early, repeated or huge. Knows neither sockets nor processes.
+The messages are those that the codec decodes, those of every registered strategy among them, so one that is added is
+sent too. What a message means (which session it belongs to, where the answer stands) is in an `Aim`: most messages of a
+sequence hit it, and those that do not are another's, late, early, repeated or huge. A message with a short form is sent
+in both. Knows neither sockets nor processes.
 
     mutator = Mutator(random.Random(1), vocab_size=257)
     for frame in mutator.sequence(Aim(session=2), faulty=True): ...
@@ -19,16 +20,15 @@ from typing import Any, Final
 import msgspec
 
 from paceline.errors import RemoteProtocolError
-from paceline.strategies.registry import STRATEGIES
-from paceline.wire.codec import decode
+from paceline.wire import compact
+from paceline.wire.codec import decode, registered
 from paceline.wire.fields import MAX_FRAME_BYTES, Frame
 from paceline.wire.identity_messages import IDENTITY_MESSAGES
-from paceline.wire.messages import CONTROL_MESSAGES, STRATEGY_MESSAGES
-from tests.reliability.mutated_fields import REPLACED, Aim, FieldValues
+from paceline.wire.messages import SessionMessage
+from tests.reliability.mutated_drafts import Aim
+from tests.reliability.mutated_fields import REPLACED, FieldValues
 
-# A strategy lists only messages that no other one has; two may share.
-_LISTED = (*CONTROL_MESSAGES, *STRATEGY_MESSAGES, *(kind for each in STRATEGIES.values() for kind in each.messages))
-KINDS: Final[tuple[type[Frame], ...]] = tuple(dict.fromkeys(_LISTED))
+KINDS: Final = registered()  # those of the strategies too: `mutated_fields` imports these
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -58,7 +58,8 @@ class Mutator:
         rng = self._rng
         frames: list[bytes] = []
         for _ in range(rng.randrange(1, length)):
-            frames.append(self.legal(rng.choices(self._kinds, self._weights)[0], aim))
+            drawn = rng.choices(self._kinds, self._weights)[0]
+            frames.append(self.legal(drawn if aim.awaits is None or rng.random() < 0.5 else aim.awaits, aim))
             if rng.random() < 0.5:  # the answer is thought to go on
                 aim.position += rng.randrange(4)
         for _ in range(rng.randrange(3)):
@@ -69,8 +70,10 @@ class Mutator:
 
     def legal(self, kind: type[Frame], aim: Aim) -> bytes:
         """A frame of this kind that can be decoded."""
-        for _ in range(500):  # of DraftsWithDists one in eight is legal: 50 tries were too few in a night of them
-            frame = _encode(self._fields.message(kind, aim))
+        rng = self._rng
+        for _ in range(500):  # few of some kinds are legal: 50 tries were too few in a night of them
+            message = self._fields.message(kind, aim)
+            frame = self._short(kind, message) if rng.random() < 0.5 else _encode(message)
             if len(frame) <= MAX_FRAME_BYTES and is_legal(frame, self._vocab_size):
                 return frame
         raise AssertionError(f"no legal {kind.__name__} in 500 tries")
@@ -78,13 +81,23 @@ class Mutator:
     def fault(self, kind: type[Frame], aim: Aim) -> bytes:
         """A frame like one of this kind that cannot be decoded."""
         for _ in range(200):
-            frame = self._broken(self._fields.message(kind, aim))
+            frame = self._broken(kind, self._fields.message(kind, aim))
             if not is_legal(frame, self._vocab_size):
                 return frame
         raise AssertionError(f"no faulty {kind.__name__} in 200 tries")
 
-    def _broken(self, message: list[Any]) -> bytes:
+    def _short(self, kind: type[Frame], message: list[Any]) -> bytes:
+        """A message in its short form, where it has one."""
+        code = kind.compact_code if issubclass(kind, SessionMessage) else None
+        if code is None:
+            return _encode(message)
+        _, session, epoch, *numbers, rest = message
+        return compact.pack(code, session, epoch, numbers, rest) or _encode(message)
+
+    def _broken(self, kind: type[Frame], message: list[Any]) -> bytes:
         rng = self._rng
+        if rng.random() < 0.25 and issubclass(kind, SessionMessage) and kind.compact_code is not None:
+            return self._flipped(self._short(kind, message))
         match rng.randrange(6):
             case 0:  # a field of another type or beyond its limits
                 message[rng.randrange(len(message))] = rng.choice(REPLACED)
@@ -95,13 +108,17 @@ class Mutator:
             case 3:
                 message[0] = rng.choice(("", "hello ", "open\0", "zz", 0, None, ["open"]))
             case 4:
-                data = bytearray(_encode(message))
-                for _ in range(rng.randrange(1, 4)):
-                    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-                return bytes(data[: rng.randrange(len(data) + 1)] if rng.random() < 0.5 else data)
+                return self._flipped(_encode(message))
             case _:  # an array that announces more than there is
                 return rng.choice((b"", b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 9999, b"\xc1"))
         return _encode(message)
+
+    def _flipped(self, frame: bytes) -> bytes:
+        """A frame in which bits are another way round, at times cut off."""
+        rng, data = self._rng, bytearray(frame)
+        for _ in range(rng.randrange(1, 4)):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        return bytes(data[: rng.randrange(len(data) + 1)] if rng.random() < 0.5 else data)
 
     def _break_inside(self, value: list[Any]) -> None:
         inner = [each for each in value if isinstance(each, list) and each]

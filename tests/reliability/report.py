@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+import resource
+from collections import Counter, defaultdict
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from tests.reliability.scenarios import SCENARIOS, UNTESTED, name
 
 MODULE = re.compile(r"/test_r(\d\d)_")
+PROCESSOR_S = pytest.StashKey[Counter[int | None]]()
 
 
 @dataclass(slots=True)
@@ -47,24 +50,50 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--seed", type=int, default=1, help="seed of every random choice")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Count the processor time of a test. A process that several share is counted where the last of them ends it."""
+    before = _processor_s()
+    try:
+        return (yield)
+    finally:
+        item.config.stash.setdefault(PROCESSOR_S, Counter())[_scenario(item.nodeid)] += _processor_s() - before
+
+
+def _processor_s() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def _scenario(node_id: str) -> int | None:
+    """Number of the scenario that a test is of; None: of none."""
+    match = MODULE.search(node_id)
+    return None if match is None else int(match[1])
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     rows: dict[int, Row] = defaultdict(Row)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if not isinstance(report, pytest.TestReport | pytest.CollectReport):
                 continue  # warnings, and tests left out by -k
-            if (match := MODULE.search(report.nodeid)) is None:
+            if (scenario := _scenario(report.nodeid)) is None:
                 continue
-            row = rows[int(match[1])]
+            row = rows[scenario]
             row.seconds += getattr(report, "duration", 0.0)
             row.outcomes.add(report.outcome)
             if isinstance(report, pytest.TestReport) and report.when == "call":
                 row.figures += [value for key, value in report.user_properties if key == "figure"]
+    processor_s = config.stash.get(PROCESSOR_S, Counter())
     write = terminalreporter.write_line
     write("")
-    write(f"seed {config.getoption('seed')}, {'nightly' if config.getoption('nightly') else 'short'} sizes")
+    write(
+        f"seed {config.getoption('seed')}, {'nightly' if config.getoption('nightly') else 'short'} sizes, "
+        f"{sum(processor_s.values()):.1f} s of processor time, {processor_s[None]:.1f} of them in tests of no scenario"
+    )
     for scenario, row in sorted(rows.items()):
-        write(f"{name(scenario):4} {row.verdict:14} {row.seconds:6.0f} s  {SCENARIOS[scenario]}")
+        took = f"{row.seconds:6.0f} s {processor_s[scenario]:5.1f} s CPU"
+        write(f"{name(scenario):4} {row.verdict:14} {took}  {SCENARIOS[scenario]}")
         for figure in row.figures:
             write(f"       {shown(figure)}")
     for scenario, why in UNTESTED.items():

@@ -27,10 +27,11 @@ from paceline.strategies.registry import STRATEGIES
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import encode
 from paceline.wire.identity_messages import Introduction, KeyKept, RenewKey
-from paceline.wire.messages import CloseSession, OpenSession
+from paceline.wire.messages import ANSWERED_BY, CloseSession, OpenSession
 from tests.reliability.conftest import Figure
 from tests.reliability.honest import Honest, ask_strictly, client_of
-from tests.reliability.mutated_fields import FORGED, JOINT, Aim
+from tests.reliability.mutated_drafts import Aim
+from tests.reliability.mutated_fields import FORGED, JOINT
 from tests.reliability.mutation import KINDS, Mutator
 from tests.reliability.raw_link import RawLink, device_link, raw_cloud
 
@@ -66,7 +67,7 @@ class Campaign:
         self.link: RawLink | None = None
         self.received: list[bytes] = []
         self.codes: Counter[int] = Counter()
-        self.joined = 0  # answers of honest clients in which the rogue took part
+        self.joined = Counter[str]()  # strategies of the sessions of honest answers in which the rogue took part
 
     async def run(self, sequences: int, url: str, *, kinds: tuple[type, ...]) -> None:
         self._mutator = Mutator(self._rng, vocab_size=fake_model().tokenizer.vocab_size, kinds=kinds)
@@ -104,8 +105,9 @@ class Campaign:
         asking = asyncio.ensure_future(self._ask(http, self._rng))
         while (opening := await self._opening(asking)) is not None:
             assert self.link is not None
-            await self._play(self.link, Aim(opening.session, opening.epoch, len(opening.targets)))
-            self.joined += 1
+            awaits = ANSWERED_BY.get(opening.strategy)
+            await self._play(self.link, Aim(opening.session, opening.epoch, len(opening.targets), awaits=awaits))
+            self.joined[opening.strategy] += 1
         await asking
 
     async def _opening(self, asking: asyncio.Future[object]) -> OpenSession | None:
@@ -181,7 +183,7 @@ async def test_a_device_that_sends_mutated_messages_harms_neither_the_server_nor
             await campaign.run(sequences, server.url, kinds=KINDS)
         unharmed(children, server)
         assert set(campaign.codes) <= CODES, campaign.codes
-        assert campaign.joined > sequences // 4
+        assert campaign.joined.total() > sequences // 4
         figure("sequences of a rogue device", sequences)
         figure("honest streams beside it, all identical", honest.answers)
         figure("p95 gap of the honest stream", honest.slowdown, at_most=1.5, unit="x quiet")
@@ -215,7 +217,7 @@ async def test_a_cloud_that_sends_mutated_messages_harms_no_agent_and_learns_no_
 
             async def ask(http: httpx.AsyncClient, rng: random.Random) -> object:
                 joint = {"privacy": "document-private", "strategy": rng.choice(JOINT)}
-                paceline = rng.choice((*[joint] * 3, SEARCHED))
+                paceline = rng.choice((*[joint] * 3, SEARCHED, joint | {"workflow": "advanced"}))
                 return await ask_strictly(http, paceline, temperature=rng.choice((0.0, 1.0)))
 
             campaign = Campaign(rng, relink, ask)
@@ -234,12 +236,14 @@ async def test_a_cloud_that_sends_mutated_messages_harms_no_agent_and_learns_no_
             assert link.close_code == CloseCode.SERVER_KEY_CHANGED
             unharmed(children, agent)
     assert set(campaign.codes) <= CODES, campaign.codes
-    assert campaign.joined > sequences // 8
+    assert campaign.joined.total() > sequences // 8 and {*ANSWERED_BY} <= {*campaign.joined}
     heard = [*campaign.received, *link.received]
     for mark in MARKS:
         shingles = {mark[start : start + SHINGLE].encode() for start in range(len(mark) - SHINGLE + 1)}
         assert not [frame for frame in heard if any(shingle in frame for shingle in shingles)], "a private mark"
     figure("sequences of a rogue cloud", sequences)
+    for opened, count in sorted(campaign.joined.items()):
+        figure(f"sessions {opened} that an agent opened at it", count)
     figure("frames that it received, none with a mark", len(heard))
     figure("p95 gap of the honest stream at the device", honest.slowdown, at_most=1.5, unit="x quiet")
     figure("growth of the agent's memory", growth / MIB, at_most=10, unit="MiB")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.core.sampling.constraint import Constraint, Mask
+from paceline.core.sampling.constraint import Constraint, Mask, T
 from paceline.errors import RequestError
 from paceline.runtime.service import TextDelta
 from paceline.strategies.registry import STRATEGIES
@@ -78,6 +78,9 @@ async def test_an_answer_that_stops_before_its_constraint_is_satisfied_ends_with
 
         def complete(self, _: Sequence[int]) -> bool:
             return False
+
+        def at_once(self, work: Callable[[], T]) -> T:
+            return work()
 
     async with nodes(linked=False) as (bench, _):
         monkeypatch.setattr(bench.device._resources._compiling._grammars, "mask", lambda _: DeadEndMask())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -34,6 +35,27 @@ async def test_a_key_with_all_the_answers_it_can_have_leaves_some_to_another(mon
         bench.cloud._shares.check()
         assert bench.cloud._shares.taken == 16
     assert bench.cloud._shares.taken == 0
+
+
+async def test_a_request_waits_a_little_for_a_place_that_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "MAX_ANSWERS", 1)
+    monkeypatch.setattr(node_module, "ROOM_S", 60.0)
+    async with nodes(linked=False) as (bench, _):
+        node = bench.cloud
+        held = await node.prepare(REQUEST)
+        waiting = [asyncio.create_task(node.wait_for_room(REQUEST.owner)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await held.aclose()
+        await waiting[0]
+        again = await node.prepare(REQUEST)
+        assert not waiting[1].done()
+        waiting[1].cancel()
+        await asyncio.gather(waiting[1], return_exceptions=True)
+        assert not node._line._calls, "who has left is not called"
+        monkeypatch.setattr(node_module, "ROOM_S", 0.0)
+        with pytest.raises(RequestError, match="1 answers of 1 at most"):
+            await node.wait_for_room(REQUEST.owner)
+        await again.aclose()
 
 
 async def test_where_no_key_is_required_nothing_is_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from paceline.runtime.service import Generation, Service
 
 async def read_chat(request: Request, service: Service) -> Mapping[str, object]:
     """The body, unread where the key's answers have no room. Raises RequestError."""
-    service.check_room(request.state.identity.key)
+    await service.wait_for_room(request.state.identity.key)
     return decode_object(await read_body(request.receive, request.headers.get("content-length")))
 
 

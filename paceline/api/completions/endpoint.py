@@ -68,7 +68,7 @@ class CompletionsEndpoint:
         )
 
     async def __call__(self, request: Request) -> Response:
-        self._service.check_room(request.state.identity.key)
+        await self._service.wait_for_room(request.state.identity.key)
         body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
         call = completion_call(body, self._service, request.state.identity)
         meta, generations = await while_connected(request.receive, self._begin(call))

@@ -6,12 +6,14 @@ needs no undo. Grammars are compiled in `engine.grammar.compiler`; this module k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 ConstraintKind = Literal["json_object", "json_schema", "loose_schema", "tools"]
 MAX_TEXT = 262_144  # characters of a constraint's text
@@ -44,3 +46,7 @@ class Mask(Protocol):
 
     def complete(self, path: Sequence[int]) -> bool:
         """True if the answer may end after `path`."""
+
+    def at_once(self, work: Callable[[], T]) -> T:
+        """Do this, which asks for several masks and changes nothing that others see: where masks are computed on a
+        thread, all of it is done there."""

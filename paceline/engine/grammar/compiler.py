@@ -17,7 +17,8 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -29,11 +30,13 @@ from paceline.engine.grammar.json_schema import TooLarge
 from paceline.engine.grammar.lark import content_of, grammar
 from paceline.errors import RequestError
 
+T = TypeVar("T")
+
 log = logging.getLogger("paceline.grammar")
 
 MAX_CACHED = 64  # constraints, compiled or refused
 MAX_COMPILE_S = 2.0  # processor time, after which no further part is tried; one part takes about 1 s at most
-# A mask is computed on the event loop, so its work is bounded (`bench/LOG.md`): 6,000 items suffice for MAX_OPTIONAL
+# The work of a mask is bounded, since others wait for threads (`bench/LOG.md`): 6,000 items suffice for MAX_OPTIONAL
 # properties, and 80,000 of fuel for 200 patterns as alternatives. An answer whose constraint needs more ends there.
 _LIMITS = LLParserLimits(step_max_items=6_000, step_lexer_fuel=80_000, verbose_errors=False)
 _PARAM: dict[ConstraintKind, str] = {
@@ -157,7 +160,11 @@ class GrammarMask:
 
     def complete(self, path: Sequence[int]) -> bool:
         """True if the answer may end after this path."""
-        return any(self.allowed(path)[token] for token in self._eos_ids)
+        allowed = self.allowed(path)
+        return any(allowed[token] for token in self._eos_ids)
+
+    def at_once(self, work: Callable[[], T]) -> T:
+        return work()
 
     def _walk(self, tokens: list[int]) -> bool:
         """Bring the matcher to that path. False if the path breaks the constraint, or has an end in it."""
@@ -190,6 +197,10 @@ class DeferredMask:
     def complete(self, path: Sequence[int]) -> bool:
         assert self._mask is not None, "the mask is not compiled yet"
         return self._mask.complete(path)
+
+    def at_once(self, work: Callable[[], T]) -> T:
+        assert self._mask is not None, "the mask is not compiled yet"
+        return self._mask.at_once(work)
 
 
 def _common(known: list[int], tokens: list[int]) -> int:

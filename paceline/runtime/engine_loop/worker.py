@@ -76,6 +76,7 @@ class EngineWorker:
         self._changed = threading.Condition()
         self._ready = False  # a batch under way has run
         self._delivering = 0  # steps whose answers are sent and whose sessions have not continued yet
+        self._expected = 0  # sessions that have been answered, and will continue when something else is computed
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -162,6 +163,17 @@ class EngineWorker:
             self._delivering -= 1
         self._flush()
 
+    def expect(self) -> None:
+        """A session that continues soon does so a little later: the next step waits for it, but not for long."""
+        with self._changed:
+            self._expected += 1
+
+    def continued(self) -> None:
+        """One of those has continued."""
+        with self._changed:
+            self._expected -= 1
+        self._flush()
+
     def _deliver(self, answers: Answers, step: StepSize) -> None:
         """Begin to deliver the answers of a step, after those of the steps before it."""
         if self.steps.lost is not None:
@@ -200,9 +212,12 @@ class EngineWorker:
                     idle = not (woken or self._inbox or self._ready or self._stopping)
                 else:
                     idle = False
-                if self._delivering and (self._inbox or progressed):
-                    # A busy loop must not delay the engine for longer than a separate step would take.
-                    self._changed.wait_for(self._has_continued, max(seconds, BATCHING_WAIT_S))
+                if self._inbox or progressed:
+                    if self._delivering:
+                        # A busy loop must not delay the engine for longer than a separate step would take.
+                        self._changed.wait_for(self._has_continued, max(seconds, BATCHING_WAIT_S))
+                    if self._expected:
+                        self._changed.wait_for(lambda: self._stopping or not self._expected, BATCHING_WAIT_S)
                 items = self._inbox.copy()
                 self._inbox.clear()
                 self._ready = False

@@ -22,6 +22,7 @@ from paceline.runtime.link.dialer import Link
 from paceline.runtime.sessions.draft_model import DraftModelPorts
 from paceline.runtime.sessions.driver import Driver, answered, requests
 from paceline.runtime.sessions.egress import Egress
+from paceline.runtime.sessions.suspension import run_apart
 from paceline.runtime.tracing import Fields, Tracer
 from paceline.strategies.base import (
     Branch,
@@ -51,10 +52,17 @@ class Session(ABC):
     """Ports shared by both kinds of session. Every method is called on one event loop."""
 
     def __init__(
-        self, machine: Machine, worker: EngineWorker, salt: str | None, drafts: EngineWorker | None = None
+        self,
+        machine: Machine,
+        worker: EngineWorker,
+        salt: str | None,
+        drafts: EngineWorker | None = None,
+        *,
+        masked: bool = False,
     ) -> None:
         """drafts: of the draft model, for machines that are told of one. salt: KV of its prompts is shared with answers
-        of the same salt alone, which are those of one owner until a document is removed. None: with none."""
+        of the same salt alone, which are those of one owner until a document is removed. None: with none. masked: the
+        machine waits for masks."""
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -63,6 +71,7 @@ class Session(ABC):
         self._prefixes: Sequence[StoredPrefix] = ()  # stored prefixes of its prompts
         self._group: Group | None = None  # of its sequences, once their claim of memory is known
         self._salt = salt
+        self._masked = masked
         self._energy = worker.account()
         self._cached = 0  # tokens of a prompt that were not computed, the most of all branches
         self.link: Link | None = None
@@ -71,7 +80,14 @@ class Session(ABC):
         self.trace = ""  # id of the client's request, as the side that faces it says
 
     def deliver(self, event: Event) -> None:
-        """Deliver an event to the machine. An exception there ends this session, not the program."""
+        """Deliver an event to the machine, which may be done with it later where it waits for masks. An exception there
+        ends this session, not the program."""
+        if self._masked:
+            run_apart(lambda: self._deliver(event))
+        else:
+            self._deliver(event)
+
+    def _deliver(self, event: Event) -> None:
         try:
             self._driver.deliver(event)
         except Exception as error:
@@ -201,9 +217,11 @@ class PeerSession(Session):
         closed: Callable[[PeerSession], None],
         owner: str = "",
         trace: str = "",
+        *,
+        masked: bool = False,
     ) -> None:
-        """owner: whose turns in the engine's steps it takes. trace: see `Session`."""
-        super().__init__(machine, worker, None)
+        """owner: whose turns in the engine's steps it takes. trace, masked: see `Session`."""
+        super().__init__(machine, worker, None, masked=masked)
         self.trace = trace
         self._began = self._loop.time()
         self.link, self._number = link, number

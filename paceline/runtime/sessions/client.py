@@ -79,7 +79,7 @@ class ClientSession(Session):
         drafts: EngineWorker | None = None,
     ) -> None:
         """drafts: of the draft model, where the machine is told of one."""
-        super().__init__(machine, worker, prepared.salt, drafts)
+        super().__init__(machine, worker, prepared.salt, drafts, masked=prepared.mask is not None)
         if self._drafts is not None:
             self._drafts.claim(prepared.draft_claim)
         self._prefixes = prepared.prompts.prefixes  # here alone: let go of at the end

@@ -29,6 +29,7 @@ from paceline.runtime.units.plain_work import PlainWork
 from paceline.wire.codec import encode_options, sampling_to_wire
 from paceline.wire.messages import (
     DEFAULT_OPTIONS,
+    SEARCH,
     CloseSession,
     OpenSession,
     RetrievedPassage,
@@ -38,7 +39,6 @@ from paceline.wire.messages import (
 
 log = logging.getLogger("paceline.session")
 
-SEARCH: Final = "search"  # in place of a strategy
 TIMEOUT_S: Final = 5.0  # for the cloud's reply
 LISTEN_S: Final = 0.25  # between two looks at the link meanwhile
 MAX_SILENCE_S: Final = 1.5  # of the link: a cloud that searches for long is heard

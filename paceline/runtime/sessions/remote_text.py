@@ -27,6 +27,7 @@ from paceline.strategies.strategy import Privacy
 from paceline.wire.codec import encode_options, sampling_from_wire, sampling_to_wire
 from paceline.wire.messages import (
     DEFAULT_OPTIONS,
+    WRITE,
     ChatMessage,
     CloseSession,
     OpenSession,
@@ -36,7 +37,6 @@ from paceline.wire.messages import (
 
 log = logging.getLogger("paceline.session")
 
-WRITE: Final = "write"  # in place of a strategy
 ALONE: Final = "autoregressive"  # how the cloud writes them
 LEVELS: Final[tuple[Privacy, ...]] = ("open", "document-private")  # of privacy at which a device may ask for them
 MAX_TOKENS: Final = 512  # of a text; agents write 160 at most

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ from paceline.core.sampling.sampler import SamplingParams, apply_mask
 from paceline.strategies.base import Branch
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 
+AllowedIds = NDArray[np.bool_] | None  # a mask; None: all ids
 NO_COUNTS: Mapping[int, int] = {}
 RESCORED_TOKENS = 48  # of a prefix, at its end: what lies further back adds less than the quantization of a score
 
@@ -69,7 +71,7 @@ class BranchMixer:
         self._branches: tuple[Branch, ...] = ()
         self._weights: tuple[float, ...] = ()  # R of each branch, 0 without a document
         self._prompt_ids: tuple[IdArray | None, ...] = ()  # ids of each prompt, where a penalty needs them
-        self._known_masks: dict[PrefixNode, NDArray[np.bool_] | None] = {}  # of the nodes admitted last
+        self._known_masks: dict[PrefixNode, AllowedIds] = {}  # of the nodes admitted last
         self._prefix: tuple[int, ...] = ()  # output tokens decided when the prompts were read
         self._root = PrefixNode(-1, 0, None)  # node of the prefix
         self._decided_evidence: Evidence = ()  # after the decided tokens, where the engine samples
@@ -97,8 +99,10 @@ class BranchMixer:
             return dists
         probs = self._prefix_probs[branch]
         rows = dists[: self.num_prefix_rows - len(probs)]
-        for position, row in enumerate(rows, len(self._prefix) - self.num_prefix_rows + len(probs)):
-            (dist,) = _masked((row.within(self._vocab_size),), self._allowed(self._prefix[:position]))
+        first = len(self._prefix) - self.num_prefix_rows + len(probs)
+        masks = self._masks([partial(self._allowed, self._prefix[: first + row]) for row in range(len(rows))])
+        for position, (row, mask) in enumerate(zip(rows, masks, strict=True), first):
+            (dist,) = _masked((row.within(self._vocab_size),), mask)
             probs.append(dist.prob(self._prefix[position]))
         return dists[len(rows) :]
 
@@ -122,6 +126,7 @@ class BranchMixer:
         others hang below it.
         """
         alone = len(self._branches) == 1 and not heads
+        masks = self._masks([partial(self._allowed_after, node, path) for node, path in zip(nodes, paths, strict=True)])
         rows = [
             RowSampling(
                 self._sampling,
@@ -129,10 +134,10 @@ class BranchMixer:
                 self._vocab_size,
                 Counter(path) if self._penalised else NO_COUNTS,
                 self._prompt_ids[0] if alone else None,
-                self._allowed_after(node, path),
+                mask,
                 num_top,
             )
-            for node, path in zip(nodes, paths, strict=True)
+            for node, path, mask in zip(nodes, paths, masks, strict=True)
         ]
         if alone:
             return rows, None
@@ -192,13 +197,17 @@ class BranchMixer:
         kept: set[PrefixNode] = set()
         waiting = [node for node in below if node is not head and node not in drafts]  # drafted and admitted before
         waiting.append(head)
-        while waiting:
-            node = waiting.pop()
-            if node in below or leaves:
-                mask = self._known_masks[node] = self._allowed(path_of(node))
-                allowed = [child for child in below.get(node, ()) if mask is None or mask[child.token]]
-                kept.update(allowed)
-                waiting += reversed(allowed)
+
+        def walk() -> None:
+            while waiting:
+                node = waiting.pop()
+                if node in below or leaves:
+                    mask = self._known_masks[node] = self._allowed(path_of(node))
+                    allowed = [child for child in below.get(node, ()) if mask is None or mask[child.token]]
+                    kept.update(allowed)
+                    waiting.extend(reversed(allowed))
+
+        self._mask.at_once(walk)
         return [node for node in drafts if node in kept]
 
     def decide(self, row: SampledRow) -> None:
@@ -222,10 +231,15 @@ class BranchMixer:
         evidence = node.evidence or (0.0,) * len(dists)
         return mix_processed(dists, self._sampling, counts, self._prompt_ids, row_log_weights(self._weights, evidence))
 
-    def _allowed_after(self, node: PrefixNode, path: Sequence[int]) -> NDArray[np.bool_] | None:
+    def _masks(self, wanted: Sequence[Callable[[], AllowedIds]]) -> list[AllowedIds]:
+        if self._mask is None:
+            return [None] * len(wanted)
+        return self._mask.at_once(lambda: [each() for each in wanted])
+
+    def _allowed_after(self, node: PrefixNode, path: Sequence[int]) -> AllowedIds:
         return self._known_masks[node] if node in self._known_masks else self._allowed(path)
 
-    def _allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
+    def _allowed(self, path: Sequence[int]) -> AllowedIds:
         """Tokens that the constraint allows after a path, at least one; None: all."""
         allowed = None if self._mask is None else self._mask.allowed(path)
         if allowed is None or allowed[: self._vocab_size].any():
@@ -266,5 +280,5 @@ class BranchMixer:
         return evidence_after(parent.evidence, [dist.prob(node.token) for dist in parent.branch_dists])
 
 
-def _masked(dists: Sequence[Dist], allowed: NDArray[np.bool_] | None) -> Sequence[Dist]:
+def _masked(dists: Sequence[Dist], allowed: AllowedIds) -> Sequence[Dist]:
     return dists if allowed is None else [apply_mask(dist, allowed) for dist in dists]

@@ -52,10 +52,10 @@ async def test_what_must_be_refused_is_refused_before_its_body_comes(
 ) -> None:
     service = ScriptedService()
 
-    def full(_: str) -> None:
+    async def full(_: str) -> None:
         raise RequestError("Full.", status=429, type="rate_limit_error", code="rate_limit_exceeded")
 
-    monkeypatch.setattr(service, "check_room", full)
+    monkeypatch.setattr(service, "wait_for_room", full)
     with serving(service) as url:
         address = urlsplit(url)
         async with asyncio.timeout(WAIT):

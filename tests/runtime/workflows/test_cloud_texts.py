@@ -15,7 +15,7 @@ from paceline.rag.records import Passage
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.runtime.sessions import remote_text
 from paceline.runtime.sessions.egress import Egress
-from paceline.runtime.sessions.remote_text import MAX_TEXTS_OF_ONE, WRITE, RemoteText, TextServer
+from paceline.runtime.sessions.remote_text import MAX_TEXTS_OF_ONE, RemoteText, TextServer
 from paceline.runtime.units.registry import CLOUD, ENGINE, UnitRegistry
 from paceline.runtime.workflows.agent_text import AgentText
 from paceline.runtime.workflows.cloud_texts import CloudUnits, cloud_texts
@@ -24,7 +24,7 @@ from paceline.runtime.workflows.lookup import Found
 from paceline.runtime.workflows.readers import Refining
 from paceline.runtime.workflows.run import WorkflowRun
 from paceline.wire.codec import decode, encode
-from paceline.wire.messages import OpenSession, WrittenText
+from paceline.wire.messages import WRITE, OpenSession, WrittenText
 from paceline.workflow.events import Launch
 from paceline.workflow.graph import SubStageId
 from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint

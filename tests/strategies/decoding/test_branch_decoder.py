@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.core.aggregation.weights import NEGLIGIBLE_PROB
 from paceline.core.batching.segment import Batch
+from paceline.core.sampling.constraint import T
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
@@ -193,6 +194,9 @@ class Paths:
 
     def complete(self, path: Sequence[int]) -> bool:
         return tuple(path) in self._paths
+
+    def at_once(self, work: Callable[[], T]) -> T:
+        return work()
 
 
 @pytest.mark.parametrize("samples", [False, True])

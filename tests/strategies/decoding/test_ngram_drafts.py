@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
 from paceline.core.drafting.ngram_drafter import NgramDrafter
+from paceline.core.sampling.constraint import T
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.runtime.simulation import Simulation
 from paceline.strategies.aggregate.machine import Aggregate
@@ -56,6 +57,9 @@ class Only:
 
     def complete(self, _: Sequence[int]) -> bool:
         return False
+
+    def at_once(self, work: Callable[[], T]) -> T:
+        return work()
 
 
 def test_a_first_token_waits_for_no_reading_and_nothing_decided_meanwhile_is_lost() -> None:

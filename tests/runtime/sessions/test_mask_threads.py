@@ -1,0 +1,203 @@
+"""Masks on threads: never on the loop's own, in turns of owners, with the same texts; what waits for them, what not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from paceline.core.sampling.constraint import Constraint, Mask, T
+from paceline.engine.fake.engine import fake_model
+from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.runtime.service import GenerateRequest
+from paceline.runtime.sessions.mask_threads import MOST_OF_ONE, THREADS, MaskBesideLoop, MaskThreads
+from paceline.runtime.sessions.suspension import run_apart
+from paceline.strategies.registry import STRATEGIES
+from tests.runtime.test_node import REQUEST, Bench, collect, nodes
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bari", "Oslo"]}, "rooms": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["city", "rooms"],
+    "additionalProperties": False,
+}
+HELD = replace(REQUEST, constraint=Constraint("json_schema", json.dumps(SCHEMA)))
+
+
+@dataclass
+class Watched:
+    """A mask that keeps the threads it was computed on, and can be held up."""
+
+    mask: Mask
+    threads: set[int] = field(default_factory=set)
+    gate: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
+        self.threads.add(threading.get_ident())
+        self.begun.set()
+        self.gate.wait()
+        return self.mask.allowed(path)
+
+    def complete(self, path: Sequence[int]) -> bool:
+        self.threads.add(threading.get_ident())
+        return self.mask.complete(path)
+
+    def at_once(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+def watch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
+    """All masks of both nodes from now on."""
+    watched: list[Watched] = []
+    for node in (bench.cloud, bench.device):
+        grammars = node._resources._compiling._grammars
+
+        def made(constraint: Constraint, mask: Callable[[Constraint], Mask] = grammars.mask) -> Mask:
+            watched.append(Watched(mask(constraint)))
+            return watched[-1]
+
+        monkeypatch.setattr(grammars, "known", lambda _: None)
+        monkeypatch.setattr(grammars, "mask", made)
+    return watched
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("top_logprobs", [None, 2])
+async def test_no_mask_of_any_strategy_is_computed_on_the_loop(
+    strategy: str, top_logprobs: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nodes() as (bench, _):
+        watched = watch(bench, monkeypatch)
+        for node in (bench.cloud, bench.device) if top_logprobs is None else (bench.device,):
+            asked = replace(HELD, strategy=strategy, top_logprobs=top_logprobs)
+            text, done = await collect(await node.prepare(asked))
+            assert set(json.loads(text)) == {"city", "rooms"} and done.reason == "stop"
+        threads = set[int]().union(*(each.threads for each in watched))
+    assert threads and threading.get_ident() not in threads
+
+
+async def text_of(bench: Bench, request: GenerateRequest) -> str:
+    return (await collect(await bench.device.prepare(request)))[0]
+
+
+async def test_other_answers_are_written_while_a_mask_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = replace(REQUEST, strategy="autoregressive")
+    async with nodes(linked=False) as (bench, _):
+        watched = watch(bench, monkeypatch)
+        expected, held = await text_of(bench, alone), await text_of(bench, replace(HELD, owner="honest"))
+        stuck = await bench.device.prepare(replace(HELD, strategy="autoregressive", owner="hostile"))
+        mask = watched[-1]
+        mask.gate.clear()
+        answer = asyncio.create_task(collect(stuck))
+        await asyncio.to_thread(mask.begun.wait)
+        assert await text_of(bench, alone) == expected
+        assert await text_of(bench, replace(HELD, owner="honest")) == held
+        assert not answer.done()
+        mask.gate.set()
+        assert json.loads((await answer)[0])["city"] in ("Bari", "Oslo")
+
+
+async def test_an_answer_that_is_left_while_it_waits_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with nodes(linked=False) as (bench, _):
+        watched = watch(bench, monkeypatch)
+        worker = bench.device._resources.worker
+        before = worker.steps.engine.free_rows()
+        session = await bench.device.prepare(HELD)
+        watched[-1].gate.clear()
+        answer = asyncio.create_task(collect(session))
+        await asyncio.to_thread(watched[-1].begun.wait)
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
+        assert bench.device.num_answers == 0
+        watched[-1].gate.set()
+        await text_of(bench, REQUEST)
+        assert worker.steps.engine.free_rows() == before
+
+
+async def test_a_mask_that_fails_ends_its_answer_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with nodes(linked=False) as (bench, _):
+        watched = watch(bench, monkeypatch)
+        session = await bench.device.prepare(HELD)
+
+        def fails(_: Sequence[int]) -> None:
+            raise ArithmeticError("of a mask")
+
+        monkeypatch.setattr(watched[-1], "allowed", fails)
+        with pytest.raises(Exception, match="the answer cannot go on: of a mask"):
+            await collect(session)
+        assert await text_of(bench, REQUEST)
+
+
+async def test_an_owner_has_some_of_the_threads_and_others_the_rest() -> None:
+    worker = EngineWorker(fake_model().engine)
+    threads = MaskThreads(worker)
+    gate, begun = threading.Event(), asyncio.Semaphore(0)
+    loop = asyncio.get_running_loop()
+    order: list[str] = []
+
+    def held() -> None:
+        loop.call_soon_threadsafe(begun.release)
+        gate.wait()
+
+    for number in range(THREADS + 2):
+        threads.submit("hostile", held, lambda number=number: order.append(f"hostile {number}"))  # type: ignore[misc]
+    for _ in range(MOST_OF_ONE):
+        await begun.acquire()
+    served = asyncio.Event()
+    threads.submit("honest", lambda: None, served.set)
+    await served.wait()
+    assert not order and begun.locked()
+    gate.set()
+    for _ in range(THREADS + 2 - MOST_OF_ONE):
+        await begun.acquire()
+    await asyncio.to_thread(threads.stop)
+    await asyncio.sleep(0)
+    assert sorted(order) == [f"hostile {number}" for number in range(THREADS + 2)]
+    assert not threads._running and not threads._waiting
+
+
+async def test_a_step_waits_for_a_mask_unless_it_took_long_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = EngineWorker(fake_model().engine)
+    told: list[str] = []
+    monkeypatch.setattr(worker, "expect", lambda: told.append("expected"))
+    monkeypatch.setattr(worker, "continued", lambda: told.append("continued"))
+    threads = MaskThreads(worker)
+    clock = iter([0.0, 0.001, 1.0, 1.03, 2.0, 2.001, 3.0, 3.001])  # s, of each mask's beginning and end
+    monkeypatch.setattr("paceline.runtime.sessions.mask_threads.time.perf_counter", lambda: next(clock))
+    mask = MaskBesideLoop(Watched(_Anything()), threads, "")
+    for _ in range(4):
+        done = asyncio.Event()
+
+        def ask(done: asyncio.Event = done) -> None:
+            assert mask.allowed(()) is None
+            done.set()
+
+        run_apart(ask)
+        told.append("waits")
+        await done.wait()
+    await asyncio.to_thread(threads.stop)
+    expected = ["expected", "waits", "continued"]
+    assert told == [*expected, *expected, "waits", *expected]
+
+
+class _Anything:
+    def allowed(self, _: Sequence[int]) -> None:
+        return None
+
+    def complete(self, _: Sequence[int]) -> bool:
+        return True
+
+    def at_once(self, work: Callable[[], T]) -> T:
+        return work()
