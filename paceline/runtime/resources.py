@@ -31,8 +31,8 @@ from paceline.runtime.engine_loop.memory import claim
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.lookup_tables.document_tables import DocumentTables, Lifetime, over
 from paceline.runtime.lookup_tables.store import TableStore
-from paceline.runtime.sessions.relevance_scales import scale_of
 from paceline.runtime.sessions.mask_threads import MaskBesideLoop, MaskThreads
+from paceline.runtime.sessions.relevance_scales import scale_of
 from paceline.runtime.tracing import Tracer
 from paceline.runtime.units.plain_work import PlainWork
 from paceline.runtime.units.registry import NodeUnits
