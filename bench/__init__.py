@@ -9,6 +9,7 @@
 - `leakage`: what a curious cloud learns of a device's documents beyond the answers.
 - `perplexity`: perplexity of text given documents. `streams`, `surface`: throughput and CPU of the HTTP server.
 - `serving`: the HTTP server against others on the same weights, its prefix cache, host time and memory.
+- `streamed_answer`, `wide_vocabulary`: parts of `aggregate`; `first_token`: of `ttft`; `guess_scores`: of `leakage`.
 - `report`: options, claims and reports. `bootstrap`: intervals. `aggregation/`, `drafting/`, `retrieval/`,
   `speculation/`: parts of the benches.
 

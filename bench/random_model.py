@@ -63,7 +63,14 @@ def spread_logits(model: PreTrainedModel, ids: range) -> None:
     """Logits of these ids get a standard deviation of `SPREAD`; those of all others are 0, some twenty below the
     highest, so that they are not sampled."""
     with torch.no_grad():
-        embeddings = model.get_parameter("model.embed_tokens.weight")  # (vocab, hidden), the output's too
+        embeddings = model.get_parameter("lm_head.weight")  # (vocab, hidden), the input's too where they are tied
         embeddings[: ids.start] = 0.0
         embeddings[ids.stop :] = 0.0
         model.get_parameter("model.norm.weight").fill_(SPREAD / (STD * math.sqrt(embeddings.shape[1])))
+
+
+def add_noise(model: PreTrainedModel, share: float) -> None:
+    """Add noise to the output's weights, by their own deviation; rows of ids that are not sampled stay 0."""
+    with torch.no_grad():
+        weights = model.get_parameter("lm_head.weight")
+        weights.mul_(1.0 + share * torch.randn(weights.shape, generator=torch.Generator().manual_seed(1)))

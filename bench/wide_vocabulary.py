@@ -1,32 +1,38 @@
 """The part of `bench aggregate` with 151,936 ids: 1, 4 and 16 joint answers at a time, on real processes.
 
-Both sides run a random model of one small layer, written as a folder, with forwards padded to a given time: what it
-costs to sample, to send and to fuse distributions of so many ids is real. Its answers do not repeat themselves.
+Each side runs a random model of one small layer, written as a folder, with forwards padded to a given time: what it
+costs to sample, to send and to fuse distributions of so many ids is real. The device's model is the cloud's with noise
+in its output, so that some drafts are rejected; `acceptance_cloud` says how many are not.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.core.side import SIDES
+from paceline.commands.local_pair import Pair, start_pair
+from paceline.commands.processes import Children
+from paceline.core.side import SIDES, Side
 
-from .aggregation.process_pair import linked_pair
+from .aggregation.process_pair import DEVICE, DOCUMENTS
 from .bootstrap import Estimate, ratio_of, worst_of
 from .findings import Findings, claimed
 from .random_model import Shape
 from .serving.model_files import ModelFiles
 from .streamed_answer import Answer, Asked
 
-SHAPE: Final = Shape(layers=1, hidden=128, inner=256, heads=4, kv_heads=2, positions=4096, small=True)
+SHAPE: Final = Shape(layers=1, hidden=128, inner=256, heads=4, kv_heads=2, positions=4096, small=True, tied=False)
+NOISE: Final = 0.08  # of the device's output weights, by their own deviation
 FORWARD_S: Final = 0.03
 ROW_S: Final = 0.0003
 AT_ONCE: Final = (1, 4, 16)
 LEVELS: Final = ("open", "document-private")
+MODEL: Final = "wide"
 TREE, TOKEN_WISE, ALONE = "tree", "token-wise", "device only, lookup_tree"
 
 
@@ -49,22 +55,41 @@ def measure(load: Load) -> Findings:
         joint = {"strategy": "aggregate", "aggregator": "mixture", "privacy": level}
         ways |= {f"{TREE}, {level}": joint | {"drafts": "tree"}, f"{TOKEN_WISE}, {level}": joint | {"drafts": "none"}}
     found = Findings()
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
-        files = ModelFiles.write(Path(directory) / "wide", load.shape)
-        pace = f"forward={1e3 * FORWARD_S:g}ms,row={1e3 * ROW_S:g}ms"
-        emulate = dict.fromkeys(SIDES, pace) | {"device": f"rtt={1e3 * load.trip:g}ms,{pace}"}
-        with linked_pair(Path(directory), model=str(files.directory), emulate=emulate) as pair:
-            asked = Asked(files.directory.name, load.tokens)
-            for number in load.at_once:
-                taken: dict[str, list[list[Answer]]] = {way: [] for way in ways}
-                for round_index in range(load.rounds + 1):
-                    seeds = [1000 * round_index + i for i in range(number)]
-                    for way, how in ways.items():
-                        answers = asked.answers(pair.device.url, how, seeds)
-                        if round_index:  # the first round calibrates both sides
-                            taken[way].append(answers)
-                _report(found, number, taken)
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory, _pair(Path(directory), load) as pair:
+        asked = Asked(MODEL, load.tokens)
+        for number in load.at_once:
+            taken: dict[str, list[list[Answer]]] = {way: [] for way in ways}
+            for round_index in range(load.rounds + 1):
+                seeds = [10_000 * number + 100 * round_index + i for i in range(number)]
+                for way, how in ways.items():
+                    answers = asked.answers(pair.device.url, how, seeds)
+                    if round_index:  # the first round calibrates both sides
+                        taken[way].append(answers)
+            _report(found, number, taken)
     return found
+
+
+@contextmanager
+def _pair(folder: Path, load: Load) -> Iterator[Pair]:
+    pace = f"forward={1e3 * FORWARD_S:g}ms,row={1e3 * ROW_S:g}ms"
+    emulate: dict[Side, str] = {"cloud": pace, "device": f"rtt={1e3 * load.trip:g}ms,{pace}"}
+    flags: dict[Side, tuple[str, ...]] = {}
+    documents: dict[Side, Path] = {}
+    for side in SIDES:
+        model = ModelFiles.write(folder / f"{side} model", load.shape, noise=NOISE if side == "device" else 0.0)
+        flags[side] = ("--model", str(model.directory), "--emulate", emulate[side])
+        documents[side] = folder / f"{side}.md"
+        documents[side].write_text(DOCUMENTS[side])
+    with Children(folder) as children:
+        yield start_pair(
+            children,
+            documents,
+            model=MODEL,
+            embedder="hash",
+            device=DEVICE,
+            flags=("--threads", "1", "--name", MODEL),
+            side_flags=flags,
+        )
 
 
 def _report(found: Findings, number: int, taken: Mapping[str, Sequence[Sequence[Answer]]]) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from paceline.engine.loader import quiet
 
-from ..random_model import Shape, random_model, spread_logits
+from ..random_model import Shape, add_noise, random_model, spread_logits
 from .vocabulary import SPECIAL, Vocabulary
 
 WEIGHTS: Final = "model.safetensors"
@@ -36,13 +36,16 @@ class ModelFiles:
         return (self.directory / WEIGHTS).stat().st_size
 
     @staticmethod
-    def write(directory: Path, shape: Shape) -> ModelFiles:
+    def write(directory: Path, shape: Shape, *, noise: float = 0.0) -> ModelFiles:
+        """noise: in the output's weights, by their own deviation, so that a second model is like the first."""
         directory.mkdir(parents=True, exist_ok=True)
         vocabulary = Vocabulary.of(shape.vocab)
         vocabulary.write(directory, max_positions=shape.positions)
         dtype = _dtype(shape)
         model = random_model(shape, dtype, pad_token_id=shape.vocab - len(SPECIAL))
         spread_logits(model, vocabulary.words)
+        if noise:
+            add_noise(model, noise)
         with quiet():
             model.save_pretrained(directory)
         generation = {"do_sample": False, "pad_token_id": shape.vocab - len(SPECIAL)}

@@ -25,7 +25,6 @@ from paceline.wire.identity_messages import Hello, Introduction
 from paceline.wire.messages import (
     CONTROL_MESSAGES,
     STRATEGY_MESSAGES,
-    Drafts,
     Message,
     OpenSession,
     Options,
@@ -44,7 +43,6 @@ O = TypeVar("O", bound=Options)  # noqa: E741
 P = TypeVar("P", bound=Part)
 
 _INDEX = re.compile(r"\$\[(\d+)\]")
-_NO_DISTS = bytes([0x90 + len(Drafts.__struct_fields__)])  # MessagePack header of the array without its last field
 
 _encoder = msgspec.msgpack.Encoder()
 _array_decoder: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[Any])
@@ -80,9 +78,10 @@ class _Registry:
         kind = None if code is None else self._compact.get(code)
         if kind is None:
             raise _bad(f"no message has the code {code}")
-        session, epoch, numbers, rest = compact.unpack(data, len(kind.__struct_fields__) - 3)
+        session, epoch, numbers, rest = compact.unpack(data, kind.compact_numbers)
         try:
-            return msgspec.convert([kind.__struct_config__.tag, session, epoch, *numbers, rest], kind)
+            fields = kind.from_compact(numbers, rest)
+            return msgspec.convert([kind.__struct_config__.tag, session, epoch, *fields], kind)
         except msgspec.ValidationError as error:
             raise _bad(_with_field_names(str(error), ("tag", *kind.__struct_fields__))) from error
 
@@ -119,8 +118,6 @@ def encode(message: Message) -> bytes:
     """Encode one frame. Raises LocalProtocolError for one above its size limit or with text that is not Unicode."""
     try:
         data = _compact(message) or _encoder.encode(message)
-        if isinstance(message, Drafts) and not message.dists:
-            data = _NO_DISTS + data[1:-1]  # sent for every token: an empty list takes no byte
     except (UnicodeEncodeError, OverflowError) as error:
         raise LocalProtocolError(f"a {_tag(message)} message cannot be encoded: {error}") from error
     if len(data) > message.max_bytes:
@@ -150,8 +147,8 @@ def _compact(message: Message) -> bytes | None:
     """The short form of a message that has one."""
     if not isinstance(message, SessionMessage) or message.compact_code is None:
         return None
-    session, epoch, *numbers, rest = msgspec.structs.astuple(message)
-    return compact.pack(message.compact_code, session, epoch, numbers, rest)
+    parts = message.to_compact()
+    return None if parts is None else compact.pack(message.compact_code, message.session, message.epoch, *parts)
 
 
 def peek_version(data: bytes) -> int | None:

@@ -18,10 +18,10 @@ _EPOCH, _LAST = 1, 2
 
 
 def pack(code: int, session: int, epoch: int, numbers: Sequence[int], rest: bytes) -> bytes | None:
-    """The short form; None where a number is too large for it. numbers: at least one."""
+    """The short form; None where a number is too large for it."""
     if max(session, epoch, *numbers) >= MAX_NUMBER:
         return None
-    *others, last = numbers
+    others, last = numbers[:-1], numbers[-1] if numbers else 0
     flags = (_EPOCH if epoch else 0) | (_LAST if last else 0)
     present = [session, *([epoch] if epoch else []), *others, *([last] if last else [])]
     return bytes([code << 2 | flags]) + b"".join(map(write_number, present)) + rest
@@ -36,7 +36,10 @@ def unpack(data: bytes, num_numbers: int) -> tuple[int, int, list[int], bytes]:
     """Session, epoch, so many numbers, and the last field. Raises RemoteProtocolError for what `pack` does not write;
     ranges of fields are not checked."""
     flags, at = data[0], 1
-    present = [True, bool(flags & _EPOCH), *[True] * (num_numbers - 1), bool(flags & _LAST)]
+    if flags & _LAST and not num_numbers:
+        raise RemoteProtocolError("it has no last number", close_code=CloseCode.BAD_FRAME)
+    last = [bool(flags & _LAST)] if num_numbers else []
+    present = [True, bool(flags & _EPOCH), *[True] * (num_numbers - 1), *last]
     found: list[int] = []
     for is_there in present:
         value = 0

@@ -283,7 +283,9 @@ def _short_form() -> Iterator[str]:
         Of messages with one of these codes: {", ".join(codes)}. A first byte below {FIRST_OF_ARRAY:#04x}: the code
         times 4, plus 1 if the epoch is not 0, plus 2 if the last number is not 0. Then LEB128 numbers in their shortest
         form, without those two where they are 0: the session, the epoch, and the other fields but the last, which is
-        bytes and goes on to the end of the frame. A message with a number of 2**35 or more is sent as an array.
+        bytes and goes on to the end of the frame. Of `d` that is `nodes`, and one with distributions is sent as an
+        array. Of `t` it is a LEB128 number for each token: the token times 4, plus its lane and 1 where there are
+        lanes. A message with a number of 2**35 or more is sent as an array.
     """)
 
 

@@ -11,7 +11,7 @@ strategies in this package are defined here, others are added with `wire.codec.r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Final
 
 import msgspec
@@ -29,11 +29,12 @@ from paceline.wire.identity_messages import (
     RenewKey,
     Welcome,
 )
+from paceline.wire.payloads.target_codec import pack_targets, unpack_targets
 from paceline.wire.payloads.tree_codec import unpack_nodes
 
-# 11: the scale of relevance in an introduction; 10: second guesses in DraftChain, choices of Drafts with scores, texts
-# of workflows' agents (`write`), places and ids of RetrievedPassage; 9: a short form of DraftChain; 8: verifiers and
-# energy budgets of VerifyOptions; 7: OpenSession.cache_key, size and speed of the models
+# 11: the scale of relevance in an introduction, short forms of Drafts and Targets; 10: second guesses in DraftChain,
+# choices of Drafts with scores, texts of workflows' agents (`write`), places and ids of RetrievedPassage; 9: short form
+# of DraftChain; 8: verifiers and energy budgets of VerifyOptions; 7: OpenSession.cache_key, size and speed of models
 VERSION = 11
 SUBPROTOCOL = "paceline.v1"
 
@@ -52,8 +53,8 @@ class SessionFrame(Frame, frozen=True):
 class SessionMessage(SessionFrame, frozen=True):
     """Base of the messages between the two machines of a session. Link, egress, limits and simulator dispatch on it."""
 
-    # 1 to 31; None: no short form (`wire.compact`). With one, fields are the session, the epoch, numbers, and bytes.
-    compact_code: ClassVar[int | None] = None
+    compact_code: ClassVar[int | None] = None  # 1 to 31; None: no short form (`wire.compact`)
+    compact_numbers: ClassVar[int] = 0  # behind session and epoch in it
 
     epoch: Count  # epoch of the opening it belongs to; a message of another epoch is dropped
 
@@ -63,6 +64,15 @@ class SessionMessage(SessionFrame, frozen=True):
         Types, ranges and lengths have been checked. vocab_size: None if unknown.
         """
         return None
+
+    def to_compact(self) -> tuple[list[int], bytes] | None:
+        """Numbers and last bytes of the short form; None: this message is sent as an array."""
+        return None
+
+    @classmethod
+    def from_compact(cls, numbers: list[int], rest: bytes) -> Sequence[object]:
+        """Fields behind session and epoch, unchecked. Raises RemoteProtocolError."""
+        raise AssertionError(f"no short form: {numbers}, {rest!r}")
 
 
 # ---- connection -----------------------------------------------------------------------------------------------------
@@ -208,9 +218,10 @@ class Drafts(SessionMessage, frozen=True, tag="d"):
 
     kind = "drafts"
     max_bytes = MAX_FRAME_BYTES
+    compact_code = 2
 
     nodes: Annotated[bytes, msgspec.Meta(max_length=65_536)]
-    # One per node; none where choices are sent, and then the field is omitted.
+    # One per node; none where choices are sent.
     dists: Annotated[list[DistPayload], msgspec.Meta(max_length=256)] = []  # noqa: RUF012  # msgspec copies it
 
     def fault(self, vocab_size: int | None) -> str | None:
@@ -219,6 +230,13 @@ class Drafts(SessionMessage, frozen=True, tag="d"):
         if len(self.dists) != expected:
             return f"{len(self.dists)} distributions where there must be {expected} - at `$.dists`"
         return None
+
+    def to_compact(self) -> tuple[list[int], bytes] | None:
+        return None if self.dists else ([], self.nodes)
+
+    @classmethod
+    def from_compact(cls, numbers: list[int], rest: bytes) -> Sequence[object]:  # noqa: ARG003  # it has none
+        return [rest]
 
 
 class EvidenceWeight(SessionMessage, frozen=True, tag="w"):
@@ -246,6 +264,8 @@ class Targets(SessionMessage, frozen=True, tag="t"):
 
     kind = "targets"
     max_bytes = MAX_FRAME_BYTES
+    compact_code = 3
+    compact_numbers = 1
 
     start: Count
     tokens: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
@@ -257,6 +277,15 @@ class Targets(SessionMessage, frozen=True, tag="t"):
         if self.lanes.strip(LANES):
             return "a lane is neither 0, 1 nor 2 - at `$.lanes`"
         return bad_tokens("tokens", self.tokens, self.start, vocab_size)
+
+    def to_compact(self) -> tuple[list[int], bytes] | None:
+        if self.lanes and (len(self.lanes) != len(self.tokens) or self.lanes.strip(LANES)):
+            return None  # a fault, see above
+        return [self.start], pack_targets(self.tokens, self.lanes)
+
+    @classmethod
+    def from_compact(cls, numbers: list[int], rest: bytes) -> Sequence[object]:
+        return [*numbers, *unpack_targets(rest)]
 
 
 class Handover(SessionMessage, frozen=True, tag="turn"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -52,6 +53,7 @@ class DraftChain(SessionMessage, frozen=True, tag="c"):
 
     kind = "drafts"
     compact_code: ClassVar[int | None] = 1
+    compact_numbers = 2
 
     base: Count
     offset: Annotated[int, msgspec.Meta(ge=0, le=MAX_CHAIN)]  # tokens of this chain that were sent before
@@ -68,6 +70,13 @@ class DraftChain(SessionMessage, frozen=True, tag="c"):
         return bad_tokens("places", [token for token, _ in places], start, vocab_size) or (
             bad_tokens("places", seconds, start, vocab_size)
         )
+
+    def to_compact(self) -> tuple[list[int], bytes] | None:
+        return [self.base, self.offset], self.places
+
+    @classmethod
+    def from_compact(cls, numbers: list[int], rest: bytes) -> Sequence[object]:
+        return [*numbers, rest]
 
 
 class DraftsWithDists(DraftChain, frozen=True, tag="cl"):

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode, encode
+from paceline.wire.messages import Drafts, Targets
 from paceline.wire.payloads.draft_places import decode_places, encode_places
+from paceline.wire.payloads.tree_codec import EncodedNodes, pack_nodes
 from paceline.wire.payloads.varints import encode_tokens
 from paceline.wire.verify_messages import MAX_CHAIN, DraftChain
 
@@ -62,6 +64,66 @@ def test_what_is_decoded_is_written_so_and_the_rest_refused(data: bytes) -> None
 def test_faults_are_told(data: bytes, fault: str) -> None:
     with pytest.raises(RemoteProtocolError, match=fault):
         decode(data)
+
+
+TREES = st.builds(
+    lambda start, first, tokens, choices: pack_nodes(
+        EncodedNodes(
+            start, first, 0, first, (-1, *[first] * len(tokens)), (0, *tokens), tuple(choices[: len(tokens) + 1])
+        )
+    ),
+    st.integers(0, 2**20),
+    st.integers(0, 2**20),
+    st.lists(IDS, max_size=7, unique=True),
+    st.lists(IDS, min_size=8, max_size=8),
+)
+targets = st.lists(st.tuples(IDS, st.integers(0, 2)), max_size=200).flatmap(
+    lambda each: st.builds(
+        lambda session, epoch, start, laned: Targets(
+            session, epoch, start, [token for token, _ in each], bytes(lane for _, lane in each) if laned else b""
+        ),
+        st.integers(0, 300),
+        counts,
+        st.integers(0, 2**30),
+        st.booleans(),
+    )
+)
+
+
+@given(st.builds(Drafts, st.integers(0, 300), counts, TREES) | targets)
+def test_drafts_without_distributions_and_targets_come_back_and_are_shorter(message: Drafts | Targets) -> None:
+    data = encode(message)
+    assert decode(data, vocab_size=151_936) == message
+    assert len(data) < len(msgspec.msgpack.encode(message))
+    assert decode(msgspec.msgpack.encode(message)) == message, "the array is understood too"
+
+
+@given(st.sampled_from([b"\x08", b"\x09", b"\x0c", b"\x0d", b"\x0e", b"\x0f"]), st.binary(max_size=24))
+def test_they_are_written_in_one_way_alone(first: bytes, rest: bytes) -> None:
+    try:
+        message = decode(first + rest)
+    except RemoteProtocolError:
+        return
+    if isinstance(message, Targets):
+        assert encode(message) == first + rest
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b"\x0a\x01", "no last number"),
+        (b"\x0c\x01\x04\x05", "lanes of some tokens alone"),
+        (b"\x0c\x01\x80", "end within a number"),
+        (b"\x0c\x01\xfc\xff\xff\xff\x7f", r"\$\.tokens"),
+    ],
+)
+def test_their_faults_are_told(data: bytes, fault: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=fault):
+        decode(data)
+
+
+def test_a_target_of_a_large_vocabulary_takes_three_bytes_with_its_lane() -> None:
+    assert len(encode(Targets(41, 0, 100, [151_935, 70_000], b"\x01\x02"))) == 3 + 2 * 3
 
 
 def test_a_message_of_two_drafts_takes_three_bytes_beside_them() -> None:
