@@ -36,6 +36,7 @@ from paceline.strategies.aggregate.options import (
     draft_limits,
     options_of,
     pinned_side,
+    sends_both_ways,
 )
 from paceline.strategies.aggregate.resync import SYNC_INTERVAL_S, Resync
 from paceline.strategies.aggregate.side_weights import SideWeights
@@ -152,7 +153,10 @@ class Aggregate:
             announce=planner.expected if shows else None,
             only_choices=shows_choices and config.side == "cloud",
         )
-        placement = Placement(self._keep_at or FIRST_HOLDER, fixed=pinned_side(config) or self._keep_at)
+        placement = Placement(
+            self._keep_at or FIRST_HOLDER,
+            fixed=pinned_side(config) or self._keep_at or (FIRST_HOLDER if sends_both_ways(config) else None),
+        )
         peer = PeerState(config.side, epoch, linked, len(answer.targets), exchange, placement)
         self._peer = peer
         self._decider = Decider(config, answer, peer, tree, self._aggregator, self._weights, self._timing, self._stats)

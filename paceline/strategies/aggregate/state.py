@@ -56,7 +56,7 @@ class PeerState:
         self.turn, self.start = turn, start
         self.holder = self.first_holder if turn % 2 == 0 else other(self.first_holder)
         self.decides = self.holder == self.side
-        self.placement.moved(self.holder, start)
+        self.placement.moved(self.holder)
 
 
 class Answer:
