@@ -68,8 +68,9 @@ class Rule(Protocol):
 
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None: ...
 
-    def choose(self, side: Side, targets: int, now: float) -> Side:
-        """New place of the aggregator; called by its holder after each burst of targets."""
+    def choose(self, side: Side, targets: int, now: float, *, ready: bool) -> Side:
+        """New place of the aggregator; called by its holder after each burst of targets. ready: its next draft is
+        there."""
 
     def moved(self, side: Side, holder: Side, targets: int) -> None: ...
 
@@ -198,7 +199,8 @@ class Replay:
         self._done = step == self._trace.tokens
         if self._done or step == before:
             return
-        if self._rule.choose(node.side, node.targets, self._now) != node.side:
+        ready = node.holds(node.side, node.targets)
+        if self._rule.choose(node.side, node.targets, self._now, ready=ready) != node.side:
             self._holder, self._hand_overs = None, self._hand_overs + 1
             self._rule.moved(node.side, other(node.side), node.targets)
             self._send(node, HandOver(node.targets))

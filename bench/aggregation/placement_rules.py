@@ -35,7 +35,7 @@ class Static:
 
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None: ...
 
-    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # unused by this rule
+    def choose(self, side: Side, targets: int, now: float, *, ready: bool) -> Side:  # noqa: ARG002  # unused by this rule
         return side
 
     def moved(self, side: Side, holder: Side, targets: int) -> None: ...
@@ -44,7 +44,7 @@ class Static:
 class Always(Static):
     """Move to the other side after every burst."""
 
-    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # unused by this rule
+    def choose(self, side: Side, targets: int, now: float, *, ready: bool) -> Side:  # noqa: ARG002  # unused by this rule
         return other(side)
 
 
@@ -55,7 +55,7 @@ class Random(Static):
         super().__init__(start)
         self._rng = rng
 
-    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # unused by this rule
+    def choose(self, side: Side, targets: int, now: float, *, ready: bool) -> Side:  # noqa: ARG002  # unused by this rule
         return SIDES[int(self._rng.integers(2))]
 
 
@@ -66,30 +66,32 @@ class Greedy(Static):
         super().__init__(start)
         self._trace, self._link = trace, link
         acceptance = {side: AcceptanceRate(memory=1.0, strength=0.0) for side in SIDES}
-        self._placement = Placement(start, margin=0.0, min_dwell=0, acceptance=acceptance)
+        self._placement = Placement(start, acceptance=acceptance)
 
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None:
         if side == self._placement.holder:
             self._placement.observe_target(accepted)
 
-    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # the placement has it
+    def choose(self, side: Side, targets: int, now: float, *, ready: bool) -> Side:  # noqa: ARG002  # the placement has it
         for each in SIDES:
             self._placement.observe_speed(each, DecodeSpeed(self._trace.decode[each][targets]))
         self._placement.observe_round_trip(2.0 * self._link.expected(now))
-        return self._placement.choose(targets)
+        expected, holder = self._placement.expected_token_time(), self._placement.holder
+        return other(holder) if expected is not None and expected.gain(holder) > 0.0 else holder
 
     def moved(self, side: Side, holder: Side, targets: int) -> None:  # noqa: ARG002  # both sides call it
-        self._placement.moved(holder, targets)
+        self._placement.moved(holder)
 
 
 class Shipped(Static):
     """The program's rule: each side has its own placement, fed with its measurements and with the peer's drafts."""
 
-    def __init__(self, start: Side) -> None:
+    def __init__(self, start: Side, tokens: int) -> None:
         super().__init__(start)
         self._profiles = {side: TimingModel() for side in SIDES}
         self._delays = {side: MovingAverage() for side in SIDES}
         self._placements = {side: Placement(start) for side in SIDES}
+        self._tokens = tokens
 
     def decoded(self, side: Side, step: int, seconds: float) -> DecodeSpeed:
         self._profiles[side].add(step, 1, seconds)
@@ -106,11 +108,11 @@ class Shipped(Static):
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None:
         self._placements[side].observe_target(accepted)
 
-    def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # the rule uses no clock
-        return self._placements[side].choose(targets)
+    def choose(self, side: Side, targets: int, now: float, *, ready: bool) -> Side:  # noqa: ARG002  # the rule uses no clock
+        return self._placements[side].choose(self._tokens - targets, ready=ready)
 
     def moved(self, side: Side, holder: Side, targets: int) -> None:
-        self._placements[side].moved(holder, targets)
+        self._placements[side].moved(holder)
 
 
 RULES: Final[Mapping[str, Callable[[Trace, Link, np.random.Generator], Rule]]] = {
@@ -119,5 +121,5 @@ RULES: Final[Mapping[str, Callable[[Trace, Link, np.random.Generator], Rule]]] =
     "always": lambda trace, link, rng: Always(START),  # noqa: ARG005
     "random": lambda trace, link, rng: Random(START, rng),  # noqa: ARG005
     "dragon": lambda trace, link, rng: Greedy(START, trace, link),  # noqa: ARG005
-    "paceline": lambda trace, link, rng: Shipped(START),  # noqa: ARG005
+    "paceline": lambda trace, link, rng: Shipped(START, trace.tokens),  # noqa: ARG005
 }

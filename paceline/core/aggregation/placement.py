@@ -1,10 +1,18 @@
-"""Placement of the aggregator: DRAGON's model of the time per token, its greedy rule, and hysteresis around the rule.
+"""Placement of the aggregator: DRAGON's model of the time per token, and a rule that decides anew at each rejection.
 
 The paper's `l` is the side that aggregates (`here`), `r` the other (`there`). All times are seconds. Knows nothing of
 clocks or messages: the caller supplies speeds, delays and acceptance (see `estimation.timing`).
 
+The model is that of chains, whose holder keeps its drafts to itself. Where both sides send all they compute, as with
+trees, either knows each target as soon as it has both distributions, whoever decides: both places take equally long,
+and a move would only cost its delay. Such a placement is `fixed`.
+
+The paper compares both places in the long run. But where the last target rejected the other side's draft, that side
+must hear of it in any case, and can decide the next target as soon as it has drafted anew, if the aggregator comes with
+the news; else its draft must first come back. So a move then saves a one-way delay, at any other time it costs one.
+
 Not modelled, as in the paper: that a rejection of the holder's own drafts costs its queue even where the other side is
-the bottleneck; bounds on drafting ahead; trees (a tree's second-ranked drafts count as accepted: measure them so).
+the bottleneck; bounds on drafting ahead.
 """
 
 from __future__ import annotations
@@ -14,16 +22,6 @@ from dataclasses import dataclass, field
 
 from paceline.core.estimation.timing import AcceptanceRate, DecodeSpeed
 from paceline.core.side import SIDES, Side, other
-
-# Share of the time per token that a move must gain: the model leaves out second-order terms, and its inputs are
-# measured. In replays (bench/aggregation), 5 and 10 % did equally well on five links; 0 and 2 % moved more often
-# without benefit.
-MARGIN = 0.05
-# Targets decided on one side before the aggregator may leave it again. A move stalls it for a one-way delay, so moves
-# must be bounded where conditions keep changing. Values from 0 to 16 differed by 1 % in replays; on a real link, with 4
-# it moved up to five times in 64 tokens, because of the noise of the first acceptance measurements.
-MIN_DWELL = 8
-
 
 def remaining(total: float, began: float, now: float) -> float:
     """phi: seconds left at `now` of a task of `total` seconds that began at `began`."""
@@ -117,23 +115,27 @@ def expected_token_time(
     return ExpectedTokenTime(cloud, device)
 
 
+def lasting_seconds(here: float, there: float, round_trip: float, acceptance_there: float) -> float:
+    """Expected seconds per token of an aggregator that may follow a rejection to the other side: Z with the quicker of
+    both ways on from a rejection, the round trip or the move."""
+    rejected = min(max(here, there + round_trip), max(here, there) + round_trip / 2.0)
+    return acceptance_there * max(here, there) + (1.0 - acceptance_there) * rejected
+
+
 @dataclass(slots=True)
 class Placement:
     """The choice of the aggregating side, made by the holder after each burst of targets.
 
-    Both sides see every target and may keep one each; only the holder's decides. With `margin` and `min_dwell` 0 it is
-    the paper's rule: hand over as soon as Delta Z > 0. `fixed`: privacy pins the aggregator to that side. Never moves
-    while a speed or the round trip is unknown.
+    Both sides see every target and may keep one each; only the holder's decides. `fixed`: never moves from there. Never
+    moves while a speed or the round trip is unknown.
     """
 
     holder: Side
-    margin: float = MARGIN
-    min_dwell: int = MIN_DWELL  # targets
     fixed: Side | None = None
     acceptance: dict[Side, AcceptanceRate] = field(default_factory=lambda: {side: AcceptanceRate() for side in SIDES})
     _decode: dict[Side, float] = field(default_factory=dict)
     _round_trip: float | None = None
-    _moved: int | None = None  # position of the last hand-over; None: it has never moved
+    _last: Mapping[Side, bool] = field(default_factory=dict)  # what the last target accepted, where it is known
 
     def __post_init__(self) -> None:
         if self.fixed is not None:
@@ -148,6 +150,7 @@ class Placement:
 
     def observe_target(self, accepted: Mapping[Side, bool]) -> None:
         """Record one target; True for a side whose drafting continued without a round trip."""
+        self._last = accepted
         for side, was_accepted in accepted.items():
             self.acceptance[side].add(was_accepted)
 
@@ -159,17 +162,26 @@ class Placement:
             self._decode, self._round_trip, {side: self.acceptance[side].value for side in SIDES}
         )
 
-    def choose(self, position: int) -> Side:
-        """The side that should decide the target after `position` targets. Changes no state: call `moved` on a move."""
-        expected = self.expected_token_time()
-        if self.fixed is not None or expected is None:
-            return self.holder
-        if self._moved is not None and position - self._moved < self.min_dwell:
-            return self.holder
-        gain = expected.gain(self.holder)
-        return other(self.holder) if gain > 0.0 and gain >= self.margin * expected.on(self.holder) else self.holder
+    def choose(self, left: int, *, ready: bool) -> Side:
+        """The side that should decide the next target. Changes no state: call `moved` on a move.
 
-    def moved(self, holder: Side, position: int) -> None:
-        """Record that the aggregator is on `holder` from `position` on, for whatever reason."""
-        if holder != self.holder:
-            self.holder, self._moved = holder, position
+        left: targets still to be decided. ready: the holder's next draft is there.
+        """
+        here, there, trip = self.holder, other(self.holder), self._round_trip
+        if self.fixed is not None or trip is None or len(self._decode) < len(SIDES) or self._last.get(there, True):
+            return here
+        own = 0.0 if ready else self._decode[here]
+        staying = max(own, trip + self._decode[there])
+        moving = trip / 2.0 + max(own, self._decode[there])
+        before_next = min(1.0 / (1.0 - min(self.acceptance[here].value, 0.99)), left)  # targets until it may come back
+        lasting = self._lasting(there) - self._lasting(here)
+        return there if moving + lasting * before_next < staying else here
+
+    def moved(self, holder: Side) -> None:
+        """Record that the aggregator is on `holder` from now on, for whatever reason."""
+        self.holder = holder
+
+    def _lasting(self, side: Side) -> float:
+        assert self._round_trip is not None
+        decode, rate = self._decode, self.acceptance[other(side)].value
+        return lasting_seconds(decode[side], decode[other(side)], self._round_trip, rate)

@@ -110,9 +110,11 @@ class Decider:
         peer, side = self._peer, self._config.side
         if not (peer.decides and peer.linked and self._weights.peer_known) or rtt is None:
             return []
-        peer.placement.observe_speed(side, self._timing.forward.speed())
+        position = len(self._answer.targets)
+        peer.placement.observe_speed(side, self._timing.speed(position))
         peer.placement.observe_round_trip(rtt)
-        if peer.placement.choose(len(self._answer.targets)) == side:
+        ready = self._tree.head.own_dist is not None
+        if peer.placement.choose(self._config.max_tokens - position, ready=ready) == side:
             return []
         peer.move(peer.turn + 1, len(self._answer.targets))
         self._stats.handovers += 1

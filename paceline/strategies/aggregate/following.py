@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.estimation.timing import DecodeSpeed, TimingModel
-from paceline.strategies.aggregate.options import announces, pinned_side
+from paceline.strategies.aggregate.options import announces, pinned_side, sends_both_ways
 from paceline.strategies.aggregate.state import LANES, Answer, PeerState
 from paceline.strategies.base import Effect, MachineConfig, Send
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
@@ -74,14 +74,12 @@ class DraftSender:
     """Sends what this side computes: the weight of its documents, its speed, and nodes with their distributions."""
 
     def __init__(self, config: MachineConfig, peer: PeerState, decoder: BranchDecoder, timing: TimingModel) -> None:
-        drafting = config.options.drafting
-        pinned = pinned_side(config)
+        pinned, both_ways = pinned_side(config), sends_both_ways(config)
         self.may_send = pinned != config.side  # what this side computes may leave it
-        is_private = config.private and config.side == "device"
-        self._sends_deciding = self.may_send and not is_private and drafting.rows > 1
+        self._sends_deciding = both_ways or (pinned is not None and self.may_send and config.options.drafting.rows > 1)
         self.announces = announces(config) and config.side == "device"  # choices, and nothing else of its nodes
-        self._reports_speed = pinned is None  # else the decision cannot move
-        self._whole_sequences = drafting.whole_sequences
+        self._reports_speed = pinned is None and not both_ways  # else the decision does not move
+        self._whole_sequences = config.options.drafting.whole_sequences
         self._peer = peer
         self._decoder = decoder
         self._timing = timing

@@ -23,7 +23,7 @@ from paceline.core.aggregation.placement import Placement
 from paceline.core.aggregation.registry import make_aggregator
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.estimation.timing import DecodeSpeed
-from paceline.core.side import other
+from paceline.core.side import Side, other
 from paceline.strategies.aggregate.deciding import Decider
 from paceline.strategies.aggregate.exchange import DraftExchange
 from paceline.strategies.aggregate.following import DraftSender, Follower
@@ -36,6 +36,7 @@ from paceline.strategies.aggregate.options import (
     draft_limits,
     options_of,
     pinned_side,
+    sends_both_ways,
 )
 from paceline.strategies.aggregate.resync import SYNC_INTERVAL_S, Resync
 from paceline.strategies.aggregate.side_weights import SideWeights
@@ -91,8 +92,11 @@ class Aggregate:
     peer is lost or met anew, new ones are made.
     """
 
-    def __init__(self, config: MachineConfig) -> None:
+    def __init__(self, config: MachineConfig, *, keep_at: Side | None = None) -> None:
+        """keep_at: the decision stays there from the first target on; for comparisons, and equal on both sides. None:
+        where privacy lets it, it moves."""
         self._config = config
+        self._keep_at = keep_at
         options = options_of(config)
         self._aggregator = make_aggregator(
             aggregator_of(config), config.sampling, needs_dists=options.needs_dists, vocab_size=config.vocab_size
@@ -149,7 +153,10 @@ class Aggregate:
             announce=planner.expected if shows else None,
             only_choices=shows_choices and config.side == "cloud",
         )
-        placement = Placement(FIRST_HOLDER, fixed=pinned_side(config))
+        placement = Placement(
+            self._keep_at or FIRST_HOLDER,
+            fixed=pinned_side(config) or self._keep_at or (FIRST_HOLDER if sends_both_ways(config) else None),
+        )
         peer = PeerState(config.side, epoch, linked, len(answer.targets), exchange, placement)
         self._peer = peer
         self._decider = Decider(config, answer, peer, tree, self._aggregator, self._weights, self._timing, self._stats)

@@ -68,6 +68,12 @@ def pinned_side(config: MachineConfig) -> Side | None:
     return "device" if options.needs_dists or stays else None
 
 
+def sends_both_ways(config: MachineConfig) -> bool:
+    """Either side sends what it computes, whichever decides, so that the places of the decision are alike. Only trees:
+    the holder's chains stay with it, as in the paper."""
+    return pinned_side(config) is None and config.options.drafting.rows > 1
+
+
 def announces(config: MachineConfig) -> bool:
     """A device that decides shows the cloud the tokens it expects, so that the cloud computes what will be needed.
 

@@ -42,19 +42,21 @@ class PeerState:
     placement: Placement
     turn: int = 0  # hand-overs so far
     start: int = 0  # the holder decides from this position on
-    holder: Side = FIRST_HOLDER  # the side that decides
+    first_holder: Side = field(init=False)
+    holder: Side = field(init=False)  # the side that decides
     decides: bool = field(init=False)  # this side does
     broken: bool = False  # the peer has broken a rule and is given up
 
     def __post_init__(self) -> None:
+        self.first_holder = self.holder = self.placement.holder
         self.decides = self.holder == self.side
 
     def move(self, turn: int, start: int) -> None:
         """Record that the decision changes sides, from this position on."""
         self.turn, self.start = turn, start
-        self.holder = FIRST_HOLDER if turn % 2 == 0 else other(FIRST_HOLDER)
+        self.holder = self.first_holder if turn % 2 == 0 else other(self.first_holder)
         self.decides = self.holder == self.side
-        self.placement.moved(self.holder, start)
+        self.placement.moved(self.holder)
 
 
 class Answer:
