@@ -129,8 +129,10 @@ class Catalog:
             "paceline": {
                 "kind": "chat",
                 "side": self._service.side,
-                "backend": model.backend,
-                "dtype": model.dtype,
+                "state": self._service.model_state(model.name),  # loaded, loading or unloaded
+                "joint": model.name == self._service.models()[0].name,  # may write together with the other side
+                "backend": model.backend or None,  # not known before it is loaded
+                "dtype": model.dtype or None,  # likewise
                 "strategies": list(self._service.strategies()),
                 "workflows": list(
                     self._service.workflows()

@@ -39,6 +39,7 @@ from paceline.runtime.service import (
     Generation,
     LinkState,
     Load,
+    ModelState,
     Readiness,
 )
 from paceline.runtime.sessions.client import ClientSession
@@ -88,6 +89,9 @@ class Node(NodeTexts):
         tracer: Tracer | None = None,
         web: WebAccess | None = None,
         cloud_texts: bool = True,
+        library: Library | None = None,
+        shares: Shares | None = None,
+        alone: str = "",
     ) -> None:
         """sampling: defaults of requests, before those the model recommends. system: as in `ModelInfo`.
 
@@ -96,7 +100,8 @@ class Node(NodeTexts):
         asks: the gate for sessions that a cloud opens at a device, closed with the node; None: none is admitted.
         tables: n-grams for drafts, saved at the end; None: kept in memory only. timed: measure forwards before the
         first answer. limits: of the engine's steps. energy: None: nothing is known of it. draft_engine, tracer,
-        cloud_texts: see `Resources`. profiles, units, reranker, web: of workflows, see `Workflows`.
+        cloud_texts: see `Resources`. profiles, units, reranker, web: of workflows, see `Workflows`. library, shares:
+        of another node on the same store, which keeps them; None: its own. alone: see `Preparation`.
         """
         self._resources = Resources(
             side,
@@ -122,24 +127,26 @@ class Node(NodeTexts):
         own = self._resources, self._clients, self._run
         self._peers = Peers(*own, open_to_peer=open_to_peer, asks=self._asks, admit=self.admit)
         self._preparation = Preparation(
-            self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer
+            self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer, alone=alone
         )
         admit = partial(self.admit, has_place=True)
         self._workflows = Workflows(self._resources, self._peers, admit, reranker=reranker, profiles=profiles, web=web)
         self._profiles = profiles
         self._preparing = 0  # admitted requests without a client session yet
-        self._shares = Shares(MAX_ANSWERS)  # of owners, in those admitted
+        self.shares = shares or Shares(MAX_ANSWERS)  # of owners, in those admitted
         self._timed = timed
         self._tasks: set[asyncio.Task[None]] = set()
-        self._library: Library | None = None
+        self._library = library
+        self._owns_library = library is None
         super().__init__(self._resources, reranker)
 
     async def __aenter__(self) -> Self:
         resources = self._resources
         await resources.start(timed=self._timed)
-        if resources.store is not None:
+        if resources.store is not None and self._owns_library:
             self._library = await asyncio.to_thread(Library, resources.store, resources.side, resources.work.indexing)
             self._library.start()
+        if resources.store is not None:
             self._run(watch_removals(resources.store, resources.forget_removed))
         if resources.energy.kept is not None:
             self._run(keep_debt(resources.energy))
@@ -160,7 +167,7 @@ class Node(NodeTexts):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._asks.close()
-        if self._library is not None:
+        if self._library is not None and self._owns_library:
             await asyncio.to_thread(self._library.close)
         await self._resources.stop()
 
@@ -178,6 +185,9 @@ class Node(NodeTexts):
 
     def models(self) -> Sequence[ModelInfo]:
         return (self._resources.info,)
+
+    def model_state(self, name: str) -> ModelState:  # noqa: ARG002
+        return "loaded"
 
     def strategies(self) -> Sequence[str]:
         return tuple(STRATEGIES)
@@ -231,23 +241,23 @@ class Node(NodeTexts):
         """Wait until the engine cannot be used any more."""
         await self.worker.lost.wait()
 
-    def check(self, request: GenerateRequest, *, room: int) -> None:
+    async def check(self, request: GenerateRequest, *, room: int) -> None:
         self._preparation.check(request, room=room)
 
     async def find(self, work: Callable[[], T]) -> T:
         return await self._resources.work.search(work)
 
     def check_room(self, owner: str) -> None:
-        if not self._shares.has_room(owner, alone=not owner):
-            raise _full(self._shares.taken, self._shares.held(owner))
+        if not self.shares.has_room(owner, alone=not owner):
+            raise _full(self.shares.taken, self.shares.held(owner))
 
     async def prepare(self, request: GenerateRequest) -> Generation:
         if request.workflow is None:
             return await self.admit(request)
-        run = self._workflows.prepare(request, lambda: self._shares.give_back(request.owner))
+        run = self._workflows.prepare(request, lambda: self.shares.give_back(request.owner))
         # What would be refused as an answer is refused before any agent writes, and before a query leaves this side.
         await (await self.admit(replace(request, workflow=None, passages=()))).aclose()
-        self._shares.force(request.owner)
+        self.shares.force(request.owner)
         return run
 
     async def admit(self, request: GenerateRequest, *, has_place: bool = False) -> ClientSession:
@@ -255,13 +265,13 @@ class Node(NodeTexts):
         owner = request.owner
         if not has_place:
             self.check_room(owner)
-        self._shares.force(owner)
+        self.shares.force(owner)
         self._preparing += 1
         egress = Egress()
         try:
             session = await self._preparation.prepare(request, egress, self._closed)
         except BaseException:
-            self._shares.give_back(owner)
+            self.shares.give_back(owner)
             if egress:
                 log.info("sent to the other side for an answer that was not begun: %s", egress)
             raise
@@ -276,7 +286,7 @@ class Node(NodeTexts):
         if session in self._clients:
             self._clients.discard(session)
             self._resources.work.end_text(session)
-            self._shares.give_back(session.prepared.request.owner)
+            self.shares.give_back(session.prepared.request.owner)
 
     def on_link(self, link: Link, peer: str) -> None:
         """A link to this peer is up. The caller must close the link it replaces, which counts as lost for sessions."""

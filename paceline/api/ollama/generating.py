@@ -101,7 +101,7 @@ class OllamaGeneration:
         call = completion_call(raw_body(asked), self._service, identity)
 
         async def begin() -> list[Generation]:
-            prompt = await self._service.tokenize(asked.prompt)
+            prompt = await self._service.tokenize(asked.prompt, call.model.name)
             return await prepare_all(self._service, call.requests([prompt]))
 
         return self._response(request, asked, call, None, await while_connected(request.receive, begin()))
