@@ -145,6 +145,7 @@ async def run_node(
 
         def further(loaded: LoadedModel, its_name: str) -> Node:
             """A node on the first one's documents. What it learns is forgotten with it."""
+            joins = loaded.tokenizer.fingerprint == model.tokenizer.fingerprint
             energy = SideEnergy(energy_meter(settings, loaded.engine.info.shape).meter, settings.send_watts)
             return Node(
                 settings.side,
@@ -165,14 +166,23 @@ async def run_node(
                 cloud_texts=False,
                 library=node.library,
                 shares=node.shares,
-                alone=f"only {name} writes together with it",
+                peers=node.peers if joins else None,
+                alone=lambda: "" if joins else apart(),
+            )
+
+        def apart() -> str:
+            """Why a model with another tokenizer is not joined, if there is anybody to join."""
+            return (
+                f"its model has another tokenizer than this one; {name} writes with it"
+                if expects_peer or len(node.peers)
+                else ""
             )
 
         def ready() -> None:
             others = f" and {len(settings.model) - 1} more" if len(settings.model) > 1 else ""
             typer.echo(f"paceline: serving {name}{others} on {url_of(listener)} ({node.num_documents} documents)")
 
-        async with node, ServedModels(node, further_models(settings, shipped, name, further)) as service:
+        async with node, ServedModels(node, further_models(settings, shipped, model, further)) as service:
             app, background = await compose(OpenedNode(node, service, model, name, seal, tracer))
             async with asyncio.TaskGroup() as tasks:
                 beside = None if background is None else tasks.create_task(background())

@@ -16,7 +16,7 @@ import psutil
 
 from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import AsyncEngine, LoadedModel, ServedModel
-from paceline.engine.description import describe_model, weight_bytes
+from paceline.engine.description import describe_model
 from paceline.engine.loader import choose_device, find, load_model
 from paceline.engine.loader import served_name as name_of
 from paceline.engine.wrappers import DelayedEngine
@@ -114,11 +114,11 @@ def workflow_units(settings: NodeSettings) -> NodeUnits:
 
 
 def further_models(
-    settings: NodeSettings, shipped: Shipped, first: str, open_node: Callable[[LoadedModel, str], Node]
+    settings: NodeSettings, shipped: Shipped, first: ServedModel, open_node: Callable[[LoadedModel, str], Node]
 ) -> ModelMemory:
     """The models but the first, none of which is loaded yet.
 
-    first: served name of the first. open_node: of a model and its served name. Models of the hub are fetched now, so
+    open_node: of a model and its served name. Models of the hub are fetched now, so
     that a wrong name is found at the start. Raises ConfigError.
     """
     device = "cpu" if len(settings.model) == 1 else choose_device(settings.engine_device)
@@ -128,7 +128,7 @@ def further_models(
         )
     free, total = _memory(device)
     memory = ModelMemory(idle_s=60 * settings.model_idle_minutes, free=free, total=total)
-    names = {first}
+    names = {served_name(settings, first)}
 
     async def load(wanted: str, slot: ModelSlot) -> Node:
         async with memory.room_for(slot):
@@ -137,14 +137,14 @@ def further_models(
 
     for wanted in settings.model[1:]:
         demo = _shipped(wanted, shipped)
-        info = describe_model(demo or wanted, name=wanted if demo else name_of(wanted))
+        found = describe_model(demo or wanted, name=wanted if demo else name_of(wanted))
+        info = found.info
         if info.name in names:
-            raise ConfigError(
-                f"Two models would be served as {info.name}: rename a directory, or give the first a --name."
-            )
+            raise ConfigError(f"Two models would be called {info.name}: rename a folder, or give the first a --name.")
         names.add(info.name)
         info = replace(info, sampling=sampling_of(settings).over(info.sampling), system=settings.system or "")
-        memory.slots.append(ModelSlot(info, partial(load, wanted), weights=weight_bytes(demo or wanted)))
+        is_joint = found.tokenizer == first.tokenizer.fingerprint
+        memory.slots.append(ModelSlot(info, partial(load, wanted), is_joint=is_joint, weights=found.weights))
     return memory
 
 

@@ -3,50 +3,42 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.engine.base import ModelInfo
 from paceline.engine.generation_config import sampling_defaults
-from paceline.engine.loader import find, fingerprint
+from paceline.engine.loader import find, fingerprint, load_model
 from paceline.errors import ConfigError
 from paceline.hub.facts import facts_of
 
 
-def describe_model(path_or_name: str | Path, *, name: str) -> ModelInfo:
-    """The model as `load_model` will find it, except for what is known once it is loaded: number format, backend and
-    number of weights, which are empty.
+@dataclass(frozen=True, slots=True)
+class Description:
+    info: ModelInfo  # number format, backend and number of weights are empty: they are known once it is loaded
+    tokenizer: str  # its fingerprint
+    weights: int  # bytes of them on the disk; 0: they are none
 
-    A model of the hub is fetched first. Raises ConfigError for what is no model that can be loaded.
+
+def describe_model(path_or_name: str | Path, *, name: str) -> Description:
+    """The model as `load_model` will find it. One of the hub is fetched first.
+
+    Raises ConfigError for what is no model that can be loaded.
     """
     if re.fullmatch(r"fake(:.*)?", str(path_or_name)):
-        from dataclasses import replace
+        fake = load_model(path_or_name)
+        return Description(replace(fake.engine.info, name=name), fake.tokenizer.fingerprint, 0)
+    from paceline.engine.tokenizer import Tokenizer
 
-        from paceline.engine.loader import load_model
-
-        return replace(load_model(path_or_name).engine.info, name=name)
     directory = find(path_or_name)
-    facts = facts_of(directory)
-    if facts.kind == "reader":
-        from paceline.engine.tokenizer import Tokenizer
-
-        positions, vocabulary = facts.context or 0, Tokenizer.load(directory).vocab_size
-    else:
-        positions, vocabulary = _configured(directory)
-    return ModelInfo(
-        name=name,
-        fingerprint=fingerprint(directory),
-        vocab_size=vocabulary,
-        max_positions=positions,
-        dtype="",
-        backend="",
-        sampling=sampling_defaults(directory),
+    tokenizer, facts = Tokenizer.load(directory), facts_of(directory)
+    is_reader = facts.kind == "reader"  # no architecture of transformers
+    positions, vocabulary = (facts.context or 0, tokenizer.vocab_size) if is_reader else _configured(directory)
+    info = ModelInfo(
+        name, fingerprint(directory), vocabulary, positions, dtype="", backend="", sampling=sampling_defaults(directory)
     )
-
-
-def weight_bytes(path_or_name: str | Path) -> int:
-    """Size of the weights on the disk; 0 for the fake model."""
-    directory = None if re.fullmatch(r"fake(:.*)?", str(path_or_name)) else find(path_or_name, download=False)
-    return 0 if directory is None else sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    weights = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    return Description(info, tokenizer.fingerprint, weights)
 
 
 def _configured(directory: Path) -> tuple[int, int]:

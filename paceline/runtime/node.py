@@ -39,7 +39,7 @@ from paceline.runtime.service import (
     Generation,
     LinkState,
     Load,
-    ModelState,
+    ModelStatus,
     Readiness,
 )
 from paceline.runtime.sessions.client import ClientSession
@@ -91,7 +91,8 @@ class Node(NodeTexts):
         cloud_texts: bool = True,
         library: Library | None = None,
         shares: Shares | None = None,
-        alone: str = "",
+        peers: Peers | None = None,
+        alone: Callable[[], str] = lambda: "",
     ) -> None:
         """sampling: defaults of requests, before those the model recommends. system: as in `ModelInfo`.
 
@@ -100,8 +101,8 @@ class Node(NodeTexts):
         asks: the gate for sessions that a cloud opens at a device, closed with the node; None: none is admitted.
         tables: n-grams for drafts, saved at the end; None: kept in memory only. timed: measure forwards before the
         first answer. limits: of the engine's steps. energy: None: nothing is known of it. draft_engine, tracer,
-        cloud_texts: see `Resources`. profiles, units, reranker, web: of workflows, see `Workflows`. library, shares:
-        of another node on the same store, which keeps them; None: its own. alone: see `Preparation`.
+        cloud_texts: see `Resources`. profiles, units, reranker, web: of workflows, see `Workflows`. library, shares,
+        peers: of another node on the same store, which keeps them; None: its own. alone: see `Preparation`.
         """
         self._resources = Resources(
             side,
@@ -125,12 +126,13 @@ class Node(NodeTexts):
         self._clients: set[ClientSession] = set()
         self._asks = asks or CloudAsks()
         own = self._resources, self._clients, self._run
-        self._peers = Peers(*own, open_to_peer=open_to_peer, asks=self._asks, admit=self.admit)
+        self._joined = peers is not None
+        self.peers = peers or Peers(*own, open_to_peer=open_to_peer, asks=self._asks, admit=self.admit)
         self._preparation = Preparation(
-            self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer, alone=alone
+            self._resources, self.peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer, alone=alone
         )
         admit = partial(self.admit, has_place=True)
-        self._workflows = Workflows(self._resources, self._peers, admit, reranker=reranker, profiles=profiles, web=web)
+        self._workflows = Workflows(self._resources, self.peers, admit, reranker=reranker, profiles=profiles, web=web)
         self._profiles = profiles
         self._preparing = 0  # admitted requests without a client session yet
         self.shares = shares or Shares(MAX_ANSWERS)  # of owners, in those admitted
@@ -143,6 +145,8 @@ class Node(NodeTexts):
     async def __aenter__(self) -> Self:
         resources = self._resources
         await resources.start(timed=self._timed)
+        if self._joined:
+            self.peers.join(self._clients)
         if resources.store is not None and self._owns_library:
             self._library = await asyncio.to_thread(Library, resources.store, resources.side, resources.work.indexing)
             self._library.start()
@@ -162,7 +166,10 @@ class Node(NodeTexts):
         for session in list(self._clients):
             session.fail(PacelineError("the program is shutting down"))
         await self._workflows.close()
-        await self._peers.close()
+        if self._joined:
+            self.peers.leave(self._clients)
+        else:
+            await self.peers.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -172,7 +179,7 @@ class Node(NodeTexts):
         await self._resources.stop()
 
     def _is_busy(self) -> bool:
-        return bool(self._clients or self._peers.busy or self._preparing)
+        return bool(self._clients or self.peers.busy or self._preparing)
 
     # ---- the service ------------------------------------------------------------------------------------------------
     @property
@@ -186,8 +193,8 @@ class Node(NodeTexts):
     def models(self) -> Sequence[ModelInfo]:
         return (self._resources.info,)
 
-    def model_state(self, name: str) -> ModelState:  # noqa: ARG002
-        return "loaded"
+    def model_status(self, name: str) -> ModelStatus:  # noqa: ARG002
+        return ModelStatus("loaded", is_joint=True)
 
     def strategies(self) -> Sequence[str]:
         return tuple(STRATEGIES)
@@ -219,18 +226,18 @@ class Node(NodeTexts):
             "side": self.side,
             "model": self._resources.info.name,
             "documents": self.num_documents,
-            "linked": len(self._peers) > 0,
-            "peers": len(self._peers),
+            "linked": len(self.peers) > 0,
+            "peers": len(self.peers),
             "answers": len(self._clients),
         }
         lost = {} if self.lost is None else {"engine": str(self.lost)}
         return Readiness(self.lost is None, {**detail, **lost})
 
     def load(self) -> Load:
-        return replace(engine_load(self.worker), answers=len(self._clients), **self._peers.load())
+        return replace(engine_load(self.worker), answers=len(self._clients), **self.peers.load())
 
     def links(self) -> tuple[LinkState, ...]:
-        return link_states(self._peers.links)
+        return link_states(self.peers.links)
 
     @property
     def lost(self) -> EngineLost | None:
@@ -290,7 +297,7 @@ class Node(NodeTexts):
 
     def on_link(self, link: Link, peer: str) -> None:
         """A link to this peer is up. The caller must close the link it replaces, which counts as lost for sessions."""
-        self._peers.on_link(link, peer)
+        self.peers.on_link(link, peer)
 
     def _run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run in the background, at most until the node stops."""

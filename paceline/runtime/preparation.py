@@ -62,10 +62,10 @@ class Preparation:
         *,
         max_tokens_default: int | None,
         expects_peer: bool,
-        alone: str = "",
+        alone: Callable[[], str] = lambda: "",
     ) -> None:
         """expects_peer: an answer without a peer is marked as degraded even if the request names no device. alone: why
-        no peer ever takes part, as the end of a sentence; empty: one may."""
+        none of the peers takes part now, as the end of a sentence; empty: one may."""
         self._resources = resources
         self._peers = peers
         self._max_tokens_default = max_tokens_default
@@ -77,7 +77,7 @@ class Preparation:
     def check(self, request: GenerateRequest, *, room: int) -> None:
         """Raises RequestError for a raw-token request that `prepare` would refuse. room: positions the prompt must
         leave."""
-        candidates(self._context(request, *self._peers.peer_for(request), 0, self._alone))
+        candidates(self._context(request, *self._peers.peer_for(request), 0, self._alone()))
         resources = self._resources
         raw_prompt(request.prompt or (), resources.max_positions, resources.vocab_size, room=room)
 
@@ -88,9 +88,10 @@ class Preparation:
         but the query of `answer-private`."""
         resources, side = self._resources, self._resources.side
         name, link = self._peers.peer_for(request)
-        barred = self._alone or self._peers.barred(request, link)
-        if self._alone and (request.names_device or request.on_loss != "continue"):
-            raise peer_apart(other(side), self._alone)
+        alone = self._alone()
+        if alone and (request.names_device or request.on_loss != "continue"):
+            raise peer_apart(other(side), alone)
+        barred = alone or self._peers.barred(request, link)
         if barred and (request.names_device or request.on_loss != "continue"):
             raise peer_barred(name or "", barred)
         if barred:

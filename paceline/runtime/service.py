@@ -37,6 +37,13 @@ DRAFT_MODES: dict[DraftMode, DraftLimits] = {
 
 ModelState = Literal["loaded", "loading", "unloaded"]
 
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    state: ModelState
+    is_joint: bool  # it may write together with the other side
+
+
 T = TypeVar("T")
 
 
@@ -224,7 +231,7 @@ class Service(Protocol):
         """Models by the name they are served under; the first is the default. Of one that is not loaded, number format,
         backend and number of weights may not be known. Everywhere else an empty name is the default's."""
 
-    def model_state(self, name: str) -> ModelState:
+    def model_status(self, name: str) -> ModelStatus:
         """Of one of `models`. One that is not loaded is loaded by the first call that needs it."""
 
     def embedders(self) -> Sequence[EmbedderInfo]:

@@ -27,7 +27,7 @@ from paceline.runtime.service import (
     GenerationResult,
     LinkState,
     Load,
-    ModelState,
+    ModelStatus,
     Readiness,
     Reranked,
     TextDelta,
@@ -135,8 +135,8 @@ class ScriptedService:
         recommended = SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05)
         return (MODEL, ModelInfo("org/second", "e" * 64, 256, 4096, "float32", "fake", recommended))
 
-    def model_state(self, name: str) -> ModelState:
-        return "loaded" if name == MODEL.name else "unloaded"
+    def model_status(self, name: str) -> ModelStatus:
+        return ModelStatus("loaded" if name == MODEL.name else "unloaded", is_joint=name == MODEL.name)
 
     def embedders(self) -> Sequence[EmbedderInfo]:
         return (EMBEDDER,)

@@ -71,6 +71,7 @@ class CompletionsEndpoint:
         self._service.check_room(request.state.identity.key)
         body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
         call = completion_call(body, self._service, request.state.identity)
+        request.state.model = call.model.name  # for the log
         meta, generations = await while_connected(request.receive, self._begin(call))
         if not call.stream:
             return JsonAnswer(generations, CompletionBody(meta))

@@ -99,6 +99,7 @@ class OllamaGeneration:
                 param="raw",
             )
         call = completion_call(raw_body(asked), self._service, identity)
+        request.state.model = call.model.name  # for the log
 
         async def begin() -> list[Generation]:
             prompt = await self._service.tokenize(asked.prompt, call.model.name)

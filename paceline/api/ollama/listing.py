@@ -91,7 +91,7 @@ class OllamaListing:
         return answer({"models": [entry(name, model) for name, model in known if self._is_loaded(model)]})
 
     def _is_loaded(self, model: ModelInfo | EmbedderInfo) -> bool:
-        return isinstance(model, EmbedderInfo) or self._service.model_state(model.name) == "loaded"
+        return isinstance(model, EmbedderInfo) or self._service.model_status(model.name).state == "loaded"
 
     async def version(self, request: Request) -> Response:  # noqa: ARG002
         return answer({"version": SPOKEN, "paceline": __version__})

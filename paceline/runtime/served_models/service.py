@@ -1,7 +1,7 @@
 """The `Service` over a node that is always there and further models that are loaded on demand.
 
-Documents, admission, embedder and links are the first node's. The others write alone: a link joins one model of each
-side, whose tokenizers were compared when it came up.
+Documents, admission, embedder and links are the first node's. A link joins the first models of both sides, whose
+tokenizers are the same; a further model with that tokenizer asks the peer's first model likewise, another writes alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paceline.runtime.service import (
     LinkState,
     Load,
     Logprobs,
-    ModelState,
+    ModelStatus,
     Readiness,
     Reranked,
 )
@@ -100,9 +100,9 @@ class ServedModels:
     def models(self) -> Sequence[ModelInfo]:
         return (*self._first.models(), *(slot.info for slot in self._slots.values()))
 
-    def model_state(self, name: str) -> ModelState:
+    def model_status(self, name: str) -> ModelStatus:
         slot = self._slots.get(name)
-        return "loaded" if slot is None else slot.state
+        return self._first.model_status(name) if slot is None else ModelStatus(slot.state, slot.is_joint)
 
     async def tokenize(self, text: str, model: str) -> tuple[int, ...]:
         async with self._node(model) as node:

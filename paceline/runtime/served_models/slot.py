@@ -37,10 +37,18 @@ class ModelSlot:
     model is being loaded takes nothing with it."""
 
     def __init__(
-        self, info: ModelInfo, open_node: Open, *, weights: int = 0, now: Callable[[], float] = time.monotonic
+        self,
+        info: ModelInfo,
+        open_node: Open,
+        *,
+        is_joint: bool = False,
+        weights: int = 0,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """info: what is known before it is loaded. weights: bytes of them on the disk. now: s."""
+        """info: what is known before it is loaded. is_joint: see `ModelStatus`. weights: bytes of them on the disk.
+        now: s."""
         self.info = info
+        self.is_joint = is_joint
         self.weights = weights
         self.lost = asyncio.Event()  # its engine cannot be used any more
         self._open = open_node
