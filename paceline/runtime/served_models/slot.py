@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -30,6 +31,12 @@ class _Life:
     opened: asyncio.Future[Node]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+
+    def fail(self, error: PacelineError) -> None:
+        """Tell those who wait for the loading, if any do."""
+        if not self.opened.done():
+            self.opened.set_exception(error)
+            self.opened.exception()  # nobody may be waiting any more
 
 
 class ModelSlot:
@@ -118,8 +125,15 @@ class ModelSlot:
 
     async def close(self) -> None:
         """Unload it in any case; its answers fail."""
-        if (life := self._life) is None:
-            return
+        if self._life is not None:
+            await self._end(self._life)
+        elif self._ending is not None:
+            await asyncio.wait([self._ending])
+        # A model's modules refer to each other in circles, and glibc keeps what is freed. Nothing here may hold the
+        # node by now.
+        await asyncio.to_thread(_give_back_memory)
+
+    async def _end(self, life: _Life) -> None:
         assert life.task is not None
         self._past = ended(self.load())
         self._life, self._ending = None, life.task
@@ -127,8 +141,7 @@ class ModelSlot:
         if not life.opened.done():
             life.task.cancel()
         await asyncio.wait([life.task])
-        # A model's modules refer to each other in circles, and glibc keeps what is freed.
-        await asyncio.to_thread(_give_back_memory)
+        life.fail(EngineError("the program ends"))
 
     async def _live(self, life: _Life, earlier: asyncio.Task[None] | None) -> None:
         try:
@@ -140,16 +153,10 @@ class ModelSlot:
                 log.info("%s is loaded, %.1f s", self.info.name, self._now() - began)
                 life.opened.set_result(node)
                 await self._until_stopped(life, node)
-        except BaseException as error:
-            if life.opened.done():
-                raise
-            if not isinstance(error, PacelineError | asyncio.CancelledError):
-                log.exception("%s cannot be loaded", self.info.name)
-            told = error if isinstance(error, PacelineError) else EngineError(str(error) or "it was interrupted")
-            life.opened.set_exception(told)
-            life.opened.exception()  # nobody may be waiting any more
-            if isinstance(error, asyncio.CancelledError):
-                raise
+        except Exception as error:
+            if life.opened.done() or not isinstance(error, PacelineError):
+                log.exception("%s cannot be loaded, or not be unloaded", self.info.name)
+            life.fail(error if isinstance(error, PacelineError) else EngineError(str(error)))
         finally:
             if self._life is life:
                 self._life = None
@@ -178,9 +185,10 @@ def _unavailable(name: str, why: str) -> RequestError:
 
 
 def _give_back_memory() -> None:
-    import torch
-
     gc.collect()
     trim_heap()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if "torch" in sys.modules:  # else there is nothing of it to give back
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
