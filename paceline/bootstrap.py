@@ -164,19 +164,13 @@ async def run_node(
                 tracer=tracer,
                 web=open_web(settings),
                 cloud_texts=False,
-                library=node.library,
-                shares=node.shares,
-                peers=node.peers if joins else None,
-                alone=lambda: "" if joins else apart(),
+                beside=node.beside(joins=joins, alone=str if joins else apart),
             )
 
         def apart() -> str:
             """Why a model with another tokenizer is not joined, if there is anybody to join."""
-            return (
-                f"its model has another tokenizer than this one; {name} writes with it"
-                if expects_peer or len(node.peers)
-                else ""
-            )
+            is_anybody = expects_peer or bool(node.links())
+            return f"its model has another tokenizer than this one; {name} writes with it" if is_anybody else ""
 
         def ready() -> None:
             others = f" and {len(settings.model) - 1} more" if len(settings.model) > 1 else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
@@ -61,6 +61,16 @@ MAX_ANSWERS = 1152  # admitted at once, of which one owner may have 1,024 (`core
 RETRY_AFTER_S = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a node of a further model has of the first one, which keeps it."""
+
+    library: Library | None
+    shares: Shares
+    peers: Peers | None  # None: the model has another tokenizer, and writes alone
+    alone: Callable[[], str]  # see `Preparation`
+
+
 class Node(NodeTexts):
     """Use as an async context manager on the loop that serves it. Methods belong to that loop's thread."""
 
@@ -89,10 +99,7 @@ class Node(NodeTexts):
         tracer: Tracer | None = None,
         web: WebAccess | None = None,
         cloud_texts: bool = True,
-        library: Library | None = None,
-        shares: Shares | None = None,
-        peers: Peers | None = None,
-        alone: Callable[[], str] = lambda: "",
+        beside: Beside | None = None,
     ) -> None:
         """sampling: defaults of requests, before those the model recommends. system: as in `ModelInfo`.
 
@@ -101,8 +108,8 @@ class Node(NodeTexts):
         asks: the gate for sessions that a cloud opens at a device, closed with the node; None: none is admitted.
         tables: n-grams for drafts, saved at the end; None: kept in memory only. timed: measure forwards before the
         first answer. limits: of the engine's steps. energy: None: nothing is known of it. draft_engine, tracer,
-        cloud_texts: see `Resources`. profiles, units, reranker, web: of workflows, see `Workflows`. library, shares,
-        peers: of another node on the same store, which keeps them; None: its own. alone: see `Preparation`.
+        cloud_texts: see `Resources`. profiles, units, reranker, web: of workflows, see `Workflows`. beside: of
+        the first node on this store; None: this is it.
         """
         self._resources = Resources(
             side,
@@ -126,28 +133,31 @@ class Node(NodeTexts):
         self._clients: set[ClientSession] = set()
         self._asks = asks or CloudAsks()
         own = self._resources, self._clients, self._run
-        self._joined = peers is not None
-        self.peers = peers or Peers(*own, open_to_peer=open_to_peer, asks=self._asks, admit=self.admit)
+        joined = None if beside is None else beside.peers
+        self._is_joined = joined is not None
+        new = partial(Peers, *own, open_to_peer=open_to_peer, asks=self._asks, admit=self.admit)
+        self._peers = new() if joined is None else joined
+        alone = None if beside is None else beside.alone
         self._preparation = Preparation(
-            self._resources, self.peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer, alone=alone
+            self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer, alone=alone
         )
         admit = partial(self.admit, has_place=True)
-        self._workflows = Workflows(self._resources, self.peers, admit, reranker=reranker, profiles=profiles, web=web)
+        self._workflows = Workflows(self._resources, self._peers, admit, reranker=reranker, profiles=profiles, web=web)
         self._profiles = profiles
         self._preparing = 0  # admitted requests without a client session yet
-        self.shares = shares or Shares(MAX_ANSWERS)  # of owners, in those admitted
+        self._shares = Shares(MAX_ANSWERS) if beside is None else beside.shares  # of owners, in those admitted
         self._timed = timed
         self._tasks: set[asyncio.Task[None]] = set()
-        self._library = library
-        self._owns_library = library is None
+        self._library = None if beside is None else beside.library
+        self._is_first = beside is None
         super().__init__(self._resources, reranker)
 
     async def __aenter__(self) -> Self:
         resources = self._resources
         await resources.start(timed=self._timed)
-        if self._joined:
-            self.peers.join(self._clients)
-        if resources.store is not None and self._owns_library:
+        if self._is_joined:
+            self._peers.clients[self] = self._clients
+        if resources.store is not None and self._is_first:
             self._library = await asyncio.to_thread(Library, resources.store, resources.side, resources.work.indexing)
             self._library.start()
         if resources.store is not None:
@@ -166,25 +176,29 @@ class Node(NodeTexts):
         for session in list(self._clients):
             session.fail(PacelineError("the program is shutting down"))
         await self._workflows.close()
-        if self._joined:
-            self.peers.leave(self._clients)
+        if self._is_joined:
+            del self._peers.clients[self]
         else:
-            await self.peers.close()
+            await self._peers.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._asks.close()
-        if self._library is not None and self._owns_library:
+        if self._library is not None and self._is_first:
             await asyncio.to_thread(self._library.close)
         await self._resources.stop()
 
     def _is_busy(self) -> bool:
-        return bool(self._clients or self.peers.busy or self._preparing)
+        return bool(self._clients or self._peers.busy or self._preparing)
 
     # ---- the service ------------------------------------------------------------------------------------------------
     @property
     def side(self) -> Side:
         return self._resources.side
+
+    def beside(self, *, joins: bool, alone: Callable[[], str]) -> Beside:
+        """What the node of another model has of this one."""
+        return Beside(self._library, self._shares, self._peers if joins else None, alone)
 
     @property
     def worker(self) -> EngineWorker:
@@ -226,18 +240,18 @@ class Node(NodeTexts):
             "side": self.side,
             "model": self._resources.info.name,
             "documents": self.num_documents,
-            "linked": len(self.peers) > 0,
-            "peers": len(self.peers),
+            "linked": len(self._peers) > 0,
+            "peers": len(self._peers),
             "answers": len(self._clients),
         }
         lost = {} if self.lost is None else {"engine": str(self.lost)}
         return Readiness(self.lost is None, {**detail, **lost})
 
     def load(self) -> Load:
-        return replace(engine_load(self.worker), answers=len(self._clients), **self.peers.load())
+        return replace(engine_load(self.worker), answers=len(self._clients), **self._peers.load())
 
     def links(self) -> tuple[LinkState, ...]:
-        return link_states(self.peers.links)
+        return link_states(self._peers.links)
 
     @property
     def lost(self) -> EngineLost | None:
@@ -255,16 +269,16 @@ class Node(NodeTexts):
         return await self._resources.work.search(work)
 
     def check_room(self, owner: str) -> None:
-        if not self.shares.has_room(owner, alone=not owner):
-            raise _full(self.shares.taken, self.shares.held(owner))
+        if not self._shares.has_room(owner, alone=not owner):
+            raise _full(self._shares.taken, self._shares.held(owner))
 
     async def prepare(self, request: GenerateRequest) -> Generation:
         if request.workflow is None:
             return await self.admit(request)
-        run = self._workflows.prepare(request, lambda: self.shares.give_back(request.owner))
+        run = self._workflows.prepare(request, lambda: self._shares.give_back(request.owner))
         # What would be refused as an answer is refused before any agent writes, and before a query leaves this side.
         await (await self.admit(replace(request, workflow=None, passages=()))).aclose()
-        self.shares.force(request.owner)
+        self._shares.force(request.owner)
         return run
 
     async def admit(self, request: GenerateRequest, *, has_place: bool = False) -> ClientSession:
@@ -272,13 +286,13 @@ class Node(NodeTexts):
         owner = request.owner
         if not has_place:
             self.check_room(owner)
-        self.shares.force(owner)
+        self._shares.force(owner)
         self._preparing += 1
         egress = Egress()
         try:
             session = await self._preparation.prepare(request, egress, self._closed)
         except BaseException:
-            self.shares.give_back(owner)
+            self._shares.give_back(owner)
             if egress:
                 log.info("sent to the other side for an answer that was not begun: %s", egress)
             raise
@@ -293,11 +307,11 @@ class Node(NodeTexts):
         if session in self._clients:
             self._clients.discard(session)
             self._resources.work.end_text(session)
-            self.shares.give_back(session.prepared.request.owner)
+            self._shares.give_back(session.prepared.request.owner)
 
     def on_link(self, link: Link, peer: str) -> None:
         """A link to this peer is up. The caller must close the link it replaces, which counts as lost for sessions."""
-        self.peers.on_link(link, peer)
+        self._peers.on_link(link, peer)
 
     def _run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run in the background, at most until the node stops."""

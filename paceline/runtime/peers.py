@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import msgspec
 
@@ -64,7 +65,8 @@ class Peers:
         """open_to_peer: a device sends distributions of its documents if the cloud's client requests it. asks: the gate
         for openings of a cloud. admit: see `TextServer`."""
         self._resources = resources
-        self._clients = [clients]
+        # By model: those of others with the same tokenizer are told of links as well. What peers open is the first's.
+        self.clients: dict[object, Collection[ClientSession]] = {self: clients}
         self._run = run
         self._open_to_peer = open_to_peer
         self._asks = asks
@@ -80,17 +82,6 @@ class Peers:
 
     def __len__(self) -> int:
         return len(self.links)
-
-    def join(self, clients: Collection[ClientSession]) -> None:
-        """Tell these sessions of links as well: of another model with the same tokenizer, which the links then serve
-        too. What peers open is written by this side's first model alone."""
-        self._clients.append(clients)
-
-    def leave(self, clients: Collection[ClientSession]) -> None:
-        self._clients = [each for each in self._clients if each is not clients]
-
-    def _all_clients(self) -> list[ClientSession]:
-        return [client for clients in self._clients for client in clients]
 
     def load(self) -> LinkLoad:
         return self._totals.load(self.links.values())
@@ -129,7 +120,7 @@ class Peers:
         link.on_open = lambda opening: self._on_open(link, peer, opening)
         link.on_down = lambda: self._on_down(link, peer)
         log.info("linked with %s, which holds %s documents", peer, link.peer.documents)
-        for client in self._all_clients():
+        for client in list(chain(*self.clients.values())):
             if client.prepared.peer_name == peer:
                 client.link_back(link)
 
@@ -144,7 +135,7 @@ class Peers:
             del self.links[peer]
             self._totals.ended(link)
         log.info("the link with %s is down: %s", peer, link.close_reason)
-        for client in self._all_clients():
+        for client in list(chain(*self.clients.values())):
             if client.link is link:
                 client.link_lost()
         for session in [session for session, its_link in self._sessions.items() if its_link is link]:

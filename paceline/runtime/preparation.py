@@ -62,15 +62,15 @@ class Preparation:
         *,
         max_tokens_default: int | None,
         expects_peer: bool,
-        alone: Callable[[], str] = lambda: "",
+        alone: Callable[[], str] | None = None,
     ) -> None:
         """expects_peer: an answer without a peer is marked as degraded even if the request names no device. alone: why
-        none of the peers takes part now, as the end of a sentence; empty: one may."""
+        none of the peers takes part now, as the end of a sentence; empty, or None: one may."""
         self._resources = resources
         self._peers = peers
         self._max_tokens_default = max_tokens_default
         self._expects_peer = expects_peer
-        self._alone = alone
+        self._alone = alone or str  # without words
         self._search = RemoteSearch()
         self._common: WeakKeyDictionary[SharedPrompt, _Common] = WeakKeyDictionary()
 
