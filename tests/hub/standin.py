@@ -25,6 +25,7 @@ class StandInHub:
     gated: set[str] = field(default_factory=set)
     cut_after: int | None = None  # bytes of a weights' response, before the connection is closed
     cuts: int = 1 << 30  # so often
+    withheld_from: int | None = None  # byte of weights, from which on none is sent
     changed: bool = False  # weights come with a byte that is not theirs
     ignores_ranges: bool = False
     down: bool = False  # 503 to all
@@ -123,6 +124,9 @@ class _Handler(BaseHTTPRequestHandler):
         if _is_large(file) and self.hub.cut_after is not None and self.hub.cuts > 0:
             self.hub.cuts -= 1
             rest = rest[: self.hub.cut_after]
+            self.close_connection = True
+        if _is_large(file) and self.hub.withheld_from is not None:
+            rest = rest[: max(0, self.hub.withheld_from - start)]
             self.close_connection = True
         self.hub.sent += len(rest)
         self.wfile.write(rest)

@@ -90,7 +90,7 @@ def test_a_download_that_was_cut_goes_on_where_it_was(machine: Machine, hub: Sta
 
 
 def test_what_a_killed_download_has_left_is_not_fetched_again(machine: Machine, hub: StandInHub) -> None:
-    hub.cut_after = 300_000  # in each attempt, and no byte more in the end
+    hub.withheld_from = 300_000
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "models", "pull", NAME], env=machine.environment, stderr=subprocess.PIPE
     )
@@ -104,7 +104,7 @@ def test_what_a_killed_download_has_left_is_not_fetched_again(machine: Machine, 
     assert "in part" in str(unfinished["where"])
     held = unfinished["size"]
     assert isinstance(held, int) and held > 0
-    hub.cut_after, hub.sent = None, 0
+    hub.withheld_from, hub.sent = None, 0
     assert machine.run("pull", NAME).returncode == 0
     assert hub.sent <= len(WEIGHTS) - held + 1000
 

@@ -7,6 +7,7 @@ tokenizers are the same; a further model with that tokenizer asks the peer's fir
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from paceline.strategies.base import Side
 from paceline.workflow.builder import WorkflowName
 
 T = TypeVar("T")
+log = logging.getLogger("paceline.models")
 
 WATCH_S: Final = 1.0  # between looks at what is idle
 
@@ -67,7 +69,10 @@ class ServedModels:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            await self._memory.unload_idle()
+            try:
+                await self._memory.unload_idle()
+            except Exception:  # of one model: the others are still looked after
+                log.exception("idle models could not be unloaded")
 
     @asynccontextmanager
     async def _node(self, model: str) -> AsyncIterator[Node]:
