@@ -67,7 +67,7 @@ async def run(settings: AgentSettings) -> None:
             )
             await cloud.enrol()
         app = create_app(
-            opened.node,
+            opened.service,
             keyring=keyring,
             documents=settings.documents,
             state=settings.state_dir,

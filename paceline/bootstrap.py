@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,13 @@ from paceline.api.http.server import serve, url_of
 from paceline.api.responses.event_log.writer import Retention
 from paceline.core.offloading.draft_length import Unit
 from paceline.core.offloading.workload import ModelShape
-from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ServedModel
-from paceline.engine.loader import choose_device, engine_threads, find, gpu_uuid, load_model
-from paceline.engine.loader import served_name as model_name
-from paceline.engine.wrappers import DelayedEngine
-from paceline.errors import ConfigError
+from paceline.engine.loader import choose_device, engine_threads, gpu_uuid
 from paceline.local_users import can_tell
+from paceline.model_opening import further_models, opened_model, sampling_of, served_name
+from paceline.model_opening import open_model as open_model
+from paceline.model_opening import step_limits as step_limits
+from paceline.model_opening import workflow_units as workflow_units
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import load_embedder
 from paceline.rag.rerank.late_interaction import TokenEncoder
@@ -41,13 +41,11 @@ from paceline.runtime.asking.gate import CloudAsks
 from paceline.runtime.energy.choice import ChosenMeter, Machine, Powers, choose_meter
 from paceline.runtime.energy.debt_file import DebtFile
 from paceline.runtime.energy.side import SideEnergy
-from paceline.runtime.engine_loop.executor import StepLimits
-from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
+from paceline.runtime.served_models.service import ServedModels
 from paceline.runtime.tracing import Tracer, tracer_of
-from paceline.runtime.units.registry import HostUnit, NodeUnits
 from paceline.runtime.workflows.demand import launch_bytes
 from paceline.runtime.workflows.kept_profiles import Conditions, KeptProfiles
 from paceline.runtime.workflows.machine import describe_machine
@@ -62,16 +60,15 @@ from paceline.wire.identity_messages import Introduction
 
 _log = logging.getLogger("paceline")
 
-GPU_STEP_ROWS = 2048
-
 Background = Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedNode:
-    """A running node and the model it runs."""
+    """A running node and the model it runs, which is the one that joins a link."""
 
     node: Node
+    service: ServedModels  # over it and the further models
     model: ServedModel
     name: str  # the model's name for clients
     seal: Seal  # of stored responses and look-up tables
@@ -121,6 +118,7 @@ async def run_node(
         seal = open_answers_seal(settings.state_dir, encrypt=settings.encrypt_documents)
         name = served_name(settings, model)
         tracer = tracer_of(settings.side)
+        reranker = open_reranker(settings, store)
         node = Node(
             settings.side,
             model,
@@ -140,68 +138,58 @@ async def run_node(
             draft_engine=None if open_draft is None else open_draft(model),
             profiles=open_profiles(settings, model, store, spread=open_engine is not None),
             units=workflow_units(settings),
-            reranker=open_reranker(settings, store),
+            reranker=reranker,
             tracer=tracer,
             web=open_web(settings),
             cloud_texts=isinstance(settings, AgentSettings) and settings.cloud_texts,
             relevance_temperature=settings.relevance_temperature,
         )
 
-        def ready() -> None:
-            typer.echo(f"paceline: serving {name} on {url_of(listener)} ({node.num_documents} documents)")
+        def further(loaded: LoadedModel, its_name: str) -> Node:
+            """A node on the first one's documents. What it learns is forgotten with it."""
+            joins = loaded.tokenizer.fingerprint == model.tokenizer.fingerprint
+            energy = SideEnergy(energy_meter(settings, loaded.engine.info.shape).meter, settings.send_watts)
+            return Node(
+                settings.side,
+                loaded,
+                store,
+                served_name=its_name,
+                sampling=sampling_of(settings),
+                system=settings.system or "",
+                max_tokens_default=settings.max_tokens_default,
+                expects_peer=expects_peer,
+                timed=True,
+                limits=step_limits(settings),
+                energy=energy,
+                units=workflow_units(settings),
+                reranker=reranker,
+                tracer=tracer,
+                web=open_web(settings),
+                cloud_texts=False,
+                beside=node.beside(joins=joins, alone=str if joins else apart),
+            )
 
-        async with node:
-            app, background = await compose(OpenedNode(node, model, name, seal, tracer))
+        def apart() -> str:
+            """Why a model with another tokenizer is not joined, if there is anybody to join."""
+            is_anybody = expects_peer or bool(node.links())
+            return f"its model has another tokenizer than this one; {name} writes with it" if is_anybody else ""
+
+        def ready() -> None:
+            others = f" and {len(settings.model) - 1} more" if len(settings.model) > 1 else ""
+            typer.echo(f"paceline: serving {name}{others} on {url_of(listener)} ({node.num_documents} documents)")
+
+        async with node, ServedModels(node, further_models(settings, shipped, model, further)) as service:
+            app, background = await compose(OpenedNode(node, service, model, name, seal, tracer))
             async with asyncio.TaskGroup() as tasks:
                 beside = None if background is None else tasks.create_task(background())
-                await serve(app, listener, on_ready=ready, until=node.until_lost)
+                await serve(app, listener, on_ready=ready, until=service.until_lost)
                 if beside is not None:
                     beside.cancel()
+            lost = service.lost
         if tracer is not None:
             await asyncio.to_thread(tracer.close)  # after the last part in a peer's answer
-        if node.lost is not None:  # a supervisor starts the program again, with a fresh device
-            raise node.lost
-
-
-def open_model(settings: NodeSettings, shipped: Mapping[str, Path]) -> LoadedModel:
-    """Load the model of the settings; `shipped` has the folders of the demonstration's models by their names.
-
-    Its engine is delayed where the settings emulate a slower machine. Raises ConfigError with what to do.
-    """
-    emulation = Emulation.parse(settings.emulate or "")
-    demo = shipped.get(settings.model)
-    if demo is not None and not demo.is_dir():
-        raise ConfigError(f"The demonstration model is not in {demo}: install paceline again, or give --model.")
-    model = load_model(
-        demo or settings.model,
-        backend=settings.backend,
-        dtype=settings.dtype,
-        device=settings.engine_device,
-        threads=settings.threads or len(workflow_units(settings).engine_cores) or None,
-        kv_mib=settings.kv_mib,
-        name=settings.model if demo else None,
-    )
-    if not (emulation.forward or emulation.row):
-        return model
-    return replace(model, engine=DelayedEngine(model.engine, emulation.forward, emulation.row))
-
-
-@contextmanager
-def opened_model(
-    settings: NodeSettings,
-    shipped: Mapping[str, Path],
-    open_engine: Callable[[Path, str], AbstractContextManager[AsyncEngine]] | None = None,
-) -> Iterator[ServedModel]:
-    """`open_model`, or its tokenizer with the engine that `open_engine` opens and closes."""
-    if open_engine is None:
-        yield open_model(settings, shipped)
-        return
-    from paceline.engine.tokenizer import Tokenizer
-
-    demo = shipped.get(settings.model)
-    directory = find(demo or settings.model)
-    with open_engine(directory, settings.model if demo else model_name(settings.model)) as engine:
-        yield ServedModel(engine, Tokenizer.load(directory))
+        if lost is not None:  # a supervisor starts the program again, with a fresh device
+            raise lost
 
 
 def api_keys_of(settings: NodeSettings) -> tuple[str, ...]:
@@ -213,12 +201,6 @@ def api_keys_of(settings: NodeSettings) -> tuple[str, ...]:
     if settings.api_key_file is not None:
         given.append(secret_lines(settings.api_key_file))
     return tuple(key for keys in given for key in keys)
-
-
-def step_limits(settings: NodeSettings) -> StepLimits:
-    """Size of the engine's steps. A GPU computes hundreds of rows in the time of one, so its steps are larger."""
-    on_gpu = settings.model != "fake" and choose_device(settings.engine_device) != "cpu"
-    return StepLimits(settings.step_rows or (GPU_STEP_ROWS if on_gpu else StepLimits().rows), settings.step_sequences)
 
 
 def open_energy(settings: NodeSettings, model: ServedModel) -> SideEnergy:
@@ -240,26 +222,10 @@ def open_energy(settings: NodeSettings, model: ServedModel) -> SideEnergy:
 
 def energy_meter(settings: NodeSettings, shape: ModelShape | None) -> ChosenMeter:
     """The meter of this side. Raises ConfigError."""
-    device = "cpu" if settings.model == "fake" else choose_device(settings.engine_device)
+    device = "cpu" if settings.first_model == "fake" else choose_device(settings.engine_device)
     on_gpu = device.startswith("cuda")
     powers = Powers(settings.compute_watts, settings.send_watts, settings.compute_gflops)
     return choose_meter(settings.energy_meter, powers, Machine(on_gpu, gpu_uuid(device) if on_gpu else None, shape))
-
-
-def served_name(settings: NodeSettings, model: ServedModel) -> str:
-    """The model's name for clients."""
-    return settings.name or model.engine.info.name
-
-
-def sampling_of(settings: NodeSettings) -> SamplingDefaults:
-    """The settings' sampling parameters, for requests that leave them out."""
-    return SamplingDefaults(
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=settings.top_k,
-        min_p=settings.min_p,
-        repetition_penalty=settings.repetition_penalty,
-    )
 
 
 def open_store(settings: NodeSettings) -> DocumentStore:
@@ -276,22 +242,6 @@ def open_store(settings: NodeSettings) -> DocumentStore:
         store.close()
         raise
     return store
-
-
-def workflow_units(settings: NodeSettings) -> NodeUnits:
-    """Processing units of workflows, as declared; those of a kind that is not declared are found."""
-    found = NodeUnits()
-    for unit in settings.units:
-        if unit.kind == "engine":
-            found = replace(
-                found, engine=unit.name, lanes=unit.lanes or found.lanes, engine_cores=frozenset(unit.cores)
-            )
-    hosts = [
-        HostUnit(unit.name, frozenset(unit.cores), frozenset(unit.does))
-        for unit in settings.units
-        if unit.kind == "cpu"
-    ]
-    return replace(found, hosts=tuple(hosts) or found.hosts)
 
 
 def open_reranker(settings: NodeSettings, store: DocumentStore) -> Reranker | None:
@@ -340,7 +290,7 @@ def open_profiles(
     settings: NodeSettings, model: ServedModel, store: DocumentStore, *, spread: bool = False
 ) -> KeptProfiles:
     """What the state directory knows of this side's units, read at the first workflow. spread: over other machines."""
-    fake = settings.model == "fake"
+    fake = settings.first_model == "fake"
     device = "cpu" if fake else choose_device(settings.engine_device)
     here = device == "cpu" and not spread
     embedder = store.embedder.name

@@ -6,17 +6,16 @@ For the engine and for cross-encoders. Knows nothing of what a model is for; tra
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.errors import ConfigError
+from paceline.hub.download import Unreachable, local, pull
+from paceline.hub.names import HubName
+from paceline.hub.selection import PICKLED
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_OLLAMA_NAME = re.compile(r"[\w./-]+:[\w.-]+")  # a tag after a colon, which no name of the hub has
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+log = logging.getLogger("paceline.engine")
 
 
 def served_name(path_or_name: str | Path) -> str:
@@ -32,32 +31,17 @@ def find(path_or_name: str | Path, *, download: bool = True) -> Path:
     """
     directory = Path(path_or_name).expanduser()
     if not directory.is_dir():
-        _check_kind(str(path_or_name))
-        directory = _snapshot(str(path_or_name), download)
+        directory = _from_hub(HubName.parse(str(path_or_name)), download)
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{directory} is not a model: it has no config.json. Give a directory saved by transformers.")
     if not any(directory.glob("*.safetensors")):
-        pickled = [file.name for pattern in _PICKLED for file in directory.glob(pattern)]
+        pickled = [file.name for pattern in PICKLED for file in directory.glob(pattern)]
         found = f", only {pickled[0]}, and unpickling can run code" if pickled else ""
         raise ConfigError(
             f"{directory} has no *.safetensors weights{found}. "
             "Convert it with save_pretrained, or choose another model."
         )
     return directory
-
-
-def _check_kind(name: str) -> None:
-    """Raises ConfigError for what other programs run and this one does not."""
-    if name.lower().endswith(".gguf") or "-gguf" in name.lower():
-        raise ConfigError(
-            f"{name} names a model in GGUF, which is not read: give the same model with safetensors, as a Hugging Face "
-            "name such as Qwen/Qwen2.5-0.5B-Instruct or a directory."
-        )
-    if _OLLAMA_NAME.fullmatch(name) and not name.startswith("fake:"):
-        raise ConfigError(
-            f"{name} reads like a name of Ollama, whose models are GGUF and are not read: give the same model as a "
-            "Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct, or a directory with safetensors."
-        )
 
 
 @contextmanager
@@ -76,20 +60,16 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # as above
 
 
-def _snapshot(name: str, download: bool) -> Path:
-    if not _HUB_NAME.fullmatch(name):
-        raise ConfigError(f"There is no model directory {name}. Give an existing directory or a Hugging Face name.")
-    from huggingface_hub import snapshot_download
-
+def _from_hub(name: HubName, download: bool) -> Path:
+    """What was downloaded before is used as it is where the hub cannot be reached. Raises ConfigError."""
+    if not download:
+        return local(name)
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=not download))
-    except Exception as error:  # the hub's client passes on errors of several HTTP libraries
-        if not download:
-            raise ConfigError(
-                f"{name} is neither a directory here nor a model that was downloaded before. Download it with "
-                f"`hf download {name}`, or give a directory."
-            ) from error
-        raise ConfigError(
-            f"{name} is neither a directory here nor a model that can be fetched from the Hugging Face hub "
-            f"({type(error).__name__}). Check the name and the network, or give a directory."
-        ) from error
+        return pull(name).directory
+    except Unreachable as error:
+        try:
+            found = local(name)
+        except ConfigError:
+            raise error from None
+        log.warning("%s Until then it is used as it was downloaded before.", error)
+        return found

@@ -71,7 +71,7 @@ def field_default(key: str, info: FieldInfo) -> str | None:
     """The default as `--help` shows it; None where the description names it."""
     if key in DERIVED or info.default in (None, (), False):
         return None
-    return str(info.default)
+    return ", ".join(info.default) if isinstance(info.default, tuple) else str(info.default)
 
 
 def _shown(key: str, value: object) -> str:
@@ -79,7 +79,7 @@ def _shown(key: str, value: object) -> str:
         return f"({len(value)} set)" if isinstance(value, tuple) else "(set)"
     if value is None or value == ():
         return "(none)"
-    return str(value)
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 _Source = dict[str, tuple[object, str]]  # field -> (value, origin)

@@ -29,7 +29,7 @@ def opened_draft(settings: ServerSettings) -> Callable[[ServedModel], Engine] | 
             threads=settings.threads,
             kv_mib=settings.draft_kv_mib,
         )
-        check_vocabulary(wanted, draft, settings.model, model)
+        check_vocabulary(wanted, draft, settings.first_model, model)
         log.info("drafts for the strategy pipeline come from %s", wanted)
         return draft.engine
 

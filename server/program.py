@@ -46,7 +46,7 @@ async def run(settings: ServerSettings) -> None:
                 vocab_size=opened.vocab_size,
             )
             app = create_server(
-                opened.node,
+                opened.service,
                 registry,
                 live,
                 keyring=keyring,

@@ -58,7 +58,7 @@ def test_flag_beats_environment_beats_table_beats_key_beats_default(
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_defaults_listen_on_loopback_and_need_nothing(schema: type[NodeSettings], own_state_directory: Path) -> None:
     settings, origins = resolve(schema, {}, {})
-    assert settings.model == "demo"
+    assert (settings.model, settings.first_model) == (("demo",), "demo")
     assert is_loopback(settings.host)
     assert settings.state_dir == own_state_directory / "paceline" / schema.side
     assert settings.docs_dir == settings.state_dir / "docs"

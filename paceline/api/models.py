@@ -123,14 +123,17 @@ class Catalog:
         return entry | (self._chat(model) if isinstance(model, ModelInfo) else self._embedding(model))
 
     def _chat(self, model: ModelInfo) -> dict[str, object]:
+        status = self._service.model_status(model.name)
         return {
             "max_model_len": model.max_positions,
             "meta": {"n_ctx": model.max_positions, "n_vocab": model.vocab_size},
             "paceline": {
                 "kind": "chat",
                 "side": self._service.side,
-                "backend": model.backend,
-                "dtype": model.dtype,
+                "state": status.state,  # loaded, loading or unloaded
+                "joint": status.is_joint,  # it may write together with the other side
+                "backend": model.backend or None,  # not known before it is loaded
+                "dtype": model.dtype or None,  # likewise
                 "strategies": list(self._service.strategies()),
                 "workflows": list(
                     self._service.workflows()

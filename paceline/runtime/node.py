@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
-from paceline.core.shares import Shares, WaitingLine
 from paceline.engine.base import Engine, ModelInfo, ServedModel
-from paceline.errors import EngineLost, PacelineError, RequestError
+from paceline.errors import EngineLost, PacelineError
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.rerank.reranker import Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
+from paceline.runtime.answer_places import AnswerPlaces
 from paceline.runtime.asking.gate import CloudAsks
 from paceline.runtime.energy.side import SideEnergy
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
@@ -40,6 +40,7 @@ from paceline.runtime.service import (
     Generation,
     LinkState,
     Load,
+    ModelStatus,
     Readiness,
 )
 from paceline.runtime.sessions.client import ClientSession
@@ -58,12 +59,15 @@ from paceline.workflow.builder import WorkflowName
 T = TypeVar("T")
 log = logging.getLogger("paceline.node")
 
-MAX_ANSWERS = 1152  # admitted at once, of which one owner may have 1,024 (`core.shares`); further requests get 429
-ROOM_S = (
-    0.05  # for which a request waits for a place: one that is given back is not left empty until somebody asks again
-)
-MAX_WAITING = 1024  # requests at once
-RETRY_AFTER_S = 1
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a node of a further model has of the first one, which keeps it."""
+
+    library: Library | None
+    places: AnswerPlaces
+    peers: Peers | None  # None: the model has another tokenizer, and writes alone
+    alone: Callable[[], str]  # see `Preparation`
 
 
 class Node(NodeTexts):
@@ -95,6 +99,7 @@ class Node(NodeTexts):
         web: WebAccess | None = None,
         cloud_texts: bool = True,
         relevance_temperature: float = RELEVANCE_TEMPERATURE,
+        beside: Beside | None = None,
     ) -> None:
         """sampling: defaults of requests, before those the model recommends. system: as in `ModelInfo`.
 
@@ -104,7 +109,7 @@ class Node(NodeTexts):
         tables: n-grams for drafts, saved at the end; None: kept in memory only. timed: measure forwards before the
         first answer. limits: of the engine's steps. energy: None: nothing is known of it. draft_engine, tracer,
         cloud_texts, relevance_temperature: see `Resources`. profiles, units, reranker, web: of workflows, see
-        `Workflows`.
+        `Workflows`. beside: of the first node on this store; None: this is it.
         """
         self._resources = Resources(
             side,
@@ -129,27 +134,34 @@ class Node(NodeTexts):
         self._clients: set[ClientSession] = set()
         self._asks = asks or CloudAsks()
         own = self._resources, self._clients, self._run
-        self._peers = Peers(*own, open_to_peer=open_to_peer, asks=self._asks, admit=self.admit)
+        joined = None if beside is None else beside.peers
+        self._is_joined = joined is not None
+        new = partial(Peers, *own, open_to_peer=open_to_peer, asks=self._asks, admit=self.admit)
+        self._peers = new() if joined is None else joined
+        alone = None if beside is None else beside.alone
         self._preparation = Preparation(
-            self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer
+            self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer, alone=alone
         )
         admit = partial(self.admit, has_place=True)
         self._workflows = Workflows(self._resources, self._peers, admit, reranker=reranker, profiles=profiles, web=web)
         self._profiles = profiles
         self._preparing = 0  # admitted requests without a client session yet
-        self._shares = Shares(MAX_ANSWERS)  # of owners, in those admitted
-        self._line = WaitingLine(self._shares, MAX_WAITING)
+        self._places = AnswerPlaces() if beside is None else beside.places
         self._timed = timed
         self._tasks: set[asyncio.Task[None]] = set()
-        self._library: Library | None = None
+        self._library = None if beside is None else beside.library
+        self._is_first = beside is None
         super().__init__(self._resources, reranker)
 
     async def __aenter__(self) -> Self:
         resources = self._resources
         await resources.start(timed=self._timed)
-        if resources.store is not None:
+        if self._is_joined:
+            self._peers.clients[self] = self._clients
+        if resources.store is not None and self._is_first:
             self._library = await asyncio.to_thread(Library, resources.store, resources.side, resources.work.indexing)
             self._library.start()
+        if resources.store is not None:
             self._run(watch_removals(resources.store, resources.forget_removed))
         if resources.energy.kept is not None:
             self._run(keep_debt(resources.energy))
@@ -165,12 +177,15 @@ class Node(NodeTexts):
         for session in list(self._clients):
             session.fail(PacelineError("the program is shutting down"))
         await self._workflows.close()
-        await self._peers.close()
+        if self._is_joined:
+            del self._peers.clients[self]
+        else:
+            await self._peers.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._asks.close()
-        if self._library is not None:
+        if self._library is not None and self._is_first:
             await asyncio.to_thread(self._library.close)
         await self._resources.stop()
 
@@ -182,12 +197,19 @@ class Node(NodeTexts):
     def side(self) -> Side:
         return self._resources.side
 
+    def beside(self, *, joins: bool, alone: Callable[[], str]) -> Beside:
+        """What the node of another model has of this one."""
+        return Beside(self._library, self._places, self._peers if joins else None, alone)
+
     @property
     def worker(self) -> EngineWorker:
         return self._resources.worker
 
     def models(self) -> Sequence[ModelInfo]:
         return (self._resources.info,)
+
+    def model_status(self, name: str) -> ModelStatus:  # noqa: ARG002
+        return ModelStatus("loaded", is_joint=True)
 
     def strategies(self) -> Sequence[str]:
         return tuple(STRATEGIES)
@@ -248,54 +270,36 @@ class Node(NodeTexts):
         """Wait until the engine cannot be used any more."""
         await self.worker.lost.wait()
 
-    def check(self, request: GenerateRequest, *, room: int) -> None:
+    async def check(self, request: GenerateRequest, *, room: int) -> None:
         self._preparation.check(request, room=room)
 
     async def find(self, work: Callable[[], T]) -> T:
         return await self._resources.work.search(work)
 
     async def wait_for_room(self, owner: str) -> None:
-        if self._shares.has_room(owner, alone=not owner):
-            return
-        called = asyncio.Event()
-        try:
-            async with asyncio.timeout(ROOM_S):
-                while self._line.enter(owner, called.set, alone=not owner):
-                    await called.wait()
-                    if self._shares.has_room(owner, alone=not owner):
-                        return
-                    called.clear()
-        except TimeoutError:
-            pass
-        finally:
-            self._line.leave(called.set)
-        self._check_room(owner)
-
-    def _check_room(self, owner: str) -> None:
-        if not self._shares.has_room(owner, alone=not owner):
-            raise _full(self._shares.taken, self._shares.held(owner))
+        await self._places.wait_for_room(owner)
 
     async def prepare(self, request: GenerateRequest) -> Generation:
         if request.workflow is None:
             return await self.admit(request)
-        run = self._workflows.prepare(request, lambda: self._line.give_back(request.owner))
+        run = self._workflows.prepare(request, lambda: self._places.give_back(request.owner))
         # What would be refused as an answer is refused before any agent writes, and before a query leaves this side.
         await (await self.admit(replace(request, workflow=None, passages=()))).aclose()
-        self._shares.force(request.owner)
+        self._places.take(request.owner)
         return run
 
     async def admit(self, request: GenerateRequest, *, has_place: bool = False) -> ClientSession:
         """As `prepare`, of an answer without a workflow. has_place: it is part of a workflow, which takes one."""
         owner = request.owner
         if not has_place:
-            self._check_room(owner)
-        self._shares.force(owner)
+            self._places.check_room(owner)
+        self._places.take(owner)
         self._preparing += 1
         egress = Egress()
         try:
             session = await self._preparation.prepare(request, egress, self._closed)
         except BaseException:
-            self._line.give_back(owner)
+            self._places.give_back(owner)
             if egress:
                 log.info("sent to the other side for an answer that was not begun: %s", egress)
             raise
@@ -310,7 +314,7 @@ class Node(NodeTexts):
         if session in self._clients:
             self._clients.discard(session)
             self._resources.work.end_text(session)
-            self._line.give_back(session.prepared.request.owner)
+            self._places.give_back(session.prepared.request.owner)
 
     def on_link(self, link: Link, peer: str) -> None:
         """A link to this peer is up. The caller must close the link it replaces, which counts as lost for sessions."""
@@ -322,14 +326,3 @@ class Node(NodeTexts):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _full(taken: int, held: int) -> RequestError:
-    """taken: answers under way; held: of them, those of the key that wants another."""
-    return RequestError(
-        f"This server is writing {taken} answers of {MAX_ANSWERS} at most, and {held} of them for this key. "
-        f"Please try again in {RETRY_AFTER_S} s.",
-        status=429,
-        type="rate_limit_error",
-        code="rate_limit_exceeded",
-    )

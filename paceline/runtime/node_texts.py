@@ -17,7 +17,7 @@ from paceline.runtime.workflows.service import own_reranker
 
 
 class NodeTexts:
-    """These methods of `Service`. Belongs to the loop of its node."""
+    """These methods of `Service`, for the one model of a node. Belongs to its loop."""
 
     def __init__(self, resources: Resources, reranker: Reranker | None) -> None:
         """reranker: None for the one of the store's own embedder, if it has one."""
@@ -35,16 +35,16 @@ class NodeTexts:
         if found is not None:
             self._reranker = PassageReranker(found, resources.work, embedder.count)
 
-    async def tokenize(self, text: str) -> tuple[int, ...]:
+    async def tokenize(self, text: str, model: str = "") -> tuple[int, ...]:  # noqa: ARG002
         return tuple(await asyncio.to_thread(self._tokenizer.raw, text))
 
-    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]], model: str = "") -> tuple[int, ...]:  # noqa: ARG002
         return tuple(await asyncio.to_thread(self._tokenizer.chat, messages))
 
-    async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
+    async def token_bytes(self, tokens: Sequence[int], model: str = "") -> tuple[bytes, ...]:  # noqa: ARG002
         return await asyncio.to_thread(token_strings, self._tokenizer, tokens)
 
-    async def score(self, prompt: Sequence[int], top: int) -> Sequence[Logprobs]:
+    async def score(self, prompt: Sequence[int], top: int, model: str = "") -> Sequence[Logprobs]:  # noqa: ARG002
         return await self._scorer.score(prompt, top)
 
     def embedders(self) -> Sequence[EmbedderInfo]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import msgspec
 
@@ -52,7 +53,7 @@ _LIMITS = DraftLimits()  # upper bounds of the limits a peer sends, because rows
 
 
 class Peers:
-    """Belongs to the event loop. clients: sessions of this side's own clients, notified of links."""
+    """Belongs to the event loop. clients: sessions of this side's own clients, told of links."""
 
     def __init__(
         self,
@@ -67,7 +68,8 @@ class Peers:
         """open_to_peer: a device sends distributions of its documents if the cloud's client requests it. asks: the gate
         for openings of a cloud. admit: see `TextServer`."""
         self._resources = resources
-        self._clients = clients
+        # By model: those of others with the same tokenizer are told of links as well. What peers open is the first's.
+        self.clients: dict[object, Collection[ClientSession]] = {self: clients}
         self._run = run
         self._open_to_peer = open_to_peer
         self._asks = asks
@@ -123,7 +125,7 @@ class Peers:
         link.on_down = lambda: self._on_down(link, peer)
         log.info("linked with %s, which holds %s documents", peer, link.peer.documents)
         self.scales.told(peer, link.peer.relevance)
-        for client in list(self._clients):
+        for client in list(chain(*self.clients.values())):
             if client.prepared.peer_name == peer:
                 client.link_back(link)
 
@@ -138,7 +140,7 @@ class Peers:
             del self.links[peer]
             self._totals.ended(link)
         log.info("the link with %s is down: %s", peer, link.close_reason)
-        for client in list(self._clients):
+        for client in list(chain(*self.clients.values())):
             if client.link is link:
                 client.link_lost()
         for session in [session for session, its_link in self._sessions.items() if its_link is link]:

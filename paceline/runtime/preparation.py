@@ -29,6 +29,7 @@ from paceline.runtime.sessions.routing import (
     StrategyChoice,
     candidates,
     choose,
+    peer_apart,
     peer_barred,
     peer_missing,
     routing_context,
@@ -55,20 +56,28 @@ class Preparation:
     """Belongs to the event loop of the node."""
 
     def __init__(
-        self, resources: Resources, peers: Peers, *, max_tokens_default: int | None, expects_peer: bool
+        self,
+        resources: Resources,
+        peers: Peers,
+        *,
+        max_tokens_default: int | None,
+        expects_peer: bool,
+        alone: Callable[[], str] | None = None,
     ) -> None:
-        """expects_peer: an answer without a peer is marked as degraded even if the request names no device."""
+        """expects_peer: an answer without a peer is marked as degraded even if the request names no device. alone: why
+        none of the peers takes part now, as the end of a sentence; empty, or None: one may."""
         self._resources = resources
         self._peers = peers
         self._max_tokens_default = max_tokens_default
         self._expects_peer = expects_peer
+        self._alone = alone or str  # without words
         self._search = RemoteSearch()
         self._common: WeakKeyDictionary[SharedPrompt, _Common] = WeakKeyDictionary()
 
     def check(self, request: GenerateRequest, *, room: int) -> None:
         """Raises RequestError for a raw-token request that `prepare` would refuse. room: positions the prompt must
         leave."""
-        candidates(self._context(request, *self._peers.peer_for(request), 0))
+        candidates(self._context(request, *self._peers.peer_for(request), 0, self._alone()))
         resources = self._resources
         raw_prompt(request.prompt or (), resources.max_positions, resources.vocab_size, room=room)
 
@@ -79,7 +88,10 @@ class Preparation:
         but the query of `answer-private`."""
         resources, side = self._resources, self._resources.side
         name, link = self._peers.peer_for(request)
-        barred = self._peers.barred(request, link)
+        alone = self._alone()
+        if alone and (request.names_device or request.on_loss != "continue"):
+            raise peer_apart(other(side), alone)
+        barred = alone or self._peers.barred(request, link)
         if barred and (request.names_device or request.on_loss != "continue"):
             raise peer_barred(name or "", barred)
         if barred:

@@ -35,6 +35,15 @@ DRAFT_MODES: dict[DraftMode, DraftLimits] = {
     "none": DraftLimits(width=1, rows=1, ahead=0),  # token by token
 }
 
+ModelState = Literal["loaded", "loading", "unloaded"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    state: ModelState
+    is_joint: bool  # it may write together with the other side
+
+
 T = TypeVar("T")
 
 
@@ -50,6 +59,7 @@ class GenerateRequest:
     sampling: SamplingParams
     max_tokens: int | None  # None: up to the context
     stop: tuple[str, ...] = ()
+    model: str = ""  # its served name; empty: the default
     strategy: str = "auto"
     device: str | None = None  # server only: device to join, named by the request or bound to its key
     names_device: bool = False  # the request itself names `device`, and is refused where that may not be asked
@@ -218,7 +228,11 @@ class Service(Protocol):
         """Call `work`, a search of this side's documents, on its units and off the event loop."""
 
     def models(self) -> Sequence[ModelInfo]:
-        """Models by the name they are served under; the first is the default."""
+        """Models by the name they are served under; the first is the default. Of one that is not loaded, number format,
+        backend and number of weights may not be known. Everywhere else an empty name is the default's."""
+
+    def model_status(self, name: str) -> ModelStatus:
+        """Of one of `models`. One that is not loaded is loaded by the first call that needs it."""
 
     def embedders(self) -> Sequence[EmbedderInfo]:
         """Embedders for `embed`; none where this side keeps no documents."""
@@ -228,20 +242,20 @@ class Service(Protocol):
     def workflows(self) -> Sequence[WorkflowName]:
         """Those that can run here: `research` only where the web can be searched."""
 
-    async def tokenize(self, text: str) -> tuple[int, ...]:
+    async def tokenize(self, text: str, model: str) -> tuple[int, ...]:
         """Tokens of a raw prompt, at least one. Raises RequestError."""
 
-    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]], model: str) -> tuple[int, ...]:
         """Tokens of a conversation without documents, up to the start of its answer. Raises RequestError."""
 
-    async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
+    async def token_bytes(self, tokens: Sequence[int], model: str) -> tuple[bytes, ...]:
         """Bytes of each token of a raw prompt; the name of a special token."""
 
-    def check(self, request: GenerateRequest, *, room: int) -> None:
+    async def check(self, request: GenerateRequest, *, room: int) -> None:
         """Raises RequestError for a raw-token request that `prepare` would refuse, or whose prompt is empty, has
         unknown ids or leaves fewer than `room` positions of the context. Starts nothing."""
 
-    async def score(self, prompt: Sequence[int], top: int) -> Sequence[Logprobs]:
+    async def score(self, prompt: Sequence[int], top: int, model: str) -> Sequence[Logprobs]:
         """Logprobs of every token of a raw prompt but the first, given its prefix, with the `top` most probable tokens.
 
         The prompt must have been checked. Cancellation releases its KV rows. Raises PacelineError.

@@ -27,6 +27,7 @@ from paceline.runtime.service import (
     GenerationResult,
     LinkState,
     Load,
+    ModelStatus,
     Readiness,
     Reranked,
     TextDelta,
@@ -134,6 +135,9 @@ class ScriptedService:
         recommended = SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05)
         return (MODEL, ModelInfo("org/second", "e" * 64, 256, 4096, "float32", "fake", recommended))
 
+    def model_status(self, name: str) -> ModelStatus:
+        return ModelStatus("loaded" if name == MODEL.name else "unloaded", is_joint=name == MODEL.name)
+
     def embedders(self) -> Sequence[EmbedderInfo]:
         return (EMBEDDER,)
 
@@ -155,7 +159,7 @@ class ScriptedService:
         shared = tuple(len(words & set(passage.split())) / len(words) for passage in passages)
         return Reranked(shared, sum(len(text.split()) for text in (query, *passages)))
 
-    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]], model: str) -> tuple[int, ...]:  # noqa: ARG002
         return tuple(byte for message in messages for byte in message["content"].encode())
 
     async def find(self, work: Callable[[], T]) -> T:

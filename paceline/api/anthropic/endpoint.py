@@ -74,5 +74,5 @@ class MessagesEndpoint:
         asked = parse(CountRequest, body)
         check(body, asked)
         call = chat_call(chat_body(asked), self._service, request.state.identity, documents=0)
-        tokens = await self._service.tokenize_chat(call.requests[0].messages)
+        tokens = await self._service.tokenize_chat(call.requests[0].messages, call.requests[0].model)
         return answer(TokenCount(input_tokens=len(tokens)).model_dump())

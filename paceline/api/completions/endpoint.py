@@ -71,6 +71,7 @@ class CompletionsEndpoint:
         await self._service.wait_for_room(request.state.identity.key)
         body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
         call = completion_call(body, self._service, request.state.identity)
+        request.state.model = call.model.name  # for the log
         meta, generations = await while_connected(request.receive, self._begin(call))
         if not call.stream:
             return JsonAnswer(generations, CompletionBody(meta))
@@ -78,9 +79,9 @@ class CompletionsEndpoint:
 
     async def _begin(self, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
         """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""
-        prompts = [await self._tokens(prompt) for prompt in call.prompts]
+        prompts = [await self._tokens(prompt, call.model.name) for prompt in call.prompts]
         for prompt in prompts if call.echo else ():
-            self._service.check(replace(call.request, prompt=prompt), room=int(call.write))
+            await self._service.check(replace(call.request, prompt=prompt), room=int(call.write))
         if not call.write:
             empty = [_EmptyGeneration(len(prompt)) for prompt in prompts for _ in range(call.n)]
             return await self._meta(call, prompts), empty
@@ -101,20 +102,20 @@ class CompletionsEndpoint:
             echoes=await self._echoes(call, prompts) if call.echo else (),
         )
 
-    async def _tokens(self, prompt: Input) -> Tokens:
-        return await self._service.tokenize(prompt) if isinstance(prompt, str) else prompt
+    async def _tokens(self, prompt: Input, model: str) -> Tokens:
+        return await self._service.tokenize(prompt, model) if isinstance(prompt, str) else prompt
 
     async def _echoes(self, call: CompletionCall, prompts: Sequence[Tokens]) -> tuple[EchoedPrompt, ...]:
         """The prompts to echo. Equal prompts are scored once."""
         scored: dict[Tokens, tuple[Logprobs, ...] | None] = {}
         for prompt in prompts:
             if call.logprobs is not None and prompt not in scored:
-                scored[prompt] = tuple(await self._service.score(prompt, call.logprobs))
+                scored[prompt] = tuple(await self._service.score(prompt, call.logprobs, call.model.name))
         return tuple(
             [
                 EchoedPrompt.of(
                     asked if isinstance(asked, str) else None,
-                    await self._service.token_bytes(prompt),
+                    await self._service.token_bytes(prompt, call.model.name),
                     scored.get(prompt),
                 )
                 for asked, prompt in zip(call.prompts, prompts, strict=True)

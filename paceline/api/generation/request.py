@@ -34,6 +34,7 @@ def generation_of(
         sampling=sampling_of(asked, model),
         max_tokens=None if limit is None else min(limit, model.max_positions),
         stop=tuple(asked.stop),
+        model=model.name,
         strategy=strategy_of(extension.strategy, service.strategies()),
         device=device_of(extension.device, service, identity),
         names_device=extension.device is not None,

@@ -48,7 +48,7 @@ class Observer:
     def __init__(
         self, model: Callable[[], str], tracer: Tracer | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """model: name of the one that answers. now: s."""
+        """model: name of the default, which answers requests that name none. now: s."""
         self._model = model
         self.counts = AnswerCounts()
         self._tracer = tracer
@@ -61,7 +61,7 @@ class Observer:
             self.counts,
             self._now,
             self._tracer,
-            model=self._model(),
+            model=state.get("model") or self._model(),
             request=str(state.get("request_id", "")),
             key=getattr(identity, "name", "") or getattr(identity, "key", ""),
             began=state.get("began", self._now()),

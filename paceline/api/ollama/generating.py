@@ -99,9 +99,10 @@ class OllamaGeneration:
                 param="raw",
             )
         call = completion_call(raw_body(asked), self._service, identity)
+        request.state.model = call.model.name  # for the log
 
         async def begin() -> list[Generation]:
-            prompt = await self._service.tokenize(asked.prompt)
+            prompt = await self._service.tokenize(asked.prompt, call.model.name)
             return await prepare_all(self._service, call.requests([prompt]))
 
         return self._response(request, asked, call, None, await while_connected(request.receive, begin()))

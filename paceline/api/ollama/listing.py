@@ -26,7 +26,7 @@ from paceline.runtime.service import EmbedderInfo, Service
 SPOKEN: Final = "0.13.0"  # the release of Ollama whose interface this is: clients refuse older ones
 FAMILY: Final = "paceline"
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes of a weight
-_FOREVER = "9999-12-31T23:59:59Z"  # the model is never unloaded
+_FOREVER = "9999-12-31T23:59:59Z"  # so that no client loads a model again before it asks
 
 
 class OllamaListing:
@@ -87,7 +87,11 @@ class OllamaListing:
             more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": _length(model) or 0}
             return _entry(name, model) | more
 
-        return answer({"models": [entry(name, model) for name, model in served_models(self._service)]})
+        known = served_models(self._service)
+        return answer({"models": [entry(name, model) for name, model in known if self._is_loaded(model)]})
+
+    def _is_loaded(self, model: ModelInfo | EmbedderInfo) -> bool:
+        return isinstance(model, EmbedderInfo) or self._service.model_status(model.name).state == "loaded"
 
     async def version(self, request: Request) -> Response:  # noqa: ARG002
         return answer({"version": SPOKEN, "paceline": __version__})

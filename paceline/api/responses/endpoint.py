@@ -136,6 +136,7 @@ class ResponsesEndpoint:
         items = await conversation_of(asked, given, self._log, self.conversations, identity.key)
         with as_written(asked):
             call = chat_call(chat_body(asked, items), self._service, identity, documents=self._documents)
+            request.state.model = call.requests[0].model  # for the log
             wanted, search = await self._searching(asked, call, identity)
             generation = await while_connected(request.receive, prepare(self._service, asked, wanted))
         try:

@@ -95,14 +95,14 @@ class TokensEndpoint:
         if (asked.prompt is None) == (asked.messages is None):
             raise RequestError("Give either prompt or messages.", param="prompt")
         if asked.messages is None:
-            tokens = await self._service.tokenize(asked.prompt or "")
+            tokens = await self._service.tokenize(asked.prompt or "", model.name)
         else:
             tools = tool_use(
                 parse_chat({"model": model.name, "messages": body["messages"], "tools": body.get("tools")})
             )
             messages = conversation(asked.messages, [] if tools is None else [tools.instructions()])
-            tokens = await self._service.tokenize_chat(messages)
-        names = await self._service.token_bytes(tokens) if asked.return_token_strs else None
+            tokens = await self._service.tokenize_chat(messages, model.name)
+        names = await self._service.token_bytes(tokens, model.name) if asked.return_token_strs else None
         return answer(
             {
                 "count": len(tokens),
@@ -120,7 +120,7 @@ class TokensEndpoint:
         if highest >= model.vocab_size:
             where = f"tokens[{asked.tokens.index(highest)}]"
             raise RequestError(f"{where} is {highest}; ids are 0 to {model.vocab_size - 1}.", param=where)
-        parts = await self._service.token_bytes(asked.tokens)
+        parts = await self._service.token_bytes(asked.tokens, model.name)
         return answer({"prompt": b"".join(parts).decode("utf-8", "replace")})
 
     def _model(self, name: str | None) -> ModelInfo:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from paceline.core.estimation.timing import AcceptanceRate, DecodeSpeed
 from paceline.core.side import SIDES, Side, other
 
+
 def remaining(total: float, began: float, now: float) -> float:
     """phi: seconds left at `now` of a task of `total` seconds that began at `began`."""
     return max(0.0, total + began - now)

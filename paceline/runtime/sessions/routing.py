@@ -186,6 +186,16 @@ def peer_missing(peer: Side) -> RequestError:
     )
 
 
+def peer_apart(peer: Side, why: str) -> RequestError:
+    """Error of a request that requires a peer, of a model that writes without one."""
+    return RequestError(
+        f"The {peer} takes no part: {why}. Name that model, or leave paceline.device out and have on_device_loss "
+        "'continue'.",
+        code="model_writes_alone",
+        param="model",
+    )
+
+
 def peer_barred(name: str, why: str) -> RequestError:
     """Error of a request that requires a device which may not be asked."""
     return RequestError(

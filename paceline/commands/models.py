@@ -1,0 +1,160 @@
+"""`paceline models`: what there is for `--model`, fetched from the Hugging Face hub into its cache and removed from it.
+
+The same cache as of every program that uses the hub, wherever HF_HOME says. Nothing is loaded, and nothing is sent but
+the names of models.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.commands.options import Json
+from paceline.core.printable import printable
+
+if TYPE_CHECKING:
+    from paceline.hub.download import Pulled
+    from paceline.hub.names import HubName
+
+Name = Annotated[str, typer.Argument(metavar="NAME[@REVISION]", help="as Qwen/Qwen2.5-0.5B-Instruct")]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A model as it is listed."""
+
+    name: str
+    where: str  # in words: bundled, or in the cache
+    kind: str
+    size: int  # bytes
+    context: int | None  # tokens
+    template: bool | None  # whether conversations have the model's own form; None: not known
+    revision: str = ""
+    directory: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        help="List, fetch and remove the models that can be given as --model.",
+        epilog="Example: paceline models pull Qwen/Qwen2.5-0.5B-Instruct",
+    )
+    group.command("list", epilog="Example: paceline models list --json")(list_)
+    group.command("pull", epilog="Example: paceline models pull Qwen/Qwen2.5-0.5B-Instruct@main")(pull)
+    group.command("remove", epilog="Example: paceline models remove Qwen/Qwen2.5-0.5B-Instruct")(remove)
+    app.add_typer(group, name="models")
+
+
+def list_(as_json: Json = False) -> None:
+    """List what comes with paceline and what lies in the hub's cache."""
+    models = [*_bundled(), *_cached()]
+    if as_json:
+        typer.echo(json.dumps([asdict(model) for model in models], indent=2))
+        return
+    width = max(len(model.name) for model in models)
+    for model in models:
+        context = "" if model.context is None else f"{model.context} tokens"
+        template = " no chat template" if model.template is False and model.kind == "chat" else ""
+        revision = f" {model.revision[:7]}" if model.revision else ""
+        line = f"{model.name:<{width}}  {model.kind:<8} {_bytes(model.size):>9}  {context:<14} {model.where}{revision}"
+        typer.echo(printable(f"{line}{template}".rstrip()))
+
+
+def pull(name: Name, as_json: Json = False) -> None:
+    """Fetch a model: safetensors, tokenizer and configuration. What is here already is not fetched again; a download
+    that was cut goes on."""
+    from paceline.hub.names import HubName
+
+    pulled = _pull_with_progress(HubName.parse(name))
+    if as_json:
+        typer.echo(json.dumps(asdict(pulled) | {"directory": str(pulled.directory)}))
+        return
+    done = f"{_bytes(pulled.fetched)} fetched" if pulled.fetched else "was here already"
+    typer.echo(printable(f"{pulled.name}  {pulled.revision[:7]}  {_bytes(pulled.size)}, {done}"))
+    typer.echo(printable(f"Use it with: paceline serve --model {pulled.name}"), err=True)
+
+
+def remove(name: Name, as_json: Json = False) -> None:
+    """Remove a model from the cache, for every program that uses it; with a revision, that alone."""
+    from paceline.hub.cache import remove as remove_cached
+    from paceline.hub.names import HubName
+
+    removed = remove_cached(HubName.parse(name))
+    if as_json:
+        typer.echo(json.dumps(asdict(removed)))
+    else:
+        typer.echo(printable(f"removed {removed.name}, {_bytes(removed.freed)}"))
+
+
+def _pull_with_progress(name: HubName) -> Pulled:
+    """With a bar if stderr is a terminal, else a line for every tenth of the whole."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from paceline.hub.download import pull as fetch
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    with Progress(
+        *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(printable(str(name)), total=None)
+        told = -1
+
+        def update(file: str, done: int, size: int) -> None:
+            nonlocal told
+            bar.update(task, description=printable(file), completed=done, total=size)
+            tenth = 10 * done // max(size, 1)
+            if not console.is_terminal and tenth > told:
+                told = tenth
+                typer.echo(printable(f"{10 * tenth:>3} % of {_bytes(size)}, {file}"), err=True)
+
+        return fetch(name, update)
+
+
+def _bundled() -> list[Listed]:
+    from paceline.hub.facts import facts_of, size_of
+    from paceline.models import CAUSAL, CLOUD, DEMO, DEVICE, READER
+
+    found = []
+    for name, where, folder in (
+        (DEMO, "bundled", READER),
+        (CAUSAL, "bundled, of the cloud", CLOUD),
+        (CAUSAL, "bundled, of the device", DEVICE),
+    ):
+        facts = facts_of(folder)
+        size = size_of(folder)
+        found.append(Listed(name, where, facts.kind, size, facts.context, facts.has_template, directory=str(folder)))
+    return found
+
+
+def _cached() -> list[Listed]:
+    from paceline.hub.cache import cached_models, unfinished_models
+
+    found = [
+        Listed(
+            each.name,
+            f"cache {'+'.join(each.labels)}".strip(),
+            each.facts.kind,
+            each.size,
+            each.facts.context,
+            each.facts.has_template,
+            each.revision,
+            str(each.directory),
+        )
+        for each in cached_models()
+    ]
+    parts = unfinished_models()
+    return [*found, *(Listed(each.name, "cache, in part: pull it again", "", each.size, None, None) for each in parts)]
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.1f} GB"

@@ -1,0 +1,51 @@
+"""Names of models on the Hugging Face hub, with a revision behind an `@`. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from paceline.errors import ConfigError
+
+MAIN: Final = "main"
+_PART: Final = r"[A-Za-z0-9][\w.-]{0,95}"
+_HUB_NAME: Final = re.compile(rf"({_PART}(?:/{_PART})?)(?:@([\w./-]{{1,128}}))?")
+_OLLAMA_NAME: Final = re.compile(r"[\w./-]+:[\w.-]+")  # a tag after a colon, which no name of the hub has
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A repository, and a branch, tag or commit of it."""
+
+    repository: str
+    revision: str | None = None  # None: the newest of `main`
+
+    @staticmethod
+    def parse(text: str) -> HubName:
+        """Raises ConfigError for what is no name of the hub, and for what other programs run and this one does not."""
+        check_kind(text)
+        found = _HUB_NAME.fullmatch(text)
+        if found is None or ".." in text or "--" in text:
+            raise ConfigError(
+                f"There is no model directory {text}. Give an existing directory or a Hugging Face name, with a "
+                "revision as in NAME@REVISION if not the newest."
+            )
+        return HubName(found[1], found[2])
+
+    def __str__(self) -> str:
+        return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
+
+
+def check_kind(name: str) -> None:
+    """Raises ConfigError for what other programs run and this one does not."""
+    if name.lower().endswith(".gguf") or "-gguf" in name.lower():
+        raise ConfigError(
+            f"{name} names a model in GGUF, which is not read: give the same model with safetensors, as a Hugging Face "
+            "name such as Qwen/Qwen2.5-0.5B-Instruct or a directory."
+        )
+    if _OLLAMA_NAME.fullmatch(name) and not name.startswith("fake:"):
+        raise ConfigError(
+            f"{name} reads like a name of Ollama, whose models are GGUF and are not read: give the same model as a "
+            "Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct, or a directory with safetensors."
+        )

@@ -1,0 +1,131 @@
+"""One file from the hub: written beside its place, continued where it was cut, checked, then moved there.
+
+huggingface_hub itself begins a file anew in every process, so a shard of 5 GB would be lost with each interruption; it
+also checks the size alone. The session, its proxies and its credentials are huggingface_hub's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from paceline.errors import ConfigError
+
+PARTIAL: Final = ".partial"  # behind the name of a file that is not whole yet
+ATTEMPTS: Final = 5  # without a byte in between
+WAIT_S: Final = 1.0  # before the second attempt; twice as long before each further one
+_CHUNK: Final = 1 << 20
+
+Counted = Callable[[int], None]
+"""Called with the bytes that have come; negative where some must come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    url: str
+    size: int
+    sha256: str | None  # of a large file
+    git_sha1: str | None  # of a small one, as git names it
+
+    @property
+    def blob(self) -> str:
+        """Its name in the cache."""
+        name = self.sha256 or self.git_sha1
+        assert name, "the hub names every file by its content"
+        return name
+
+
+def fetch(
+    file: RemoteFile,
+    path: Path,
+    headers: Mapping[str, str],
+    counted: Counted,
+    *,
+    wait: Callable[[float], None] = time.sleep,
+) -> None:
+    """Bring the file to `path`, of which the part that an earlier call has left is not fetched again.
+
+    Raises ConfigError for content that is not what the hub says it is, and while another process fetches it; what the
+    hub's client raises where it cannot be reached or refuses.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    with partial.open("ab") as stream:
+        try:
+            flock(stream, LOCK_EX | LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{partial} is being written by another process: wait until it has ended.") from None
+        if path.exists():  # another process has just ended with it
+            counted(file.size - stream.tell())
+            return
+        _fill(file, stream, headers, counted, wait)
+        stream.flush()
+        os.fsync(stream.fileno())
+        if not _is_right(file, partial):
+            partial.unlink()
+            raise ConfigError(
+                f"{file.url} came with content that is not what the hub says it is, and was thrown away. Try again; if "
+                "it happens again, something between here and the hub changes it."
+            )
+        partial.rename(path)
+
+
+def _fill(
+    file: RemoteFile, stream: BinaryIO, headers: Mapping[str, str], counted: Counted, wait: Callable[[float], None]
+) -> None:
+    failures = 0
+    while (held := stream.tell()) != file.size:
+        if held > file.size:  # of another version of the file, or of a server that ignores ranges
+            stream.truncate(0)
+            counted(-held)
+            continue
+        try:
+            _append(file, stream, headers, counted)
+            if stream.tell() < file.size:
+                raise ConnectionError("the connection was closed early")
+        except Exception as error:  # the hub's client passes on errors of several HTTP libraries
+            failures = 1 if stream.tell() > held else failures + 1
+            if failures >= ATTEMPTS or _is_final(error):
+                raise
+            wait(WAIT_S * 2 ** (failures - 1))
+
+
+def _append(file: RemoteFile, stream: BinaryIO, headers: Mapping[str, str], counted: Counted) -> None:
+    """One request for what is missing."""
+    from huggingface_hub import get_session, hf_raise_for_status
+
+    held = stream.tell()
+    # Bytes as they lie there: a range of compressed content is of other bytes.
+    asked = {**headers, "Accept-Encoding": "identity"} | ({"Range": f"bytes={held}-"} if held else {})
+    with get_session().stream("GET", file.url, headers=asked, timeout=30.0) as response:
+        if not response.is_success:
+            response.read()  # the words of the refusal
+        hf_raise_for_status(response)
+        if held and response.status_code != 206:
+            stream.truncate(0)
+            counted(-held)
+        for chunk in response.iter_bytes():
+            stream.write(chunk)
+            counted(len(chunk))
+
+
+def _is_final(error: Exception) -> bool:
+    """The hub has refused, or this machine cannot go on: asking again changes nothing."""
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
+    if isinstance(status, int):
+        return status < 500 and status not in (408, 429)
+    return isinstance(error, OSError) and not isinstance(error, ConnectionError) and error.errno is not None
+
+
+def _is_right(file: RemoteFile, path: Path) -> bool:
+    digest = hashlib.sha256() if file.sha256 else hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest() == file.blob

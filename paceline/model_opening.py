@@ -1,0 +1,165 @@
+"""The models that settings name, opened: the first at the start, the others when a request names them.
+
+Knows nothing of stores, links or keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from paceline.core.sampling.sampler import SamplingDefaults
+from paceline.engine.base import AsyncEngine, LoadedModel, ServedModel
+from paceline.engine.description import describe_model
+from paceline.engine.loader import choose_device, find, load_model
+from paceline.engine.loader import served_name as name_of
+from paceline.engine.wrappers import DelayedEngine
+from paceline.errors import ConfigError
+from paceline.node_settings import NodeSettings
+from paceline.runtime.engine_loop.executor import StepLimits
+from paceline.runtime.link.emulation import Emulation
+from paceline.runtime.node import Node
+from paceline.runtime.served_models.memory import ModelMemory
+from paceline.runtime.served_models.slot import ModelSlot
+from paceline.runtime.units.registry import HostUnit, NodeUnits
+
+GPU_STEP_ROWS = 2048
+
+Shipped = Mapping[str, Path]
+"""Folders of the demonstration's models by their names."""
+
+
+def open_model(settings: NodeSettings, shipped: Shipped, wanted: str | None = None) -> LoadedModel:
+    """Load a model of the settings, the first if none is wanted.
+
+    Its engine is delayed where the settings emulate a slower machine. Raises ConfigError with what to do.
+    """
+    emulation = Emulation.parse(settings.emulate or "")
+    wanted = wanted or settings.first_model
+    demo = _shipped(wanted, shipped)
+    model = load_model(
+        demo or wanted,
+        backend=settings.backend,
+        dtype=settings.dtype,
+        device=settings.engine_device,
+        threads=settings.threads or len(workflow_units(settings).engine_cores) or None,
+        kv_mib=settings.kv_mib,
+        name=wanted if demo else None,
+    )
+    if not (emulation.forward or emulation.row):
+        return model
+    return replace(model, engine=DelayedEngine(model.engine, emulation.forward, emulation.row))
+
+
+@contextmanager
+def opened_model(
+    settings: NodeSettings,
+    shipped: Shipped,
+    open_engine: Callable[[Path, str], AbstractContextManager[AsyncEngine]] | None = None,
+) -> Iterator[ServedModel]:
+    """The first of `open_model`, or its tokenizer with the engine that `open_engine` opens and closes."""
+    if open_engine is None:
+        yield open_model(settings, shipped)
+        return
+    from paceline.engine.tokenizer import Tokenizer
+
+    demo = shipped.get(settings.first_model)
+    directory = find(demo or settings.first_model)
+    with open_engine(directory, settings.first_model if demo else name_of(settings.first_model)) as engine:
+        yield ServedModel(engine, Tokenizer.load(directory))
+
+
+def served_name(settings: NodeSettings, model: ServedModel) -> str:
+    """The first model's name for clients."""
+    return settings.name or model.engine.info.name
+
+
+def sampling_of(settings: NodeSettings) -> SamplingDefaults:
+    """The settings' sampling parameters, for requests that leave them out."""
+    return SamplingDefaults(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        min_p=settings.min_p,
+        repetition_penalty=settings.repetition_penalty,
+    )
+
+
+def step_limits(settings: NodeSettings) -> StepLimits:
+    """Size of the engine's steps. A GPU computes hundreds of rows in the time of one, so its steps are larger."""
+    on_gpu = settings.first_model != "fake" and choose_device(settings.engine_device) != "cpu"
+    return StepLimits(settings.step_rows or (GPU_STEP_ROWS if on_gpu else StepLimits().rows), settings.step_sequences)
+
+
+def workflow_units(settings: NodeSettings) -> NodeUnits:
+    """Processing units of workflows, as declared; those of a kind that is not declared are found."""
+    found = NodeUnits()
+    for unit in settings.units:
+        if unit.kind == "engine":
+            found = replace(
+                found, engine=unit.name, lanes=unit.lanes or found.lanes, engine_cores=frozenset(unit.cores)
+            )
+    hosts = [
+        HostUnit(unit.name, frozenset(unit.cores), frozenset(unit.does))
+        for unit in settings.units
+        if unit.kind == "cpu"
+    ]
+    return replace(found, hosts=tuple(hosts) or found.hosts)
+
+
+def further_models(
+    settings: NodeSettings, shipped: Shipped, first: ServedModel, open_node: Callable[[LoadedModel, str], Node]
+) -> ModelMemory:
+    """The models but the first, none of which is loaded yet.
+
+    open_node: of a model and its served name. Models of the hub are fetched now, so
+    that a wrong name is found at the start. Raises ConfigError.
+    """
+    device = "cpu" if len(settings.model) == 1 else choose_device(settings.engine_device)
+    if device != "cpu" and settings.kv_mib is None:
+        raise ConfigError(
+            "Several models share this GPU's memory: say with kv_mib how much of it each one's cache takes."
+        )
+    free, total = _memory(device)
+    memory = ModelMemory(idle_s=60 * settings.model_idle_minutes, free=free, total=total)
+    names = {served_name(settings, first)}
+
+    async def load(wanted: str, slot: ModelSlot) -> Node:
+        async with memory.room_for(slot):
+            model = await asyncio.to_thread(open_model, settings, shipped, wanted)
+        return open_node(model, slot.info.name)
+
+    for wanted in settings.model[1:]:
+        demo = _shipped(wanted, shipped)
+        found = describe_model(demo or wanted, name=wanted if demo else name_of(wanted))
+        info = found.info
+        if info.name in names:
+            raise ConfigError(f"Two models would be called {info.name}: rename a folder, or give the first a --name.")
+        names.add(info.name)
+        info = replace(info, sampling=sampling_of(settings).over(info.sampling), system=settings.system or "")
+        is_joint = found.tokenizer == first.tokenizer.fingerprint
+        memory.slots.append(ModelSlot(info, partial(load, wanted), is_joint=is_joint, weights=found.weights))
+    return memory
+
+
+def _shipped(wanted: str, shipped: Shipped) -> Path | None:
+    """Folder of a model of the demonstration; None for another. Raises ConfigError."""
+    demo = shipped.get(wanted)
+    if demo is not None and not demo.is_dir():
+        raise ConfigError(f"The demonstration model is not in {demo}: install paceline again, or give --model.")
+    return demo
+
+
+def _memory(device: str) -> tuple[Callable[[], int], int]:
+    """Free bytes now, and all, of the memory that models are loaded into."""
+    if device == "cpu":
+        return lambda: psutil.virtual_memory().available, psutil.virtual_memory().total
+    import torch
+
+    return lambda: torch.cuda.mem_get_info(device)[0], torch.cuda.mem_get_info(device)[1]

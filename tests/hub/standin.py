@@ -1,0 +1,177 @@
+"""A stand-in for the Hugging Face hub: the part of its interface that fetches a model, on a port of this machine.
+
+It can be told to close connections early, to refuse, to change content and to ignore ranges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@dataclass
+class StandInHub:
+    """Repositories by name, and how it misbehaves."""
+
+    repositories: dict[str, Mapping[str, bytes]] = field(default_factory=dict)
+    gated: set[str] = field(default_factory=set)
+    cut_after: int | None = None  # bytes of a weights' response, before the connection is closed
+    cuts: int = 1 << 30  # so often
+    withheld_from: int | None = None  # byte of weights, from which on none is sent
+    changed: bool = False  # weights come with a byte that is not theirs
+    ignores_ranges: bool = False
+    down: bool = False  # 503 to all
+    sent: int = 0  # bytes of files
+    ranges: list[str] = field(default_factory=list)  # that were asked for
+    url: str = ""
+
+
+@contextmanager
+def serving(hub: StandInHub) -> Iterator[StandInHub]:
+    class Handler(_Handler):
+        pass
+
+    Handler.hub = hub
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: StandInHub
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the tests look at what the command says."""
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, *, body: bool) -> None:
+        path = self.path.partition("?")[0]
+        if self.hub.down:
+            self._refuse(503, "")
+            return
+        if found := re.fullmatch(r"/api/models/(.+?)(?:/(revision|tree)/(.+))?", path):
+            self._describe(found[1], found[2], found[3])
+        elif found := re.fullmatch(r"/(.+?)/resolve/([^/]+)/(.+)", path):
+            self._file(found[1], found[3], body=body)
+        else:
+            self._refuse(404, "")
+
+    def _describe(self, name: str, what: str | None, revision: str | None) -> None:
+        files = self.hub.repositories.get(name)
+        if files is None:
+            self._refuse(401, "RepoNotFound")
+            return
+        if revision not in (None, "main", COMMIT):
+            self._refuse(404, "RevisionNotFound")
+            return
+        if what == "tree":
+            self._json([_entry(file, content) for file, content in files.items()])
+            return
+        siblings = [_sibling(file, content) for file, content in files.items()]
+        self._json({"id": name, "sha": COMMIT, "siblings": siblings, "gated": name in self.hub.gated})
+
+    def _file(self, name: str, file: str, *, body: bool) -> None:
+        content = self.hub.repositories.get(name, {}).get(file)
+        if name in self.hub.gated:
+            self._refuse(403, "GatedRepo")
+            return
+        if content is None:
+            self._refuse(404, "EntryNotFound")
+            return
+        etag, size = _name(file, content), len(content)
+        if self.hub.changed and _is_large(file):
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        asked = self.headers.get("Range")
+        start = 0
+        if asked and body:
+            self.hub.ranges.append(asked)
+        if asked and not self.hub.ignores_ranges:
+            start = int(asked.removeprefix("bytes=").partition("-")[0])
+        self.send_response(206 if start else 200)
+        self.send_header("ETag", f'"{etag}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("Accept-Ranges", "bytes")
+        if _is_large(file):
+            self.send_header("X-Linked-Etag", f'"{etag}"')
+            self.send_header("X-Linked-Size", str(size))
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+        self.send_header("Content-Length", str(size - start))
+        self.end_headers()
+        if not body:
+            return
+        rest = content[start:]
+        if _is_large(file) and self.hub.cut_after is not None and self.hub.cuts > 0:
+            self.hub.cuts -= 1
+            rest = rest[: self.hub.cut_after]
+            self.close_connection = True
+        if _is_large(file) and self.hub.withheld_from is not None:
+            rest = rest[: max(0, self.hub.withheld_from - start)]
+            self.close_connection = True
+        self.hub.sent += len(rest)
+        self.wfile.write(rest)
+
+    def _json(self, value: object) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _refuse(self, status: int, code: str) -> None:
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+            self.send_header("X-Error-Message", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+def _is_large(file: str) -> bool:
+    return file.endswith((".safetensors", ".gguf", ".bin"))
+
+
+def _name(file: str, content: bytes) -> str:
+    """As the hub names content: large files by their sha256, others as git does."""
+    if _is_large(file):
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+
+
+def _sibling(file: str, content: bytes) -> dict[str, object]:
+    found: dict[str, object] = {"rfilename": file, "size": len(content), "blobId": _git_name(content)}
+    if _is_large(file):
+        found["lfs"] = {"sha256": _name(file, content), "size": len(content), "pointerSize": 134}
+    return found
+
+
+def _entry(file: str, content: bytes) -> dict[str, object]:
+    found: dict[str, object] = {"type": "file", "path": file, "size": len(content), "oid": _git_name(content)}
+    if _is_large(file):
+        found["lfs"] = {"oid": _name(file, content), "size": len(content), "pointerSize": 134}
+    return found
+
+
+def _git_name(content: bytes) -> str:
+    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()

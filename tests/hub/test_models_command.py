@@ -1,0 +1,140 @@
+"""`paceline models` as a process, against a stand-in for the hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hub.standin import StandInHub, serving
+
+NAME = "house/tiny"
+WEIGHTS = bytes(range(256)) * 8192  # 2 MiB
+FILES = {
+    "config.json": b'{"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512}',
+    "tokenizer.json": b"{}",
+    "tokenizer_config.json": b'{"chat_template": "x"}',
+    "model.safetensors": WEIGHTS,
+    "consolidated.safetensors": WEIGHTS,
+    "pytorch_model.bin": b"pickled",
+    "onnx/model.json": b"{}",
+    "README.md": b"",
+}
+NETWORK = ("HF_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+
+
+@pytest.fixture
+def hub() -> Iterator[StandInHub]:
+    with serving(StandInHub({NAME: FILES})) as hub:
+        yield hub
+
+
+class Machine:
+    """A home with a cache of its own, on which commands run."""
+
+    def __init__(self, home: Path, hub: StandInHub) -> None:
+        self.cache = home / "hub" / "models--house--tiny"
+        kept = {key: value for key, value in os.environ.items() if not key.upper().startswith(NETWORK)}
+        self.environment = kept | {"HF_HOME": str(home), "HF_ENDPOINT": hub.url}
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "paceline", "models", *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def listed(self) -> dict[str, dict[str, object]]:
+        return {model["name"]: model for model in json.loads(self.run("list", "--json").stdout)}
+
+
+@pytest.fixture
+def machine(tmp_path: Path, hub: StandInHub) -> Machine:
+    return Machine(tmp_path, hub)
+
+
+def test_a_model_is_fetched_listed_and_removed(machine: Machine, hub: StandInHub) -> None:
+    pulled = machine.run("pull", NAME)
+    assert (pulled.returncode, "100 %" in pulled.stderr) == (0, True), pulled
+    (snapshot,) = (machine.cache / "snapshots").iterdir()
+    wanted = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
+    assert {file.name for file in snapshot.iterdir()} == wanted
+    assert (snapshot / "model.safetensors").read_bytes() == WEIGHTS
+    model = machine.listed()[NAME]
+    assert (model["kind"], model["context"], model["template"], model["where"]) == ("chat", 512, True, "cache main")
+    sent = hub.sent
+    again = machine.run("pull", NAME, "--json")
+    assert json.loads(again.stdout)["fetched"] == 0
+    assert hub.sent == sent
+    assert machine.run("remove", NAME).stdout.startswith("removed house/tiny, 2.1 MB")
+    assert NAME not in machine.listed()
+    assert not machine.cache.exists()
+    missing = machine.run("remove", NAME)
+    assert (missing.returncode, "not in the cache" in missing.stderr) == (2, True)
+
+
+def test_a_download_that_was_cut_goes_on_where_it_was(machine: Machine, hub: StandInHub) -> None:
+    hub.cut_after, hub.cuts = 1_000_000, 1
+    assert machine.run("pull", NAME).returncode == 0
+    assert hub.ranges == ["bytes=1000000-"]
+    assert hub.sent == sum(len(FILES[name]) for name in FILES if name.endswith(".json") and "/" not in name) + len(
+        WEIGHTS
+    )
+
+
+def test_what_a_killed_download_has_left_is_not_fetched_again(machine: Machine, hub: StandInHub) -> None:
+    hub.withheld_from = 300_000
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "models", "pull", NAME], env=machine.environment, stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if b" 10 %" in line:
+            break
+    process.kill()
+    process.communicate()
+    unfinished = machine.listed()[NAME]
+    assert "in part" in str(unfinished["where"])
+    held = unfinished["size"]
+    assert isinstance(held, int) and held > 0
+    hub.withheld_from, hub.sent = None, 0
+    assert machine.run("pull", NAME).returncode == 0
+    assert hub.sent <= len(WEIGHTS) - held + 1000
+
+
+def test_a_server_that_ignores_ranges_sends_all_again(machine: Machine, hub: StandInHub) -> None:
+    hub.cut_after, hub.cuts, hub.ignores_ranges = 1_000_000, 1, True
+    assert machine.run("pull", NAME).returncode == 0
+    (snapshot,) = (machine.cache / "snapshots").iterdir()
+    assert (snapshot / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_content_that_is_not_the_models_is_thrown_away(machine: Machine, hub: StandInHub) -> None:
+    hub.changed = True
+    pulled = machine.run("pull", NAME)
+    assert (pulled.returncode, "not what the hub says it is" in pulled.stderr) == (2, True), pulled
+    assert not list(machine.cache.glob("blobs/*.partial"))
+    hub.changed = False
+    assert machine.run("pull", NAME).returncode == 0
+
+
+def test_without_a_hub_the_network_is_named(machine: Machine) -> None:
+    machine.environment["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    pulled = machine.run("pull", NAME)
+    assert (pulled.returncode, "check the network" in pulled.stderr) == (2, True), pulled
+    assert "Traceback" not in pulled.stderr
+
+
+def test_a_revision_is_removed_alone(machine: Machine) -> None:
+    assert machine.run("pull", f"{NAME}@main").returncode == 0
+    assert machine.run("remove", f"{NAME}@v1").returncode == 2
+    assert NAME in machine.listed()
+    assert machine.run("remove", f"{NAME}@0123456").returncode == 0
+    assert NAME not in machine.listed()
