@@ -2,5 +2,6 @@
 
 - `tree_codec`: nodes of the draft tree of `aggregate`
 - `draft_codec`: chains of drafts of `draft_verify`
+- `draft_places`: tokens of a draft chain with second guesses; `target_codec`: decided tokens with their lanes
 - `varints`: token ids in few bytes
 """
