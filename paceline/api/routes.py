@@ -92,7 +92,8 @@ def _insufficient(scope: Scope | str) -> Failure:
     """Missing scope (RFC 6750, 3.1), with OpenAI's message."""
     return Failure(
         403,
-        f"You have insufficient permissions for this operation. Missing scopes: {scope}.",
+        f"You have insufficient permissions for this operation. Missing scopes: {scope}. Use a key that has it: "
+        f"`paceline keys create NAME --scope {scope}` at the server makes one.",
         code="insufficient_scope",
         headers={"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'},
     )

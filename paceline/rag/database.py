@@ -270,7 +270,8 @@ class Database:
             raise ConfigError(
                 f"The documents in {self._directory} were indexed with the embedder {meta['embedder']!r} "
                 f"({meta['dimensions']} dimensions), not {self._made_by['embedder']!r} "
-                f"({self._made_by['dimensions']}). Use that one, or index them again."
+                f"({self._made_by['dimensions']}). Use that one (--embedder {meta['embedder']}), or index them again "
+                "(paceline docs reindex)."
             )
 
     def renew(self) -> None:

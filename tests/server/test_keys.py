@@ -175,7 +175,9 @@ def test_the_commands_and_a_running_server(tmp_path: Path) -> None:
 
         embedder = json.loads(command(tmp_path, "create", "embedder", "--scope", "embeddings", "--json").stdout)["key"]
         refusal = request("POST", url + CHAT, content=b"", headers={"authorization": f"Bearer {embedder}"})
-        assert fault(refusal, 403)["code"] == "insufficient_scope"
+        told = fault(refusal, 403)
+        assert told["code"] == "insufficient_scope"
+        assert "`paceline keys create NAME --scope chat`" in str(told["message"])
         assert 'scope="chat"' in refusal.headers["www-authenticate"]
         assert request("GET", url + "/v1/models", headers={"authorization": f"Bearer {embedder}"}).status_code == 200
 

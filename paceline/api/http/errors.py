@@ -93,5 +93,6 @@ def http_failure(status: int, method: str, path: str, allow: str | None) -> Fail
         return Failure(404, f"There is no {path} here.{hint_of(path)}", code="unknown_url")
     if status == 405:
         headers = {"Allow": allow} if allow else {}
-        return Failure(405, f"{path} does not take {method}.", code="method_not_allowed", headers=headers)
+        takes = f" It takes {allow}." if allow else ""
+        return Failure(405, f"{path} does not take {method}.{takes}", code="method_not_allowed", headers=headers)
     return Failure(status, f"{method} {path} cannot be served.")

@@ -137,6 +137,7 @@ def test_a_wrong_method_is_an_envelope(http: httpx.Client) -> None:
     response = http.get(CHAT)
     fault(response, 405)
     assert response.headers["allow"] == "POST"
+    assert response.json()["error"]["message"] == f"{CHAT} does not take GET. It takes POST."
     fault(http.delete("/v1/models"), 405)
     fault(http.options(CHAT), 405)
 

@@ -233,6 +233,18 @@ def test_fair_share_is_the_highest_cap_that_fits(held: list[int], room: int, cap
     assert sum(min(size, cap) for size in held) <= room or sum(held) <= room
 
 
+def test_a_program_that_shares_a_state_directory_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(EventStore(tmp_path)) as first:
+        first.allow_others()
+        assert caplog.messages == []
+        with closing(EventStore(tmp_path)):
+            (told,) = caplog.messages
+        assert f"Another program serves from {tmp_path} too" in told and "--state-dir" in told
+    caplog.clear()
+    with closing(EventStore(tmp_path)):
+        assert caplog.messages == []
+
+
 async def test_an_older_log_is_read_and_gets_the_new_indexes(tmp_path: Path) -> None:
     log = EventLog(tmp_path, close_interrupted)
     await written(log, "a", "x")

@@ -234,7 +234,9 @@ def test_a_rare_word_is_found_first_and_without_any_similarity(store: DocumentSt
 
 def test_another_embedder_is_refused_until_everything_is_embedded_again(store: DocumentStore, folder: Path) -> None:
     store.add_text("boat.txt", BOAT, zone="device")
-    with pytest.raises(ConfigError, match=r"indexed with the embedder 'hash' .*, not 'renamed'"):
+    with pytest.raises(
+        ConfigError, match=r"indexed with the embedder 'hash' .*, not 'renamed'.*\(--embedder hash\).* docs reindex"
+    ):
         DocumentStore.open(folder, Renamed())
     with DocumentStore.open(folder, Renamed(), reindex=True) as renamed:
         assert names(renamed, "red boat") == ["boat.txt"]

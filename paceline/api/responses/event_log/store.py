@@ -197,6 +197,11 @@ class EventStore:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.alone = False
+            _log.warning(
+                "Another program serves from %s too: the two share responses, documents and keys. If that was not "
+                "meant, stop one, or give this one a --state-dir of its own.",
+                file.parent,
+            )
             fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def allow_others(self) -> None:
