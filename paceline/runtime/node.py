@@ -57,9 +57,7 @@ T = TypeVar("T")
 log = logging.getLogger("paceline.node")
 
 MAX_ANSWERS = 1152  # admitted at once, of which one owner may have 1,024 (`core.shares`); further requests get 429
-ROOM_S = (
-    0.05  # for which a request waits for a place: one that is given back is not left empty until somebody asks again
-)
+ROOM_S = 0.05  # for which a request waits for a place, so that one that is given back is not left empty
 MAX_WAITING = 1024  # requests at once
 RETRY_AFTER_S = 1
 

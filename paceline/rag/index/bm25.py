@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # else where the first text is indexed: SciPy, which it imports, is a fifth of a program's start
+if TYPE_CHECKING:  # else where the first text is indexed: SciPy, which it imports, is a twentieth of a start
     import bm25s  # type: ignore[import-untyped]  # it ships no types
 
 MAX_ROWS = 20_000  # above, order is by cosine alone, since a rebuild after each change would take seconds
