@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Generic, TypeAlias, TypeVar
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 V = TypeVar("V")
+
+_LONGEST = 64  # characters of an address, its zone included
 
 
 class Strangers(Generic[V]):
@@ -82,8 +85,13 @@ def counted_address(address: str) -> str:
 
 def parsed_address(address: str) -> Address | None:
     """None for what is no address. An IPv4 address in IPv6 is that IPv4 address; a zone is left out."""
+    return _parsed(address.partition("%")[0]) if len(address) <= _LONGEST else None
+
+
+@lru_cache(maxsize=1024)  # asked several times of each connection, 25 us each
+def _parsed(address: str) -> Address | None:
     try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return None
     return parsed.ipv4_mapped or parsed if isinstance(parsed, ipaddress.IPv6Address) else parsed

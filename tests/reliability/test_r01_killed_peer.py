@@ -67,7 +67,7 @@ def ask_and_kill(pair: Pair, drafts: str, messages: int) -> tuple[Stream, float]
 async def test_an_agent_killed_at_any_token_leaves_a_whole_marked_answer(
     tmp_path: Path, size: Callable[[int, int], int], figure: Figure
 ) -> None:
-    kills, gaps = size(5, MAX_TOKENS), list[float]()
+    kills, gaps = size(3, MAX_TOKENS), list[float]()
     with running_pair(tmp_path, stoppable=True) as pair:
         prompts = await prompts_of_the_cloud(tmp_path)
         model, sampling = fake_model(0), SamplingParams(temperature=1.0, seed=SEED)

@@ -178,7 +178,7 @@ async def test_a_device_that_sends_mutated_messages_harms_neither_the_server_nor
         await honest.begin()
         await campaign.run(20, server.url, kinds=KINDS)  # caches are filled
         before = memory(server)
-        sequences = size(100, 2000)
+        sequences = size(60, 2000)
         async with honest.beside():
             await campaign.run(sequences, server.url, kinds=KINDS)
         unharmed(children, server)
@@ -226,7 +226,7 @@ async def test_a_cloud_that_sends_mutated_messages_harms_no_agent_and_learns_no_
             kinds = tuple(kind for kind in KINDS if kind is not KeyKept)  # a wrong one ends the link for good: last
             await campaign.run(20, agent.url, kinds=kinds)
             before = memory(agent)
-            sequences = size(100, 2000)
+            sequences = size(60, 2000)
             async with honest.beside():
                 await campaign.run(sequences, agent.url, kinds=kinds)
             growth = memory(agent) - before

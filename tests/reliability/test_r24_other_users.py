@@ -195,12 +195,12 @@ def test_no_answer_is_cheaper_because_another_key_has_asked(
         return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"]), took
 
     def text() -> str:
-        return rng.randbytes(1500).hex()
+        return rng.randbytes(800).hex()
 
     warm: list[tuple[int, float]] = []  # bert's, of what ann has asked
     cold: list[tuple[int, float]] = []  # bert's, of what nobody has
     own: list[tuple[int, float]] = []  # ann's own, again
-    for _ in range(size(80, 500)):
+    for _ in range(size(50, 500)):
         secret = text()
         ask(ann, secret)
         for kind in rng.sample((warm, cold), 2):

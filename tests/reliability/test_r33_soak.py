@@ -132,7 +132,7 @@ async def test_a_pair_that_has_served_many_sessions_is_as_it_was(
 ) -> None:
     soak = Soak(pair, rng)
     nightly_s, per_sample = size(0, 3600), size(16, 200)
-    await soak.sessions(size(60, 1000))  # caches and pools are filled
+    await soak.sessions(size(40, 1000))  # caches and pools are filled
     before = await soak.idle()
     begun = time.monotonic()
     at: list[float] = []

@@ -11,12 +11,15 @@ import math
 import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
+from typing import TYPE_CHECKING
 
-import bm25s  # type: ignore[import-untyped]  # it ships no types
 import numpy as np
-from bm25s.stopwords import STOPWORDS_EN  # type: ignore[import-untyped]  # it ships no types
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # else where the first text is indexed: SciPy, which it imports, is a twentieth of a start
+    import bm25s  # type: ignore[import-untyped]  # it ships no types
 
 MAX_ROWS = 20_000  # above, order is by cosine alone, since a rebuild after each change would take seconds
 _WORD = re.compile(r"\w+")
@@ -42,13 +45,14 @@ class BM25Index:
         self._index: bm25s.BM25 | None = None
         corpus = [_words(text) for text in texts]
         if any(corpus):
+            import bm25s
+
             self._index = bm25s.BM25()
             self._index.index(corpus, show_progress=False)
 
     def search(self, query: str, k: int, allowed: Container[int] | None = None) -> list[WordHit]:
         """At most k chunks that share a word with the query, best first. `allowed`: only these ids; None: all."""
-        words = _words(query)
-        if self._index is None or not words:
+        if self._index is None or not (words := _words(query)):
             return []
         scores = self._index.get_scores(words)
         exact = self._exact(self._index, set(words))
@@ -82,7 +86,12 @@ def rank_fusion(*rankings: Sequence[int]) -> list[int]:
 
 
 def _words(text: str) -> list[str]:
-    return [word for word in _WORD.findall(text.lower()) if word not in _STOP]
+    stop = _stop_words()
+    return [word for word in _WORD.findall(text.lower()) if word not in stop]
 
 
-_STOP = frozenset(STOPWORDS_EN)
+@cache
+def _stop_words() -> frozenset[str]:
+    from bm25s.stopwords import STOPWORDS_EN  # type: ignore[import-untyped]  # it ships no types
+
+    return frozenset(STOPWORDS_EN)

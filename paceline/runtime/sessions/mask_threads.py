@@ -95,12 +95,13 @@ class MaskBesideLoop:
         faults: list[Exception] = []
 
         def attempt() -> None:
-            begun = time.perf_counter()
             try:
                 found.append(work())
             except Exception as fault:  # the session's, which goes on with it
                 faults.append(fault)
-            self._slow = time.perf_counter() - begun > BATCHING_WAIT_S
+            self._slow = time.perf_counter() - begun > BATCHING_WAIT_S  # other masks of the owner's included
+
+        begun = time.perf_counter()
 
         def begin(go_on: Callable[[], None]) -> None:
             worker, expected = self._threads.worker, not self._slow

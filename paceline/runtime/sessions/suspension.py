@@ -7,6 +7,7 @@ A machine is plain code and asks for a mask in the middle of an event. Code that
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import copy_context
 
 from greenlet import getcurrent, greenlet
 
@@ -17,7 +18,9 @@ class _Apart(greenlet):
 
 def run_apart(code: Callable[[], None]) -> None:
     """Run this until it ends or first waits. It must not raise: what follows a wait has no caller."""
-    _Apart(code).switch()
+    apart = _Apart(code)
+    apart.gr_context = copy_context()  # else none of the caller's variables are set
+    apart.switch()
 
 
 def can_wait() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 
 from paceline.runtime.sessions.suspension import can_wait, run_apart, wait_for
 
@@ -28,6 +29,23 @@ def test_only_code_that_runs_apart_can_wait() -> None:
     found: list[bool] = []
     run_apart(lambda: found.append(can_wait()))
     assert found == [True] and not can_wait()
+
+
+def test_code_has_the_context_of_its_caller_after_a_wait_too() -> None:
+    name: ContextVar[str] = ContextVar("name", default="")
+    seen: list[str] = []
+    waiting: list[Callable[[], None]] = []
+
+    def code() -> None:
+        seen.append(name.get())
+        wait_for(waiting.append)
+        seen.append(name.get())
+
+    name.set("caller")
+    run_apart(code)
+    name.set("loop")
+    waiting.pop()()
+    assert seen == ["caller", "caller"] and name.get() == "loop"
 
 
 def test_code_begun_by_other_code_comes_back_to_whoever_calls_it_back() -> None:

@@ -23,7 +23,7 @@ def networks(entries: Iterable[str]) -> tuple[Network, ...]:
 
 
 def is_trusted(peer: str, trusted: Sequence[Network]) -> bool:
-    address = parsed_address(peer)
+    address = parsed_address(peer) if trusted else None
     return address is not None and any(address in network for network in trusted)
 
 
