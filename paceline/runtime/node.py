@@ -53,7 +53,6 @@ from paceline.runtime.workflows.service import Workflows
 from paceline.runtime.workflows.web.access import WebAccess
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.identity_messages import RelevanceScale
 from paceline.workflow.builder import WorkflowName
 
 T = TypeVar("T")
@@ -227,11 +226,6 @@ class Node(NodeTexts):
         return 0 if store is None else store.count()
 
     @property
-    def relevance(self) -> RelevanceScale | None:
-        """The scale of this side's relevance; None: it keeps no documents."""
-        return self._resources.relevance
-
-    @property
     def decode_s(self) -> float | None:
         """Seconds of a forward of one row, as measured at the start; None if unknown."""
         return self._resources.decode_s
@@ -272,9 +266,6 @@ class Node(NodeTexts):
 
     async def check(self, request: GenerateRequest, *, room: int) -> None:
         self._preparation.check(request, room=room)
-
-    async def find(self, work: Callable[[], T]) -> T:
-        return await self._resources.work.search(work)
 
     async def wait_for_room(self, owner: str) -> None:
         await self._places.wait_for_room(owner)

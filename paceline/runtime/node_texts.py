@@ -1,9 +1,10 @@
-"""What a node does with texts besides answering: tokens, log-probabilities, vectors, relevance."""
+"""What a node does with texts besides answering: tokens, log-probabilities, searches, vectors, relevance."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from paceline.errors import RequestError
 from paceline.rag.rerank.reranker import Reranker
@@ -15,12 +16,16 @@ from paceline.runtime.sessions.output_text import token_strings
 from paceline.runtime.sessions.prompt_logprobs import PromptScorer
 from paceline.runtime.workflows.service import own_reranker
 
+T = TypeVar("T")
+
 
 class NodeTexts:
     """These methods of `Service`, for the one model of a node. Belongs to its loop."""
 
     def __init__(self, resources: Resources, reranker: Reranker | None) -> None:
         """reranker: None for the one of the store's own embedder, if it has one."""
+        self.relevance = resources.relevance  # the scale of this side's; None: it keeps no documents
+        self._work = resources.work
         self._tokenizer = resources.tokenizer
         self._scorer = PromptScorer(resources.worker, resources.tokenizer, resources.vocab_size)
         self._embedder: TextEmbedder | None = None
@@ -46,6 +51,9 @@ class NodeTexts:
 
     async def score(self, prompt: Sequence[int], top: int, model: str = "") -> Sequence[Logprobs]:  # noqa: ARG002
         return await self._scorer.score(prompt, top)
+
+    async def find(self, work: Callable[[], T]) -> T:
+        return await self._work.search(work)
 
     def embedders(self) -> Sequence[EmbedderInfo]:
         return self._info

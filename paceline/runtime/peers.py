@@ -256,16 +256,9 @@ class Peers:
                 log.error("no question of the cloud's is answered without a log: %s", error)
                 session.refuse("its activity log cannot be written")
                 return
-        if mask is not None and opening.constraint is not None:
-            try:
-                mask.keep(await resources.mask(constraint_from_wire(opening.constraint), f"peer:{peer}"))
-            except RequestError as error:
-                session.refuse(str(error))
-                return
-            except Exception:  # the peer must receive a refusal in any case
-                log.exception("a peer's constraint could not be compiled")
-                session.refuse("its constraint cannot be kept here")
-                return
+        if mask is not None and (refusal := await _compiled(resources, mask, opening, peer)):
+            session.refuse(refusal)
+            return
         salt = await _salt(resources, peer, opening)  # before the search
         messages = [{"role": message.role, "content": message.content} for message in opening.messages]
         reads = resources.side in STRATEGIES[opening.strategy].joins_with_documents
@@ -317,6 +310,19 @@ def _clamp(limits: DraftLimits) -> DraftLimits:
         min(limits.ahead, _LIMITS.ahead),
         limits.whole_sequences,
     )
+
+
+async def _compiled(resources: Resources, mask: DeferredMask, opening: OpenSession, peer: str) -> str:
+    """Give the mask its constraint; why that cannot be, else empty."""
+    assert opening.constraint is not None, "it has a mask"
+    try:
+        mask.keep(await resources.mask(constraint_from_wire(opening.constraint), f"peer:{peer}"))
+    except RequestError as error:
+        return str(error)
+    except Exception:  # the peer must receive a refusal in any case
+        log.exception("a peer's constraint could not be compiled")
+        return "its constraint cannot be kept here"
+    return ""
 
 
 async def _salt(resources: Resources, peer: str, opening: OpenSession) -> str | None:
