@@ -108,7 +108,7 @@ class Taken:
 def measure(load: Load, drafting: Sequence[str] = tuple(DRAFTING)) -> Findings:
     found = Findings()
     for how in drafting:
-        worst = [_compared(found, load, how, name, halves) for name, halves in (CONSTANT | CHANGING).items()]
+        worst = [_compared(found, load, how, name, halves) for name, halves in {**CONSTANT, **CHANGING}.items()]
         change = worst[len(CONSTANT) :]
         slug = how.replace(", ", "_").replace("-", "_").replace(" ", "_")
         least = max(worst, key=lambda ratio: ratio.value)
