@@ -21,7 +21,7 @@ import httpx
 from paceline.core.aggregation.placement import speed_up
 from paceline.core.side import Side
 
-from .aggregation import payload_bytes, session_bytes
+from .aggregation import live_placement, payload_bytes, session_bytes
 from .aggregation.process_pair import linked_pair
 from .report import Claim, Options, Report, plot_lines
 
@@ -83,6 +83,7 @@ def run(options: Options) -> Report:
             rows += _measure(pace, forward, trip, tokens, seeds)
     sizes = payload_bytes.rows(20 if options.quick else 100)
     session = session_bytes.rows(1 if options.quick else 3, tokens, (MAX_NEAR, MAX_CLAIMED))
+    placement = live_placement.measure(live_placement.QUICK if options.quick else live_placement.Load())
     conditions = {
         "clock": "emulated: real processes, shaped link, paced engines",
         "model": f"{MODEL} (table model over bytes), one document a side, temperature 1",
@@ -94,10 +95,12 @@ def run(options: Options) -> Report:
         "answers": f"{count} each, {NEAR_FACTOR * count} at {1e3 * MAX_NEAR:g} ms and less",
         "client": "httpx at the agent, loopback; for the cloud alone at the cloud",
         "session bytes": "all messages of an answer but its opening, in virtual time (aggregation/session_bytes.py)",
+        "placement": "served machines against the decision kept on either side, in virtual time (aggregation/live_placement.py)",
+        "intervals": placement.intervals,
         "bytes": f"of a message with one node, synthetic, {payload_bytes.VOCAB} ids (aggregation/payload_bytes.py)",
     }
-    claims = (*_claims(rows), *_size_claims(sizes), *_session_claims(session))
-    return Report(NAME, conditions, rows + sizes + session, claims)
+    claims = (*_claims(rows), *_size_claims(sizes), *_session_claims(session), *placement.claims)
+    return Report(NAME, conditions, rows + sizes + session + placement.rows, claims)
 
 
 WARM_UP = 16  # tokens of an answer under each aggregator that is not measured: it calibrates both sides' speed
