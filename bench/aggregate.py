@@ -95,7 +95,7 @@ def run(options: Options) -> Report:
         "answers": f"{count} each, {NEAR_FACTOR * count} at {1e3 * MAX_NEAR:g} ms and less",
         "client": "httpx at the agent, loopback; for the cloud alone at the cloud",
         "session bytes": "all messages of an answer but its opening, in virtual time (aggregation/session_bytes.py)",
-        "placement": "served machines against the decision kept on either side, in virtual time (aggregation/live_placement.py)",
+        "placement": "the decision live and kept on either side, in virtual time (aggregation/live_placement.py)",
         "intervals": placement.intervals,
         "bytes": f"of a message with one node, synthetic, {payload_bytes.VOCAB} ids (aggregation/payload_bytes.py)",
     }
