@@ -173,6 +173,8 @@ class Placement:
         here, there, trip = self.holder, other(self.holder), self._round_trip
         if self.fixed is not None or trip is None or len(self._decode) < len(SIDES) or self._last.get(there, True):
             return here
+        if self._decode[here] >= trip + self._decode[there]:
+            return here  # its own drafting hides the round trip
         own = 0.0 if ready else self._decode[here]
         staying = max(own, trip + self._decode[there])
         moving = trip / 2.0 + max(own, self._decode[there])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
@@ -9,7 +11,7 @@ from paceline.runtime.simulation import Network, Simulation
 from paceline.strategies.base import SIDES, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.depth import DEPTH
-from tests.strategies.cases import MANNERS, engines, job
+from tests.strategies.cases import CHAIN, MANNERS, engines, job
 from tests.strategies.conformance.laws import EVERY_FRONT, EVERY_SAMPLING, reference
 from tests.strategies.conformance.worlds import changing_speeds
 
@@ -32,7 +34,8 @@ def test_the_decision_goes_to_and_fro_and_changes_no_token(
     """After rejections, by chains; every link is long, and the speeds change places."""
     strategy = STRATEGIES["aggregate"]
     handed: dict[Side, float] = dict.fromkeys(SIDES, 0.0)
-    for manner in MANNERS.values():
+    for each in MANNERS.values():
+        manner = replace(each, drafting=CHAIN)
         if manner.private and manner.rule != "coin":
             continue
         expected = reference(strategy, front, sampling, manner)
