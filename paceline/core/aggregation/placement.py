@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from paceline.core.estimation.timing import AcceptanceRate, DecodeSpeed
 from paceline.core.side import SIDES, Side, other
 
-LEAST_S = 0.001  # that a move must save: it sends messages, and speeds are not known better
+LEAST_SHARE = 0.15  # of the slower side's decode time, that a move must save: speeds and delays are not known better
 
 
 def remaining(total: float, began: float, now: float) -> float:
@@ -180,7 +180,7 @@ class Placement:
         moving = trip / 2.0 + max(own, self._decode[there])
         before_next = min(1.0 / (1.0 - min(self.acceptance[here].value, 0.99)), left)  # targets until it may come back
         lasting = self._lasting(there) - self._lasting(here)
-        return there if staying - moving - lasting * before_next >= LEAST_S else here
+        return there if staying - moving - lasting * before_next >= LEAST_SHARE * max(self._decode.values()) else here
 
     def moved(self, holder: Side) -> None:
         """Record that the aggregator is on `holder` from now on, for whatever reason."""
