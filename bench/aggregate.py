@@ -17,7 +17,7 @@ from paceline.core.aggregation.placement import speed_up
 from paceline.core.side import Side
 
 from . import wide_vocabulary
-from .aggregation import payload_bytes, session_bytes
+from .aggregation import live_placement, payload_bytes, session_bytes
 from .aggregation.process_pair import linked_pair
 from .bootstrap import Estimate, ratio_of, worst_of
 from .findings import claimed
@@ -73,6 +73,7 @@ def run(options: Options) -> Report:
     wide = wide_vocabulary.measure(wide_vocabulary.QUICK if options.quick else wide_vocabulary.Load())
     sizes = payload_bytes.rows(20 if options.quick else 100)
     session = session_bytes.rows(1 if options.quick else 3, tokens, (MAX_NEAR, MAX_CLAIMED))
+    placement = live_placement.measure(live_placement.QUICK if options.quick else live_placement.Load())
     conditions = {
         "clock": "emulated: real processes, shaped link, paced engines",
         "model": f"{MODEL} (table model over bytes), one document a side, temperature 1",
@@ -87,10 +88,11 @@ def run(options: Options) -> Report:
         "answers": f"{count} each, {NEAR_FACTOR * count} at {1e3 * MAX_NEAR:g} ms and less",
         "client": "httpx at the agent, loopback; for the cloud alone at the cloud",
         "session bytes": "all messages of an answer but its opening, in virtual time (aggregation/session_bytes.py)",
+        "placement": "the decision live and kept on either side, in virtual time (aggregation/live_placement.py)",
         "bytes": f"of a message with one node, synthetic, {payload_bytes.VOCAB} ids (aggregation/payload_bytes.py)",
     }
-    claims = (*_claims(measured), *wide.claims, *_size_claims(sizes), *_session_claims(session))
-    return Report(NAME, conditions, rows + wide.rows + sizes + session, claims)
+    claims = (*_claims(measured), *wide.claims, *_size_claims(sizes), *_session_claims(session), *placement.claims)
+    return Report(NAME, conditions, rows + wide.rows + sizes + session + placement.rows, claims)
 
 
 END = (256,)  # the fake model's end token

@@ -49,7 +49,7 @@ DRAFTING: Final[Mapping[str, Drafting]] = {
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """One half of an answer. cloud, device: s of a forward of one row. spread: of the engines, see `FakeEngine`."""
+    """Of one half of an answer. cloud, device: s of a forward of one row. spread: of the engines, see `FakeEngine`."""
 
     cloud: float
     device: float
@@ -106,15 +106,17 @@ class Taken:
 
 
 def measure(load: Load, drafting: Sequence[str] = tuple(DRAFTING)) -> Findings:
+    """Claims for each drafting: the worst median ratio to the better side, with its interval, and the geometric mean
+    of the gains where conditions change."""
     found = Findings()
     for how in drafting:
-        worst = [_compared(found, load, how, name, halves) for name, halves in (CONSTANT | CHANGING).items()]
-        change = worst[len(CONSTANT) :]
-        slug = how.replace(", ", "_").replace("-", "_").replace(" ", "_")
-        least = max(worst, key=lambda ratio: ratio.value)
-        found.claim(Claim(f"aggregate.placement_worst_{slug}", least.value, 1.02, "lower"), least)
-        gained = [1.0 / ratio.value for ratio in change]
-        found.claim(Claim(f"aggregate.placement_change_{slug}", statistics.geometric_mean(gained), 1.1, "higher"))
+        constant = [_compared(found, load, how, name, halves) for name, halves in CONSTANT.items()]
+        changing = [_compared(found, load, how, name, halves) for name, halves in CHANGING.items()]
+        worst = max((*constant, *changing), key=lambda ratio: ratio.value)
+        gained = statistics.geometric_mean(1.0 / ratio.value for ratio in changing)
+        name = how.replace(", ", "_").replace("-", "_")
+        found.claim(Claim(f"aggregate.placement_worst_{name}", worst.value, 1.02, "lower"), worst)
+        found.claim(Claim(f"aggregate.placement_change_{name}", gained, 1.1, "higher"))
     return found
 
 

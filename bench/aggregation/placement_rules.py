@@ -111,7 +111,7 @@ class Shipped(Static):
     def choose(self, side: Side, targets: int, now: float, *, ready: bool) -> Side:  # noqa: ARG002  # the rule uses no clock
         return self._placements[side].choose(self._tokens - targets, ready=ready)
 
-    def moved(self, side: Side, holder: Side, targets: int) -> None:
+    def moved(self, side: Side, holder: Side, targets: int) -> None:  # noqa: ARG002  # the rule counts none
         self._placements[side].moved(holder)
 
 

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from paceline.core.estimation.timing import AcceptanceRate, DecodeSpeed
 from paceline.core.side import SIDES, Side, other
 
+LEAST_SHARE = 0.15  # of the slower side's decode time, that a move must save: speeds and delays are not known better
+
 
 def remaining(total: float, began: float, now: float) -> float:
     """phi: seconds left at `now` of a task of `total` seconds that began at `began`."""
@@ -171,12 +173,14 @@ class Placement:
         here, there, trip = self.holder, other(self.holder), self._round_trip
         if self.fixed is not None or trip is None or len(self._decode) < len(SIDES) or self._last.get(there, True):
             return here
+        if self._decode[here] >= trip + self._decode[there]:
+            return here  # its own drafting hides the round trip
         own = 0.0 if ready else self._decode[here]
         staying = max(own, trip + self._decode[there])
         moving = trip / 2.0 + max(own, self._decode[there])
         before_next = min(1.0 / (1.0 - min(self.acceptance[here].value, 0.99)), left)  # targets until it may come back
         lasting = self._lasting(there) - self._lasting(here)
-        return there if moving + lasting * before_next < staying else here
+        return there if staying - moving - lasting * before_next >= LEAST_SHARE * max(self._decode.values()) else here
 
     def moved(self, holder: Side) -> None:
         """Record that the aggregator is on `holder` from now on, for whatever reason."""

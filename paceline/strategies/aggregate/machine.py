@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.aggregation.placement import Placement
 from paceline.core.aggregation.registry import make_aggregator
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.estimation.timing import DecodeSpeed
@@ -35,12 +34,10 @@ from paceline.strategies.aggregate.options import (
     choose,
     draft_limits,
     options_of,
-    pinned_side,
-    sends_both_ways,
 )
 from paceline.strategies.aggregate.resync import SYNC_INTERVAL_S, Resync
 from paceline.strategies.aggregate.side_weights import SideWeights
-from paceline.strategies.aggregate.state import FIRST_HOLDER, Answer, PeerState
+from paceline.strategies.aggregate.state import Answer, PeerState, placement_of
 from paceline.strategies.aggregate.stats import AggregateStats
 from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
 from paceline.strategies.base import (
@@ -93,8 +90,7 @@ class Aggregate:
     """
 
     def __init__(self, config: MachineConfig, *, keep_at: Side | None = None) -> None:
-        """keep_at: the decision stays there from the first target on; for comparisons, and equal on both sides. None:
-        where privacy lets it, it moves."""
+        """keep_at: see `placement_of`."""
         self._config = config
         self._keep_at = keep_at
         options = options_of(config)
@@ -153,11 +149,7 @@ class Aggregate:
             announce=planner.expected if shows else None,
             only_choices=shows_choices and config.side == "cloud",
         )
-        placement = Placement(
-            self._keep_at or FIRST_HOLDER,
-            fixed=pinned_side(config) or self._keep_at or (FIRST_HOLDER if sends_both_ways(config) else None),
-        )
-        peer = PeerState(config.side, epoch, linked, len(answer.targets), exchange, placement)
+        peer = PeerState(config.side, epoch, linked, len(answer.targets), exchange, placement_of(config, self._keep_at))
         self._peer = peer
         self._decider = Decider(config, answer, peer, tree, self._aggregator, self._weights, self._timing, self._stats)
         self._follower = Follower(config, answer, peer)

@@ -18,6 +18,7 @@ from paceline.core.aggregation.placement import Placement
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import Side, other
 from paceline.strategies.aggregate.exchange import DraftExchange
+from paceline.strategies.aggregate.options import pinned_side, sends_both_ways
 from paceline.strategies.aggregate.stats import AggregateStats
 from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
 from paceline.strategies.base import ClosePeer, Effect, Emit, MachineConfig
@@ -57,6 +58,13 @@ class PeerState:
         self.holder = self.first_holder if turn % 2 == 0 else other(self.first_holder)
         self.decides = self.holder == self.side
         self.placement.moved(self.holder)
+
+
+def placement_of(config: MachineConfig, keep_at: Side | None = None) -> Placement:
+    """The place of the decision with a new peer. keep_at: it stays there from the first target on; for comparisons,
+    and equal on both sides. None: it moves, where privacy lets it and the places are not alike."""
+    alike = FIRST_HOLDER if sends_both_ways(config) else None
+    return Placement(keep_at or FIRST_HOLDER, fixed=pinned_side(config) or keep_at or alike)
 
 
 class Answer:

@@ -133,7 +133,7 @@ def test_a_hand_over_takes_one_message_and_loses_no_draft() -> None:
     answer = trace([(True, True)] * 20, 0.1, 0.1)
 
     class Once(Static):
-        def choose(self, side: Side, targets: int, now: float) -> Side:  # noqa: ARG002  # a rule's signature
+        def choose(self, side: Side, targets: int, now: float, *, ready: bool) -> Side:  # noqa: ARG002  # a rule's signature
             return "cloud"
 
     moved = Replay(answer, constant(0.5), Once("device"), ahead=20).run()

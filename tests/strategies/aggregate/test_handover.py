@@ -14,6 +14,7 @@ from paceline.strategies.base import (
 from paceline.wire.messages import Drafts, Handover, SpeedReport, SyncState, Targets
 from tests.strategies.cases import (
     CHAIN,
+    TREE,
     Hand,
     cloud,
     decided,
@@ -30,7 +31,7 @@ EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
 
 
 # ---- the side that decides ------------------------------------------------------------------------------------------
-SLOW, QUICK = SpeedReport(0, 0, 1.0, 0.0), SpeedReport(0, 0, 0.001, 0.0)
+EQUAL = SpeedReport(0, 0, 0.04, 0.0)  # no forward takes time here, so the own speed is the one assumed at first
 
 
 def opened(side: Side, **changes: object) -> Hand:
@@ -40,9 +41,10 @@ def opened(side: Side, **changes: object) -> Hand:
     return hand
 
 
-def test_the_decision_goes_to_a_slower_side_that_is_far_away() -> None:
+def test_the_decision_follows_a_rejection_to_the_other_side() -> None:
     hand = opened("device")
-    effects = hand.on(*heard(0, 65, log_weight=5.0), Received(SLOW))
+    hand.on(Received(EQUAL))
+    effects = hand.on(*heard(0, 70, log_weight=-5.0))
     (handover,) = [message for message in says(effects) if isinstance(message, Handover)]
     assert (handover.turn, handover.start) == (1, 1)
     kinds = [type(message) for message in says(effects)]
@@ -55,37 +57,38 @@ def test_the_decision_goes_to_a_slower_side_that_is_far_away() -> None:
     assert hand.tokens == [65, 70]
 
 
-@pytest.mark.parametrize("reason", ["private", "wide", "quick", "near", "unknown"])
+@pytest.mark.parametrize("reason", ["private", "wide", "tree", "accepted", "near", "unknown"])
 def test_the_decision_stays_where_privacy_or_speed_wants_it(reason: str) -> None:
     hand = device(
         private=reason == "private",
         needs_dists=reason == "wide",
         rtt={"near": 0.0, "unknown": None}.get(reason, 0.5),
         max_tokens=100,
-        drafting=CHAIN,
+        drafting=TREE if reason == "tree" else CHAIN,
     )
     hand.begin()
-    hand.on(*heard(0, *[65] * 8, log_weight=5.0), Received(QUICK if reason == "quick" else SLOW))
+    drafts = [65 if reason == "accepted" else 70]
+    hand.on(Received(EQUAL), *heard(0, *drafts, log_weight=-5.0))
     hand.answer()
     assert not any(isinstance(message, Handover) for message in hand.sent)
 
 
 def test_the_side_that_takes_over_decides_from_there_and_gives_it_back() -> None:
     hand = opened("cloud")
-    hand.on(*heard(0, 65, 65, log_weight=9.0), handed(1, 2))
+    hand.on(Received(EQUAL), *heard(0, 70, 71, log_weight=-9.0), handed(1, 2))
     assert not hand.emitted  # the first two are the other side's to decide
-    hand.on(decided(0, 70), decided(1, 71), drafted(2, *[72] * 9))
+    hand.on(decided(0, 70), decided(1, 71), drafted(2, 65, 65, 72))
     hand.answer()
-    assert hand.tokens == [70, 71, *[72] * 9]
+    assert hand.tokens == [70, 71, 65, 65, 65]
     targets = [message for message in hand.sent if isinstance(message, Targets)]
-    assert (targets[0].start, sum(len(message.tokens) for message in targets)) == (2, 9)
-    (handover,) = [message for message in says(hand.on(Received(SLOW))) if isinstance(message, Handover)]
-    assert (handover.turn, handover.start) == (2, 11)
-    hand.on(drafted(11, 72))
+    assert (targets[0].start, sum(len(message.tokens) for message in targets)) == (2, 3)
+    (handover,) = [message for message in hand.sent if isinstance(message, Handover)]
+    assert (handover.turn, handover.start) == (2, 5)
+    hand.on(drafted(5, 72))
     hand.answer()
-    assert len(hand.tokens) == 11
-    hand.on(decided(11, 73))
-    assert hand.tokens[11:] == [73]
+    assert len(hand.tokens) == 5
+    hand.on(decided(5, 73))
+    assert hand.tokens[5:] == [73]
 
 
 def test_targets_of_the_side_that_decided_before_count_up_to_the_hand_over_only() -> None:
@@ -123,7 +126,7 @@ def test_a_hand_over_to_nowhere_is_a_peer_that_is_stuck() -> None:
 
 def test_a_hand_over_that_was_lost_is_sent_again() -> None:
     hand = opened("device")
-    hand.on(*heard(0, 65, log_weight=5.0), Received(SLOW))
+    hand.on(Received(EQUAL), *heard(0, 70, log_weight=-5.0))
     again = says(hand.on(has(1, turn=0)))
     assert Handover(0, 0, 1, 1) in again
     behind = opened("cloud")

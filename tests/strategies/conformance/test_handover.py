@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
@@ -9,7 +11,7 @@ from paceline.runtime.simulation import Network, Simulation
 from paceline.strategies.base import SIDES, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.depth import DEPTH
-from tests.strategies.cases import MANNERS, engines, job
+from tests.strategies.cases import CHAIN, MANNERS, engines, job
 from tests.strategies.conformance.laws import EVERY_FRONT, EVERY_SAMPLING, reference
 from tests.strategies.conformance.worlds import changing_speeds
 
@@ -29,10 +31,11 @@ NETWORKS = {
 def test_the_decision_goes_to_and_fro_and_changes_no_token(
     front: Side, sampling: SamplingParams, name: str, seeds: int
 ) -> None:
-    """Speeds that change places make it worth while; every link is long."""
+    """After rejections, by chains; every link is long, and the speeds change places."""
     strategy = STRATEGIES["aggregate"]
     handed: dict[Side, float] = dict.fromkeys(SIDES, 0.0)
-    for manner in MANNERS.values():
+    for each in MANNERS.values():
+        manner = replace(each, drafting=CHAIN)
         if manner.private and manner.rule != "coin":
             continue
         expected = reference(strategy, front, sampling, manner)
@@ -42,10 +45,10 @@ def test_the_decision_goes_to_and_fro_and_changes_no_token(
                 engines(),
                 seed=seed,
                 network=NETWORKS[name],
-                forward={"cloud": 0.4, "device": 0.01},
+                forward={"cloud": 0.08, "device": 0.04},
             )
             assert world.run(changing_speeds).tokens == expected
             for side in SIDES:
                 finish = world.session(side).finished
                 handed[side] += 0.0 if finish is None else finish.stats["handovers"]
-    assert handed["device"] >= 2 and handed["cloud"] >= 1, handed
+    assert min(handed.values()) >= 1, handed

@@ -1,0 +1,45 @@
+"""The served machines while conditions change: figures of virtual time, which repeat."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from bench.aggregation.live_placement import CHANGING, DRAFTING, WAYS, Conditions, Load, measure, play
+
+SMALL = Load(answers=1, tokens=24)
+
+
+def test_every_way_writes_the_same_answers_and_fixed_ones_hand_nothing_over() -> None:
+    halves = CHANGING["the text turns from the device's document to the cloud's"]
+    taken = {way: play(DRAFTING["chains"], side, halves, SMALL) for way, side in WAYS.items()}
+    assert len({tuple(each.texts) for each in taken.values()}) == 1
+    assert [each.handovers > 0.0 for each in taken.values()] == [True, False, False]
+
+
+def test_with_equal_speeds_and_a_long_link_moving_beats_both_places() -> None:
+    conditions = Conditions(0.03, 0.03, 0.3)
+    load = Load(answers=2, tokens=48)
+    seconds = {
+        way: statistics.fmean(play(DRAFTING["chains"], side, (conditions, conditions), load).s_per_token)
+        for way, side in WAYS.items()
+    }
+    assert seconds["live"] < 0.9 * min(seconds["stays on device"], seconds["stays on cloud"])
+
+
+def test_the_conditions_change_in_the_middle() -> None:
+    quick, slow = Conditions(0.01, 0.01, 0.0), Conditions(0.1, 0.1, 0.0)
+    (mixed,) = play(DRAFTING["chains"], "device", (quick, slow), SMALL).s_per_token
+    (constant,) = play(DRAFTING["chains"], "device", (quick, quick), SMALL).s_per_token
+    assert mixed == pytest.approx(5.5 * constant, rel=0.3)
+
+
+def test_a_drafting_has_two_claims_and_a_row_a_way() -> None:
+    found = measure(Load(answers=1, tokens=8), ("chains",))
+    assert [claim.name for claim in found.claims] == [
+        "aggregate.placement_worst_chains",
+        "aggregate.placement_change_chains",
+    ]
+    assert {str(row["way"]) for row in found.rows} == set(WAYS)
+    assert "aggregate.placement_worst_chains" in found.intervals
