@@ -140,6 +140,7 @@ class Preparation:
             claim=share.rows,
             salt=salt,
             draft_claim=draft_claim or 0,
+            refusal=resources.info.refusal,
         )
         table = resources.table(request.owner, _lifetime(request, prompts, strategy), removals)
         config = replace(

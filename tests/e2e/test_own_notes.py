@@ -64,8 +64,13 @@ def test_each_side_adds_what_its_documents_say(
 
 
 @pytest.mark.parametrize("side", ["device", "cloud"])
-def test_where_no_document_answers_it_says_so(pair: Pair, side: Side) -> None:
-    assert NOTHING in answer(pair, side, "Who invented the steam engine?")[0]
+@pytest.mark.parametrize(
+    "question",
+    ["Who invented the steam engine?", "Suggest one emoji that stands for a talk about the key of the shop."],
+)
+def test_where_no_document_answers_it_says_so_and_cites_none(pair: Pair, side: Side, question: str) -> None:
+    text, report = answer(pair, side, question)
+    assert NOTHING in text and report["citations"] == []
 
 
 def test_an_answer_is_the_same_on_both_sides_and_every_time(pair: Pair) -> None:

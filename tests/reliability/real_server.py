@@ -38,9 +38,9 @@ UPGRADE = (
 # The server, with room for 27 answers instead of 1,152 and for 18 background responses; both keep a ninth.
 SMALL = f"""
 from paceline.api.responses import runs
-from paceline.runtime import node
+from paceline.runtime import answer_places
 
-node.MAX_ANSWERS, runs.MAX_BACKGROUND = 27, 18
+answer_places.MAX_ANSWERS, runs.MAX_BACKGROUND = 27, 18
 {STARTER}
 """
 

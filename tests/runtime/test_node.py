@@ -18,7 +18,7 @@ from paceline.engine.base import LoadedModel, Output
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.errors import PacelineError, RequestError
-from paceline.runtime import node as node_module
+from paceline.runtime import answer_places
 from paceline.runtime.asking.gate import CloudAsks
 from paceline.runtime.asking.limits import AskLimits
 from paceline.runtime.link.connection import Link
@@ -223,7 +223,7 @@ async def test_the_context_is_never_exceeded_and_never_silently_truncated() -> N
 
 
 async def test_requests_beyond_the_admission_limit_get_429(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_module, "MAX_ANSWERS", 1)
+    monkeypatch.setattr(answer_places, "MAX_ANSWERS", 1)
     async with nodes(linked=False) as (bench, _):
         first = await bench.cloud.prepare(REQUEST)
         with pytest.raises(RequestError) as refused:

@@ -201,6 +201,7 @@ def load_reader(directory: Path, *, name: str, fingerprint: str, threads: int | 
         backend="reader",
         sampling=sampling_defaults(directory),
         num_weights=sum(weight.numel() for weight in weights.values()),
+        refusal=NOTHING,
     )
     return ReaderEngine(info, Pointer(weights, installed_tokenizer(), calibration), tokenizer)
 

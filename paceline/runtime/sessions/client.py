@@ -60,6 +60,7 @@ class PreparedRequest:
     claim: int = 0  # KV rows of all branches together
     salt: str | None = None  # of its KV; None: shared with no other answer
     draft_claim: int = 0  # likewise of the draft model's KV
+    refusal: str = ""  # as in `ModelInfo`
 
 
 class ClientSession(Session):
@@ -93,6 +94,7 @@ class ClientSession(Session):
         self.link = link
         self._tokenizer = tokenizer
         self._text = AnswerText(tokenizer, prepared.request.stop)
+        self._said = ""  # of the text, no more than is compared with a refusal
         self._closed = closed
         self._events: asyncio.Queue[GenerateEvent | PacelineError] = asyncio.Queue()
         self._stopped = False  # by a stop string
@@ -265,6 +267,8 @@ class ClientSession(Session):
     def _put_text(self, text: str) -> None:
         if not text and not self._pending_logprobs:
             return
+        if len(self._said) < len(self.prepared.refusal) + 2:
+            self._said += text
         self._events.put_nowait(TextDelta(text, self._pending_tokens, self._lane, tuple(self._pending_logprobs)))
         self._pending_tokens, self._lane, self._pending_logprobs = 0, None, []
 
@@ -303,7 +307,10 @@ class ClientSession(Session):
 
     def _cited(self) -> tuple[Citation, ...]:
         """Passages of the sides that decided at least one token; of this side's those that decided one against others,
-        where any did. Which of the peer's did is known to the peer alone."""
+        where any did. Which of the peer's did is known to the peer alone. An answer that says that none answers cites
+        none."""
+        if self.prepared.refusal and self._said.strip().removesuffix(".") == self.prepared.refusal:
+            return ()
         own = self._citations if self._lanes[self.prepared.side] else ()
         if self._deciding:
             own = tuple(citation for index, citation in enumerate(own) if index in self._deciding)
