@@ -182,6 +182,8 @@ class SimulatedSession:
 
     def receive(self, message: SessionFrame) -> None:
         match message:
+            case OpenSession(session=number) if number < (self._number or 0):
+                pass  # overtaken by a later one, where messages of a lost connection still arrive
             case OpenSession():
                 self._join(message)
             case CloseSession(session=number) if number != self._number:
