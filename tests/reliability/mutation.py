@@ -88,11 +88,12 @@ class Mutator:
 
     def _short(self, kind: type[Frame], message: list[Any]) -> bytes:
         """A message in its short form, where it has one."""
-        code = kind.compact_code if issubclass(kind, SessionMessage) else None
-        if code is None:
+        if not issubclass(kind, SessionMessage) or kind.compact_code is None:
             return _encode(message)
-        _, session, epoch, *numbers, rest = message
-        return compact.pack(code, session, epoch, numbers, rest) or _encode(message)
+        made = kind(*message[1:])  # unchecked, as an attacker's are
+        parts = made.to_compact()
+        short = None if parts is None else compact.pack(kind.compact_code, made.session, made.epoch, *parts)
+        return short or _encode(message)
 
     def _broken(self, kind: type[Frame], message: list[Any]) -> bytes:
         rng = self._rng
