@@ -267,8 +267,7 @@ class ClientSession(Session):
     def _put_text(self, text: str) -> None:
         if not text and not self._pending_logprobs:
             return
-        if len(self._said) < len(self.prepared.refusal) + 2:
-            self._said += text
+        self._said += text if len(self._said) < len(self.prepared.refusal) + 2 else ""
         self._events.put_nowait(TextDelta(text, self._pending_tokens, self._lane, tuple(self._pending_logprobs)))
         self._pending_tokens, self._lane, self._pending_logprobs = 0, None, []
 
@@ -307,11 +306,15 @@ class ClientSession(Session):
 
     def _cited(self) -> tuple[Citation, ...]:
         """Passages of the sides that decided at least one token; of this side's those that decided one against others,
-        where any did. Which of the peer's did is known to the peer alone. An answer that says that none answers cites
-        none."""
-        if self.prepared.refusal and self._said.strip().removesuffix(".") == self.prepared.refusal:
+        where any did. Which of the peer's did is known to the peer alone. A refusal cites none."""
+        if _is_refusal(self._said, self.prepared.refusal):
             return ()
         own = self._citations if self._lanes[self.prepared.side] else ()
         if self._deciding:
             own = tuple(citation for index, citation in enumerate(own) if index in self._deciding)
         return (*own, *(self._peer_citations if self._lanes[other(self.prepared.side)] else ()))
+
+
+def _is_refusal(said: str, refusal: str) -> bool:
+    """said: an answer's text, or more of its beginning than a refusal has."""
+    return bool(refusal) and said.strip().removesuffix(".") == refusal
