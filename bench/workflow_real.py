@@ -28,7 +28,8 @@ from unittest.mock import patch
 
 import httpx
 
-from paceline.commands import local_pair, processes
+from paceline.commands import processes
+from paceline.commands.demonstration import local_pair
 from paceline.commands.processes import Children
 from paceline.core.side import SIDES, Side
 from paceline.models import CLOUD
@@ -97,7 +98,7 @@ def run(options: Options, workload: Workload | None = None) -> Report:
         base = stack.enter_context(web(load.web_s))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pairs = [stack.push(_pair(way, folder, base, load, asked)) for way in WAYS]
-        stack.enter_context(patch("paceline.commands.local_pair.command", _command))
+        stack.enter_context(patch("paceline.commands.demonstration.local_pair.command", _command))
         with ThreadPoolExecutor(len(WAYS)) as starting:
             started = starting.map(lambda pair: pair.__enter__(), pairs)
             urls = dict(zip((way.name for way in WAYS), started, strict=True))

@@ -22,6 +22,7 @@ from paceline.api.http.limits.addresses import networks
 from paceline.api.http.limits.doors import DoorLimits
 from paceline.api.http.server import serve, url_of
 from paceline.api.responses.event_log.writer import Retention
+from paceline.configuration.web import STORE
 from paceline.core.offloading.draft_length import Unit
 from paceline.core.offloading.workload import ModelShape
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ServedModel
@@ -55,7 +56,6 @@ from paceline.sealing.seal import PLAIN, Seal
 from paceline.secret_files import STDIN, secret_lines
 from paceline.settings import AgentSettings, NodeSettings
 from paceline.strategies.registry import STRATEGIES
-from paceline.web_settings import STORE
 from paceline.wire.identity_messages import Introduction
 
 _log = logging.getLogger("paceline")

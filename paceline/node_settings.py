@@ -13,10 +13,10 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from paceline.configuration.units import UnitSettings, units_of
+from paceline.configuration.web import provider
 from paceline.core.energy.values import MeterName
 from paceline.core.side import Side
-from paceline.unit_settings import UnitSettings, units_of
-from paceline.web_settings import provider
 
 PREFIX = "PACELINE_"
 ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,40}://[^/\s]{1,255}")

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from paceline.configuration.web import STORE
 from paceline.core.permission import MayAsk
 from paceline.local_users import is_loopback
 from paceline.node_settings import DERIVED as DERIVED
@@ -22,7 +23,6 @@ from paceline.node_settings import SECRETS as SECRETS
 from paceline.node_settings import NodeSettings as NodeSettings
 from paceline.node_settings import ProgramSettings as ProgramSettings
 from paceline.node_settings import state_home as state_home
-from paceline.web_settings import STORE
 
 
 class ServerSettings(NodeSettings):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.model_folders import find
+from paceline.hub.folders import find
 
 
 @pytest.mark.parametrize(

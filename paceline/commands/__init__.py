@@ -2,12 +2,12 @@
 
 bench           `paceline bench`
 demo            `paceline demo`
-demo_questions  the demonstration's questions: asked, shown and judged
+demonstration   its pair of programs, and its questions
 docs            `paceline docs`
 doctor          `paceline doctor`
 doctor_checks   the checks of `paceline doctor`, one function per subject
-local_pair      a linked server and agent as two processes on this machine
 main            root of the command: subcommands, exit codes
+models          `paceline models`
 options         shared options, and options made from a settings class
 processes       child processes: start, wait, stop
 tables          `paceline tables`

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from paceline import models
-from paceline.commands.demo_questions import COLOURS, Question, ask, curl_line, faults, footer, load_questions
-from paceline.commands.local_pair import Pair, start_pair
+from paceline.commands.demonstration.local_pair import Pair, start_pair
+from paceline.commands.demonstration.questions import COLOURS, Question, ask, curl_line, faults, footer, load_questions
 from paceline.commands.processes import Child, Children
 from paceline.core.side import Side
 from paceline.errors import PacelineError

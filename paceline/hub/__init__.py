@@ -5,5 +5,6 @@ selection  which files of a repository make a model that can be run
 transfer   one file, continued where it was cut, and checked
 download   a whole model
 cache      the models in the hub's cache
+folders    a model's folder, by its path or its name on the hub
 facts      what a model's folder says of itself
 """

@@ -31,7 +31,6 @@ from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.connection import Link
 from paceline.runtime.link.traffic import link_states
 from paceline.runtime.lookup_tables.store import TableStore
-from paceline.runtime.node_texts import NodeTexts
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
 from paceline.runtime.resources import Resources
@@ -45,6 +44,7 @@ from paceline.runtime.service import (
 )
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.egress import Egress
+from paceline.runtime.texts.node_texts import NodeTexts
 from paceline.runtime.tracing import Tracer
 from paceline.runtime.units.registry import NodeUnits
 from paceline.runtime.upkeep import keep_debt, keep_profiles, prefill_documents, watch_removals

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 
 from paceline.commands import demo
-from paceline.commands.demo_questions import Answer, Question
-from paceline.commands.local_pair import linked
+from paceline.commands.demonstration.local_pair import linked
+from paceline.commands.demonstration.questions import Answer, Question
 from paceline.commands.processes import Child, Readiness, free_port
 from paceline.errors import PacelineError
 

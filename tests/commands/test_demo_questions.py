@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from paceline import models
-from paceline.commands.demo_questions import (
+from paceline.commands.demonstration.questions import (
     Answer,
     Question,
     ask,

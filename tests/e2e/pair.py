@@ -11,8 +11,8 @@ from pathlib import Path
 
 from openai import OpenAI
 
-from paceline.commands import local_pair as commands
-from paceline.commands.local_pair import linked, start_pair
+from paceline.commands.demonstration import local_pair as commands
+from paceline.commands.demonstration.local_pair import linked, start_pair
 from paceline.commands.processes import Children
 from paceline.strategies.base import SIDES, Side
 from tests.e2e.turnstile import Turnstile, turnstile

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from paceline.commands.local_pair import Pair, start_pair
+from paceline.commands.demonstration.local_pair import Pair, start_pair
 from paceline.commands.processes import Children
 from paceline.engine.reader.answer import NOTHING
 from paceline.strategies.base import Side

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.commands.local_pair import Pair, start_pair
+from paceline.commands.demonstration.local_pair import Pair, start_pair
 from paceline.commands.processes import Children
 from paceline.models import SAMPLES
 

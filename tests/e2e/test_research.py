@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from paceline.commands import local_pair
+from paceline.commands.demonstration import local_pair
 from paceline.strategies.base import Side
 from tests.e2e import loopback_web
 from tests.e2e.pair import DEVICE, QUESTION, Pair, running_pair

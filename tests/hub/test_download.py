@@ -10,8 +10,8 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.hub.download import pull
+from paceline.hub.folders import find
 from paceline.hub.names import HubName
-from paceline.model_folders import find
 from tests.hub.standin import COMMIT, StandInHub, serving
 
 FILES = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"weights"}

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from paceline.commands.local_pair import Pair, start_pair
+from paceline.commands.demonstration.local_pair import Pair, start_pair
 from paceline.commands.processes import Children
 from paceline.core.side import Side
 from paceline.wire.codec import decode

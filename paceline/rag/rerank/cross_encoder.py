@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
-from paceline.model_folders import find, quiet, served_name
+from paceline.hub.folders import find, quiet, served_name
 from paceline.rag.compute_threads import ComputeThreads
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Final, Protocol, TypeVar
 
+from paceline.configuration.units import Task
 from paceline.rag.compute_threads import compute_here
 from paceline.runtime.cores import pin
 from paceline.runtime.units.registry import ENGINE, UnitRegistry
-from paceline.unit_settings import Task
 
 T = TypeVar("T")
 THREADS: Final = min(32, (os.cpu_count() or 1) + 4)  # of a host unit, as asyncio's own; on two cores 8 cost 5 % more

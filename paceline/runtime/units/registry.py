@@ -13,10 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from paceline.configuration.units import TASKS, Task
 from paceline.core.zone import Zone
 from paceline.rag.compute_threads import compute_here
 from paceline.runtime.cores import allowed_cores, pin
-from paceline.unit_settings import TASKS, Task
 from paceline.workflow.builder import WorkflowModels
 from paceline.workflow.units import ProcessingUnit
 

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from paceline.errors import RequestError
 from paceline.rag.rerank.reranker import Reranker
-from paceline.runtime.embeddings import TextEmbedder
-from paceline.runtime.reranking import PassageReranker
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import EmbedderInfo, Embeddings, Logprobs, Reranked
 from paceline.runtime.sessions.output_text import token_strings
 from paceline.runtime.sessions.prompt_logprobs import PromptScorer
+from paceline.runtime.texts.embeddings import TextEmbedder
+from paceline.runtime.texts.reranking import PassageReranker
 from paceline.runtime.workflows.service import own_reranker
 
 T = TypeVar("T")
