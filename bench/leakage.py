@@ -214,7 +214,7 @@ async def _rows(
 
 
 def _beyond(text: Scored, both: Scored) -> Estimate:
-    """Of the same guesses."""
+    """Area that all else adds to the text's, over the same guesses."""
     return estimate(len(text.members), lambda among: both.area(among) - text.area(among), RESAMPLES)
 
 

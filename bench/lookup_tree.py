@@ -236,7 +236,7 @@ def _claims(rows: Sequence[Row], tasks: Mapping[str, Mapping[str, Sequence[Group
 
 
 def _replay_claims(half: Sequence[Replayed]) -> list[Claim]:
-    """Of checkpoints that were trained on real text, where the data folder has them; else of the demo's model."""
+    """Claims of checkpoints trained on real text, where the data folder has them; else of the demo's model."""
     real = half[1:] or half
     overhead = worst_of((each.overhead for each in half), "lower")
     return [

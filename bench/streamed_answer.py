@@ -29,7 +29,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked in every way."""
+    """Request that every way is sent."""
 
     model: str
     tokens: int

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,27 +120,30 @@ async def run_node(
         name = served_name(settings, model)
         tracer = tracer_of(settings.side)
         reranker = open_reranker(settings, store)
-        node = Node(
+        node_of = partial(
+            Node,
             settings.side,
-            model,
-            store,
-            served_name=name,
+            store=store,
             sampling=sampling_of(settings),
             system=settings.system or "",
             max_tokens_default=settings.max_tokens_default,
             expects_peer=expects_peer,
+            timed=True,
+            limits=step_limits(settings),
+            reranker=reranker,
+            tracer=tracer,
+        )
+        node = node_of(
+            model=model,
+            served_name=name,
             open_to_peer=open_to_peer,
             asks=asks,
             kv=open_kv(settings, store),
             tables=open_tables(settings, model, seal),
-            timed=True,
-            limits=step_limits(settings),
             energy=open_energy(settings, model),
             draft_engine=None if open_draft is None else open_draft(model),
             profiles=open_profiles(settings, model, store, spread=open_engine is not None),
             units=workflow_units(settings),
-            reranker=reranker,
-            tracer=tracer,
             web=open_web(settings),
             cloud_texts=isinstance(settings, AgentSettings) and settings.cloud_texts,
             relevance_temperature=settings.relevance_temperature,
@@ -149,21 +153,11 @@ async def run_node(
             """A node on the first one's documents. What it learns is forgotten with it."""
             joins = loaded.tokenizer.fingerprint == model.tokenizer.fingerprint
             energy = SideEnergy(energy_meter(settings, loaded.engine.info.shape).meter, settings.send_watts)
-            return Node(
-                settings.side,
-                loaded,
-                store,
+            return node_of(
+                model=loaded,
                 served_name=its_name,
-                sampling=sampling_of(settings),
-                system=settings.system or "",
-                max_tokens_default=settings.max_tokens_default,
-                expects_peer=expects_peer,
-                timed=True,
-                limits=step_limits(settings),
                 energy=energy,
                 units=workflow_units(settings),
-                reranker=reranker,
-                tracer=tracer,
                 web=open_web(settings),
                 cloud_texts=False,
                 beside=node.beside(joins=joins, alone=str if joins else apart),

@@ -49,7 +49,10 @@ DRAFTING: Final[Mapping[str, Drafting]] = {
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Of one half of an answer. cloud, device: s of a forward of one row. spread: of the engines, see `FakeEngine`."""
+    """Speeds, round trip and spread during one half of an answer.
+
+    cloud, device: s of a forward of one row. spread: of the engines, see `FakeEngine`.
+    """
 
     cloud: float
     device: float

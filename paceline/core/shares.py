@@ -56,7 +56,7 @@ class Shares:
 
 
 class WaitingLine:
-    """Who waits for a place, first come, first served. Knows no clock: whoever has waited long enough leaves.
+    """Queue for places, first come, first served. Knows no clock: whoever has waited long enough leaves.
 
     A place is not kept for who is called: somebody else may take it first, and the one called waits again.
     """

@@ -1,4 +1,4 @@
-"""What a model is, before its weights are loaded: from its configuration alone."""
+"""Description of a model from its configuration alone, before its weights are loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's folder says of itself, read without transformers. Never fails: what cannot be read is not known."""
+"""Kind, context and chat template of a model's folder, read without transformers; None for what cannot be read."""
 
 from __future__ import annotations
 

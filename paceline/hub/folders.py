@@ -61,7 +61,10 @@ def quiet() -> Iterator[None]:
 
 
 def _from_hub(name: HubName, download: bool) -> Path:
-    """What was downloaded before is used as it is where the hub cannot be reached. Raises ConfigError."""
+    """Folder of a hub model, downloaded where allowed; one that is here already where the hub cannot be reached.
+
+    Raises ConfigError.
+    """
     if not download:
         return local(name)
     try:

@@ -61,7 +61,7 @@ log = logging.getLogger("paceline.node")
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a node of a further model has of the first one, which keeps it."""
+    """Parts of the first node that the node of a further model uses, and does not close."""
 
     library: Library | None
     places: AnswerPlaces
@@ -197,7 +197,7 @@ class Node(NodeTexts):
         return self._resources.side
 
     def beside(self, *, joins: bool, alone: Callable[[], str]) -> Beside:
-        """What the node of another model has of this one."""
+        """Parts of this node for that of another model."""
         return Beside(self._library, self._places, self._peers if joins else None, alone)
 
     @property
