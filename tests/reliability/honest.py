@@ -18,7 +18,7 @@ SCHEMA: Final = {
     "additionalProperties": False,
 }
 STRICT: Final = {"type": "json_schema", "json_schema": {"name": "stay", "strict": True, "schema": SCHEMA}}
-ALONE: Final = {"strategy": "autoregressive", "privacy": "local-only"}
+ALONE: Final[dict[str, object]] = {"strategy": "autoregressive", "privacy": "local-only"}
 
 
 def client_of(url: str) -> httpx.AsyncClient:

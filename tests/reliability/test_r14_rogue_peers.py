@@ -29,7 +29,7 @@ from paceline.wire.codec import encode
 from paceline.wire.identity_messages import Introduction, KeyKept, RenewKey
 from paceline.wire.messages import ANSWERED_BY, CloseSession, OpenSession
 from tests.reliability.conftest import Figure
-from tests.reliability.honest import Honest, ask_strictly, client_of
+from tests.reliability.honest import ALONE, Honest, ask_strictly, client_of
 from tests.reliability.mutated_drafts import Aim
 from tests.reliability.mutated_fields import FORGED, JOINT
 from tests.reliability.mutation import KINDS, Mutator
@@ -82,6 +82,14 @@ class Campaign:
                 if self.link is not None and (self.link.draining or self._rng.random() < 0.05):
                     self._leave()
             self._leave()
+
+    async def join(self, strategies: set[str], url: str, *, kinds: tuple[type, ...]) -> None:
+        """Take part in answers, each over a new link, until a session of each of these has been opened at the rogue."""
+        self._mutator = Mutator(self._rng, vocab_size=fake_model().tokenizer.vocab_size, kinds=kinds)
+        async with client_of(url) as http, asyncio.timeout(120):
+            while not strategies <= {*self.joined}:
+                await self._within_an_answer(http)
+                self._leave()
 
     async def _linked(self) -> RawLink:
         if self.link is None or self.link.closed.is_set():
@@ -217,13 +225,19 @@ async def test_a_cloud_that_sends_mutated_messages_harms_no_agent_and_learns_no_
 
             async def ask(http: httpx.AsyncClient, rng: random.Random) -> object:
                 joint = {"privacy": "document-private", "strategy": rng.choice(JOINT)}
-                paceline = rng.choice((*[joint] * 3, SEARCHED, joint | {"workflow": "advanced"}))
+                advanced = joint | {"workflow": "advanced"}
+                # A cloud that did not write a text is asked for none for a while: it is asked for one before all else.
+                asked = {*ANSWERED_BY} <= {*campaign.joined}
+                paceline = rng.choice((*[joint] * 3, SEARCHED, advanced)) if asked else advanced
                 return await ask_strictly(http, paceline, temperature=rng.choice((0.0, 1.0)))
 
             campaign = Campaign(rng, relink, ask)
             honest = Honest(agent.url)
             await honest.begin()
             kinds = tuple(kind for kind in KINDS if kind is not KeyKept)  # a wrong one ends the link for good: last
+            async with client_of(agent.url) as http:  # what a text takes here is known: it is tried there
+                await ask_strictly(http, ALONE | {"workflow": "advanced"})
+            await campaign.join({*ANSWERED_BY}, agent.url, kinds=kinds)
             await campaign.run(20, agent.url, kinds=kinds)
             before = memory(agent)
             sequences = size(60, 2000)
@@ -236,7 +250,7 @@ async def test_a_cloud_that_sends_mutated_messages_harms_no_agent_and_learns_no_
             assert link.close_code == CloseCode.SERVER_KEY_CHANGED
             unharmed(children, agent)
     assert set(campaign.codes) <= CODES, campaign.codes
-    assert campaign.joined.total() > sequences // 8 and {*ANSWERED_BY} <= {*campaign.joined}
+    assert campaign.joined.total() > sequences // 8
     heard = [*campaign.received, *link.received]
     for mark in MARKS:
         shingles = {mark[start : start + SHINGLE].encode() for start in range(len(mark) - SHINGLE + 1)}
