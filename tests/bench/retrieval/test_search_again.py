@@ -9,7 +9,7 @@ import pytest
 
 from bench.perplexity import _log_probability
 from bench.retrieval.methods import Found, Ids, Retrieved, branches, fixed_branches
-from bench.retrieval.search_again import Way, boundary, documents, log_probability
+from bench.retrieval.search_again import Way, _dists, boundary, documents, log_probability
 from paceline.core.sampling.dist import Dist
 
 TEXT: Ids = tuple(range(12))
@@ -24,10 +24,7 @@ def rows() -> dict[Ids, list[Dist]]:
     """Of each document, how probable it makes each token of the text."""
     drawn = np.random.default_rng(3)
     probabilities = {ids: drawn.uniform(0.05, 0.9, len(TEXT) - START) for ids in ((1,), (2,), (3,), (9,))}
-    return {
-        ids: [Dist(np.array([token], np.int32), np.array([p]), 1.0 - p) for token, p in zip(TEXT[START:], each, strict=True)]
-        for ids, each in probabilities.items()
-    }
+    return {ids: _dists(TEXT[START:], each.tolist()) for ids, each in probabilities.items()}
 
 
 @pytest.mark.parametrize("evidence", [True, False])
