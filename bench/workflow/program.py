@@ -62,10 +62,12 @@ def is_loopback(address: Address) -> bool:
 
 
 if __name__ == "__main__":
-    # {"policy": fields, "script": {question: {agent: [queries]}}}
+    # {"policy": fields, "apart": whether zones are refined apart, "script": {question: {agent: [queries]}}}
     given = json.loads(Path(sys.argv.pop(1)).read_text())
     policy = SchedulingPolicy(**given["policy"])
     setattr(service, WorkflowDriver.__name__, partial(WorkflowDriver, policy=policy))  # both are made there
+    if not given["apart"]:
+        setattr(run, run.refined_apart.__name__, lambda **_: False)
     setattr(access, PageFetcher.__name__, partial(PageFetcher, allowed=is_loopback, ports=range(1, 65_536)))
     for module, name in ((readers, "REWRITE"), (decisions, "PLAN"), (decisions, "LOOK")):
         agent = getattr(module, name)
@@ -75,7 +77,6 @@ if __name__ == "__main__":
         (run, "REFINE"),
         (research, "PLAN"),
         (research, "LOOK"),
-        (research, "REFINE"),
     ):
         setattr(module, name, replace(getattr(module, name), max_tokens=TOKENS))
     main()

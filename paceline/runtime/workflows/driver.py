@@ -12,7 +12,6 @@ from typing import Protocol
 
 from paceline.errors import PacelineError
 from paceline.runtime.units.registry import UnitRegistry
-from paceline.workflow.builder import templates
 from paceline.workflow.events import (
     Added,
     Cancel,
@@ -34,6 +33,7 @@ from paceline.workflow.graph import SubStage, SubStageId
 from paceline.workflow.policy import SchedulingPolicy
 from paceline.workflow.profiling.profiles import ProfileStore
 from paceline.workflow.scheduler import WorkflowScheduler
+from paceline.workflow.templates import templates
 
 log = logging.getLogger("paceline.workflow")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -29,18 +29,18 @@ from paceline.runtime.workflows.agent_text import AgentText, Reader
 from paceline.runtime.workflows.cloud_texts import CloudTexts
 from paceline.runtime.workflows.driver import Outcome, Work, WorkflowDriver
 from paceline.runtime.workflows.limits import STAGE_S
-from paceline.runtime.workflows.lookup import Found, Lookup, Places
+from paceline.runtime.workflows.lookup import ALL, Lookup, Places, Refinement
 from paceline.runtime.workflows.readers import Refining, SubQuestions
-from paceline.runtime.workflows.reading_list import MAX_READ, reading_list
+from paceline.runtime.workflows.shortlist import MAX_READ, Found, reading_list
 from paceline.runtime.workflows.text_stream import TextStream
 from paceline.runtime.workflows.web.places import WebPlaces
 from paceline.runtime.workflows.web.research import Research
 from paceline.strategies.base import Side, other
-from paceline.workflow.agents.records import Prompt
+from paceline.workflow.agents.records import Evidence, Prompt
 from paceline.workflow.agents.refine import REFINE
 from paceline.workflow.agents.registry import AnyAgent
 from paceline.workflow.agents.rewrite import REWRITE
-from paceline.workflow.builder import WorkflowBuilder, WorkflowName, WorkflowSizes
+from paceline.workflow.builder import PUBLIC, WorkflowBuilder, WorkflowName, WorkflowSizes
 from paceline.workflow.events import Launch
 from paceline.workflow.graph import SubStage
 
@@ -158,17 +158,26 @@ class WorkflowRun:
         return self._look_up(question, self._builder.sub_question(rewritten=rewritten), kept=KEPT)
 
     def _look_up(self, question: str, nodes: Sequence[SubStage], *, kept: int) -> list[tuple[SubStage, Work]]:
-        lookup = Lookup(question, self, {node.stage: node for node in nodes}, kept, self.read_later)
-        if "refine.prefill" in lookup.nodes:
-            refining = Refining(self, question)
-            lookup.chosen = refining.begin
-            lookup.refine = self.agent(REFINE, refining.messages, refining)
+        named = {node.stage: node for node in nodes}
+        lookup = Lookup(question, self, named, kept, self.refined(question, named))
         self._lookups.append(lookup)
         return lookup.works()
 
-    def agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader) -> AgentText:
+    def refined(
+        self, question: str, stages: Container[str], heard: Callable[[Sequence[Evidence]], None] = lambda _: None
+    ) -> dict[str, Refinement]:
+        """Texts in which a lookup's passages are refined, by zone: those for which it has a stage."""
+        found: dict[str, Refinement] = {}
+        for zone in (ALL, PUBLIC):
+            if f"refine{zone}.prefill" in stages:
+                reader = Refining(question, heard)
+                found[zone] = Refinement(reader, self.agent(REFINE, reader.messages, reader, zone))
+        return found
+
+    def agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader, zone: str = ALL) -> AgentText:
         assert kind.max_tokens is not None, "the answer alone has no limit of its own"
-        agent = AgentText(kind.stage, messages, kind.max_tokens, reader, self._write, self, STAGE_S, self._cloud)
+        stage = f"{kind.stage}{zone}"
+        agent = AgentText(stage, messages, kind.max_tokens, reader, self._write, self, STAGE_S, self._cloud)
         self._agents.append(agent)
         return agent
 
@@ -308,7 +317,14 @@ def _sizes(question: str, side: Side, *, far: bool, alone: bool) -> WorkflowSize
         private=device,
         far=far,
         agents_here=device and alone,
+        apart=refined_apart(alone=alone),
     )
+
+
+def refined_apart(*, alone: bool) -> bool:
+    """Whether what the other side has found is refined in a text of its own. Where one model writes all texts, one text
+    is shorter than two, and may say what follows from passages of both."""
+    return not alone
 
 
 def _key(found: Found) -> tuple[str, str]:

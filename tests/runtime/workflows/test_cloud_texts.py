@@ -20,9 +20,9 @@ from paceline.runtime.units.registry import CLOUD, ENGINE, UnitRegistry
 from paceline.runtime.workflows.agent_text import AgentText
 from paceline.runtime.workflows.cloud_texts import CloudUnits, cloud_texts
 from paceline.runtime.workflows.driver import WorkflowDriver
-from paceline.runtime.workflows.lookup import Found
 from paceline.runtime.workflows.readers import Refining
 from paceline.runtime.workflows.run import WorkflowRun
+from paceline.runtime.workflows.shortlist import Found
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import WRITE, OpenSession, WrittenText
 from paceline.workflow.events import Launch
@@ -113,7 +113,8 @@ async def test_what_reads_nothing_private_is_written_by_the_cloud_and_the_answer
         done = await made.answer(RESEARCH, places, web)
         assert {kind for kind, _ in made.there.asked} == {"rewrite", "plan", "refine", "look"}
         assert units(done, "rewrite") == units(done, "plan") == units(done, "look") == {CLOUD}
-        assert units(done, "refine") == {CLOUD, ENGINE}  # of the page, and of the documents
+        assert units(done, "refine") == {ENGINE}  # of the device's documents
+        assert units(done, "refine public") == {CLOUD}  # of the page, and of the cloud's documents
         assert done.degraded is None and web.queries == ["key in the hall"]
         assert done.stats["sent_open_bytes"] > 500.0
         (away,) = made.here.of("answer")
@@ -157,7 +158,7 @@ async def test_a_prompt_with_private_text_is_not_sent_even_where_a_launch_says_s
         def rest(self, reason: str) -> None:
             self.rested = reason
 
-    refining, elsewhere = Refining(None, "Where?"), Written()  # type: ignore[arg-type]  # nothing is read later
+    refining, elsewhere = Refining("Where?"), Written()
     refining.begin([SECRET])
     text = AgentText("refine", refining.messages, 8, refining, None, None, 5.0, elsewhere)  # type: ignore[arg-type]
     await text.prefill(Launch(1, SubStageId(1), "cloud 0", 1, 0, 1))

@@ -7,7 +7,7 @@ finds anything, the second look is left out, and the workflow is the simpler one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -15,15 +15,13 @@ from paceline.errors import PacelineError
 from paceline.rag.web.search import WebResult
 from paceline.runtime.workflows.agent_text import AgentText, Reader
 from paceline.runtime.workflows.driver import Outcome, Work
-from paceline.runtime.workflows.lookup import Lookup, Reading
-from paceline.runtime.workflows.readers import ReadsLater, Refining
+from paceline.runtime.workflows.lookup import Lookup, Reading, Refinement
 from paceline.runtime.workflows.web.decisions import Planning, SecondLook
 from paceline.runtime.workflows.web.page import PageLookup
 from paceline.runtime.workflows.web.places import WebPlaces
 from paceline.workflow.agents.look import LOOK
 from paceline.workflow.agents.plan import PLAN
-from paceline.workflow.agents.records import Prompt
-from paceline.workflow.agents.refine import REFINE
+from paceline.workflow.agents.records import Evidence, Prompt
 from paceline.workflow.agents.registry import AnyAgent
 from paceline.workflow.builder import WorkflowBuilder
 from paceline.workflow.events import Launch
@@ -33,8 +31,13 @@ CHUNKS: Final = 6  # of a page, as expected before it is there
 KEPT: Final = 2  # passages of a page that are read
 
 
-class Researching(Reading, ReadsLater, Protocol):
+class Researching(Reading, Protocol):
     """The workflow that research is part of."""
+
+    def refined(
+        self, question: str, stages: Container[str], heard: Callable[[Sequence[Evidence]], None] = ...
+    ) -> dict[str, Refinement]:
+        """Texts in which a lookup's passages are refined, by zone."""
 
     def agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader) -> AgentText:
         """A text that this side's model writes."""
@@ -108,10 +111,9 @@ class Research:
         fetched = bool(results[0].url)
         chunks = CHUNKS if fetched else len(results)
         nodes = {node.stage: node for node in self._builder.web_page(search, chunks, fetched=fetched)}
-        refining = Refining(self._run, query, self._look.hear) if of_plan else Refining(self._run, query)
         after = {stage: node for stage, node in nodes.items() if stage not in ("fetch", "embed page")}
-        agent = self._run.agent(REFINE, refining.messages, refining)
-        lookup = Lookup(query, self._run, after, KEPT, refining.begin, agent)
+        refined = self._run.refined(query, after, self._look.hear) if of_plan else self._run.refined(query, after)
+        lookup = Lookup(query, self._run, after, KEPT, refined)
         ended: Callable[[], Sequence[SubStageId]] = self._ended if of_plan else lambda: ()
         return PageLookup(query, results, self._web, self._run, nodes, lookup, ended).works()
 
