@@ -19,7 +19,7 @@ from typing import Any, Final
 from paceline.commands.main import main
 from paceline.core.strangers import Address
 from paceline.rag.web.fetch import PageFetcher
-from paceline.runtime.workflows import readers, run, service
+from paceline.runtime.workflows import lookup, readers, run, service
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.web import access, decisions, research
 from paceline.workflow.agents.queries import Queries
@@ -74,7 +74,7 @@ if __name__ == "__main__":
         setattr(module, name, replace(agent, parser=scripted(given["script"], agent.stage)))
     for module, name in (
         (run, "REWRITE"),
-        (run, "REFINE"),
+        (lookup, "REFINE"),
         (research, "PLAN"),
         (research, "LOOK"),
     ):

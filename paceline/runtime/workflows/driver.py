@@ -115,6 +115,10 @@ class WorkflowDriver:
         if units:
             self._tell(UnitLost(self._now(), units[0], units[1:]))
 
+    def waits_for(self, node: SubStageId) -> set[str]:
+        """Stages that a sub-stage needs, directly or not, and that have not ended."""
+        return {each.stage for each in self._scheduler.graph.before(node)}
+
     @property
     def under_way(self) -> int:
         """Launches."""

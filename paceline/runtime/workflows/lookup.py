@@ -7,7 +7,7 @@ sent; the answer reads the best of both, and what else the public text says is d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
@@ -16,11 +16,14 @@ from paceline.errors import PacelineError
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Vectors
 from paceline.runtime.units.registry import UnitRegistry
-from paceline.runtime.workflows.agent_text import AgentText, Noting
+from paceline.runtime.workflows.agent_text import AgentText, Noting, Reader
 from paceline.runtime.workflows.driver import Outcome, Work
 from paceline.runtime.workflows.limits import STAGE_S, within
 from paceline.runtime.workflows.readers import ReadsLater, Refining
 from paceline.runtime.workflows.shortlist import Found, Shortlist, best_of
+from paceline.workflow.agents.records import Evidence, Prompt
+from paceline.workflow.agents.refine import REFINE
+from paceline.workflow.agents.registry import AnyAgent
 from paceline.workflow.builder import INSTRUCTIONS, PUBLIC
 from paceline.workflow.events import Launch
 from paceline.workflow.graph import SubStage
@@ -60,8 +63,9 @@ class Reading(Noting, ReadsLater, Protocol):
     def claim(self, found: Sequence[Found]) -> list[Found]:
         """Those that no other lookup has."""
 
-    async def read(self, launch: Launch) -> None:
-        """Prefill what has been found so far, as the answer will have it. Raises PacelineError."""
+    async def read(self, launch: Launch, found: Sequence[Found]) -> None:
+        """Prefill some of what the answer is to read, as it will have it, unless it begins now. Raises
+        PacelineError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,26 @@ class Refinement:
 
     reader: Refining
     text: AgentText
+
+
+class Agents(Protocol):
+    def agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader, zone: str = ALL) -> AgentText:
+        """A text of an agent, of that zone."""
+
+
+def refinements(
+    agents: Agents,
+    question: str,
+    stages: Container[str],
+    heard: Callable[[Sequence[Evidence]], None] = lambda _: None,
+) -> dict[str, Refinement]:
+    """Texts in which a lookup's passages are refined, by zone: those that it has a stage for. heard: see `Refining`."""
+    found: dict[str, Refinement] = {}
+    for zone in (ALL, PUBLIC):
+        if f"refine{zone}.prefill" in stages:
+            reader = Refining(question, heard)
+            found[zone] = Refinement(reader, agents.agent(REFINE, reader.messages, reader, zone))
+    return found
 
 
 @dataclass(slots=True)
@@ -85,7 +109,7 @@ class Lookup:
     _vector: Vectors | None = None
     _lists: dict[str, Shortlist] = field(default_factory=dict)  # by zone
     _best: list[Found] | None = None  # of all lists: what is read; None: not known yet
-    _is_told: bool = False  # the answer knows what it is to read
+    _evidence: list[Found] | None = None  # what the answer reads of it; None: it has not been told
 
     def __post_init__(self) -> None:
         zones = [zone for zone in (ALL, PUBLIC) if f"rerank{zone}" in self.nodes]
@@ -198,12 +222,12 @@ class Lookup:
         return Outcome(resized=[(prefill, tokens + INSTRUCTIONS)])
 
     async def _read(self, launch: Launch) -> Outcome:
-        if not self._is_told:  # else the launch is another try
-            self._is_told = True
+        if self._evidence is None:  # else the launch is another try
             best = self._best or ()
-            self.run.read_later([found for each in self.refined.values() for found in each.reader.evidence(best)])
+            self._evidence = [found for each in self.refined.values() for found in each.reader.evidence(best)]
+            self.run.read_later(self._evidence)
         try:
-            await within(STAGE_S, self.run.read(launch))
+            await within(STAGE_S, self.run.read(launch, self._evidence))
         except PacelineError as error:
             self.run.note("read", launch, str(error), failed=True)
         return Outcome(finished=True)

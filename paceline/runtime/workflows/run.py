@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import PacelineError
-from paceline.rag.prompt import passages_text, query_of
+from paceline.rag.prompt import query_of
 from paceline.runtime.service import (
     GenerateEvent,
     GenerateRequest,
@@ -29,18 +29,17 @@ from paceline.runtime.workflows.agent_text import AgentText, Reader
 from paceline.runtime.workflows.cloud_texts import CloudTexts
 from paceline.runtime.workflows.driver import Outcome, Work, WorkflowDriver
 from paceline.runtime.workflows.limits import STAGE_S
-from paceline.runtime.workflows.lookup import ALL, Lookup, Places, Refinement
-from paceline.runtime.workflows.readers import Refining, SubQuestions
-from paceline.runtime.workflows.shortlist import MAX_READ, Found, reading_list
+from paceline.runtime.workflows.lookup import Lookup, Places, refinements
+from paceline.runtime.workflows.readers import SubQuestions
+from paceline.runtime.workflows.shortlist import MAX_READ, Claims, Found, reading_list
 from paceline.runtime.workflows.text_stream import TextStream
 from paceline.runtime.workflows.web.places import WebPlaces
 from paceline.runtime.workflows.web.research import Research
 from paceline.strategies.base import Side, other
-from paceline.workflow.agents.records import Evidence, Prompt
-from paceline.workflow.agents.refine import REFINE
+from paceline.workflow.agents.records import Prompt
 from paceline.workflow.agents.registry import AnyAgent
 from paceline.workflow.agents.rewrite import REWRITE
-from paceline.workflow.builder import PUBLIC, WorkflowBuilder, WorkflowName, WorkflowSizes
+from paceline.workflow.builder import WorkflowBuilder, WorkflowName, WorkflowSizes
 from paceline.workflow.events import Launch
 from paceline.workflow.graph import SubStage
 
@@ -92,7 +91,7 @@ class WorkflowRun:
         self._lookups: list[Lookup] = []
         self._agents: list[AgentText] = []
         self._answer: TextStream | None = None
-        self._claimed: set[tuple[str, str]] = set()  # passages that were found, see `_key`
+        self._claims = Claims()
         self._read: list[Found] = []  # passages of the answer, as they were chosen
         self._steps: list[WorkflowStep] = []
         self._failed = ["the web, which this level of privacy does not search"] if barred else list[str]()
@@ -159,22 +158,11 @@ class WorkflowRun:
 
     def _look_up(self, question: str, nodes: Sequence[SubStage], *, kept: int) -> list[tuple[SubStage, Work]]:
         named = {node.stage: node for node in nodes}
-        lookup = Lookup(question, self, named, kept, self.refined(question, named))
+        lookup = Lookup(question, self, named, kept, refinements(self, question, named))
         self._lookups.append(lookup)
         return lookup.works()
 
-    def refined(
-        self, question: str, stages: Container[str], heard: Callable[[Sequence[Evidence]], None] = lambda _: None
-    ) -> dict[str, Refinement]:
-        """Texts in which a lookup's passages are refined, by zone: those for which it has a stage."""
-        found: dict[str, Refinement] = {}
-        for zone in (ALL, PUBLIC):
-            if f"refine{zone}.prefill" in stages:
-                reader = Refining(question, heard)
-                found[zone] = Refinement(reader, self.agent(REFINE, reader.messages, reader, zone))
-        return found
-
-    def agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader, zone: str = ALL) -> AgentText:
+    def agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader, zone: str = "") -> AgentText:
         assert kind.max_tokens is not None, "the answer alone has no limit of its own"
         stage = f"{kind.stage}{zone}"
         agent = AgentText(stage, messages, kind.max_tokens, reader, self._write, self, STAGE_S, self._cloud)
@@ -200,9 +188,7 @@ class WorkflowRun:
     # ---- what lookups tell ------------------------------------------------------------------------------------------
     def claim(self, found: Sequence[Found]) -> list[Found]:
         """Those that no other lookup has, each once."""
-        new = {key: each for each in found if (key := _key(each)) not in self._claimed}
-        self._claimed |= set(new)
-        return list(new.values())
+        return self._claims.take(found)
 
     def read_later(self, found: Sequence[Found]) -> None:
         """Passages that the answer is to read."""
@@ -223,11 +209,18 @@ class WorkflowRun:
         if self._request.steps:
             self._events.put_nowait(TextDelta("", 0, step=step))
 
-    async def read(self, launch: Launch) -> None:
-        """Prefill the newest passage as a branch of the answer, so that the answer finds its rows."""
-        if not self._read:
+    async def read(self, launch: Launch, found: Sequence[Found]) -> None:
+        """Prefill passages as branches of the answer, so that the answer finds their rows. Where it waits for no more
+        than such reading, it begins now and reads them itself."""
+        assert self._builder is not None
+        if self._driver.waits_for(self._builder.answer_prefill) <= {"read"}:
             return
-        own, others = reading_list(self._read, self._side)
+        own, others = (
+            [passage for passage in passages if any(passage is each.passage for each in found)]
+            for passages in reading_list(self._read, self._side)
+        )
+        if not (own or others):
+            return
         request = GenerateRequest(
             messages=self._request.messages,
             sampling=self._request.sampling,
@@ -236,8 +229,8 @@ class WorkflowRun:
             any_device=False,
             owner=self._request.owner,
             privacy=self._request.privacy,
-            passages=own[-1:],
-            other_passages=() if own else others[-1:],
+            passages=tuple(own),
+            other_passages=tuple(others),
             criticality=launch.criticality,
         )
         generation = await self._admit(request)
@@ -325,8 +318,3 @@ def refined_apart(*, alone: bool) -> bool:
     """Whether what the other side has found is refined in a text of its own. Where one model writes all texts, one text
     is shorter than two, and may say what follows from passages of both."""
     return not alone
-
-
-def _key(found: Found) -> tuple[str, str]:
-    """Equal for passages of one side that say the same, by whichever search they were found."""
-    return found.side, " ".join(passages_text(found.passage).split())

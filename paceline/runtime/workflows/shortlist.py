@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from paceline.core.side import Side
+from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.rerank.reranker import best_first
 
@@ -23,6 +24,20 @@ class Found:
     side: Side
     private: bool
     web: bool = False  # it is what a search of the web has found, a page or a passage of the cloud's documents
+
+
+class Claims:
+    """Passages of a workflow's lookups, each once: those of one side that say the same are one, whatever found them."""
+
+    def __init__(self) -> None:
+        self._taken: set[tuple[Side, str]] = set()
+
+    def take(self, found: Sequence[Found]) -> list[Found]:
+        """Those that were not taken before."""
+        said = {(each.side, " ".join(passages_text(each.passage).split())): each for each in found}
+        new = {key: each for key, each in said.items() if key not in self._taken}
+        self._taken |= set(new)
+        return list(new.values())
 
 
 @dataclass(slots=True)

@@ -285,6 +285,20 @@ async def test_sub_questions_that_the_cloud_has_written_before_it_was_lost_are_s
     assert sorted(places.queries) == ["Where is the key?", "Which broom hides the key?"]
 
 
+@pytest.mark.parametrize("is_faster", [True, False])
+async def test_a_cloud_that_is_known_to_be_slower_is_tried_again_and_a_faster_one_needs_no_trial(
+    is_faster: bool,
+) -> None:
+    async with device() as made:
+        known = made.driver.profiles
+        for phase in () if is_faster else ("prefill", "decode"):
+            known.forget(f"agent/{phase}", CLOUD)
+            known.learn(f"agent/{phase}", CLOUD, 4, 9.0)
+        made.units._forgets = 0.0  # its time is over
+        assert made.bench.links is not None and made.units.offer(made.bench.links[0])
+        assert (known.get("agent/decode", CLOUD) is not None) == is_faster
+
+
 async def test_a_client_that_leaves_ends_the_text_at_the_cloud() -> None:
     there = Models(hold="rewrite", rewrite=("Which ",))
     async with device(there=there) as made:

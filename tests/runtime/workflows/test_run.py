@@ -181,6 +181,29 @@ async def test_statements_take_the_place_of_the_passages_that_they_cite() -> Non
     assert [(found.text, found.document) for found in asked.passages] == [("The key is under a broom.", "keys.md")]
 
 
+async def test_passages_are_read_while_the_workflow_goes_on_and_the_last_ones_with_the_answer() -> None:
+    """Both passages of the question, since its rewriting waits until they are read; then the sub-question's."""
+    models = Models(rewrite=("Which key is on the map?\n",))
+    places = ScriptedPlaces({"key": KEY, "map": BROOM}, {"key": MAP})
+    admit, read = models.admit, asyncio.Event()
+
+    async def listening(request: GenerateRequest) -> Any:
+        if "Split the question" in request.messages[0]["content"]:
+            await read.wait()
+        text = await admit(request)
+        if models.of("read"):
+            read.set()
+        return text
+
+    models.admit = listening  # type: ignore[method-assign]
+    await answered(places, models)
+    (first,) = models.of("read")
+    assert first.passages is not None
+    assert [found.document for found in (*first.passages, *first.other_passages)] == ["keys.md", "map.md"]
+    (asked,) = models.of("answer")
+    assert {found.document for found in asked.passages or ()} == {"keys.md", "rooms.md"}
+
+
 @pytest.mark.parametrize("stage", ["embed", "search", "search_far", "rerank"])
 async def test_a_stage_that_fails_is_left_out_and_named(stage: str) -> None:
     places = ScriptedPlaces({"key": KEY}, {"key": MAP}, faults=frozenset({stage}))
