@@ -113,7 +113,7 @@ class Lookup:
 
     def __post_init__(self) -> None:
         zones = [zone for zone in (ALL, PUBLIC) if f"rerank{zone}" in self.nodes]
-        searches = max(1, sum(stage.startswith("search") for stage in self.nodes))
+        searches = max(1, sum(stage.startswith("search") for stage in self.nodes))  # a page's passages count as one
         self._lists = {zone: Shortlist(searches // len(zones)) for zone in zones}
 
     def works(self) -> list[tuple[SubStage, Work]]:
