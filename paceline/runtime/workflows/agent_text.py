@@ -19,6 +19,7 @@ log = logging.getLogger("paceline.workflow")
 
 Write = Callable[[Prompt, int, float], Awaitable[TextStream]]
 NOTHING: Final = Part("", 0, ended=True)
+CHARACTERS: Final = 4  # of a token, about
 
 
 class Reader(Protocol):
@@ -82,18 +83,19 @@ class AgentText:
     limit_s: float
     elsewhere: Elsewhere | None = None
     tokens: int = 0  # written
+    _prompt: int = 0  # tokens, about
     _stream: TextStream | None = None
     _fault: str | None = None
     _began: float | None = None  # on the loop's clock
     _away: bool = False  # another side writes it
 
     async def prefill(self, launch: Launch) -> Outcome:
-        """All of it is read at once."""
+        """All of it is read at once, however much the launch is for: what is learnt of it is of the whole prompt."""
         if self._began is None:
             self._began = asyncio.get_running_loop().time()
         if self._is_idle(launch):
-            return Outcome(finished=True)
-        return Outcome(finished=True) if await self._begin(launch) else Outcome(0)
+            return Outcome(0, finished=True)
+        return Outcome(self._prompt, finished=True) if await self._begin(launch) else Outcome(0)
 
     async def decode(self, launch: Launch) -> Outcome:
         if self._is_idle(launch):
@@ -143,6 +145,7 @@ class AgentText:
         try:
             async with asyncio.timeout_at((self._began or 0.0) + self.limit_s):
                 messages, tokens = self.messages(), math.ceil(self.max_tokens * self.reader.share)
+                self._prompt = max(1, sum(len(str(message["content"])) for message in messages) // CHARACTERS)
                 if self.elsewhere is not None and self._away:
                     if self.reader.private:
                         raise PacelineError("a prompt with private text is read by no other side")

@@ -49,7 +49,7 @@ class Work(Protocol):
 class Outcome:
     """What a launch has led to."""
 
-    items: int | None = None  # of the launch's, those that there were; None: all
+    items: int | None = None  # that were done: fewer than the launch's where a text ends, more of a prompt; None: all
     finished: bool = False  # its sub-stage ends with it
     added: Sequence[tuple[SubStage, Work]] = ()
     resized: Sequence[tuple[SubStageId, int]] = ()

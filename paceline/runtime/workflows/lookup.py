@@ -16,7 +16,7 @@ from paceline.errors import PacelineError
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Vectors
 from paceline.runtime.units.registry import UnitRegistry
-from paceline.runtime.workflows.agent_text import AgentText, Noting, Reader
+from paceline.runtime.workflows.agent_text import CHARACTERS, AgentText, Noting, Reader
 from paceline.runtime.workflows.driver import Outcome, Work
 from paceline.runtime.workflows.limits import STAGE_S, within
 from paceline.runtime.workflows.readers import ReadsLater, Refining
@@ -29,7 +29,6 @@ from paceline.workflow.events import Launch
 from paceline.workflow.graph import SubStage
 
 ALL: Final = ""  # zone of a text that may read private passages
-CHARACTERS: Final = 4  # of a token, about
 
 
 class Places(Protocol):
@@ -63,9 +62,9 @@ class Reading(Noting, ReadsLater, Protocol):
     def claim(self, found: Sequence[Found]) -> list[Found]:
         """Those that no other lookup has."""
 
-    async def read(self, launch: Launch, found: Sequence[Found]) -> None:
-        """Prefill some of what the answer is to read, as it will have it, unless it begins now. Raises
-        PacelineError."""
+    async def read(self, launch: Launch, found: Sequence[Found]) -> int:
+        """Prefill some of what the answer is to read, as it will have it, unless it begins now. Returns how many tokens
+        that were, about. Raises PacelineError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +225,9 @@ class Lookup:
             best = self._best or ()
             self._evidence = [found for each in self.refined.values() for found in each.reader.evidence(best)]
             self.run.read_later(self._evidence)
+        tokens = 0
         try:
-            await within(STAGE_S, self.run.read(launch, self._evidence))
+            tokens = await within(STAGE_S, self.run.read(launch, self._evidence))
         except PacelineError as error:
             self.run.note("read", launch, str(error), failed=True)
-        return Outcome(finished=True)
+        return Outcome(tokens, finished=True)

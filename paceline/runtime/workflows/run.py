@@ -15,7 +15,8 @@ from typing import Final
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import PacelineError
-from paceline.rag.prompt import query_of
+from paceline.rag.prompt import passages_text, query_of
+from paceline.rag.records import Passage
 from paceline.runtime.service import (
     GenerateEvent,
     GenerateRequest,
@@ -25,7 +26,7 @@ from paceline.runtime.service import (
     WorkflowStep,
 )
 from paceline.runtime.sessions.routing import peer_missing
-from paceline.runtime.workflows.agent_text import AgentText, Reader
+from paceline.runtime.workflows.agent_text import CHARACTERS, AgentText, Reader
 from paceline.runtime.workflows.cloud_texts import CloudTexts
 from paceline.runtime.workflows.driver import Outcome, Work, WorkflowDriver
 from paceline.runtime.workflows.limits import STAGE_S
@@ -209,18 +210,18 @@ class WorkflowRun:
         if self._request.steps:
             self._events.put_nowait(TextDelta("", 0, step=step))
 
-    async def read(self, launch: Launch, found: Sequence[Found]) -> None:
+    async def read(self, launch: Launch, found: Sequence[Found]) -> int:
         """Prefill passages as branches of the answer, so that the answer finds their rows. Where it waits for no more
-        than such reading, it begins now and reads them itself."""
+        than such reading, it begins now and reads them itself. Returns tokens, about."""
         assert self._builder is not None
         if self._driver.waits_for(self._builder.answer_prefill) <= {"read"}:
-            return
+            return 0
         own, others = (
             [passage for passage in passages if any(passage is each.passage for each in found)]
             for passages in reading_list(self._read, self._side)
         )
         if not (own or others):
-            return
+            return 0
         request = GenerateRequest(
             messages=self._request.messages,
             sampling=self._request.sampling,
@@ -236,6 +237,7 @@ class WorkflowRun:
         generation = await self._admit(request)
         async for _ in generation.run():
             pass
+        return self._tokens(own, others)
 
     # ---- the answer -------------------------------------------------------------------------------------------------
     async def _prefill_answer(self, launch: Launch) -> Outcome:
@@ -254,7 +256,13 @@ class WorkflowRun:
             if self._answer is None:  # else the client has been told
                 self._fail(error)
         self.note("answer.prefill", launch, f"{len(own) + len(others)} passages")
-        return Outcome(finished=True)
+        return Outcome(self._tokens(own, others), finished=True)
+
+    def _tokens(self, *passages: Sequence[Passage]) -> int:
+        """Of the answer's prompts with these passages, a branch each."""
+        said = sum(len(str(message["content"])) for message in self._request.messages)
+        texts = [len(passages_text(passage)) for each in passages for passage in each]
+        return max(1, (said * max(1, len(texts)) + sum(texts)) // CHARACTERS)
 
     async def _write_answer(self, launch: Launch) -> Outcome:
         if self._answer is None:
@@ -304,7 +312,7 @@ def _sizes(question: str, side: Side, *, far: bool, alone: bool) -> WorkflowSize
     """As expected. alone: no other model may write agents' texts."""
     device = side == "device"
     return WorkflowSizes(
-        question=max(1, len(question) // 4),
+        question=max(1, len(question) // CHARACTERS),
         chunks=16,
         stored=True,
         private=device,

@@ -181,6 +181,15 @@ async def test_statements_take_the_place_of_the_passages_that_they_cite() -> Non
     assert [(found.text, found.document) for found in asked.passages] == [("The key is under a broom.", "keys.md")]
 
 
+async def test_what_is_learnt_of_a_prompt_is_of_all_of_it() -> None:
+    """Also of the first one, which is launched as if it were a few tokens."""
+    driver = WorkflowDriver(UnitRegistry("device"))
+    await _all(WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models().admit))
+    known = driver.profiles.get("agent/prefill", "engine")
+    assert known is not None and min(known.shapes) >= 50
+    await driver.close()
+
+
 async def test_passages_are_read_while_the_workflow_goes_on_and_the_last_ones_with_the_answer() -> None:
     """Both passages of the question, since its rewriting waits until they are read; then the sub-question's."""
     models = Models(rewrite=("Which key is on the map?\n",))
