@@ -237,7 +237,7 @@ class WorkflowRun:
         generation = await self._admit(request)
         async for _ in generation.run():
             pass
-        return self._tokens(own, others)
+        return _prompt_tokens(self._request, (*own, *others))
 
     # ---- the answer -------------------------------------------------------------------------------------------------
     async def _prefill_answer(self, launch: Launch) -> Outcome:
@@ -256,13 +256,7 @@ class WorkflowRun:
             if self._answer is None:  # else the client has been told
                 self._fail(error)
         self.note("answer.prefill", launch, f"{len(own) + len(others)} passages")
-        return Outcome(self._tokens(own, others), finished=True)
-
-    def _tokens(self, *passages: Sequence[Passage]) -> int:
-        """Of the answer's prompts with these passages, a branch each."""
-        said = sum(len(str(message["content"])) for message in self._request.messages)
-        texts = [len(passages_text(passage)) for each in passages for passage in each]
-        return max(1, (said * max(1, len(texts)) + sum(texts)) // CHARACTERS)
+        return Outcome(_prompt_tokens(self._request, (*own, *others)), finished=True)
 
     async def _write_answer(self, launch: Launch) -> Outcome:
         if self._answer is None:
@@ -306,6 +300,13 @@ class WorkflowRun:
 
     def _fail(self, error: Exception) -> None:
         self._events.put_nowait(error)
+
+
+def _prompt_tokens(request: GenerateRequest, passages: Sequence[Passage]) -> int:
+    """Of the answer's prompts with these passages, a branch each; about."""
+    said = sum(len(str(message["content"])) for message in request.messages)
+    texts = sum(len(passages_text(passage)) for passage in passages)
+    return max(1, (said * max(1, len(passages)) + texts) // CHARACTERS)
 
 
 def _sizes(question: str, side: Side, *, far: bool, alone: bool) -> WorkflowSizes:
