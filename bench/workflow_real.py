@@ -6,6 +6,9 @@ of processes of its own, and each round asks all of them the same questions. Bot
 text is the same wherever it is written; its forwards are padded to a given time, which leaves the cores to search and
 rerank, as where a model computes on a processor of its own. What agents decide is scripted (`workflow.program`).
 
+Static maps have every stage that the program has: one of them sends all to the cloud that may go there. Where what a
+search has found is refined in one text, a map or ours, that is a way of its own.
+
 Not measured here: the cloud alone, which may not read private documents; units on memory that they do not share.
 """
 
@@ -33,6 +36,7 @@ from paceline.commands.demonstration import local_pair
 from paceline.commands.processes import Children
 from paceline.core.side import SIDES, Side
 from paceline.models import CLOUD
+from paceline.workflow.builder import PUBLIC
 from paceline.workflow.policy import SchedulingPolicy
 
 from .bootstrap import Estimate, ratio_of, worst_of
@@ -44,12 +48,18 @@ from .workflow.ways import mapped
 
 NAME: Final = "workflow_real"
 SUMMARY: Final = "seconds of served workflows on two cores and a cloud process; baselines: static maps, one core"
-OURS, STATIC, STATIC_CLOUD, ALONE = "ours", "static map", "static map, cloud", "core 0 alone"
+OURS, ONE_TEXT, ALONE = "ours", "ours, one text a search", "core 0 alone"
+STATIC, STATIC_ASKING, STATIC_PUBLIC = (
+    "static map",
+    "static map, asking at the cloud",
+    "static map, all public at the cloud",
+)
+STATICS: Final = (STATIC, STATIC_ASKING, STATIC_PUBLIC)
 UNITS: Final = ("--units", "left=cpu:cores=0,right=cpu:cores=1,chat=engine:lanes=4")
 ONE: Final = ("--units", "left=cpu:cores=0,chat=engine:lanes=1", "--no-cloud-texts")
 MAP: Final = {"embed": "left", "host": "left", "rerank": "right", "agent": "chat", "chat": "chat"}
 PROGRAM: Final = "program.json"  # in a pair's folder: see `workflow.program`
-ASKING: Final = [f"{agent}.{phase}" for agent in ("rewrite", "plan", "look") for phase in ("prefill", "decode")]
+ASKING: Final = ("rewrite", "plan", "look")
 Row = dict[str, object]
 
 
@@ -71,13 +81,21 @@ QUICK: Final = Workload(rounds=2)
 class Way:
     name: str
     policy: SchedulingPolicy
-    flags: Sequence[str]
+    flags: Sequence[str] = UNITS
+    apart: bool = True  # each zone's passages are refined in a text of their own, where there is a cloud
+
+
+def at_the_cloud(agents: Sequence[str]) -> SchedulingPolicy:
+    """The static map, with texts of these agents at the cloud."""
+    return mapped(MAP | {f"{agent}.{phase}": "cloud" for agent in agents for phase in ("prefill", "decode")})
 
 
 WAYS: Final = (
-    Way(OURS, SchedulingPolicy(), UNITS),
-    Way(STATIC, mapped(MAP), UNITS),
-    Way(STATIC_CLOUD, mapped({**MAP, **dict.fromkeys(ASKING, "cloud")}), UNITS),
+    Way(OURS, SchedulingPolicy()),
+    Way(ONE_TEXT, SchedulingPolicy(), apart=False),
+    Way(STATIC, mapped(MAP), apart=False),
+    Way(STATIC_ASKING, at_the_cloud(ASKING), apart=False),
+    Way(STATIC_PUBLIC, at_the_cloud((*ASKING, f"refine{PUBLIC}"))),
     Way(ALONE, mapped({**MAP, "rerank": "left"}), ONE),
 )
 
@@ -123,7 +141,11 @@ def _pair(way: Way, folder: Path, base: str, load: Workload, asked: Sequence[Ask
     files = {side: own / f"{side}.md" for side in SIDES}
     for side, text in documents().items():
         files[side].write_text(text)
-    given = {"policy": asdict(way.policy), "script": {each.question: dict(each.script) for each in asked}}
+    given = {
+        "policy": asdict(way.policy),
+        "apart": way.apart,
+        "script": {each.question: dict(each.script) for each in asked},
+    }
     (own / PROGRAM).write_text(json.dumps(given))
     flags: dict[Side, Sequence[str]] = {
         "device": (*way.flags, "--emulate", f"rtt={load.rtt_ms}ms,forward={load.forward_ms}ms", "--web-search", base),
@@ -195,7 +217,7 @@ def _claims(taken: Mapping[tuple[str, str], Sequence[Answered]], load: Workload)
     claims = []
     for workflow in load.workflows:
         ours = taken[workflow, OURS]
-        static = worst_of((_ratio(taken[workflow, way], ours) for way in (STATIC, STATIC_CLOUD)), "higher")
+        static = worst_of((_ratio(taken[workflow, way], ours) for way in STATICS), "higher")
         alone = _ratio(taken[workflow, ALONE], ours)
         claims.append(claimed(f"workflow.real_vs_static_{workflow}", static, 1.3, "higher"))
         claims.append(claimed(f"workflow.real_vs_single_{workflow}", alone, 2.0, "higher"))
@@ -211,6 +233,7 @@ def _conditions(load: Workload) -> dict[str, object]:
         "rtt_ms": load.rtt_ms,
         "units": {"ours and maps": UNITS[1], ALONE: ONE[1]},
         "maps": {way.name: dict(way.policy.static_map or {}) for way in WAYS},
+        "refined apart": [way.name for way in WAYS if way.apart and way.name != ALONE],
         "web_s": load.web_s,
         "texts of agents": f"{program.TOKENS} tokens at most; decisions scripted, one each {program.EVERY} characters",
         "load_average": os.getloadavg(),

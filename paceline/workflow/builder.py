@@ -2,13 +2,16 @@
 
 - fast: documents are split, embedded, searched, reranked; the answer is generated from the best passages
 - advanced: besides, a small model rewrites the question as sub-questions, each of which is searched for as soon as it
-  is written, and passages are refined before they are read
+  is written, and passages are refined before they are read: those of a search of both sides in one text, or each zone's
+  in one of its own
 - research: besides, a plan asks for pages of the web, and a second look at what they hold may ask for more
 
 Where documents were split and embedded before, the workflows begin with the search.
 
 Documents are private; the question, its sub-questions and the web are not. The second look reads what came from the web
-only, so that nothing of the documents is in a request to the web. Texts are not handled here: only numbers of items.
+only, so that nothing of the documents is in a request to the web. What is named `public` needs nothing private, so it
+may run on another side: public passages are reranked and chosen without regard to private ones, which would otherwise
+show in what is sent. Texts are not handled here: only numbers of items.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from paceline.workflow.graph import Dependency, SubStage, SubStageId
-from paceline.workflow.templates import WorkflowTemplate
+from paceline.workflow.templates import ANSWER, REFINED, WRITTEN
+from paceline.workflow.units import WorkflowModels
 
 WorkflowName = Literal["fast", "advanced", "research"]
 WORKFLOWS: Final[tuple[WorkflowName, ...]] = ("fast", "advanced", "research")
@@ -26,22 +30,8 @@ INSTRUCTIONS: Final = 40  # tokens around what a model reads
 NONE: Final = SubStageId(0)
 GROUP: Final = 4  # tokens an agent writes before others see them
 ANSWER_GROUP: Final = 16  # tokens of an answer in a launch
-REFINED: Final = 32  # tokens of refined passages of one search, as expected at first
-WRITTEN: Final = 24  # tokens of sub-questions, as expected at first
-ANSWER: Final = 24  # tokens, as expected at first
-
-
-@dataclass(frozen=True, slots=True)
-class WorkflowModels:
-    """Names of models, as in units and profiles. `host` is what runs without a model: splitting and search."""
-
-    embed: str = "embed"
-    rerank: str = "rerank"
-    agent: str = "agent"  # rewrites, plans, refines
-    chat: str = "chat"
-    host: str = "host"
-    web: str = "web"
-    far: str = "far"  # the other side's documents
+PUBLIC: Final = " public"  # ends the name of a stage that reads what came of the cloud or of the web alone
+Needs = Sequence[tuple[SubStage, Literal["all"]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,33 +48,7 @@ class WorkflowSizes:
     private: bool = True  # the documents are
     far: bool = False  # the other side's documents are searched too
     agents_here: bool = False  # no agent's text is written on another side, whatever it reads
-
-
-def templates(models: WorkflowModels | None = None) -> dict[str, WorkflowTemplate]:
-    """A fresh template of each workflow: what its agents are expected to add."""
-    names = models or WorkflowModels()
-    agent, chat = names.agent, names.chat
-    searched: dict[str, tuple[str, float, dict[str, float]]] = {
-        "rewrite.decode": (f"{agent}/decode", WRITTEN, {"embed question": 1.0}),
-        "embed question": (f"{names.embed}/encode", 1, {"rerank": 1.0}),
-        "rerank": (f"{names.rerank}/score", 8, {"refine.prefill": 1.0}),
-        "refine.prefill": (f"{agent}/prefill", 300, {"refine.decode": 1.0}),
-        "refine.decode": (f"{agent}/decode", REFINED, {}),
-        "answer.decode": (f"{chat}/decode", ANSWER, {}),
-    }
-    asked: dict[str, tuple[str, float, dict[str, float]]] = {
-        "plan.decode": (f"{agent}/decode", WRITTEN, {"fetch": 0.8}),
-        "look.decode": (f"{agent}/decode", 8, {"fetch": 0.3}),
-        "search web": (f"{names.web}/search", 1, {"fetch": 1.0}),
-        "fetch": (f"{names.web}/fetch", 1, {"embed page": 1.0}),
-        "embed page": (f"{names.embed}/encode", 6, {"rerank": 1.0}),
-    }
-    fast = {name: searched[name] for name in ("answer.decode",)}
-    return {
-        "fast": WorkflowTemplate("fast", fast),
-        "advanced": WorkflowTemplate("advanced", searched),
-        "research": WorkflowTemplate("research", searched | asked),
-    }
+    apart: bool = False  # what a search of the other side has found is refined in a text of its own
 
 
 @dataclass(slots=True)
@@ -147,8 +111,17 @@ class WorkflowBuilder:
     def sub_question(self, *, rewritten: bool = True) -> list[SubStage]:
         """The rewriter has written a sub-question, or (not `rewritten`) the question itself is one: the documents are
         searched for it."""
-        found = self._search(self.rewrite if rewritten else None)
-        return found + self._refined(found[-1], self.sizes.chunks, look=False)
+        decider, sizes = self.rewrite if rewritten else None, self.sizes
+        if not (sizes.far and sizes.apart):
+            found = self._search(decider)
+            refining = self._refining([found[-1]], sizes.chunks)
+            return [*found, *refining, self._reading(refining[-1:])]
+        near, far = self._search_here(decider), self._search_far(decider)
+        ranked = self._reranking(near[-1:], sizes.chunks)
+        public = self._reranking([far], sizes.chunks, PUBLIC)
+        refining = self._refining([ranked, public], sizes.chunks)  # the best of both
+        beside = self._refining([public], sizes.chunks, PUBLIC)
+        return [*near, far, ranked, public, *refining, *beside, self._reading([refining[-1], beside[-1]])]
 
     def web_request(self, decider: SubStageId, chunks: int) -> list[SubStage]:
         """The plan, or the second look, has asked for a page. chunks: of the page, as expected."""
@@ -172,8 +145,10 @@ class WorkflowBuilder:
         if fetch:
             needs = [(fetch[0], "all")]
         embed = self._node("embed page", names.embed, "encode", chunks, needs, item_bytes=self.sizes.chunk_bytes)
-        rerank = self._node("rerank", names.rerank, "score", min(chunks, self.sizes.reranked), [(embed, "all")])
-        return [*fetch, embed, rerank, *self._refined(rerank, chunks, look=look)]
+        rerank = self._reranking([embed], chunks, PUBLIC)
+        fed = (self._look_prefill,) if look and self._look_prefill is not None else ()
+        refining = self._refining([rerank], chunks, PUBLIC, fed)
+        return [*fetch, embed, rerank, *refining, self._reading(refining[-1:])]
 
     def _embedding(self) -> list[SubStage]:
         """Splitting and embedding of the documents."""
@@ -192,25 +167,37 @@ class WorkflowBuilder:
         return [split, embed]
 
     def _search(self, decider: SubStageId | None) -> list[SubStage]:
+        """Search where there is anything, and rerank what all of it has found together."""
+        found = self._search_here(decider)
+        if self.sizes.far:
+            found.append(self._search_far(decider))
+        return [*found, self._reranking(found[1:], self.sizes.chunks)]
+
+    def _search_here(self, decider: SubStageId | None) -> list[SubStage]:
         names, sizes = self.models, self.sizes
-        after: list[tuple[SubStageId, Literal["emitted"]]] = [] if decider is None else [(decider, "emitted")]
-        question = self._node("embed question", names.embed, "encode", 1, after)
+        question = self._node("embed question", names.embed, "encode", 1, _emitted(decider))
         needs: list[tuple[SubStage | SubStageId, Literal["all"]]] = [(question, "all")]
         if self._embedded is not None:
             needs.append((self._embedded, "all"))
-        found = [question, self._node("search", names.host, "search", 1, needs, private=sizes.private)]
-        if sizes.far:
-            found.append(self._node("search far", names.far, "search", 1, after))
-        items = max(1, min(sizes.chunks, sizes.reranked))
-        searched: list[tuple[SubStage | SubStageId, Literal["all"]]] = [(node, "all") for node in found[1:]]
-        rerank = self._node("rerank", names.rerank, "score", items, searched, item_bytes=sizes.chunk_bytes)
-        return [*found, rerank]
+        return [question, self._node("search", names.host, "search", 1, needs, private=sizes.private)]
 
-    def _refined(self, rerank: SubStage, chunks: int, *, look: bool) -> list[SubStage]:
-        """Refining what a search has found, and reading it before the answer."""
-        fed = (self._look_prefill,) if look and self._look_prefill is not None else ()
-        refine = self._agent("refine", self._kept_tokens(chunks) + INSTRUCTIONS, REFINED, [(rerank, "all")], feeds=fed)
-        after: list[tuple[SubStage | SubStageId, Literal["all"]]] = [(refine[-1], "all")]
+    def _search_far(self, decider: SubStageId | None) -> SubStage:
+        return self._node("search far", self.models.far, "search", 1, _emitted(decider))
+
+    def _reranking(self, searches: Sequence[SubStage], chunks: int, zone: str = "") -> SubStage:
+        items, size = max(1, min(chunks, self.sizes.reranked)), self.sizes.chunk_bytes
+        needs: Needs = [(node, "all") for node in searches]
+        return self._node(f"rerank{zone}", self.models.rerank, "score", items, needs, item_bytes=size)
+
+    def _refining(
+        self, ranked: Sequence[SubStage], chunks: int, zone: str = "", feeds: tuple[SubStageId, ...] = ()
+    ) -> list[SubStage]:
+        needs: Needs = [(node, "all") for node in ranked]
+        return self._agent(f"refine{zone}", self._kept_tokens(chunks) + INSTRUCTIONS, REFINED, needs, feeds=feeds)
+
+    def _reading(self, refined: Sequence[SubStage]) -> SubStage:
+        """Reading what was refined, before the answer."""
+        after: list[tuple[SubStage | SubStageId, Literal["all"]]] = [(node, "all") for node in refined]
         if self._read is not None:
             after.append((self._read, "all"))
         read = self._node(
@@ -224,7 +211,7 @@ class WorkflowBuilder:
             context="answer",
         )
         self._read = read.id
-        return [*refine, read]
+        return read
 
     def _kept_tokens(self, chunks: int) -> int:
         return min(chunks, self.sizes.kept) * self.sizes.chunk_tokens
@@ -234,7 +221,7 @@ class WorkflowBuilder:
         stage: str,
         reads: int,
         writes: int,
-        needs: Sequence[tuple[SubStage, Literal["all"]]] = (),
+        needs: Needs = (),
         *,
         decides: bool = False,
         feeds: tuple[SubStageId, ...] = (),
@@ -306,3 +293,7 @@ class WorkflowBuilder:
             here,
             self.owner,
         )
+
+
+def _emitted(decider: SubStageId | None) -> list[tuple[SubStageId, Literal["emitted"]]]:
+    return [] if decider is None else [(decider, "emitted")]

@@ -32,7 +32,7 @@ class Ended:
     now: float
     launch: int
     finished: bool = False
-    items: int | None = None  # of the launch's, those that there were: fewer where a text ends; None: all
+    items: int | None = None  # that were done: fewer where a text ends, more where it could not be cut; None: all
 
 
 @dataclass(frozen=True, slots=True)

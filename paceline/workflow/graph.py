@@ -121,6 +121,11 @@ class StageGraph:
     def needs(self, node: SubStageId) -> Sequence[Dependency]:
         return self._needs[node]
 
+    def before(self, node: SubStageId) -> list[SubStage]:
+        """Unfinished sub-stages that it needs, directly or not."""
+        needed = self._before(need.on for need in self._needs[node])
+        return [self._nodes[each] for each in needed if not self._states[each].finished]
+
     def remaining(self, node: SubStageId) -> int:
         """Items neither done nor being worked on, as far as is known; of an open-ended sub-stage at least some."""
         state = self._states[node]

@@ -2,6 +2,9 @@
 
 A template counts, over the workflows that have ended, how often a deciding stage led to another stage, and the items of
 each. It begins with priors, which weigh as much as a few workflows. See `builder` for the sub-stages themselves.
+
+Stages named `public` read what came of the cloud or of the web alone; a rerank or a refinement without that word may
+read private passages.
 """
 
 from __future__ import annotations
@@ -10,9 +13,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from paceline.workflow.units import WorkflowModels
+
 PRIOR_WEIGHT: Final = 4.0  # workflows
 DAMPING: Final = 0.9  # of what lies one stage further, so that loops end
 MAX_DEPTH: Final = 12  # stages
+REFINED: Final = 32  # tokens of a refined text, as expected at first
+WRITTEN: Final = 24  # tokens of sub-questions, as expected at first
+ANSWER: Final = 24  # tokens, as expected at first
+Expected = dict[str, tuple[str, float, dict[str, float]]]  # stage -> see `WorkflowTemplate`
 
 
 @dataclass(slots=True)
@@ -93,3 +102,37 @@ class WorkflowTemplate:
         for after, chance in follows.items():
             chance.add(1.0 if after in seen else 0.0)
         self.revision += 1
+
+
+def templates(models: WorkflowModels | None = None) -> dict[str, WorkflowTemplate]:
+    """A fresh template of each workflow: what its agents are expected to add."""
+    names = models or WorkflowModels()
+    agent, chat = names.agent, names.chat
+    searched: Expected = {
+        "rewrite.decode": (f"{agent}/decode", WRITTEN, {"embed question": 1.0}),
+        "embed question": (f"{names.embed}/encode", 1, {"rerank": 1.0}),
+        "rerank": (f"{names.rerank}/score", 8, {"refine.prefill": 1.0}),
+        "refine.prefill": (f"{agent}/prefill", 300, {"refine.decode": 1.0}),
+        "refine.decode": (f"{agent}/decode", REFINED, {}),
+        "answer.decode": (f"{chat}/decode", ANSWER, {}),
+    }
+    # `search far` is no part of what a rewriting is expected to lead to until a workflow has shown that it is
+    public: Expected = {
+        "search far": (f"{names.far}/search", 1, {"rerank public": 1.0}),
+        "rerank public": (f"{names.rerank}/score", 8, {"refine public.prefill": 1.0}),
+        "refine public.prefill": (f"{agent}/prefill", 300, {"refine public.decode": 1.0}),
+        "refine public.decode": (f"{agent}/decode", REFINED, {}),
+    }
+    asked: Expected = {
+        "plan.decode": (f"{agent}/decode", WRITTEN, {"fetch": 0.8}),
+        "look.decode": (f"{agent}/decode", 8, {"fetch": 0.3}),
+        "search web": (f"{names.web}/search", 1, {"fetch": 1.0}),
+        "fetch": (f"{names.web}/fetch", 1, {"embed page": 1.0}),
+        "embed page": (f"{names.embed}/encode", 6, {"rerank public": 1.0}),
+    }
+    fast = {name: searched[name] for name in ("answer.decode",)}
+    return {
+        "fast": WorkflowTemplate("fast", fast),
+        "advanced": WorkflowTemplate("advanced", searched | public),
+        "research": WorkflowTemplate("research", searched | public | asked),
+    }

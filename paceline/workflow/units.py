@@ -1,4 +1,4 @@
-"""Processing units: what a sub-stage can run on."""
+"""Processing units, what a sub-stage can run on, and the models that they hold."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.core.zone import Zone
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowModels:
+    """Names of models, as in units and profiles. `host` is what runs without a model: splitting and search."""
+
+    embed: str = "embed"
+    rerank: str = "rerank"
+    agent: str = "agent"  # rewrites, plans, refines
+    chat: str = "chat"
+    host: str = "host"
+    web: str = "web"
+    far: str = "far"  # the other side's documents
 
 
 @dataclass(frozen=True, slots=True)

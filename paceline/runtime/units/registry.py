@@ -17,8 +17,7 @@ from paceline.configuration.units import TASKS, Task
 from paceline.core.zone import Zone
 from paceline.rag.compute_threads import compute_here
 from paceline.runtime.cores import allowed_cores, pin
-from paceline.workflow.builder import WorkflowModels
-from paceline.workflow.units import ProcessingUnit
+from paceline.workflow.units import ProcessingUnit, WorkflowModels
 
 T = TypeVar("T")
 ENGINE: Final = "engine"  # kind of a lane

@@ -5,7 +5,8 @@
 - `cloud_texts`: the cloud's model as units of a device
 - `text_stream`, `agent_text`: texts of agents, taken part by part
 - `readers`: what becomes of them
-- `places`, `lookup`: searching, reranking and reading for one question
+- `places`, `lookup`: searching, reranking, refining and reading for one question
+- `shortlist`: which of what was found is read
 - `run`: one workflow as a generation
 - `service`: all of a node
 """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from paceline.errors import PacelineError
 from paceline.runtime.workflows.driver import Outcome
@@ -17,6 +18,8 @@ from paceline.workflow.events import Launch
 log = logging.getLogger("paceline.workflow")
 
 Write = Callable[[Prompt, int, float], Awaitable[TextStream]]
+NOTHING: Final = Part("", 0, ended=True)
+CHARACTERS: Final = 4  # of a token, about
 
 
 class Reader(Protocol):
@@ -28,6 +31,15 @@ class Reader(Protocol):
     @property
     def private(self) -> bool:
         """Whether anything of its prompt is private."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anything of it is read. Otherwise it is not written on this side; what another side writes goes on as
+        if it were, since to end it would show that side why."""
+
+    @property
+    def share(self) -> float:
+        """Of the tokens that its agent may write at most, as many as this text may need."""
 
     def restart(self) -> None:
         """The text begins anew, written by another model: what was decided stays, what was read is forgotten."""
@@ -71,18 +83,23 @@ class AgentText:
     limit_s: float
     elsewhere: Elsewhere | None = None
     tokens: int = 0  # written
+    _prompt: int = 0  # tokens, about
     _stream: TextStream | None = None
     _fault: str | None = None
     _began: float | None = None  # on the loop's clock
     _away: bool = False  # another side writes it
 
     async def prefill(self, launch: Launch) -> Outcome:
-        """All of it is read at once."""
+        """All of it is read at once, however much the launch is for: what is learnt of it is of the whole prompt."""
         if self._began is None:
             self._began = asyncio.get_running_loop().time()
-        return Outcome(finished=True) if await self._begin(launch) else Outcome(0)
+        if self._is_idle(launch):
+            return Outcome(0, finished=True)
+        return Outcome(self._prompt, finished=True) if await self._begin(launch) else Outcome(0)
 
     async def decode(self, launch: Launch) -> Outcome:
+        if self._is_idle(launch):
+            return await self._end(launch, NOTHING, Outcome())
         if self._away and not self._is_away(launch):
             self.reader.restart()
             await self._begin(launch)
@@ -93,6 +110,10 @@ class AgentText:
         found = self.reader.read(part.text)
         if not part.ended and not found.finished:
             return replace(found, items=part.tokens)
+        return await self._end(launch, part, found)
+
+    async def _end(self, launch: Launch, part: Part, found: Outcome) -> Outcome:
+        """There is no more of it, or no more is wanted."""
         await self.aclose()
         last, told = self.reader.end(self._fault)
         seconds = asyncio.get_running_loop().time() - (self._began or 0.0)
@@ -109,6 +130,10 @@ class AgentText:
         if self._stream is not None:
             await self._stream.aclose()
 
+    def _is_idle(self, launch: Launch) -> bool:
+        """Nobody reads it, and this side would write it."""
+        return not self.reader.is_wanted and not self._is_away(launch)
+
     def _is_away(self, launch: Launch) -> bool:
         return self.elsewhere is not None and self.elsewhere.has(launch.unit)
 
@@ -119,13 +144,14 @@ class AgentText:
         self._away = self._is_away(launch)
         try:
             async with asyncio.timeout_at((self._began or 0.0) + self.limit_s):
-                messages = self.messages()
+                messages, tokens = self.messages(), math.ceil(self.max_tokens * self.reader.share)
+                self._prompt = max(1, sum(len(str(message["content"])) for message in messages) // CHARACTERS)
                 if self.elsewhere is not None and self._away:
                     if self.reader.private:
                         raise PacelineError("a prompt with private text is read by no other side")
-                    self._stream = self.elsewhere.write(messages, self.max_tokens)
+                    self._stream = self.elsewhere.write(messages, tokens)
                 else:
-                    self._stream = await self.write(messages, self.max_tokens, launch.criticality)
+                    self._stream = await self.write(messages, tokens, launch.criticality)
                 await self._stream.begun()
         except (PacelineError, TimeoutError, ValueError) as error:
             return self._failed(error)
@@ -140,7 +166,7 @@ class AgentText:
             except (PacelineError, TimeoutError) as error:
                 if not self._failed(error):
                     return None
-        return Part("", 0, ended=True)
+        return NOTHING
 
     def _failed(self, error: Exception) -> bool:
         """Whether that is the end of the text; else it begins anew on this side."""

@@ -18,7 +18,7 @@ from paceline.errors import PacelineError
 from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.egress import Egress
 from paceline.runtime.sessions.remote_text import LEVELS, RemoteText
-from paceline.runtime.units.registry import CLOUD
+from paceline.runtime.units.registry import CLOUD, ENGINE
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.text_stream import TextStream
 from paceline.strategies.strategy import Privacy
@@ -27,7 +27,8 @@ from paceline.workflow.agents.records import Prompt
 log = logging.getLogger("paceline.workflow")
 
 REST_S: Final = 10.0  # for which a cloud that did not write a text is asked for none
-KNOWN_S: Final = 60.0  # for which what it takes is believed: one that was busy is tried again
+KNOWN_S: Final = 60.0  # for which it is believed to be slower than this side: one that was busy is tried again
+TEXT: Final = 32  # tokens of a prompt and of a text, of which it is asked which side is faster
 PHASES: Final = ("prefill", "decode")
 
 
@@ -39,7 +40,7 @@ class CloudUnits:
         self.names = tuple(unit.name for unit in driver.registry.units if unit.kind == CLOUD)
         self._link: Link | None = None
         self._until = -math.inf  # on the loop's clock
-        self._forgets = -math.inf  # likewise: when what it takes is learnt anew
+        self._forgets = -math.inf  # likewise: when it may be tried again
 
     def offer(self, link: Link | None) -> bool:
         """Whether they may be used now. Tells the scheduler, and what the link takes."""
@@ -49,13 +50,31 @@ class CloudUnits:
         if link is None or not link.accepting or now < self._until:
             self._driver.lose(self.names)
             return False
-        if link is not self._link or now >= self._forgets:  # perhaps another cloud, or another network
+        another = link is not self._link  # perhaps of another cloud, or over another network
+        if another or now >= self._forgets:
             self._link, self._forgets = link, now + KNOWN_S
-            for phase in PHASES:
-                self._driver.profiles.forget(f"{self._driver.registry.models.agent}/{phase}", CLOUD)
+            if another or not self._is_faster(link.rtt or 0.0):
+                for operation in self._operations:
+                    self._driver.profiles.forget(operation, CLOUD)
         rate = link.bandwidth
         self._driver.reach(self.names, link.rtt or 0.0, math.inf if rate is None else rate)
         return True
+
+    @property
+    def _operations(self) -> list[str]:
+        return [f"{self._driver.registry.models.agent}/{phase}" for phase in PHASES]
+
+    def _is_faster(self, way_s: float) -> bool:
+        """Whether it is known to write a text sooner than this side: then texts go there, and each tells what it takes
+        now."""
+        here, there = self._seconds(ENGINE), self._seconds(CLOUD)
+        return here is not None and there is not None and way_s + there < here
+
+    def _seconds(self, kind: str) -> float | None:
+        """Of a text on a unit of a kind; None where it is not known."""
+        known = (self._driver.profiles.get(operation, kind) for operation in self._operations)
+        seconds = [profile.seconds(TEXT) for profile in known if profile is not None]
+        return sum(seconds) if len(seconds) == len(PHASES) else None
 
     def rest(self, reason: str) -> None:
         """The cloud has not written a text: it is asked for none for a while."""

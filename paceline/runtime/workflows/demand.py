@@ -13,7 +13,7 @@ from typing import Final
 
 from paceline.engine.base import ModelInfo
 from paceline.rag.embedder import DEFAULT
-from paceline.workflow.builder import WorkflowModels
+from paceline.workflow.units import WorkflowModels
 
 NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 MINILM_BYTES: Final = 90_852_864.0  # 22.7 million numbers of 4 bytes, read once for a batch

@@ -12,7 +12,6 @@ from typing import Protocol
 
 from paceline.errors import PacelineError
 from paceline.runtime.units.registry import UnitRegistry
-from paceline.workflow.builder import templates
 from paceline.workflow.events import (
     Added,
     Cancel,
@@ -34,6 +33,7 @@ from paceline.workflow.graph import SubStage, SubStageId
 from paceline.workflow.policy import SchedulingPolicy
 from paceline.workflow.profiling.profiles import ProfileStore
 from paceline.workflow.scheduler import WorkflowScheduler
+from paceline.workflow.templates import templates
 
 log = logging.getLogger("paceline.workflow")
 
@@ -49,7 +49,7 @@ class Work(Protocol):
 class Outcome:
     """What a launch has led to."""
 
-    items: int | None = None  # of the launch's, those that there were; None: all
+    items: int | None = None  # that were done: fewer than the launch's where a text ends, more of a prompt; None: all
     finished: bool = False  # its sub-stage ends with it
     added: Sequence[tuple[SubStage, Work]] = ()
     resized: Sequence[tuple[SubStageId, int]] = ()
@@ -114,6 +114,10 @@ class WorkflowDriver:
                 running.cancel()
         if units:
             self._tell(UnitLost(self._now(), units[0], units[1:]))
+
+    def waits_for(self, node: SubStageId) -> set[str]:
+        """Stages that a sub-stage needs, directly or not, and that have not ended."""
+        return {each.stage for each in self._scheduler.graph.before(node)}
 
     @property
     def under_way(self) -> int:

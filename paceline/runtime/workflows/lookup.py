@@ -1,34 +1,34 @@
-"""What a workflow does for one question: search both sides' documents, rerank, refine, and read what was found."""
+"""What a workflow does for one question: search both sides' documents, rerank, refine, and read what was found.
+
+Where another side's model may write texts, what the two sides have found is reranked and refined apart. The public
+text's passages are the best public ones, whatever the private documents hold, so that nothing of these shows in what is
+sent; the answer reads the best of both, and what else the public text says is dropped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
-import numpy as np
-
-from paceline.core.side import Side
 from paceline.errors import PacelineError
 from paceline.rag.prompt import passages_text
-from paceline.rag.records import Passage, Vectors
-from paceline.rag.rerank.reranker import best_first
+from paceline.rag.records import Vectors
 from paceline.runtime.units.registry import UnitRegistry
-from paceline.runtime.workflows.agent_text import AgentText, Noting
+from paceline.runtime.workflows.agent_text import CHARACTERS, AgentText, Noting, Reader
 from paceline.runtime.workflows.driver import Outcome, Work
 from paceline.runtime.workflows.limits import STAGE_S, within
+from paceline.runtime.workflows.readers import ReadsLater, Refining
+from paceline.runtime.workflows.shortlist import Found, Shortlist, best_of
+from paceline.workflow.agents.records import Evidence, Prompt
+from paceline.workflow.agents.refine import REFINE
+from paceline.workflow.agents.registry import AnyAgent
+from paceline.workflow.builder import INSTRUCTIONS, PUBLIC
 from paceline.workflow.events import Launch
 from paceline.workflow.graph import SubStage
 
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A passage, and whose it is."""
-
-    passage: Passage
-    side: Side
-    private: bool
-    web: bool = False  # it is what a search of the web has found, a page or a passage of the cloud's documents
+ALL: Final = ""  # zone of a text that may read private passages
 
 
 class Places(Protocol):
@@ -53,7 +53,7 @@ class Places(Protocol):
         """A score for each text, larger ones better."""
 
 
-class Reading(Noting, Protocol):
+class Reading(Noting, ReadsLater, Protocol):
     """The workflow that a lookup is part of."""
 
     places: Places
@@ -62,37 +62,69 @@ class Reading(Noting, Protocol):
     def claim(self, found: Sequence[Found]) -> list[Found]:
         """Those that no other lookup has."""
 
-    async def read(self, launch: Launch) -> None:
-        """Prefill what has been found so far, as the answer will have it. Raises PacelineError."""
+    async def read(self, launch: Launch, found: Sequence[Found]) -> int:
+        """Prefill some of what the answer is to read, as it will have it, unless it begins now. Returns how many tokens
+        that were, about. Raises PacelineError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refinement:
+    """A text in which passages are refined, and what becomes of it."""
+
+    reader: Refining
+    text: AgentText
+
+
+class Agents(Protocol):
+    def agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader, zone: str = ALL) -> AgentText:
+        """A text of an agent, of that zone."""
+
+
+def refinements(
+    agents: Agents,
+    question: str,
+    stages: Container[str],
+    heard: Callable[[Sequence[Evidence]], None] = lambda _: None,
+) -> dict[str, Refinement]:
+    """Texts in which a lookup's passages are refined, by zone: those that it has a stage for. heard: see `Refining`."""
+    found: dict[str, Refinement] = {}
+    for zone in (ALL, PUBLIC):
+        if f"refine{zone}.prefill" in stages:
+            reader = Refining(question, heard)
+            found[zone] = Refinement(reader, agents.agent(REFINE, reader.messages, reader, zone))
+    return found
 
 
 @dataclass(slots=True)
 class Lookup:
-    """nodes: by stage, as the builder made them. kept: passages that are read, at most. chosen: called with them, best
-    first, when they are known; refine: reads them, where the workflow has that."""
+    """nodes: by stage, as the builder made them. kept: passages that are read, at most. refined: by zone, where the
+    workflow refines."""
 
     question: str
     run: Reading
     nodes: dict[str, SubStage]
     kept: int
-    chosen: Callable[[Sequence[Found]], None]
-    refine: AgentText | None = None
+    refined: Mapping[str, Refinement] = field(default_factory=dict)
     _vector: Vectors | None = None
-    _searches: int = 0  # not ended yet
-    _found: list[Found] = field(default_factory=list)
-    _scores: dict[int, float] = field(default_factory=dict)  # by place in `_found`
+    _lists: dict[str, Shortlist] = field(default_factory=dict)  # by zone
+    _best: list[Found] | None = None  # of all lists: what is read; None: not known yet
+    _evidence: list[Found] | None = None  # what the answer reads of it; None: it has not been told
+
+    def __post_init__(self) -> None:
+        zones = [zone for zone in (ALL, PUBLIC) if f"rerank{zone}" in self.nodes]
+        searches = max(1, sum(stage.startswith("search") for stage in self.nodes))  # a page's passages count as one
+        self._lists = {zone: Shortlist(searches // len(zones)) for zone in zones}
 
     def works(self) -> list[tuple[SubStage, Work]]:
         works: dict[str, Work] = {
             "embed question": self._embed,
             "search": self._search,
             "search far": self._search_far,
-            "rerank": self._rerank,
             "read": self._read,
         }
-        if self.refine is not None:
-            works |= {"refine.prefill": self.refine.prefill, "refine.decode": self.refine.decode}
-        self._searches = sum(stage.startswith("search") for stage in self.nodes)
+        works |= {f"rerank{zone}": partial(self._rerank, zone) for zone in self._lists}
+        for zone, each in self.refined.items():
+            works |= {f"refine{zone}.prefill": each.text.prefill, f"refine{zone}.decode": each.text.decode}
         return [(node, works[stage]) for stage, node in self.nodes.items()]
 
     async def _embed(self, launch: Launch) -> Outcome:
@@ -123,24 +155,25 @@ class Lookup:
         return self._searched("search far", launch, found)
 
     def _searched(self, stage: str, launch: Launch, found: Sequence[Found]) -> Outcome:
-        """A search has ended. After the last one it is known how much is to be reranked, or that nothing is."""
         new = self.run.claim(found)
-        self._searches -= 1
         self.run.note(stage, launch, f"{len(new)} new of {len(found)} passages for {self.question!r}")
-        return self.take(new)
+        return self.take(new, PUBLIC if stage == "search far" and PUBLIC in self._lists else ALL)
 
-    def take(self, found: Sequence[Found]) -> Outcome:
-        """Passages that no other lookup has. After the last ones, what follows."""
-        self._found += found
-        if self._searches:
+    def take(self, found: Sequence[Found], zone: str) -> Outcome:
+        """A search has found passages that no other lookup has. After the last one it is known how much is to be
+        reranked, or that nothing is."""
+        ranked = self._lists[zone]
+        if not ranked.take(found):
             return Outcome()
-        if not self._found:
-            self.chosen(())
-            return Outcome(dropped=[self.nodes[at].id for at in _AFTER if at in self.nodes])
-        return Outcome(resized=[(self.nodes["rerank"].id, len(self._found))])
+        rerank = self.nodes[f"rerank{zone}"].id
+        if ranked.found:
+            return Outcome(resized=[(rerank, len(ranked.found))])
+        known = self._known(zone)
+        return Outcome(resized=known.resized, dropped=[rerank, *known.dropped])
 
-    async def _rerank(self, launch: Launch) -> Outcome:
-        part = self._found[launch.first : launch.first + launch.count]
+    async def _rerank(self, zone: str, launch: Launch) -> Outcome:
+        ranked = self._lists[zone]
+        part = ranked.found[launch.first : launch.first + launch.count]
         texts = [passages_text(found.passage) for found in part]
         try:
             scoring = self.run.registry.run(
@@ -148,22 +181,53 @@ class Lookup:
             )
             scores = await within(STAGE_S, scoring)
         except PacelineError as error:
-            self.run.note("rerank", launch, f"by the search's own scores: {error}", failed=True)
+            self.run.note(f"rerank{zone}", launch, f"by the search's own scores: {error}", failed=True)
             scores = [found.passage.score for found in part]
-        self._scores |= dict(enumerate(map(float, scores), launch.first))
-        if len(self._scores) == len(self._found):
-            order = best_first(np.array([self._scores[place] for place in range(len(self._found))]))
-            best = [self._found[place] for place in order[: self.kept]]
-            self.run.note("rerank", launch, f"{len(best)} of {len(self._found)} passages are read")
-            self.chosen(best)
-        return Outcome()
+        ranked.score(launch.first, scores)
+        if not ranked.is_ranked:
+            return Outcome()
+        best = min(self.kept, len(ranked.found))
+        self.run.note(f"rerank{zone}", launch, f"the best {best} of {len(ranked.found)} passages")
+        return self._known(zone)
+
+    def _known(self, zone: str) -> Outcome:
+        """A shortlist is ranked. The public text's passages are known with theirs, all others with the last one."""
+        lists = list(self._lists.values())
+        parts: list[Outcome] = []
+        if zone == PUBLIC:
+            parts.append(self._refine(PUBLIC, best_of([self._lists[PUBLIC]], self.kept)))
+        if all(each.is_ranked for each in lists):
+            self._best = best_of(lists, self.kept)
+            if PUBLIC in self.refined:
+                reader = self.refined[PUBLIC].reader
+                reader.is_wanted = reader.has_any(self._best)
+            if ALL in self._lists:
+                parts.append(self._refine(ALL, [each for each in self._best if each in self._lists[ALL].found]))
+            if not self._best and "read" in self.nodes:
+                parts.append(Outcome(dropped=[self.nodes["read"].id]))
+        resized = [each for part in parts for each in part.resized]
+        return Outcome(resized=resized, dropped=[each for part in parts for each in part.dropped])
+
+    def _refine(self, zone: str, found: Sequence[Found]) -> Outcome:
+        """The passages of a text are known, or that it has none; where the workflow has no such text, they are read."""
+        if zone not in self.refined:
+            self.run.read_later(found)
+            return Outcome()
+        prefill, decode = (self.nodes[f"refine{zone}.{phase}"].id for phase in ("prefill", "decode"))
+        if not found:
+            return Outcome(dropped=[prefill, decode])
+        self.refined[zone].reader.begin(found)
+        tokens = sum(len(passages_text(each.passage)) for each in found) // CHARACTERS
+        return Outcome(resized=[(prefill, tokens + INSTRUCTIONS)])
 
     async def _read(self, launch: Launch) -> Outcome:
+        if self._evidence is None:  # else the launch is another try
+            best = self._best or ()
+            self._evidence = [found for each in self.refined.values() for found in each.reader.evidence(best)]
+            self.run.read_later(self._evidence)
+        tokens = 0
         try:
-            await within(STAGE_S, self.run.read(launch))
+            tokens = await within(STAGE_S, self.run.read(launch, self._evidence))
         except PacelineError as error:
             self.run.note("read", launch, str(error), failed=True)
-        return Outcome(finished=True)
-
-
-_AFTER: Final = ("rerank", "refine.prefill", "refine.decode", "read")  # a lookup's stages after its searches
+        return Outcome(tokens, finished=True)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from paceline.runtime.workflows.driver import Outcome, Work
-from paceline.runtime.workflows.lookup import Found
+from paceline.runtime.workflows.shortlist import Found
 from paceline.workflow.agents.agent import AgentParser
 from paceline.workflow.agents.queries import Queries
 from paceline.workflow.agents.records import Evidence, Origin, Prompt, SourcePassage
-from paceline.workflow.agents.refine import REFINE, RefineInputs
+from paceline.workflow.agents.refine import MAX_STATEMENTS, REFINE, RefineInputs, most_statements
 from paceline.workflow.agents.rewrite import REWRITE, RewriteInputs
 from paceline.workflow.agents.statements import Refined
 from paceline.workflow.graph import SubStage
@@ -22,7 +22,7 @@ class ReadsLater(Protocol):
         """Passages that the answer is to read."""
 
 
-class Workflow(ReadsLater, Protocol):
+class LooksUp(Protocol):
     def look_up(self, question: str) -> list[tuple[SubStage, Work]]:
         """Sub-stages that search for a sub-question."""
 
@@ -30,7 +30,7 @@ class Workflow(ReadsLater, Protocol):
 class SubQuestions:
     """Looks each sub-question up as soon as it is written. The question itself is looked up in any case."""
 
-    def __init__(self, workflow: Workflow, question: str) -> None:
+    def __init__(self, workflow: LooksUp, question: str) -> None:
         self._workflow = workflow
         self._question = question
         self._inputs = RewriteInputs(question)  # not the conversation: what is written leaves this side
@@ -38,6 +38,8 @@ class SubQuestions:
         self._found: list[str] = []
 
     private = False  # the user's own words alone
+    is_wanted = True
+    share = 1.0
 
     def messages(self) -> Prompt:
         return REWRITE.messages(self._inputs)
@@ -59,21 +61,23 @@ class SubQuestions:
 
 
 class Refining:
-    """Statements are read instead of the passages that they cite; without any, the passages are."""
+    """Statements are read instead of the passages that they cite; without any, the passages are.
 
-    def __init__(
-        self, workflow: ReadsLater, question: str, heard: Callable[[Sequence[Evidence]], None] = lambda _: None
-    ) -> None:
+    is_wanted: whether any of its passages is read.
+    """
+
+    def __init__(self, question: str, heard: Callable[[Sequence[Evidence]], None] = lambda _: None) -> None:
         """heard: called with what was refined, or with the passages where nothing was."""
-        self._workflow = workflow
+        self.is_wanted = True
         self._question = question
         self._heard = heard
+        self._statements: dict[SourcePassage, list[str]] = {}  # by passage that they cite; empty: they are read whole
         self._found: dict[SourcePassage, Found] = {}
         self._inputs = RefineInputs(question, ())
         self._parser: AgentParser[Evidence, Refined] = REFINE.parser(self._inputs)
 
     def begin(self, found: Sequence[Found]) -> None:
-        """What the lookup has chosen, best first."""
+        """What the text is to read, best first."""
         self._found = {_source(each): each for each in found}
         self._inputs = RefineInputs(self._question, tuple(self._found))
         self._parser = REFINE.parser(self._inputs)
@@ -81,6 +85,20 @@ class Refining:
     @property
     def private(self) -> bool:
         return any(found.private for found in self._found.values())
+
+    @property
+    def share(self) -> float:
+        return most_statements(len(self._found)) / MAX_STATEMENTS
+
+    def has_any(self, passages: Sequence[Found]) -> bool:
+        return any(found in passages for found in self._found.values())
+
+    def evidence(self, wanted: Sequence[Found]) -> list[Found]:
+        """What is read of its passages, of those that are wanted. Valid when the text has ended."""
+        if not self._statements:
+            return [found for found in self._found.values() if found in wanted]
+        cited = ((self._found[source], texts) for source, texts in self._statements.items())
+        return [_refined(found, texts) for found, texts in cited if found in wanted]
 
     def messages(self) -> Prompt:
         return REFINE.messages(self._inputs)
@@ -95,14 +113,14 @@ class Refining:
     def end(self, fault: str | None) -> tuple[Outcome, str]:
         self._parser.end()
         refined = self._parser.result()
-        cited: dict[SourcePassage, list[str]] = {}
+        cited = self._statements
         failed = refined.fallback or fault is not None
         self._heard([Evidence.of(source) for source in self._found] if failed else refined.evidence)
         for evidence in () if failed else refined.evidence:
             for source in evidence.sources:
                 cited.setdefault(source, []).append(evidence.text)
-        statements = [_refined(self._found[source], texts) for source, texts in cited.items()]
-        self._workflow.read_later(statements or list(self._found.values()))
+        if not self.is_wanted:
+            return Outcome(), fault or "not read: other passages of this search are better"
         told = f"{sum(map(len, cited.values()))} statements of {len(cited)} passages" if cited else "no statement"
         return Outcome(), fault or (told if cited else f"{told}: the passages are read whole")
 

@@ -16,6 +16,7 @@ from typing import Final
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import PacelineError
 from paceline.rag.prompt import passages_text, query_of
+from paceline.rag.records import Passage
 from paceline.runtime.service import (
     GenerateEvent,
     GenerateRequest,
@@ -25,19 +26,18 @@ from paceline.runtime.service import (
     WorkflowStep,
 )
 from paceline.runtime.sessions.routing import peer_missing
-from paceline.runtime.workflows.agent_text import AgentText, Reader
+from paceline.runtime.workflows.agent_text import CHARACTERS, AgentText, Reader
 from paceline.runtime.workflows.cloud_texts import CloudTexts
 from paceline.runtime.workflows.driver import Outcome, Work, WorkflowDriver
 from paceline.runtime.workflows.limits import STAGE_S
-from paceline.runtime.workflows.lookup import Found, Lookup, Places
-from paceline.runtime.workflows.readers import Refining, SubQuestions
-from paceline.runtime.workflows.reading_list import MAX_READ, reading_list
+from paceline.runtime.workflows.lookup import Lookup, Places, refinements
+from paceline.runtime.workflows.readers import SubQuestions
+from paceline.runtime.workflows.shortlist import MAX_READ, Claims, Found, reading_list
 from paceline.runtime.workflows.text_stream import TextStream
 from paceline.runtime.workflows.web.places import WebPlaces
 from paceline.runtime.workflows.web.research import Research
 from paceline.strategies.base import Side, other
 from paceline.workflow.agents.records import Prompt
-from paceline.workflow.agents.refine import REFINE
 from paceline.workflow.agents.registry import AnyAgent
 from paceline.workflow.agents.rewrite import REWRITE
 from paceline.workflow.builder import WorkflowBuilder, WorkflowName, WorkflowSizes
@@ -92,7 +92,7 @@ class WorkflowRun:
         self._lookups: list[Lookup] = []
         self._agents: list[AgentText] = []
         self._answer: TextStream | None = None
-        self._claimed: set[tuple[str, str]] = set()  # passages that were found, see `_key`
+        self._claims = Claims()
         self._read: list[Found] = []  # passages of the answer, as they were chosen
         self._steps: list[WorkflowStep] = []
         self._failed = ["the web, which this level of privacy does not search"] if barred else list[str]()
@@ -158,17 +158,15 @@ class WorkflowRun:
         return self._look_up(question, self._builder.sub_question(rewritten=rewritten), kept=KEPT)
 
     def _look_up(self, question: str, nodes: Sequence[SubStage], *, kept: int) -> list[tuple[SubStage, Work]]:
-        lookup = Lookup(question, self, {node.stage: node for node in nodes}, kept, self.read_later)
-        if "refine.prefill" in lookup.nodes:
-            refining = Refining(self, question)
-            lookup.chosen = refining.begin
-            lookup.refine = self.agent(REFINE, refining.messages, refining)
+        named = {node.stage: node for node in nodes}
+        lookup = Lookup(question, self, named, kept, refinements(self, question, named))
         self._lookups.append(lookup)
         return lookup.works()
 
-    def agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader) -> AgentText:
+    def agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader, zone: str = "") -> AgentText:
         assert kind.max_tokens is not None, "the answer alone has no limit of its own"
-        agent = AgentText(kind.stage, messages, kind.max_tokens, reader, self._write, self, STAGE_S, self._cloud)
+        stage = f"{kind.stage}{zone}"
+        agent = AgentText(stage, messages, kind.max_tokens, reader, self._write, self, STAGE_S, self._cloud)
         self._agents.append(agent)
         return agent
 
@@ -191,9 +189,7 @@ class WorkflowRun:
     # ---- what lookups tell ------------------------------------------------------------------------------------------
     def claim(self, found: Sequence[Found]) -> list[Found]:
         """Those that no other lookup has, each once."""
-        new = {key: each for each in found if (key := _key(each)) not in self._claimed}
-        self._claimed |= set(new)
-        return list(new.values())
+        return self._claims.take(found)
 
     def read_later(self, found: Sequence[Found]) -> None:
         """Passages that the answer is to read."""
@@ -214,11 +210,18 @@ class WorkflowRun:
         if self._request.steps:
             self._events.put_nowait(TextDelta("", 0, step=step))
 
-    async def read(self, launch: Launch) -> None:
-        """Prefill the newest passage as a branch of the answer, so that the answer finds its rows."""
-        if not self._read:
-            return
-        own, others = reading_list(self._read, self._side)
+    async def read(self, launch: Launch, found: Sequence[Found]) -> int:
+        """Prefill passages as branches of the answer, so that the answer finds their rows. Where it waits for no more
+        than such reading, it begins now and reads them itself. Returns tokens, about."""
+        assert self._builder is not None
+        if self._driver.waits_for(self._builder.answer_prefill) <= {"read"}:
+            return 0
+        own, others = (
+            [passage for passage in passages if any(passage is each.passage for each in found)]
+            for passages in reading_list(self._read, self._side)
+        )
+        if not (own or others):
+            return 0
         request = GenerateRequest(
             messages=self._request.messages,
             sampling=self._request.sampling,
@@ -227,13 +230,14 @@ class WorkflowRun:
             any_device=False,
             owner=self._request.owner,
             privacy=self._request.privacy,
-            passages=own[-1:],
-            other_passages=() if own else others[-1:],
+            passages=tuple(own),
+            other_passages=tuple(others),
             criticality=launch.criticality,
         )
         generation = await self._admit(request)
         async for _ in generation.run():
             pass
+        return _prompt_tokens(self._request, (*own, *others))
 
     # ---- the answer -------------------------------------------------------------------------------------------------
     async def _prefill_answer(self, launch: Launch) -> Outcome:
@@ -252,7 +256,7 @@ class WorkflowRun:
             if self._answer is None:  # else the client has been told
                 self._fail(error)
         self.note("answer.prefill", launch, f"{len(own) + len(others)} passages")
-        return Outcome(finished=True)
+        return Outcome(_prompt_tokens(self._request, (*own, *others)), finished=True)
 
     async def _write_answer(self, launch: Launch) -> Outcome:
         if self._answer is None:
@@ -298,19 +302,28 @@ class WorkflowRun:
         self._events.put_nowait(error)
 
 
+def _prompt_tokens(request: GenerateRequest, passages: Sequence[Passage]) -> int:
+    """Of the answer's prompts with these passages, a branch each; about."""
+    said = sum(len(str(message["content"])) for message in request.messages)
+    texts = sum(len(passages_text(passage)) for passage in passages)
+    return max(1, (said * max(1, len(passages)) + texts) // CHARACTERS)
+
+
 def _sizes(question: str, side: Side, *, far: bool, alone: bool) -> WorkflowSizes:
     """As expected. alone: no other model may write agents' texts."""
     device = side == "device"
     return WorkflowSizes(
-        question=max(1, len(question) // 4),
+        question=max(1, len(question) // CHARACTERS),
         chunks=16,
         stored=True,
         private=device,
         far=far,
         agents_here=device and alone,
+        apart=refined_apart(alone=alone),
     )
 
 
-def _key(found: Found) -> tuple[str, str]:
-    """Equal for passages of one side that say the same, by whichever search they were found."""
-    return found.side, " ".join(passages_text(found.passage).split())
+def refined_apart(*, alone: bool) -> bool:
+    """Whether what the other side has found is refined in a text of its own. Where one model writes all texts, one text
+    is shorter than two, and may say what follows from passages of both."""
+    return not alone

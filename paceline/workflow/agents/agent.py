@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 class Agent(Generic[Inputs, Decision, Result]):
     """One agent. A parser is made of the same inputs as its prompt, since it resolves their numbers."""
 
-    stage: str  # as in `WorkflowBuilder`: the sub-stages are `STAGE.prefill` and `STAGE.decode`
+    stage: str  # as in `WorkflowBuilder`: the sub-stages are `STAGE.prefill` and `STAGE.decode`, or `STAGE public.…`
     max_tokens: int | None  # of its text; None: the limit of the request
     messages: Callable[[Inputs], Prompt]
     parser: Callable[[Inputs], AgentParser[Decision, Result]]

@@ -20,9 +20,9 @@ from paceline.runtime.units.registry import CLOUD, ENGINE, UnitRegistry
 from paceline.runtime.workflows.agent_text import AgentText
 from paceline.runtime.workflows.cloud_texts import CloudUnits, cloud_texts
 from paceline.runtime.workflows.driver import WorkflowDriver
-from paceline.runtime.workflows.lookup import Found
 from paceline.runtime.workflows.readers import Refining
 from paceline.runtime.workflows.run import WorkflowRun
+from paceline.runtime.workflows.shortlist import Found
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import WRITE, OpenSession, WrittenText
 from paceline.workflow.events import Launch
@@ -94,6 +94,20 @@ class Device:
         return [message for message in found if isinstance(message, OpenSession)]
 
 
+class FarAndNear(ScriptedPlaces):
+    """The same passages of each side, whatever is asked."""
+
+    def __init__(self, near: list[Found], far: list[Found]) -> None:
+        super().__init__()
+        self._near, self._far = near, far
+
+    def search(self, query: str, vector: Any) -> list[Found]:  # noqa: ARG002
+        return self._near
+
+    async def search_far(self, query: str) -> list[Found]:  # noqa: ARG002
+        return self._far
+
+
 @asynccontextmanager
 async def device(**models: Models) -> AsyncIterator[Device]:
     async with nodes() as (bench, _):
@@ -113,7 +127,8 @@ async def test_what_reads_nothing_private_is_written_by_the_cloud_and_the_answer
         done = await made.answer(RESEARCH, places, web)
         assert {kind for kind, _ in made.there.asked} == {"rewrite", "plan", "refine", "look"}
         assert units(done, "rewrite") == units(done, "plan") == units(done, "look") == {CLOUD}
-        assert units(done, "refine") == {CLOUD, ENGINE}  # of the page, and of the documents
+        assert units(done, "refine") == {ENGINE}  # of the device's documents
+        assert units(done, "refine public") == {CLOUD}  # of the page, and of the cloud's documents
         assert done.degraded is None and web.queries == ["key in the hall"]
         assert done.stats["sent_open_bytes"] > 500.0
         (away,) = made.here.of("answer")
@@ -132,6 +147,76 @@ async def test_no_frame_has_a_word_of_a_private_document_or_of_an_earlier_answer
         assert len(made.openings()) >= 4 and all(opening.strategy == WRITE for opening in made.openings())
         sent = b"".join(made.frames)
         assert b"Where is the key?" in sent and b"XYZZYVELDA" not in sent and b"PLUGHED" not in sent
+
+
+LONG = Found(
+    Passage("east.md", -1, "", "The hall with the key is in the east of the old town.", 0.5), "cloud", private=False
+)
+SHORT = Found(Passage("west.md", -1, "", "The key is old.", 0.5), "cloud", private=False)
+HERE_TOO = Found(
+    Passage("diary.md", 2, "", "The key with the red mark lies below the broom in the hall.", 0.5), "device", True
+)
+
+BETTER = [HERE_TOO, replace(HERE_TOO, passage=Passage("diary.md", 3, "", f"{HERE_TOO.passage.text} So it does.", 0.5))]
+
+
+def texts_read(made: Device) -> list[str]:
+    """Of the passages of the answer."""
+    (asked,) = made.here.of("answer")
+    return sorted(passage.text for passage in (*(asked.passages or ()), *asked.other_passages))
+
+
+async def test_each_zone_is_refined_in_a_text_of_its_own_and_the_answer_reads_the_best_of_both() -> None:
+    """The longer passages are the better ones; two are read."""
+    here = Models(rewrite=("NONE",), refine=("The key lies below the broom [1].",))
+    there = Models(rewrite=("NONE",), refine=("The hall is in the east [1].\nThe key is old [2].",))
+    async with device(here=here, there=there) as made:
+        done = await made.answer(ASKED, FarAndNear([SECRET, HERE_TOO], [SHORT, LONG]))
+        assert (units(done, "refine"), units(done, "refine public")) == ({ENGINE}, {CLOUD})
+        assert texts_read(made) == ["The hall is in the east.", "The key lies below the broom."]
+        (private,), (public,) = here.of("refine"), there.of("refine")
+        assert HERE_TOO.passage.text in str(private.messages) and LONG.passage.text not in str(private.messages)
+        assert LONG.passage.text in str(public.messages) and HERE_TOO.passage.text not in str(public.messages)
+        assert private.max_tokens is not None and public.max_tokens is not None
+        assert private.max_tokens < public.max_tokens  # it reads one passage, the other two
+
+
+@pytest.mark.parametrize("near", [[], [SECRET], BETTER])
+async def test_what_is_sent_is_the_same_whatever_the_private_documents_hold(near: list[Found]) -> None:
+    """Also where none of the cloud's passages is among the best."""
+    there = Models(rewrite=("NONE",), refine=("The hall is in the east [1].\nThe key is old [2].",))
+    async with device(there=there) as made:
+        done = await made.answer(ASKED, FarAndNear(near, [SHORT, LONG]))
+        assert done.degraded is None
+        sent = [str(opening.messages) for opening in made.openings()]
+        assert len(sent) == 2 and sum(LONG.passage.text in each and SHORT.passage.text in each for each in sent) == 1
+        best = sorted([*near, SHORT, LONG], key=lambda found: -len(found.passage.text))[:2]
+        wanted = {LONG: "The hall is in the east.", SHORT: "The key is old."}
+        assert texts_read(made) == sorted(wanted.get(found, found.passage.text) for found in best)
+
+
+async def test_where_one_text_says_nothing_its_passages_alone_are_read_whole() -> None:
+    here = Models(rewrite=("NONE",), refine=("The key lies below the broom [1].",))
+    async with device(here=here, there=Models(rewrite=("NONE",), refine=("NOTHING",))) as made:
+        await made.answer(ASKED, FarAndNear([HERE_TOO], [SHORT, LONG]))
+        assert texts_read(made) == [LONG.passage.text, "The key lies below the broom."]
+
+
+async def test_a_public_text_that_the_cloud_does_not_write_is_written_here_if_it_is_read() -> None:
+    there = Models(rewrite=("NONE",), fault="refine")
+    for near, texts in ([], 1), (BETTER, 1), ([HERE_TOO], 2):
+        here = Models(rewrite=("NONE",))
+        async with device(here=here, there=there) as made:
+            done = await made.answer(ASKED, FarAndNear(list(near), [SHORT, LONG]))
+            assert done.degraded is None
+            assert len(here.of("refine")) == texts
+
+
+async def test_a_device_alone_refines_the_passages_of_both_sides_in_one_text() -> None:
+    async with device(here=Models(rewrite=("NONE",))) as made:
+        await made.answer(replace(ASKED, privacy="answer-private"), FarAndNear([HERE_TOO], [LONG]))
+        (refined,) = made.here.of("refine")
+        assert LONG.passage.text in str(refined.messages) and HERE_TOO.passage.text in str(refined.messages)
 
 
 @pytest.mark.parametrize("privacy", ["answer-private", "local-only"])
@@ -157,7 +242,7 @@ async def test_a_prompt_with_private_text_is_not_sent_even_where_a_launch_says_s
         def rest(self, reason: str) -> None:
             self.rested = reason
 
-    refining, elsewhere = Refining(None, "Where?"), Written()  # type: ignore[arg-type]  # nothing is read later
+    refining, elsewhere = Refining("Where?"), Written()
     refining.begin([SECRET])
     text = AgentText("refine", refining.messages, 8, refining, None, None, 5.0, elsewhere)  # type: ignore[arg-type]
     await text.prefill(Launch(1, SubStageId(1), "cloud 0", 1, 0, 1))
@@ -198,6 +283,20 @@ async def test_sub_questions_that_the_cloud_has_written_before_it_was_lost_are_s
         await made.bench.unlink()
         assert (await answering).degraded is None
     assert sorted(places.queries) == ["Where is the key?", "Which broom hides the key?"]
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+async def test_a_cloud_that_is_known_to_be_slower_is_tried_again_and_a_faster_one_needs_no_trial(
+    is_faster: bool,
+) -> None:
+    async with device() as made:
+        known = made.driver.profiles
+        for phase in () if is_faster else ("prefill", "decode"):
+            known.forget(f"agent/{phase}", CLOUD)
+            known.learn(f"agent/{phase}", CLOUD, 4, 9.0)
+        made.units._forgets = 0.0  # its time is over
+        assert made.bench.links is not None and made.units.offer(made.bench.links[0])
+        assert (known.get("agent/decode", CLOUD) is not None) == is_faster
 
 
 async def test_a_client_that_leaves_ends_the_text_at_the_cloud() -> None:

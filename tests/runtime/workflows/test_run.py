@@ -16,8 +16,8 @@ from paceline.rag.records import Passage, Vectors
 from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation, GenerationResult, TextDelta
 from paceline.runtime.units.registry import LANES, HostUnit, UnitRegistry
 from paceline.runtime.workflows.driver import WorkflowDriver
-from paceline.runtime.workflows.lookup import Found
 from paceline.runtime.workflows.run import WorkflowRun
+from paceline.runtime.workflows.shortlist import Found
 from tests.runtime.test_node import REQUEST, nodes
 
 pytestmark = pytest.mark.anyio
@@ -179,6 +179,38 @@ async def test_statements_take_the_place_of_the_passages_that_they_cite() -> Non
     (asked,) = models.of("answer")
     assert asked.passages is not None
     assert [(found.text, found.document) for found in asked.passages] == [("The key is under a broom.", "keys.md")]
+
+
+async def test_what_is_learnt_of_a_prompt_is_of_all_of_it() -> None:
+    """Also of the first one, which is launched as if it were a few tokens."""
+    driver = WorkflowDriver(UnitRegistry("device"))
+    await _all(WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models().admit))
+    known = driver.profiles.get("agent/prefill", "engine")
+    assert known is not None and min(known.shapes) >= 50
+    await driver.close()
+
+
+async def test_passages_are_read_while_the_workflow_goes_on_and_the_last_ones_with_the_answer() -> None:
+    """Both passages of the question, since its rewriting waits until they are read; then the sub-question's."""
+    models = Models(rewrite=("Which key is on the map?\n",))
+    places = ScriptedPlaces({"key": KEY, "map": BROOM}, {"key": MAP})
+    admit, read = models.admit, asyncio.Event()
+
+    async def listening(request: GenerateRequest) -> Any:
+        if "Split the question" in request.messages[0]["content"]:
+            await read.wait()
+        text = await admit(request)
+        if models.of("read"):
+            read.set()
+        return text
+
+    models.admit = listening  # type: ignore[method-assign]
+    await answered(places, models)
+    (first,) = models.of("read")
+    assert first.passages is not None
+    assert [found.document for found in (*first.passages, *first.other_passages)] == ["keys.md", "map.md"]
+    (asked,) = models.of("answer")
+    assert {found.document for found in asked.passages or ()} == {"keys.md", "rooms.md"}
 
 
 @pytest.mark.parametrize("stage", ["embed", "search", "search_far", "rerank"])

@@ -18,7 +18,7 @@ from paceline.workflow.agents.refine import REFINE, RefineInputs
 from paceline.workflow.agents.registry import AGENTS
 from paceline.workflow.agents.rewrite import REWRITE, RewriteInputs
 from paceline.workflow.agents.statements import MAX_STATEMENT, Refined
-from paceline.workflow.builder import WORKFLOWS, WorkflowBuilder, WorkflowSizes
+from paceline.workflow.builder import PUBLIC, WORKFLOWS, WorkflowBuilder, WorkflowSizes
 from tests.workflow.agents.texts import MILLS, QUESTION, cut_texts, passage, read
 
 EVIDENCE = tuple(Evidence.of(each) for each in MILLS)
@@ -82,7 +82,7 @@ def test_the_agents_are_the_stages_of_the_workflows() -> None:
         nodes = builder.begin()
         nodes += builder.sub_question() if builder.rewrite is not None else []
         nodes += builder.web_request(builder.plan, 4) if builder.plan is not None else []
-        stages |= {node.stage.removesuffix(".decode") for node in nodes if node.stage.endswith(".decode")}
+        stages |= {node.stage.removesuffix(".decode").removesuffix(PUBLIC) for node in nodes if ".decode" in node.stage}
     assert stages == {*AGENTS} == {*PARSERS}
     assert [stage for stage, agent in AGENTS.items() if agent.max_tokens is None] == ["answer"]
 

@@ -54,6 +54,15 @@ def test_a_statement_is_there_as_soon_as_its_line_ends() -> None:
     assert [each.sources for each in parser.feed("\n")] == [MILLS[:1]]
 
 
+def test_a_text_of_one_passage_has_fewer_statements() -> None:
+    inputs = RefineInputs(QUESTION, MILLS[:1])
+    parser = REFINE.parser(inputs)
+    assert "at most 2 short" in str(REFINE.messages(inputs)) and "at most 4 short" in str(
+        REFINE.messages(RefineInputs(QUESTION, MILLS))
+    )
+    assert len(parser.feed(f"{RED} [1]\nThe mill was built in 1820 [1].\n")) == 2 and parser.done
+
+
 @pytest.mark.parametrize(
     ("text", "declined"),
     [

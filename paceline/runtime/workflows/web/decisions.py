@@ -27,6 +27,8 @@ class Planning:
         self._ended = ended
 
     private = False  # the user's own words alone
+    is_wanted = True
+    share = 1.0
 
     def messages(self) -> Prompt:
         return PLAN.messages(self._inputs)
@@ -49,6 +51,9 @@ class Planning:
 
 class SecondLook:
     """Reads what came from the web, and searches for what is missing in it. asked: queries of the plan."""
+
+    is_wanted = True
+    share = 1.0
 
     def __init__(self, question: str, search: Search, asked: Callable[[], set[str]]) -> None:
         self._question = question

@@ -18,8 +18,10 @@ from paceline.rag.web.search import MAX_TITLE, WebResult, one_line
 from paceline.rag.web.urls import shown
 from paceline.runtime.workflows.driver import Outcome, Work
 from paceline.runtime.workflows.limits import STAGE_S, within
-from paceline.runtime.workflows.lookup import Found, Lookup, Reading
+from paceline.runtime.workflows.lookup import Lookup, Reading
+from paceline.runtime.workflows.shortlist import Found
 from paceline.runtime.workflows.web.places import WebPlaces
+from paceline.workflow.builder import PUBLIC
 from paceline.workflow.events import Launch
 from paceline.workflow.graph import SubStage, SubStageId
 
@@ -90,7 +92,7 @@ class PageLookup:
         ]
         new = self.run.claim(found)
         self.run.note("embed page", launch, f"{len(new)} of {len(self._passages)} passages are about {self.query!r}")
-        return self.lookup.take(new) if new else self._nothing()
+        return self.lookup.take(new, PUBLIC) if new else self._nothing()
 
     def _nothing(self) -> Outcome:
         """None of its stages is wanted."""

@@ -13,17 +13,13 @@ from typing import Final, Protocol
 
 from paceline.errors import PacelineError
 from paceline.rag.web.search import WebResult
-from paceline.runtime.workflows.agent_text import AgentText, Reader
 from paceline.runtime.workflows.driver import Outcome, Work
-from paceline.runtime.workflows.lookup import Lookup, Reading
-from paceline.runtime.workflows.readers import ReadsLater, Refining
+from paceline.runtime.workflows.lookup import Agents, Lookup, Reading, refinements
 from paceline.runtime.workflows.web.decisions import Planning, SecondLook
 from paceline.runtime.workflows.web.page import PageLookup
 from paceline.runtime.workflows.web.places import WebPlaces
 from paceline.workflow.agents.look import LOOK
 from paceline.workflow.agents.plan import PLAN
-from paceline.workflow.agents.records import Prompt
-from paceline.workflow.agents.refine import REFINE
 from paceline.workflow.agents.registry import AnyAgent
 from paceline.workflow.builder import WorkflowBuilder
 from paceline.workflow.events import Launch
@@ -33,11 +29,8 @@ CHUNKS: Final = 6  # of a page, as expected before it is there
 KEPT: Final = 2  # passages of a page that are read
 
 
-class Researching(Reading, ReadsLater, Protocol):
+class Researching(Reading, Agents, Protocol):
     """The workflow that research is part of."""
-
-    def agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader) -> AgentText:
-        """A text that this side's model writes."""
 
 
 class Research:
@@ -108,10 +101,10 @@ class Research:
         fetched = bool(results[0].url)
         chunks = CHUNKS if fetched else len(results)
         nodes = {node.stage: node for node in self._builder.web_page(search, chunks, fetched=fetched)}
-        refining = Refining(self._run, query, self._look.hear) if of_plan else Refining(self._run, query)
         after = {stage: node for stage, node in nodes.items() if stage not in ("fetch", "embed page")}
-        agent = self._run.agent(REFINE, refining.messages, refining)
-        lookup = Lookup(query, self._run, after, KEPT, refining.begin, agent)
+        heard = self._look.hear if of_plan else lambda _: None
+        refined = refinements(self._run, query, after, heard)
+        lookup = Lookup(query, self._run, after, KEPT, refined)
         ended: Callable[[], Sequence[SubStageId]] = self._ended if of_plan else lambda: ()
         return PageLookup(query, results, self._web, self._run, nodes, lookup, ended).works()
 
