@@ -1,8 +1,33 @@
-"""Groups of subcommands that several programs add to, so that none imports another."""
+"""What several programs add to, so that none imports another: groups of subcommands, and the checks of `doctor`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
 import typer
+
+if TYPE_CHECKING:
+    from paceline.commands.diagnosis.outcome import Found
+    from paceline.settings import NodeSettings
+
+NodeChecks = dict[str, Callable[["NodeSettings"], "Callable[[], Found] | None"]]
+"""By name: a check of the settings of one side; None for settings that it is not about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The object of the command's context (`typer.Context.obj`)."""
+
+    checks: NodeChecks = field(default_factory=dict)
+
+
+def doctor_checks(app: typer.Typer) -> NodeChecks:
+    """Checks of `paceline doctor` besides its own."""
+    added = (app.info.context_settings or {})["obj"]
+    assert isinstance(added, Added), "the root of the command has it"
+    return added.checks
 
 
 def devices_group(app: typer.Typer) -> typer.Typer:
