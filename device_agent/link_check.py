@@ -7,6 +7,7 @@ linked, and an agent that runs keeps its link.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from functools import partial
 
@@ -14,11 +15,10 @@ import httpx
 
 from paceline.commands.diagnosis.models import local_folder
 from paceline.commands.diagnosis.outcome import Found
-from paceline.core.printable import printable
 from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import device_handshake
 from paceline.runtime.link.connection import Link
-from paceline.runtime.link.transport import dial
+from paceline.runtime.link.transport import dial, unreachable
 from paceline.secret_files import STDIN
 from paceline.settings import AgentSettings, NodeSettings
 from paceline.wire.close_codes import CloseCode
@@ -51,7 +51,7 @@ def _check(settings: AgentSettings) -> Found:
 def _unenrolled(settings: AgentSettings, cloud: str) -> Found:
     fault = _unreachable(cloud)
     if fault is not None:
-        return "fail", f"not enrolled, and {fault}"
+        return "fail", f"{fault}. Nor is this device enrolled there"
     if settings.code not in (None, STDIN) and not CODE.fullmatch(normalised(str(settings.code))):
         return "fail", "not enrolled, and what is set as the code cannot be one: it looks like K7QF-2M9X-4TBA-9HJC"
     if settings.code is not None or settings.code_file is not None:
@@ -62,18 +62,12 @@ def _unenrolled(settings: AgentSettings, cloud: str) -> Found:
 
 def _unreachable(cloud: str) -> str | None:
     """Why the cloud cannot be asked; None where it answers."""
+    url = http_url(cloud)
     try:
-        httpx.get(f"{http_url(cloud)}/healthz", timeout=ANSWER_S)
-    except (httpx.HTTPError, OSError) as error:  # OSError: certificates that the environment names
-        return _explained(cloud, str(error))
+        httpx.get(f"{url}/healthz", timeout=ANSWER_S, verify=ssl.create_default_context())  # as enrolment does
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        return unreachable(cloud, error)
     return None
-
-
-def _explained(cloud: str, error: str) -> str:
-    told = f"{cloud} cannot be reached: {printable(error) or 'no answer in time'}"
-    if "CERTIFICATE" in error.upper():
-        return f"{told}. The server needs a certificate that this machine trusts, or SSL_CERT_FILE its authority's"
-    return f"{told}. Until then this device answers alone; see whether the server runs, and the address"
 
 
 async def _shake_hands(settings: AgentSettings, cloud: str, credential: Credential) -> Found:
@@ -86,8 +80,8 @@ async def _shake_hands(settings: AgentSettings, cloud: str, credential: Credenti
         async with asyncio.timeout(ANSWER_S):
             link = Link(await dial(link_url(cloud)), handshake)
             await link.run()
-    except (LinkClosed, OSError) as error:
-        return "warn", _explained(cloud, str(error.__cause__ or error))
+    except (LinkClosed, TimeoutError) as error:
+        return "warn", f"{str(error) or f'{cloud} does not answer'}. Until then this device answers alone"
     known = f"{cloud} proves its key and knows {credential.device}; protocol version {VERSION}"
     if link.close_code == CloseCode.NO_COMMON_STRATEGY:
         return "ok", f"{known}, and a model with the same tokenizer"
