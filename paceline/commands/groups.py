@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import typer
 
-if TYPE_CHECKING:
-    from paceline.commands.diagnosis.outcome import Found
-    from paceline.settings import NodeSettings
-
-NodeChecks = dict[str, Callable[["NodeSettings"], "Callable[[], Found] | None"]]
-"""By name: a check of the settings of one side; None for settings that it is not about."""
+from paceline.commands.diagnosis.outcome import NodeChecks
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,8 @@ from packaging.requirements import Requirement
 
 from paceline import __version__, models
 from paceline.commands.diagnosis.models import model
-from paceline.commands.diagnosis.outcome import Check, Found, Status
+from paceline.commands.diagnosis.outcome import Check, Found, NodeChecks, Status
 from paceline.commands.diagnosis.programs import program
-from paceline.commands.groups import NodeChecks
 from paceline.core.permission import EVERYBODY, NOBODY
 from paceline.errors import ConfigError, PacelineError
 from paceline.settings import AgentSettings, NodeSettings

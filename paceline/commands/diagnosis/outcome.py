@@ -6,11 +6,16 @@ the sentence says what to do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.settings import NodeSettings
+
 Status = Literal["ok", "warn", "fail"]
 Found = tuple[Status, str]
+NodeChecks = dict[str, Callable[[NodeSettings], Callable[[], Found] | None]]
+"""By name: a check of the settings of one side; None for settings that it is not about."""
 
 
 @dataclass(frozen=True, slots=True)

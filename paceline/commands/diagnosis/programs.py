@@ -23,7 +23,7 @@ def program(settings: NodeSettings) -> Found:
         return "warn", f"{where} cannot be used ({fault}): stop what runs there or choose another"
     if found.get("side") != settings.side:
         return "warn", f"on {where} runs a program of the {found['side']}: stop it, or choose another port"
-    text = f"runs on {where}, model {found.get('model')}, {found.get('documents')} documents"
+    text = f"runs on {where}, model {found.get('model')}, {_counted(found.get('documents'))}"
     linked = f"{found.get('peers', 0)} linked" if settings.side == "cloud" else _linked(found)
     models = _models(_url(settings))
     told = f"{text}, {linked}; {models}"
@@ -42,6 +42,10 @@ def bind_fault(host: str, port: int) -> str | None:
         except OSError as error:
             return error.strerror or str(error)
     return None
+
+
+def _counted(documents: object) -> str:
+    return f"{documents} document{'' if documents == 1 else 's'}"
 
 
 def _linked(found: Mapping[str, object]) -> str:
