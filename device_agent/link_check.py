@@ -10,12 +10,14 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from functools import partial
+from urllib.parse import urlsplit
 
 import httpx
 
 from paceline.commands.diagnosis.models import local_folder
 from paceline.commands.diagnosis.outcome import Found
 from paceline.errors import ConfigError, LinkClosed
+from paceline.local_users import is_loopback
 from paceline.runtime.identity import device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.link.transport import dial, unreachable
@@ -63,8 +65,10 @@ def _unenrolled(settings: AgentSettings, cloud: str) -> Found:
 def _unreachable(cloud: str) -> str | None:
     """Why the cloud cannot be asked; None where it answers."""
     url = http_url(cloud)
-    try:
-        httpx.get(f"{url}/healthz", timeout=ANSWER_S, verify=ssl.create_default_context())  # as enrolment does
+    is_local = is_loopback(urlsplit(url).hostname or "")
+    trusted = ssl.create_default_context()
+    try:  # as enrolment asks
+        httpx.get(f"{url}/healthz", timeout=ANSWER_S, trust_env=not is_local, verify=trusted)
     except (httpx.TransportError, httpx.InvalidURL) as error:
         return unreachable(cloud, error)
     return None
