@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from device_agent import enrolment, link_check
 from device_agent.cloud import Cloud
 from device_agent.credentials import Credential, Credentials
 from device_agent.enrolment import exchange
@@ -22,11 +23,18 @@ from device_agent.link_check import cloud_link
 from paceline.errors import LinkClosed
 from paceline.runtime.identity import PrivateKey
 from paceline.settings import AgentSettings
+from tests.api.scripted import WAIT
 from tests.wire.identities import DEVICE
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("patience")]
 CODE = "K7QF-2M9X-4TBA-9HJC"
 TOLD = "has a certificate that this machine does not trust (self-signed certificate)"
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enrolment, "TIMEOUT_S", WAIT)
+    monkeypatch.setattr(link_check, "ANSWER_S", WAIT)
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:

@@ -14,10 +14,11 @@ from device_agent.link_check import cloud_link
 from paceline.commands.diagnosis.outcome import Found
 from paceline.runtime.identity import PrivateKey
 from paceline.settings import AgentSettings, ServerSettings
+from tests.api.scripted import WAIT
 from tests.server.test_links import Site, site
 from tests.wire.identities import DEVICE
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("patience")]
 
 
 async def look(state: Path, cloud: str | None, **more: object) -> Found:
@@ -26,6 +27,11 @@ async def look(state: Path, cloud: str | None, **more: object) -> Found:
     check = cloud_link(settings)
     assert check is not None
     return await asyncio.to_thread(check)
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_check, "ANSWER_S", WAIT)
 
 
 @pytest.fixture
