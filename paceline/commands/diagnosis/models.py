@@ -108,18 +108,21 @@ def _tensors(directory: Path) -> dict[str, int]:
                     found[tensor.get_dtype()] = found.get(tensor.get_dtype(), 0) + prod(tensor.get_shape())
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{file} is damaged or was cut ({error}): fetch or copy it again.") from None
+    if not any(found.values()):
+        raise ConfigError(f"{directory} has no weights in its *.safetensors: fetch or copy it again.")
     return found
 
 
 def _check_parts(directory: Path) -> None:
     """Raises ConfigError where a part that the model's index names is missing."""
     try:
-        parts = set(json.loads((directory / INDEX).read_text("utf-8"))["weight_map"].values())
+        named = json.loads((directory / INDEX).read_text("utf-8"))["weight_map"].values()
+        parts = sorted({str(part) for part in named})
     except FileNotFoundError:
         return  # one file
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(f"{directory / INDEX} cannot be read: fetch or copy the model again.") from None
-    missing = sorted(part for part in parts if not (directory / str(part)).is_file())
+    missing = [part for part in parts if not (directory / part).is_file()]
     if missing:
         raise ConfigError(
             f"{directory} lacks {len(missing)} of {len(parts)} files of its weights, among them {missing[0]}: fetch or "

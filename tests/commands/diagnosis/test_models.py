@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save_file
 
 from paceline.commands.diagnosis import models
 from paceline.commands.diagnosis.models import model
@@ -41,6 +42,10 @@ def test_a_cut_file_a_missing_part_and_a_missing_configuration_are_named(folder:
     weights.write_bytes(whole)
     (folder / models.INDEX).write_text(json.dumps({"weight_map": {"a": weights.name, "b": "model-2.safetensors"}}))
     with pytest.raises(ConfigError, match=r"lacks 1 of 2 files of its weights, among them model-2\.safetensors"):
+        model(SETTINGS, str(folder))
+    (folder / models.INDEX).unlink()
+    save_file({}, weights)
+    with pytest.raises(ConfigError, match="has no weights"):
         model(SETTINGS, str(folder))
     (folder / models.INDEX).write_text("[]")
     with pytest.raises(ConfigError, match=r"index\.json cannot be read"):
